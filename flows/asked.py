@@ -90,8 +90,8 @@ class Asked:
             MergeflowError: one cannot be read.
         """
         from mergeflow.checkpoints.align_names import fit_inputs
-        from mergeflow.merging.files.opening import check_whole
-        from mergeflow.merging.files.references import local_path
+        from mergeflow.merging.files.plan import check_whole
+        from mergeflow.merging.files.recipe import local_path
 
         recipe = self.recipe
         chosen = (recipe.ignore or (), recipe.only or (), recipe.missing or "refuse") if recipe is not None else ()

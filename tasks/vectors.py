@@ -5,7 +5,7 @@ from mergeflow.analysis.geometry import cosine_matrix, norm
 from mergeflow.checkpoints import fingerprint, write_checkpoint
 from mergeflow.checkpoints.reader import KIND
 from mergeflow.documents import Geometry, write_document
-from mergeflow.merging.files.origin import BASE
+from mergeflow.merging.files.plan import BASE
 from tasks.models import load_states
 from tasks.project.stage import StageIO
 

@@ -38,8 +38,8 @@ def compress(
     from mergeflow.checkpoints import open_checkpoint
     from mergeflow.merging.compression.compressor import configure_compressor
     from mergeflow.merging.compression.suite_file import compress as run
-    from mergeflow.merging.files.opening import open_base
-    from mergeflow.merging.files.place import check_file
+    from mergeflow.merging.files.output import check_file
+    from mergeflow.merging.files.plan import open_base
     from mergeflow.yaml_text import parse_yaml
 
     changes = read_pairs(overrides or [], "--set")
@@ -67,7 +67,7 @@ def extract_task(
     """Write one task's model out of a compressed suite; only its part is read."""
     from mergeflow.checkpoints import write_checkpoint
     from mergeflow.merging.compression.suite_file import extract_task as run
-    from mergeflow.merging.files.place import EXTRACTED, check_file
+    from mergeflow.merging.files.output import EXTRACTED, check_file
 
     suite, origin = local(context, compressed), local(context, base) if base is not None else None
     check_file(out, {"compressed suite": suite, **({"base": origin} if origin is not None else {})}, force)

@@ -18,6 +18,6 @@ def local(context: typer.Context, path: str | Path) -> str:
     Raises:
         MergeflowError: a reference outside a project, or one that leads nowhere.
     """
-    from mergeflow.merging.files.references import local_path
+    from mergeflow.merging.files.recipe import local_path
 
     return local_path(str(path), context.obj)

@@ -119,7 +119,7 @@ def _on_device(recipe: "Recipe", context: typer.Context) -> str:
     """Say what a merge takes of its device; refuse it where that cannot fit."""
     from mergeflow.merging.device import check_device
     from mergeflow.merging.device_memory import check_room, free_bytes, in_bytes
-    from mergeflow.merging.files.opening import open_inputs
+    from mergeflow.merging.files.plan import open_inputs
 
     check_device(recipe.device)
     with open_inputs(recipe, context.obj) as inputs:
@@ -142,7 +142,7 @@ def push(
     ] = False,
 ) -> None:
     """Send a merged folder to the Hugging Face Hub: its files as the merge made them, in one commit."""
-    from mergeflow.merging.files.push import push as run
+    from mergeflow.merging.files.card import push as run
 
     made = run(folder, repo, private=private, dry_run=dry_run, say=typer.echo)
     for warning in made.warnings:

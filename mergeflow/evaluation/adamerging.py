@@ -14,8 +14,8 @@ from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.merging import Recipe, make_recipe
 from mergeflow.merging.device import check_device
-from mergeflow.merging.files.opening import open_inputs
-from mergeflow.merging.files.recipe_text import recipe_text
+from mergeflow.merging.files.plan import open_inputs
+from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.merging.learned.adamerging import Learned, learn
 from mergeflow.modalities.classification import Classification, Regression
 from mergeflow.modalities.heads import load_head, read_head

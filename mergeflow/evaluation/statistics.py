@@ -17,8 +17,8 @@ from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.evaluation.adamerging import RECIPE, open_headed
 from mergeflow.merging import Recipe, load_recipe
 from mergeflow.merging.device import check_device
-from mergeflow.merging.files.place import check_file
-from mergeflow.merging.files.recipe_text import recipe_text
+from mergeflow.merging.files.output import check_file
+from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head, load_head
 from mergeflow.modalities.recorded import is_recorded, open_recorded

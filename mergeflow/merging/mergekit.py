@@ -19,7 +19,7 @@ from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.blocks import COUNTS
 from mergeflow.merging.files.recipe import make_recipe
-from mergeflow.merging.files.step_fields import ASSEMBLED, PREFIX
+from mergeflow.merging.files.steps import ASSEMBLED, PREFIX
 from mergeflow.merging.mergekit_names import METHODS, Counterpart
 from mergeflow.merging.values import over_depth
 from mergeflow.merging.vocabulary.companions import NAMED

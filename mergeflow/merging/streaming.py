@@ -10,13 +10,9 @@ from mergeflow.checkpoints.fingerprint import SCHEME
 from mergeflow.merging.adapters.job import AdapterJob, Made
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER
-from mergeflow.merging.files.inputs import Inputs
-from mergeflow.merging.files.job import Job
-from mergeflow.merging.files.opening import open_inputs
-from mergeflow.merging.files.plan import check_target, make_plan
-from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
-from mergeflow.merging.files.references import Resolve, fix_references
-from mergeflow.merging.files.step_run import after_steps
+from mergeflow.merging.files.job import Job, after_steps
+from mergeflow.merging.files.plan import Inputs, check_target, make_plan, open_inputs
+from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe, fix_references
 from mergeflow.version import version
 
 Progress = Callable[[int, int], None]

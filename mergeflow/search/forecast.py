@@ -10,8 +10,7 @@ from mergeflow.memory import Forecast, Need, Work, fewer, forecast_on
 from mergeflow.memory.described import described
 from mergeflow.merging.device_memory import device_bytes
 from mergeflow.merging.engine import BUFFER, default_workers, units_of
-from mergeflow.merging.files.inputs import Inputs
-from mergeflow.merging.files.opening import open_inputs
+from mergeflow.merging.files.plan import Inputs, open_inputs
 from mergeflow.modality import Examples, Model
 from mergeflow.search.scoreboard import largest_rank_ratio
 from mergeflow.search.sweep_file import Sweep

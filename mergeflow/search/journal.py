@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.files.lock import lock_file
+from mergeflow.merging.files.output import lock_file
 
 _FORMAT = 1
 

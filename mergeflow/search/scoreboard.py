@@ -18,9 +18,8 @@ from mergeflow.merging import MethodCall, Recipe, configure, make_recipe, prepar
 from mergeflow.merging.candidates import CandidateMerger
 from mergeflow.merging.code import code_of
 from mergeflow.merging.device import check_device
-from mergeflow.merging.files.inputs import Inputs
-from mergeflow.merging.files.opening import open_inputs
-from mergeflow.merging.files.recipe_text import recipe_text
+from mergeflow.merging.files.plan import Inputs, open_inputs
+from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.search.candidates import Space, candidate_key
 from mergeflow.search.journal import Journal
 from mergeflow.search.lm_eval import lm_eval_scorer

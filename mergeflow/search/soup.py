@@ -12,8 +12,8 @@ from mergeflow.checkpoints.formats import PICKLES
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import Recipe, make_recipe, merge, prepare
-from mergeflow.merging.files.opening import open_inputs
 from mergeflow.merging.files.output import identity_of
+from mergeflow.merging.files.plan import open_inputs
 from mergeflow.search.journal import Journal
 from mergeflow.search.scorer import Candidate, CandidateModel, command_scorer, function_scorer
 from mergeflow.search.sweep_file import CommandScore, FunctionScore, ScorePart, read_score

@@ -14,7 +14,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, methods, prepare
 from mergeflow.merging.device_memory import device_bytes, held_elements
 from mergeflow.merging.engine import BUFFER
-from mergeflow.merging.files.recipe_text import recipe_text
+from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.merging.known import model_of
 from mergeflow.merging.stacks import Unit
 from mergeflow.merging.workspace import SOME_COPIES

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
-from mergeflow.merging.files import folder as module
-from mergeflow.merging.files.folder import OutputFolder
+from mergeflow.merging.files import output as module
 from mergeflow.merging.files.job import StreamWriter
-from mergeflow.merging.files.lock import lock_file
-from mergeflow.merging.files.place import RECORD
+from mergeflow.merging.files.output import RECORD, OutputFolder, lock_file
 from tests.merging.helpers import recipe
 
 

@@ -17,9 +17,8 @@ from typer.testing import CliRunner
 from mergeflow.commands.merging import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import load_recipe, make_recipe, merge
+from mergeflow.merging.files.card import published, push
 from mergeflow.merging.files.convert import convert
-from mergeflow.merging.files.published import published
-from mergeflow.merging.files.push import push
 from tests.merging.model_folders import TEXT, llama, save, tokenizer
 
 
@@ -220,7 +219,7 @@ def hub(monkeypatch):
     Hub.files, Hub.blobs = {}, {}
     thread = threading.Thread(target=served.serve_forever, daemon=True)
     thread.start()
-    monkeypatch.setattr("mergeflow.merging.files.push._hub", lambda: client)
+    monkeypatch.setattr("mergeflow.merging.files.card._hub", lambda: client)
     client = huggingface_hub.HfApi(endpoint=f"http://127.0.0.1:{served.server_port}")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
     yield client

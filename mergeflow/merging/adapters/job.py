@@ -33,14 +33,9 @@ from mergeflow.merging.adapters.slots import (
 )
 from mergeflow.merging.direction import settled
 from mergeflow.merging.engine import Engine
-from mergeflow.merging.files.card import model_card
-from mergeflow.merging.files.folder import OutputFolder, removed_on_failure
-from mergeflow.merging.files.front_matter import write_licences
-from mergeflow.merging.files.inputs import Inputs
-from mergeflow.merging.files.output import Digests
-from mergeflow.merging.files.place import RECORD
-from mergeflow.merging.files.plan import Plan, output_infos
-from mergeflow.merging.files.published import published
+from mergeflow.merging.files.card import model_card, published, write_licences
+from mergeflow.merging.files.output import RECORD, Digests, OutputFolder, removed_on_failure
+from mergeflow.merging.files.plan import Inputs, Plan, output_infos
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.stack import Stack
 from mergeflow.merging.stacks import Stacks, Unit

@@ -20,7 +20,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.factors import Factors, Loss, approximated, compressed, summed
 from mergeflow.merging.adapters.slots import Slot
 from mergeflow.merging.engine import Engine, default_workers
-from mergeflow.merging.files.adapter_options import AdapterOptions
+from mergeflow.merging.files.fields import AdapterOptions
 from mergeflow.merging.linalg.lapack import one_thread
 from mergeflow.merging.schedule import single_threaded
 from mergeflow.merging.stack import Stack

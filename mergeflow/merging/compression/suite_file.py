@@ -19,7 +19,7 @@ from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.compression.compressor import CompressorCall, Payload, Stored, configure_compressor
 from mergeflow.merging.engine import Engine
-from mergeflow.merging.files.origin import check_origin
+from mergeflow.merging.files.plan import check_origin
 from mergeflow.merging.known import model_of
 from mergeflow.merging.stack import Stack
 from mergeflow.merging.stacks import Stacks, Unit

@@ -1,15 +1,182 @@
-"""The model card that stands beside a merged model."""
+"""Model cards: front matter, paths without the machine's own parts, and the upload of a folder."""
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from mergeflow.merging.files.front_matter import as_yaml, front_matter_of, licences_of, owners_of
-from mergeflow.merging.files.inputs import Inputs
-from mergeflow.merging.files.place import CARD_HEAD
-from mergeflow.merging.files.plan import Plan
-from mergeflow.merging.files.published import published
-from mergeflow.merging.files.recipe import Recipe
-from mergeflow.merging.files.step_fields import PREFIX
+import yaml
+
+from mergeflow.checkpoints.fingerprint import matches
+from mergeflow.checkpoints.folders import config_of, folder_at, folder_of
+from mergeflow.checkpoints.formats import cached_id, open_checkpoint, read_json
+from mergeflow.checkpoints.lora import ADAPTER_WEIGHTS
+from mergeflow.checkpoints.reader import LazyStateDict, open_safetensors
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.code import Code
+from mergeflow.merging.files.output import CARD_HEAD, RECORD
+from mergeflow.merging.files.plan import Inputs, Plan
+from mergeflow.merging.files.recipe import Recipe, with_paths
+from mergeflow.merging.files.steps import PREFIX, step_named
+from mergeflow.merging.preflight import front_matter, licence_files, licence_of, licence_paths, merged_licence
+
+_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+# A snapshot in the cache of huggingface_hub: models--OWNER--NAME/snapshots/COMMIT.
+
+
+def front_matter_of(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
+    """Return the metadata of the card: base_model, relation, library, licence, task, tags.
+
+    Args:
+        recipe: The recipe.
+        inputs: Its opened inputs; their cards say their licences, their folders which models they are.
+    """
+    places = owners_of(recipe)
+    ids = [hub_id(path, _local(name, path, inputs)) for name, path in places.items() if not step_named(path)]
+    known = list(dict.fromkeys(one for one in ids if one is not None))
+    card = front_matter(folder_of(inputs.base))
+    licence, _ = merged_licence(licences_of(recipe, inputs))
+    adapter = recipe.adapter is not None
+    library = "peft" if adapter else _library(inputs.base) or card.get("library_name")
+    found = {
+        "library_name": library,
+        "base_model": known,
+        "base_model_relation": ("adapter" if adapter else "merge") if known else None,
+        **licence,
+        "pipeline_tag": card.get("pipeline_tag"),
+        "language": card.get("language"),
+        "tags": ["merge", "mergeflow", "model-merging", recipe.method],
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def owners_of(recipe: Recipe) -> dict[str, str]:
+    """Return the paths of all models that a recipe and its steps read, by what they are."""
+    base = {"base": recipe.base} if recipe.base is not None else {}
+    given = {**base, **dict(recipe.experts), **dict(recipe.task_vectors)}
+    for name, step in recipe.steps or ():
+        if isinstance(step, Recipe):
+            given |= {f"{PREFIX}{name}/{owner}": path for owner, path in owners_of(step).items()}
+        else:
+            given |= {f"{PREFIX}{name}/{number + 1}": path for number, path in enumerate(dict.fromkeys(step.paths()))}
+    return given
+
+
+def licences_of(recipe: Recipe, inputs: Inputs) -> dict[str, dict[str, str]]:
+    """Return the licence of each model that is read, as its card names it; results of steps have none of their own."""
+    paths = {name: path for name, path in owners_of(recipe).items() if not step_named(path)}
+    return {name: licence_of(folder_at(_local(name, path, inputs))) for name, path in paths.items()}
+
+
+def write_licences(recipe: Recipe, inputs: Inputs, folder: Path) -> None:
+    """Give a result's folder the licence files of its inputs, that of its own licence under its own name.
+
+    Args:
+        recipe: The recipe.
+        inputs: Its opened inputs.
+        folder: The folder; it may have the base's files.
+    """
+    licences = licences_of(recipe, inputs)
+    own, _ = merged_licence(licences)
+    paths = {name: path for name, path in owners_of(recipe).items() if name in licences}
+    folders = {name: folder_at(_local(name, path, inputs)) for name, path in paths.items()}
+    holder = next((name for name, licence in licences.items() if licence and licence == own), None)
+    for path in licence_paths(folder):
+        path.unlink()
+    for name, content in licence_files(folders, holder).items():
+        (folder / name).write_bytes(content)
+
+
+def _local(name: str, path: str, inputs: Inputs) -> str:
+    """Return where a model lies that a recipe names by a path, an id or a reference."""
+    return inputs.paths.get(name, inputs.paths.get(path, str(Path(path).expanduser())))
+
+
+def hub_id(path: str, place: str) -> str | None:
+    """Return the Hub's id of an input: it was given by it, lies in the Hub's cache, or says from where it was saved.
+
+    Args:
+        path: How the recipe names it.
+        place: Where it lies.
+    """
+    if not Path(path).expanduser().exists() and _ID.fullmatch(path.partition("@")[0]):
+        return path.partition("@")[0]
+    cached = cached_id(str(Path(place).absolute()))
+    if cached is not None:
+        return cached
+    config = (folder_at(str(Path(place).expanduser())) or Path()) / "config.json"
+    named = read_json(config).get("_name_or_path") if config.is_file() else None
+    return named if isinstance(named, str) and _ID.fullmatch(named) and not Path(named).exists() else None
+
+
+def _library(state: LazyStateDict) -> str | None:
+    folder = folder_of(state)
+    if "model_type" in config_of(state):
+        return "transformers"
+    return "open_clip" if folder is not None and (folder / "open_clip_config.json").is_file() else None
+
+
+def as_yaml(values: Mapping[str, Any]) -> str:
+    """Return front matter as text."""
+    return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+
+
+def published(recipe: Recipe) -> Recipe:
+    """Return a recipe without absolute paths, for what is stored with the result.
+
+    A path below the current folder is relative to it, any other absolute one its shortest end that no other input has;
+    ids, references and relative paths stay as they are. The recipe makes the result again in a folder that has its
+    inputs by these names; their fingerprints tell whether they are the same.
+    """
+    return _here(with_paths(recipe, _shortened(list(_all_paths(recipe))).__getitem__))
+
+
+def _all_paths(recipe: Recipe) -> Iterator[str]:
+    yield from recipe.paths()
+    for _, step in recipe.steps or ():
+        yield from _all_paths(step) if isinstance(step, Recipe) else step.paths()
+
+
+def _here(recipe: Recipe) -> Recipe:
+    """Return a recipe, and its steps, without the places of its result and of methods' files."""
+    steps = tuple((name, _here(step) if isinstance(step, Recipe) else step) for name, step in recipe.steps or ())
+    code = tuple((name, Code(place=public_name(one.place), sha256=one.sha256)) for name, one in recipe.code or ())
+    return recipe.model_copy(
+        update={"steps": steps or None, "out": recipe.out and public_name(recipe.out), "code": code or None}
+    )
+
+
+def public_name(path: str) -> str:
+    """Return a path without this machine's folders: relative to the current folder where it is below, else its name."""
+    return _shortened([path])[path]
+
+
+def _shortened(paths: Sequence[str]) -> Mapping[str, str]:
+    found = {path: _below(path) for path in paths}
+    outside = {path: Path(path).expanduser().parts[1:] for path, short in found.items() if short is None}
+    taken = {short for short in found.values() if short is not None}
+    for path, parts in outside.items():
+        others = [other for other in outside.values() if other != parts]
+        depth = 1
+        while depth < len(parts) and (
+            any(other[-depth:] == parts[-depth:] for other in others) or "/".join(parts[-depth:]) in taken
+        ):
+            depth += 1
+        found[path] = "/".join(parts[-depth:])
+    return {path: short or path for path, short in found.items()}
+
+
+def _below(path: str) -> str | None:
+    """Return a path that names nothing of this machine; None where an absolute one must be shortened."""
+    whole = Path(path).expanduser()
+    if not whole.is_absolute():
+        return path
+    here = Path.cwd()
+    inside = os.path.commonpath([here, whole]) == str(here) and here != Path(here.root) and whole != here
+    return str(whole.relative_to(here)) if inside else None
 
 
 def model_card(
@@ -102,3 +269,104 @@ def _of(path: str, steps: set[str]) -> str:
 def _label(text: str) -> str:
     """Return text as it may stand in quotes of a diagram."""
     return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+@dataclass(frozen=True)
+class Push:
+    """What is sent.
+
+    Attributes:
+        repo: The model's id.
+        files: Names of the files, with their sizes in bytes.
+        url: Of the commit; None for a dry run.
+        warnings: What to know of before the model is given away.
+    """
+
+    repo: str
+    files: tuple[tuple[str, int], ...]
+    url: str | None
+    warnings: tuple[str, ...] = ()
+
+
+def push(
+    folder: str | Path, repo: str, *, private: bool = False, dry_run: bool = False, say: Callable[[str], None] = print
+) -> Push:
+    """Send a folder that a merge made to the Hub, as one commit.
+
+    Args:
+        folder: The folder; the files that its record lists are sent, after their weights were compared with it.
+        repo: `owner/name`; the repository is made where it is not there.
+        private: Whether it is made private.
+        dry_run: Check all and send nothing; needs neither a network nor an account.
+        say: Takes a line about what is done.
+
+    Raises:
+        MergeflowError: No folder of a merge, weights that are not the record's, no `huggingface_hub`, nobody logged in,
+            or the Hub's refusal.
+    """
+    place = Path(folder).expanduser()
+    if not _ID.fullmatch(repo):
+        raise MergeflowError(f"'{repo}' is not the id of a model on the Hub: expected owner/name.")
+    files = _files(place)
+    _check_card(place)
+    say(f"comparing the weights of '{place}' with its record")
+    _check_weights(place)
+    licence = front_matter(place).get("license")
+    warnings = () if licence else ("the card names no licence: others may not use the model; write one into README.md",)
+    if dry_run:
+        return Push(repo, files, None, warnings)
+    hub = _hub()
+    try:
+        hub.whoami()
+    except Exception as error:  # every version of the client has another class for "nobody is logged in"
+        raise MergeflowError(f"nobody is logged in to the Hub ({_told(error)}): run `hf auth login`.") from None
+    say(f"sending {len(files)} files, {sum(size for _, size in files) / 1e9:.2f} GB, to {repo}")
+    try:
+        hub.create_repo(repo, private=private, exist_ok=True)
+        made = hub.upload_folder(
+            repo_id=repo,
+            folder_path=place,
+            allow_patterns=[name for name, _ in files],
+            commit_message="A merge made by mergeflow",
+        )
+    except Exception as error:  # no right to write, no network, a full quota: the client's own words say which
+        raise MergeflowError(f"the Hub did not take '{place}' as {repo}: {_told(error)}.") from None
+    return Push(repo, files, str(getattr(made, "commit_url", made)), warnings)
+
+
+def _files(place: Path) -> tuple[tuple[str, int], ...]:
+    """Return the files of a merge's folder; what somebody put beside them stays here."""
+    if not (place / RECORD).is_file():
+        raise MergeflowError(f"'{place}' is not a folder that a merge made: it has no {RECORD}. Merge into a folder.")
+    listed = [place / name for name in read_json(place / RECORD).get("files", [])]
+    missing = [path.name for path in listed if not path.exists()]
+    if missing:
+        raise MergeflowError(f"'{place}' lacks {missing}, which its {RECORD} lists: merge again.")
+    found = [file for path in listed for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    return tuple((str(file.relative_to(place)), file.stat().st_size) for file in sorted(found) if file.is_file())
+
+
+def _check_card(place: Path) -> None:
+    if not front_matter(place):
+        raise MergeflowError(f"'{place / 'README.md'}' has no front matter, which the Hub reads: merge again.")
+
+
+def _check_weights(place: Path) -> None:
+    recorded = str(read_json(place / RECORD).get("fingerprint", ""))
+    factors = place / ADAPTER_WEIGHTS  # an adapter opens as the task vector that it makes: its record is of the file
+    with open_safetensors(factors) if factors.exists() else open_checkpoint(place) as state:
+        if not matches(state, recorded):
+            raise MergeflowError(f"the weights of '{place}' are not those that its {RECORD} records: merge again.")
+
+
+def _hub() -> Any:
+    try:
+        from huggingface_hub import HfApi
+    except ImportError:
+        raise MergeflowError("to push, install huggingface_hub (the extra `hub`).") from None
+    return HfApi()
+
+
+def _told(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).removesuffix(".")[:200]

@@ -16,10 +16,19 @@ from mergeflow.checkpoints.quantised import Quantised, dequantise, dequantised_i
 from mergeflow.checkpoints.reader import TIED, LazyStateDict
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.files.folder import OutputFolder, removed_on_failure
-from mergeflow.merging.files.output import copy_companions, identity_of, shard_file, shard_names, write_index
-from mergeflow.merging.files.place import CONVERTED, RECORD, check_out
-from mergeflow.merging.files.published import public_name
+from mergeflow.merging.files.card import public_name
+from mergeflow.merging.files.output import (
+    CONVERTED,
+    RECORD,
+    OutputFolder,
+    check_out,
+    copy_companions,
+    identity_of,
+    removed_on_failure,
+    shard_file,
+    shard_names,
+    write_index,
+)
 
 
 @dataclass(frozen=True)

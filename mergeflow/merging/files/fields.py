@@ -1,17 +1,19 @@
-"""Fields of a recipe: how paths, sizes, weights and arguments are written, and the messages where they are not."""
+"""Fields of a recipe: how paths, sizes, weights, arguments and adapters are written, and what is wrong with them."""
 
 import math
 import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from mergeflow.checkpoints.formats import PICKLES
 from mergeflow.merging.code import Code
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.values import leaves, varies
+from mergeflow.schema import Frozen
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -139,3 +141,38 @@ def _plain_codes(value: Any) -> Any:
 
 
 Codes = Annotated[tuple[tuple[str, Code], ...] | None, BeforeValidator(_codes), PlainSerializer(_plain_codes)]
+
+
+Rank = Annotated[int, Field(ge=1, le=100_000, strict=True)]
+
+
+def _pairs(value: Any) -> Any:
+    return tuple((str(pattern), rank) for pattern, rank in value.items()) if isinstance(value, Mapping) else value
+
+
+class AdapterOptions(Frozen):
+    """The adapter that a merge makes of its difference from the base.
+
+    Attributes:
+        rank: The largest rank of a matrix.
+        ranks: Other largest ranks, by patterns of the base's names; the first that fits counts.
+        error: With it each matrix gets the smallest rank whose relative Frobenius error is at most this one.
+        embeddings: Whether embeddings and heads that changed are stored `whole` or as factors (`lora`).
+    """
+
+    rank: Rank
+    ranks: Annotated[tuple[tuple[str, Rank], ...], BeforeValidator(_pairs), PlainSerializer(dict)] = ()
+    error: float = Field(0.0, ge=0, lt=1)
+    embeddings: Literal["whole", "lora"] = "whole"
+
+    def rank_of(self, name: str) -> int:
+        """Return the largest rank of one tensor."""
+        return next((rank for pattern, rank in self.ranks if fnmatchcase(name, pattern)), self.rank)
+
+
+def _read(value: Any) -> Any:
+    """Take a number as the rank."""
+    return {"rank": value} if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+Adapter = Annotated[AdapterOptions, BeforeValidator(_read)]

@@ -1,10 +1,10 @@
-"""One merge on its way from opened inputs to files: streaming, atomic, resumable."""
+"""The job of a merge: tensors merged, written, verified and recorded; steps written first."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -15,13 +15,11 @@ from mergeflow.checkpoints.reader import TIED
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.merging.direction import settled
 from mergeflow.merging.engine import Engine
-from mergeflow.merging.files.card import model_card
-from mergeflow.merging.files.folder import OutputFolder
-from mergeflow.merging.files.front_matter import write_licences
-from mergeflow.merging.files.inputs import Inputs
-from mergeflow.merging.files.origin import BASE, another_base
+from mergeflow.merging.files.card import model_card, published, write_licences
 from mergeflow.merging.files.output import (
+    RECORD,
     Digests,
+    OutputFolder,
     copy_companions,
     identity_of,
     output_infos,
@@ -29,11 +27,9 @@ from mergeflow.merging.files.output import (
     untie,
     write_index,
 )
-from mergeflow.merging.files.place import RECORD
-from mergeflow.merging.files.plan import Plan
-from mergeflow.merging.files.published import published
-from mergeflow.merging.files.recipe import Recipe
-from mergeflow.merging.files.step_fields import PREFIX
+from mergeflow.merging.files.plan import BASE, Inputs, Plan, another_base, make_plan, open_inputs, step_folder
+from mergeflow.merging.files.recipe import Recipe, Resolve
+from mergeflow.merging.files.steps import PREFIX
 from mergeflow.merging.stack import Stack
 from mergeflow.merging.stacks import Stacks, Unit
 from mergeflow.version import version
@@ -223,3 +219,40 @@ def _in_pieces(size: int, *flat: Tensor) -> Iterator[tuple[Any, ...]]:
 
 def _only(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> dict[str, TensorInfo]:
     return {name: infos[name] for name in names}
+
+
+Made = TypeVar("Made")
+_SHARD = 2 * 10**9  # bytes of a file of a step's result, so that a stopped merge loses little
+
+
+def after_steps(
+    job: Job, resolve: Resolve | None, resume: bool, finish: Callable[[Inputs, dict[str, str]], Made]
+) -> Made:
+    """Write the steps that must be files, then do what is to be done with them, and remove them when it is.
+
+    Args:
+        job: The merge.
+        resolve: Turns references into local paths.
+        resume: Whether steps and shards of a stopped merge that are done stay.
+        finish: Makes the result of the inputs, opened with the steps' files, and the fingerprints of what these read.
+
+    Returns:
+        What `finish` returns.
+    """
+    recipe, made, known = job.recipe, dict[str, Path](), dict[str, str]()
+    steps = dict(recipe.steps or ())
+    with step_folder(job.target, resume) as folder:
+        for name in job.plan.written:
+            place, size = folder.path / name, recipe.shard_size or _SHARD
+            changes = {"steps": recipe.steps, "device": recipe.device, "out": str(place), "shard_size": size}
+            step = steps[name].model_copy(update=changes)
+            with open_inputs(step, resolve, made) as inputs:
+                piece = job.like(step, inputs, make_plan(step, inputs, job.engine.buffer, ()), place)
+                if not folder.kept(name, piece.identity):
+                    folder.finish(name, piece.identity, *piece.run(resume))
+            made[name] = place
+            known |= {f"{PREFIX}{name}/{owner}": found for owner, found in folder.finished[name]["inputs"].items()}
+        with open_inputs(recipe, resolve, made) as inputs:
+            done = finish(inputs, known)
+        folder.remove()
+    return done

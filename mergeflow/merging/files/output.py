@@ -1,25 +1,435 @@
-"""What a merge leaves beside the tensors: digests of all that passed, and companions of the weights."""
+"""Where a merge writes: the place checked, the folder locked and exchanged whole, and the files written."""
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import fcntl
 import json
+import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, combine, leaf_digests, tensor_digest
+from mergeflow.checkpoints.fingerprint import (
+    BLOCK,
+    FIRST,
+    SCHEME,
+    combine,
+    leaf_digests,
+    tensor_digest,
+    tensor_digest_of,
+)
 from mergeflow.checkpoints.folders import named_folders
 from mergeflow.checkpoints.formats import PICKLES
 from mergeflow.checkpoints.header import FLOATS, TensorInfo
 from mergeflow.checkpoints.names import head_and_embedding, loaded_name
-from mergeflow.checkpoints.reader import LazyStateDict
-from mergeflow.checkpoints.writer import write_text
-from mergeflow.merging.files.place import RECORD
+from mergeflow.checkpoints.reader import KIND, LazyStateDict, open_safetensors
+from mergeflow.checkpoints.writer import sync_folder, write_text
+from mergeflow.errors import MergeflowError
 from mergeflow.merging.vocabulary.companions import MORE
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+
+
+def lock_file(path: Path) -> int | None:
+    """Open a file for appending, made when missing, and lock it; its folder must be there.
+
+    Closing the descriptor, or the process's end by whatever cause, gives the lock back. On a file system without locks
+    everybody gets one.
+
+    Returns:
+        The descriptor, or None where another process has the lock.
+    """
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(descriptor)
+                if isinstance(error, BlockingIOError):
+                    return None
+                raise
+        try:
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except FileNotFoundError:
+            pass  # The holder before removed its file between our opening and our locking.
+        os.close(descriptor)
+
+
+RECORD = "mergeflow.json"
+CARD_HEAD = "---\n# Written by mergeflow: the next merge into this place replaces it.\n"
+_OLD_HEAD = "---\nlibrary_name: mergeflow\n"  # of cards until 0.1
+# Keys in the header of a file that a merge, `vector`, `compress`, `extract-task` or `convert` made.
+EXTRACTED, CONVERTED = "mergeflow.extracted", "mergeflow.converted"
+_MADE_HERE = {"mergeflow.recipe", KIND, EXTRACTED, CONVERTED}
+
+
+def check_place(out: str | None, shard_size: int | None, inputs: Mapping[str, str], force: bool = False) -> Path:
+    """Return where a merge's result goes, once it is known that neither it nor its card replaces a file of others.
+
+    Args:
+        out: Where the result should go.
+        shard_size: The recipe's.
+        inputs: Paths of what is read, by name: never overwritten.
+        force: Whether a file that mergeflow did not make may be replaced; a folder never is.
+
+    Raises:
+        MergeflowError: As `check_out`, or the card would overwrite a file.
+    """
+    target = check_out(out, shard_size, inputs, force)
+    single = target.suffix == ".safetensors"
+    if not (single and force):
+        check_card(target.with_suffix(".md") if single else target / "README.md")
+    return target
+
+
+def check_adapter_place(out: str | None, shard_size: int | None, inputs: Mapping[str, str]) -> Path:
+    """Return the folder that an adapter goes to, checked.
+
+    Args: As of `check_place`.
+
+    Raises:
+        MergeflowError: As `check_place`, or it is a file, or shards are wanted.
+    """
+    if out is not None and out.endswith(".safetensors"):
+        raise MergeflowError(f"out '{out}': an adapter is a folder, as PEFT reads it. Name one.")
+    if shard_size is not None:
+        raise MergeflowError("`shard_size`: an adapter is one file: remove it.")
+    return check_place(out, None, inputs)
+
+
+def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str], force: bool = False) -> Path:
+    """Return the output path, checked against the inputs.
+
+    Args: As of `check_place`.
+
+    Raises:
+        MergeflowError: No output, one that is an input or lies in one, a file or a folder of somebody else, or shards
+            in a file.
+    """
+    if not out:
+        raise MergeflowError("no output: give `out` in the recipe or --out.")
+    target = Path(out).expanduser()
+    single = target.suffix == ".safetensors"
+    if single and shard_size is not None:
+        raise MergeflowError(f"`shard_size` makes a folder, but out is the file '{out}': name a folder, or remove it.")
+    if not single and target.suffix in PICKLES:
+        raise MergeflowError(f"out '{out}': results are safetensors. End it in .safetensors, or name a folder.")
+    try:
+        _check_place(target, single, inputs)
+        if single and not force:
+            check_replaceable_file(target)
+    except OSError as error:  # no permission to look, or a name that is too long
+        raise MergeflowError(f"cannot write '{out}': {error.strerror}. Choose another place.") from None
+    return target
+
+
+def check_file(out: str | Path, inputs: Mapping[str, str], force: bool = False) -> Path:
+    """Return the path of a result that is one safetensors file, checked as `check_out` does.
+
+    Args:
+        out: Where the result should go.
+        inputs: Paths of what is read, by name: never overwritten.
+        force: Whether a file that mergeflow did not make may be replaced; a folder never is.
+
+    Raises:
+        MergeflowError: Another kind of file, one that is an input or lies in one, somebody else's file, or a folder.
+    """
+    if Path(out).suffix != ".safetensors":
+        raise MergeflowError(f"out '{out}': the result is one file, end it in .safetensors.")
+    return check_out(str(out), None, inputs, force)
+
+
+def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:
+    real = target.resolve()
+    for name, path in inputs.items():
+        source = Path(path).resolve()
+        inside = source.is_dir() and (real == source or source in real.parents)
+        if real == source or inside or real in source.parents or _same_file(real, source):
+            raise MergeflowError(f"out '{target}' would overwrite the input '{name}' ({path}): choose another place.")
+    if single and target.is_dir():
+        raise MergeflowError(f"out '{target}' is a folder: give another name.")
+    if not single and target.is_file():
+        raise MergeflowError(f"out '{target}' is a file: end it in .safetensors to make one file, or name a folder.")
+    if not single:
+        check_replaceable(target)
+        check_partial(target)
+    parent = next(folder for folder in real.parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        fault = "is not a folder" if not parent.is_dir() else "may not be written"
+        raise MergeflowError(f"cannot write '{target}': '{parent}' {fault}. Choose another place.")
+
+
+def check_card(path: Path) -> None:
+    """Check that a card may be written: at most an older card of ours is there.
+
+    Raises:
+        MergeflowError: Somebody else's file or a folder has the card's name.
+    """
+    if path.is_dir() or (path.exists() and not path.read_bytes().startswith((CARD_HEAD.encode(), _OLD_HEAD.encode()))):
+        raise MergeflowError(
+            f"the model card would overwrite '{path}', which no merge made: give `out` another name or move that file."
+        )
+
+
+def _same_file(a: Path, b: Path) -> bool:
+    return a.exists() and b.exists() and a.samefile(b)
+
+
+def partial_folder(target: Path) -> Path:
+    """Return where a folder is made before it gets its name."""
+    return target.parent / f".{target.name}.partial"
+
+
+def check_partial(target: Path) -> None:
+    """Check that an unfinished folder can be made.
+
+    Raises:
+        MergeflowError: A file or a link has its name.
+    """
+    unfinished = partial_folder(target)
+    if unfinished.is_symlink() or unfinished.is_file():
+        raise MergeflowError(f"'{unfinished}', where the unfinished folder belongs, is a file or a link: move it.")
+
+
+def check_replaceable_file(file: Path) -> None:
+    """Check that a file may be replaced: nothing is there, nothing is in it, or mergeflow made it.
+
+    Raises:
+        MergeflowError: It is somebody else's.
+    """
+    if not os.path.lexists(file) or (file.is_file() and file.stat().st_size == 0):
+        return
+    try:
+        with open_safetensors(file) as found:
+            own = not found.metadata.keys().isdisjoint(_MADE_HERE)
+    except MergeflowError:
+        own = False
+    if not own:
+        raise MergeflowError(
+            f"out '{file}' exists and was not made by a merge: choose another place, move it, or give --force "
+            "(force=True) to replace it."
+        )
+
+
+def check_replaceable(folder: Path) -> None:
+    """Check that a merge may replace a folder: all it holds was put there by a merge, as its record says.
+
+    Raises:
+        MergeflowError: It holds something else; the first names are listed.
+    """
+    held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not held:
+        return
+    try:
+        record = json.loads((folder / RECORD).read_bytes())
+        own = {RECORD, *record.get("files", [])}
+    except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
+        raise MergeflowError(
+            f"out '{folder}' exists and was not made by a merge: choose another place or remove it."
+        ) from None
+    strange = sorted(held - own)
+    if strange:
+        more = f" … and {len(strange) - 5} more" if len(strange) > 5 else ""
+        raise MergeflowError(
+            f"out '{folder}' would be replaced, but holds what its {RECORD} does not list as the merge's own: "
+            f"{', '.join(strange[:5])}{more}. Move that, remove the folder, or choose another place."
+        )
+
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+@contextmanager
+def removed_on_failure(folder: Path) -> Iterator[None]:
+    """Remove an unfinished folder that nothing can resume."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+class OutputFolder:
+    """The folder a merge makes; entering it locks the name until the merge ends, by whatever cause.
+
+    Beside `name` a merge at work has `.name.partial`, the unfinished folder, `.name.journal`, which of its shards are
+    finished, and `.name.lock`. `.name.replaced` is an older folder for the moment in which the new one gets its name.
+
+    Args:
+        target: The folder.
+
+    Attributes:
+        partial: Where to write.
+        shards: Of each finished shard, the digest of every tensor.
+        inputs: Digests of the inputs' tensors that went into them, by input.
+        scheme: Of these digests.
+
+    Raises:
+        MergeflowError: Another merge is at work on it, or its place cannot be written.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = Path(os.path.abspath(target))
+        beside, name = self.target.parent, self.target.name
+        self.partial = partial_folder(self.target)
+        self.shards: dict[str, dict[str, str]] = {}
+        self.inputs: dict[str, dict[str, str]] = {}
+        self.scheme = SCHEME
+        self._identity: dict[str, Any] = {}
+        self._journal, self._lock = beside / f".{name}.journal", beside / f".{name}.lock"
+        self._replaced = beside / f".{name}.replaced"
+
+    def __enter__(self) -> Self:
+        with _writing(self.target):
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            held = lock_file(self._lock)
+            if held is None:
+                raise MergeflowError(
+                    f"another merge is at work on '{self.target}': wait for it, or choose another place (--out)."
+                )
+        self._held = held
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.unlink(missing_ok=True)
+        os.close(self._held)
+
+    def begin(
+        self,
+        identity: dict[str, Any],
+        shards: Mapping[str, Mapping[str, TensorInfo]],
+        resume: bool,
+        scheme: str = SCHEME,
+    ) -> None:
+        """Make the unfinished folder; all that stays in it are the finished shards of a stopped merge to resume.
+
+        Args:
+            identity: All that the shards' content depends on, as JSON values: a stopped merge of another one starts
+                again, as does one without a readable journal.
+            shards: The tensors of each shard.
+            resume: Whether to go on with a stopped merge. Shards whose tensors have other digests than the journal
+                recorded are made again.
+            scheme: Of digests; a merge that goes on keeps that of its journal.
+
+        Raises:
+            MergeflowError: Something else has the unfinished folder's name.
+        """
+        check_partial(self.target)
+        self._identity, self.scheme = identity, scheme
+        if resume:
+            self._read_journal(shards)
+        with _writing(self.target):
+            self._bring_back()
+            self.partial.mkdir(exist_ok=True)
+            for path in list(self.partial.iterdir()):
+                if path.name not in self.shards:
+                    _remove(path)
+
+    def _read_journal(self, shards: Mapping[str, Mapping[str, TensorInfo]]) -> None:
+        try:
+            found = json.loads(self._journal.read_bytes())
+            same = found["identity"] == self._identity
+            finished, inputs = dict(found["shards"]), {owner: dict(seen) for owner, seen in found["inputs"].items()}
+            scheme = str(found.get("scheme", FIRST))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return
+        if same:
+            self.inputs, self.scheme = inputs, scheme
+            self.shards = {
+                file: finished[file]
+                for file, infos in shards.items()
+                if file in finished and _digests(self.partial / file, infos, scheme) == finished[file]
+            }
+
+    def _bring_back(self) -> None:
+        """Give an older folder its name again where a kill in `publish` left nothing under it; else drop it."""
+        if os.path.lexists(self._replaced):
+            try:
+                os.replace(self._replaced, self.target)
+            except OSError:  # the new folder has the name
+                _remove(self._replaced)
+
+    def finish(self, file: str, digests: dict[str, str], inputs: dict[str, dict[str, str]]) -> None:
+        """Record a shard that is whole, and the digests of all inputs' tensors so far.
+
+        Args:
+            file: The shard's name.
+            digests: Of its tensors, by name.
+            inputs: Digests of the tensors read so far, by input and name.
+        """
+        self.shards[file], self.inputs = digests, inputs
+        known = {"scheme": self.scheme, "identity": self._identity, "shards": self.shards, "inputs": self.inputs}
+        write_text(self._journal, json.dumps(known))
+
+    def publish(self) -> None:
+        """Give the finished folder its name; it replaces an older one.
+
+        Raises:
+            MergeflowError: Somebody put files into the older one in the meantime; the finished shards are kept.
+        """
+        with _writing(self.target):
+            try:
+                check_replaceable(self.target)
+            except MergeflowError as error:
+                raise MergeflowError(f"{error} The shards are done: --resume uses them.") from None
+            if not os.path.lexists(self.target):
+                os.replace(self.partial, self.target)
+            elif not _exchange(self.partial, self.target):
+                os.replace(self.target, self._replaced)
+                os.replace(self.partial, self.target)
+                os.replace(self._replaced, self.partial)
+            sync_folder(self.target.parent)
+            self._journal.unlink(missing_ok=True)
+        with suppress(OSError):  # what stays, the next merge removes
+            _remove(self.partial)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two names in one step; False where the system or the file system cannot."""
+    try:
+        rename = ctypes.CDLL(None).renameat2
+    except (AttributeError, OSError):
+        return False
+    return bool(rename(_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE) == 0)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _digests(path: Path, infos: Mapping[str, TensorInfo], scheme: str) -> dict[str, str] | None:
+    """Return the digests of a file's tensors; None where it does not hold exactly these."""
+    try:
+        with open_safetensors(path) as state:
+            if state.infos != dict(infos):
+                return None
+            return {name: tensor_digest_of(state, name, scheme) for name in infos}
+    except (MergeflowError, OSError):
+        return None
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise MergeflowError(f"cannot write '{target}': {error.strerror}. Choose another place.") from None
+
 
 _COPIED = ("*.json", "*.txt", "*.model", "*.model.*", "*.bpe", "*.jinja", "*.tiktoken", "LICENSE*")
 _WEIGHTS = (*PICKLES, ".safetensors")

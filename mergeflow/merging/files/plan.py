@@ -1,30 +1,596 @@
-"""What a recipe will do, found from headers alone."""
+"""The plan of a merge, all from headers: inputs opened and fitted, steps placed, memory and shards foretold."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
+from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import TYPE_CHECKING, Any
 
+from mergeflow.checkpoints.align_names import fit_inputs
+from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, scheme_of, short
+from mergeflow.checkpoints.folders import adapters_of, folder_of
+from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.checkpoints.reader import KIND, LazyStateDict
+from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError, together
+from mergeflow.late import torch
+from mergeflow.merging.alignment import match_experts
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
-from mergeflow.merging.engine import BUFFER, default_workers, sampled_units, treats_elements_alone, unit_bytes, units_of
-from mergeflow.merging.files.inputs import Computed, Inputs
-from mergeflow.merging.files.mixture import Mixture
-from mergeflow.merging.files.opening import open_inputs
-from mergeflow.merging.files.output import output_infos, shard_names
-from mergeflow.merging.files.place import check_adapter_place, check_card, check_place
-from mergeflow.merging.files.recipe import AnyRecipe, Recipe, as_recipe
-from mergeflow.merging.files.references import Resolve
-from mergeflow.merging.files.step_fields import Slices, step_named
-from mergeflow.merging.files.step_plan import steps_to_write
+from mergeflow.merging.direction import settled
+from mergeflow.merging.engine import (
+    BUFFER,
+    Engine,
+    default_workers,
+    sampled_units,
+    treats_elements_alone,
+    unit_bytes,
+    units_of,
+)
+from mergeflow.merging.files.output import (
+    check_adapter_place,
+    check_card,
+    check_place,
+    lock_file,
+    output_infos,
+    shard_names,
+)
+from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe, local_path
+from mergeflow.merging.files.steps import Mixture, Slices, mixed, stacked, step_named
+from mergeflow.merging.known import model_of
+from mergeflow.merging.linalg.lapack import one_thread
 from mergeflow.merging.passes import Pass
+from mergeflow.merging.preflight import adapter_findings, check_findings, compare, running_findings
 from mergeflow.merging.stack import Model
+from mergeflow.merging.stacks import OnPiece, Stacks, Unit
 from mergeflow.merging.treatment import Treatment, survey
 from mergeflow.merging.values import check_depth
+from mergeflow.merging.vocabulary.alignment import fit_vocabularies
+from mergeflow.merging.vocabulary.companions import TokenizerFiles, chosen_templates, write_templates
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BASE = "mergeflow.base"  # metadata of a task vector: the fingerprint of its base
+
+
+def another_base(name: str, taken: str, found: str) -> MergeflowError:
+    """Return the error for a task vector of another base.
+
+    Args:
+        name: The task vector's name or path.
+        taken: Fingerprint of the base it was taken from.
+        found: Fingerprint of the base it met.
+    """
+    return MergeflowError(
+        f"task vector '{name}' was taken from the base {short(taken)}…, but this base is {short(found)}…: "
+        "a difference means nothing on another base. Extract it again from this one."
+    )
+
+
+def no_task_vector(path: object) -> MergeflowError:
+    """Return the error for a file that does not say that it holds differences."""
+    return MergeflowError(
+        f"'{path}' is not a task vector: whole models go under `experts`; make a task vector with `mergeflow vector "
+        f"extract BASE EXPERT`. Differences of other tools are known by the file's metadata `{KIND}: task_vector`."
+    )
+
+
+def check_origin(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Check that task vectors were taken from this base; the base is read only where one of them says from which.
+
+    Raises:
+        MergeflowError: Naming the first that was taken from another.
+    """
+    taken = {
+        name: getattr(state, "metadata", {}).get(BASE)
+        for name, state in experts.items()
+        if getattr(state, "is_task_vector", False)
+    }
+    if any(taken.values()):
+        found = fingerprint(base)
+        for name, source in taken.items():
+            if source and not matches(base, source, found):
+                raise another_base(name, source, found)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The opened inputs of a merge.
+
+    Attributes:
+        call: The method with all its arguments.
+        base: The base.
+        experts: Experts and task vectors by name, in the order of the recipe.
+        data: Statistics of data, by kind, then expert.
+        paths: Local paths of all inputs, by what they are.
+        model: What a method may know of them: names, weights, shapes, ties.
+        notes: What was done to make them fit each other.
+        warnings: What to know of: settings, tokens, templates, licences that differ.
+        tokenizer: What the result's folder holds for a vocabulary of its own.
+        templates: Its chat templates, where the recipe chooses them.
+        steps: Steps that are computed when they are read, by name; each comes after those that it reads.
+        same: The expert that stands for the base, where the recipe has none.
+    """
+
+    call: MethodCall
+    base: LazyStateDict
+    experts: dict[str, LazyStateDict]
+    data: dict[str, dict[str, LazyStateDict]]
+    paths: dict[str, str]
+    model: Model
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    tokenizer: TokenizerFiles | None = None
+    templates: dict[str, str] | None = None
+    steps: Mapping[str, Computed] = field(default_factory=dict)
+    same: str | None = None
+
+    def write_tokenizer(self, folder: Path) -> None:
+        """Give a folder, which has the base's files, the tokenizer and the chat templates that the recipe chooses."""
+        if self.tokenizer is not None:
+            self.tokenizer.write(folder)
+        if self.templates is not None:
+            write_templates(self.templates, folder)
+
+
+class Computed:
+    """A step whose tensors are computed when they are read, with the bits that a file of it would hold.
+
+    Args:
+        inputs: Its opened inputs.
+        device: Where arithmetic happens.
+        infos: Shape and type of its tensors.
+    """
+
+    def __init__(self, inputs: Inputs, device: str, infos: Mapping[str, TensorInfo]) -> None:
+        self.inputs, self.infos = inputs, infos
+        stacks = Stacks(inputs.base, inputs.experts, inputs.model, device, same=inputs.same)
+        self.engine = Engine(inputs.call, stacks)
+        self._lock, self._ready = Lock(), False
+        self._whole: tuple[str, Tensor] | None = None
+
+    def watch(self, on_piece: OnPiece) -> None:
+        """Show every piece of its inputs that is read for a result to `on_piece`."""
+        self.engine.stacks.on_piece = on_piece
+
+    def state(self) -> LazyStateDict:
+        """Return the result."""
+        base = self.inputs.base
+        entries = {name: _ComputedEntry(self, name) for name in self.infos}
+        return LazyStateDict(
+            base.path, entries, self.infos, {}, tied=self.inputs.model.tied, shards=base.shards, config=base.config
+        )
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of a flattened tensor of the result.
+
+        Args:
+            name: The tensor.
+            start: The first element, from 0.
+            stop: One behind the last element.
+
+        Returns:
+            [stop − start], in the result's type.
+        """
+        with self._lock:
+            if not self._ready:
+                self.engine.first_passes()
+                self._ready = True
+        info, model = self.infos[name], self.inputs.model
+        if name in model.shapes and not treats_elements_alone(self.inputs.call, model, name):
+            if (start, stop) == (0, info.numel):
+                return self._piece(Unit(name, 0, info.numel, info.shape))
+            return self._held(name)[start:stop]
+        spans = [(at, min(at + BLOCK, stop)) for at in range(start, max(stop, start + 1), BLOCK)]
+        pieces = [self._piece(Unit(name, at, end, (end - at,))) for at, end in spans]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _held(self, name: str) -> Tensor:
+        """Return a whole tensor; the last one is kept, for readers of one block after the other."""
+        with self._lock:
+            if self._whole is None or self._whole[0] != name:
+                info = self.infos[name]
+                with one_thread():
+                    self._whole = name, self._piece(Unit(name, 0, info.numel, info.shape))
+            return self._whole[1]
+
+    def _piece(self, unit: Unit) -> Tensor:
+        with torch.no_grad():
+            stack, result = self.engine.result(unit)
+            dtype = self.infos[unit.name].dtype.torch
+            if stack is None:
+                copied: Tensor = result.to(dtype)
+                return copied
+            return settled(unit.name, result, self.inputs.call.scale, dtype)
+
+
+@dataclass(frozen=True)
+class _ComputedEntry:
+    """A tensor of a step's result."""
+
+    step: Computed
+    name: str
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened tensor."""
+        return self.step.read(self.name, start, stop)
+
+
+@contextmanager
+def open_inputs(
+    recipe: Recipe, resolve: Resolve | None = None, made: Mapping[str, Path] | None = None
+) -> Iterator[Inputs]:
+    """Open every input of a recipe and check that they fit each other, from headers and the files beside them alone.
+
+    Args:
+        recipe: The recipe.
+        resolve: Turns references into local paths.
+        made: Where results of steps lie that were written; the others are computed when they are read.
+
+    Raises:
+        MergeflowError: A path that cannot be opened, or inputs that do not fit, all at once.
+    """
+    with ExitStack() as files:
+        yield _Opened(recipe, resolve, made or {}, files).inputs(recipe)
+
+
+class _Opened:
+    """What a recipe and its steps read, each opened once."""
+
+    def __init__(self, recipe: Recipe, resolve: Resolve | None, made: Mapping[str, Path], files: ExitStack) -> None:
+        self.recipe, self.resolve, self.made, self.files = recipe, resolve, made, files
+        self.states: dict[str, LazyStateDict] = {}
+        self.steps: dict[str, Computed] = {}
+
+    def state(self, path: str) -> LazyStateDict:
+        """Open what a path of the recipe or of a step names."""
+        if path not in self.states:
+            step = step_named(path)
+            if step is not None and step not in self.made:
+                self.states[path] = self._step(step)
+            else:
+                place = local_path(path, self.resolve) if step is None else self.made[step]
+                self.states[path] = self.files.enter_context(open_checkpoint(place))
+        return self.states[path]
+
+    def _step(self, name: str) -> LazyStateDict:
+        step = dict(self.recipe.steps or ())[name]
+        try:
+            if isinstance(step, Slices):
+                return stacked(step, [self.state(one.model) for one in step])
+            if isinstance(step, Mixture):
+                return mixed(step, {path: self.state(path) for path in step.paths()})
+            inputs = self.inputs(step)
+        except MergeflowError as error:
+            raise MergeflowError(f"step '{name}': {error}") from None
+        self.steps[name] = Computed(inputs, self.recipe.device, output_infos(inputs.base.infos, step.dtype))
+        return self.steps[name].state()
+
+    def inputs(self, recipe: Recipe) -> Inputs:
+        """Open the inputs of the recipe, or of a step that is a merge."""
+        found = self._by_role(recipe)
+        base = found["base", "base"]
+        experts = {name: state for (role, name), state in found.items() if role in ("experts", "task_vectors")}
+        data = {kind: {name: found[kind, name] for name, _ in paths} for kind, paths in recipe.data}
+        call = recipe.call()
+        fit = fit_inputs(base, experts, recipe.ignore or (), recipe.only or (), recipe.missing or "refuse")
+        findings = compare(fit.base, fit.experts, recipe.tokenizer_source, templated=recipe.chat_template is not None)
+        findings += running_findings([name for name in fit.base if name not in fit.kept])
+        if recipe.base is None or step_named(recipe.base) is None:
+            findings += adapter_findings(fit.base, fit.experts)
+        aligned = None if recipe.tokenizer is None else fit_vocabularies(recipe.tokenizer, fit.base, fit.experts)
+        if aligned is not None:
+            fit = replace(fit, base=aligned.base, experts=aligned.experts, notes=(*fit.notes, *aligned.notes))
+        if recipe.align is not None:
+            fit.check()
+            matched, told = match_experts(fit.base, fit.experts)
+            fit = replace(fit, experts=matched, notes=(*fit.notes, *told))
+        base, experts = fit.base, fit.experts
+        together(
+            fit.check,
+            lambda: check_findings(findings, recipe.allow or ()),
+            lambda: _check_types(base),
+            lambda: _check_origin(base, experts),
+            lambda: _check_statistics(call, base, data),
+        )
+        weights, varied, beside = recipe.expert_weights(), recipe.varied_weights(), self._beside(recipe)
+        return Inputs(
+            call,
+            base,
+            experts,
+            data,
+            self._paths(base, experts, data),
+            model_of(base, experts, weights, data, kept=fit.kept, varied=varied, beside=beside),
+            fit.notes,
+            tuple(one.text for one in findings),
+            aligned.files if aligned is not None else None,
+            _templates(recipe, base, experts),
+            self.steps,
+            recipe.experts[0][0] if recipe.base is None and recipe.experts and aligned is None else None,
+        )
+
+    def _by_role(self, recipe: Recipe) -> dict[tuple[str, str], LazyStateDict]:
+        """Open every input, by role and name; where the recipe has no base, the first expert is it."""
+        found: dict[tuple[str, str], LazyStateDict] = {}
+
+        def enter(role: str, name: str, path: str) -> None:
+            try:
+                state = found[role, name] = self.state(path)
+            except MergeflowError as error:
+                naming = adapters_of(path, dict(recipe.experts)) if role == "base" else ""
+                told = f" adapter_config.json of {naming} names it: say as `base` where it is." if naming else ""
+                raise MergeflowError(f"{error}{told}") from None
+            if role == "base":
+                check_whole(path, state)
+            if role == "task_vectors" and not state.is_task_vector:
+                raise no_task_vector(path)
+
+        wanted = {"experts": recipe.experts, "task_vectors": recipe.task_vectors, **dict(recipe.data)}
+        listed = [(role, name, path) for role, paths in wanted.items() for name, path in paths]
+        together(*(partial(enter, *one) for one in (("base", "base", recipe.base or listed[0][2]), *listed)))
+        return found
+
+    def _beside(self, recipe: Recipe | Slices | Mixture) -> int:
+        """Return how many tensors computing what a recipe or a step reads holds at most."""
+        steps, most = dict(self.recipe.steps or ()), 0
+        for name in filter(None, map(step_named, recipe.paths())):
+            if name in self.steps:
+                model = self.steps[name].inputs.model
+                most = max(most, len(model.experts) + 3 + model.beside)
+            elif name not in self.made:
+                most = max(most, self._beside(steps[name]))
+        return most
+
+    def _paths(
+        self,
+        base: LazyStateDict,
+        experts: Mapping[str, LazyStateDict],
+        data: Mapping[str, Mapping[str, LazyStateDict]],
+    ) -> dict[str, str]:
+        """Return the local paths of all that is read, by what it is."""
+        paths = {"base": base.path, **{name: state.path for name, state in experts.items()}}
+        for kind, states in data.items():
+            paths.update({f"{kind} of {name}": state.path for name, state in states.items()})
+        return paths | ({path: state.path for path, state in self.states.items()} if self.recipe.steps else {})
+
+
+def _templates(recipe: Recipe, base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> dict[str, str] | None:
+    if recipe.chat_template is None:
+        return None
+    return chosen_templates(recipe.chat_template, {n: folder_of(one) for n, one in {"base": base, **experts}.items()})
+
+
+def open_base(path: str | Path) -> LazyStateDict:
+    """Open a checkpoint that must be a whole model.
+
+    Raises:
+        MergeflowError: It is a difference from one.
+    """
+    state = open_checkpoint(path)
+    try:
+        check_whole(path, state)
+    except MergeflowError:
+        state.close()
+        raise
+    return state
+
+
+def check_whole(path: str | Path, state: LazyStateDict) -> None:
+    """Check that a base is a whole model.
+
+    Raises:
+        MergeflowError: It is a difference from one.
+    """
+    if state.is_task_vector:
+        raise MergeflowError(
+            f"the base '{path}' is a task vector or an adapter, not a model: it can only be an expert."
+        )
+
+
+def _check_statistics(call: MethodCall, base: LazyStateDict, data: Mapping[str, Mapping[str, LazyStateDict]]) -> None:
+    """Check from headers that the statistics a method is given fit the base, all faults at once."""
+    faults = []
+    tensors = {name: info.shape for name, info in base.infos.items() if info.dtype.is_floating_point}
+    for datum in call.method.given:
+        states = data.get(datum.name, {})
+        for name, shape in tensors.items():
+            found = {expert: state.infos[name].shape if name in state else None for expert, state in states.items()}
+            wanted = datum.shape(shape)
+            some = any(each is not None for each in found.values()) or (datum.everywhere and name not in base.tied)
+            faults += [
+                f"{datum.name} of '{expert}', tensor '{name}': "
+                + ("missing" if each is None else f"shape {list(each)}, expected {list(wanted)}")
+                for expert, each in found.items()
+                if (each != wanted and each is not None) or (each is None and some and datum.needed)
+            ]
+    if faults:
+        shown = "\n".join(f"  - {fault}" for fault in faults)
+        raise MergeflowError(
+            f"{len(faults)} statistics do not fit the base:\n{shown}\nMake them again with this base and experts."
+        )
+
+
+def _check_origin(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> None:
+    """Refuse task vectors that say they were taken from another base, where the base's file says which it is."""
+    known = base.metadata.get("mergeflow.fingerprint")
+    taken = {name: state.metadata.get(BASE) for name, state in experts.items() if state.is_task_vector}
+    for name, source in taken.items():
+        # Of two schemes the merge itself tells, when it has read the base.
+        if known and source and source != known and scheme_of(source) == scheme_of(known):
+            raise another_base(name, source, known)
+
+
+def _check_types(base: LazyStateDict) -> None:
+    odd = [name for name, info in base.infos.items() if info.dtype.is_complex]
+    if odd:
+        raise MergeflowError(f"tensor '{odd[0]}' is complex; only real tensors can be merged.")
+
+
+_RECORD = "steps.json"
+
+
+def steps_to_write(recipe: Recipe, inputs: Inputs) -> tuple[str, ...]:
+    """Return the steps whose results must be files, each after those it reads.
+
+    A step is computed as it is read where that computes nothing twice: its result is read once, in pieces that its
+    method can make one by one. Else its result is written first.
+
+    Args:
+        recipe: The recipe.
+        inputs: Its inputs, opened with no step written.
+    """
+    steps = dict(recipe.steps or ())
+    reads = {name: [found for path in step.paths() if (found := step_named(path))] for name, step in steps.items()}
+    order = [name for name in TopologicalSorter(reads).static_order() if name in steps]
+    readers: dict[str, Recipe | Slices | Mixture] = {"": recipe, **steps}
+    written: list[str] = []
+    times = {"": 1}  # how often a reader's own result is read
+    # What an adapter is made of is read again for what it stores whole.
+    again = {"": 1 if recipe.adapter is None else 2}
+    for name in reversed(order):
+        read, alone = 0, True
+        for reader, step in readers.items():
+            count = _count(step, name)
+            if count:
+                read += count * _passes(reader, step, times, inputs) * again.get(reader, 1)
+                alone &= _fit(inputs, name, reader, step)
+        times[name] = read
+        step = steps[name]
+        # Files of a tokenizer of its own lie beside its weights.
+        if isinstance(step, Recipe) and (read > 1 or not alone or step.tokenizer is not None):
+            written.append(name)
+    return tuple(reversed(written))
+
+
+def _count(step: Recipe | Slices | Mixture, name: str) -> int:
+    """Return how often a reader reads a step's result when it reads its inputs once."""
+    if not isinstance(step, Slices):
+        return sum(step_named(path) == name for path in step.paths())
+    blocks = [one.layers for one in step if step_named(one.model) == name]
+    apart = all(a and b and (a[1] <= b[0] or b[1] <= a[0]) for at, a in enumerate(blocks) for b in blocks[:at])
+    return min(len(blocks), 1) if apart else len(blocks)
+
+
+def _passes(reader: str, step: Recipe | Slices | Mixture, times: Mapping[str, int], inputs: Inputs) -> int:
+    """Return how often a reader reads its inputs."""
+    if not isinstance(step, Recipe):
+        return times[reader]
+    model = inputs.model if reader == "" else inputs.steps[reader].inputs.model
+    return 1 + sum(one.only is None for one in step.call().method.passes(step.call().arguments, model.dtype))
+
+
+def _fit(inputs: Inputs, name: str, reader: str, step: Recipe | Slices | Mixture) -> bool:
+    """Whether a step's method makes what its reader asks for, blocks or whole tensors, without work done twice."""
+    if name not in inputs.steps:
+        return True
+    made = inputs.steps[name].inputs
+    whole = [key for key in made.model.shapes if not treats_elements_alone(made.call, made.model, key)]
+    if not isinstance(step, Recipe):
+        return not whole
+    found = inputs if reader == "" else inputs.steps[reader].inputs
+    shapes = found.model.shapes
+    return all(key in shapes and not treats_elements_alone(found.call, found.model, key) for key in whole)
+
+
+class StepFolder:
+    """The temporary folder beside an output that holds the results of steps; a merge that ends well removes it.
+
+    Attributes:
+        path: The folder.
+        finished: Of each step that is done, all that it was made of, its fingerprint and its inputs' ones.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.path = Path(os.path.abspath(target)).parent / f".{target.name}.steps"
+        self.finished: dict[str, dict[str, Any]] = {}
+
+    def begin(self, resume: bool) -> None:
+        """Make the folder; of a stopped merge to resume the steps that are done stay.
+
+        Raises:
+            MergeflowError: The folder's place is taken by what no merge made, or cannot be written.
+        """
+        record = self.path / _RECORD
+        empty = self.path.is_dir() and not any(self.path.iterdir())
+        if os.path.lexists(self.path) and not (record.is_file() or empty):
+            raise MergeflowError(f"'{self.path}', where results of steps belong, was not made by a merge: move it.")
+        try:
+            if resume and record.is_file():
+                self.finished = dict(json.loads(record.read_bytes()))
+            elif self.path.exists():
+                shutil.rmtree(self.path)
+        except (OSError, ValueError, TypeError):
+            shutil.rmtree(self.path, ignore_errors=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise MergeflowError(f"cannot write '{self.path}': {error.strerror}. Choose another place.") from None
+        self._record()
+
+    def kept(self, name: str, identity: Mapping[str, Any]) -> bool:
+        """Whether a step's result is there, made of the same, with the bits that were written."""
+        known = self.finished.get(name, {})
+        if known.get("identity") != dict(identity):
+            return False
+        try:
+            with open_checkpoint(self.path / name) as state:
+                return matches(state, known["fingerprint"])
+        except MergeflowError:
+            return False
+
+    def finish(self, name: str, identity: Mapping[str, Any], result: str, inputs: Mapping[str, str]) -> None:
+        """Record that a step is done.
+
+        Args:
+            name: The step.
+            identity: All that its result depends on, as JSON values.
+            result: The result's fingerprint.
+            inputs: Fingerprints of what was read, by name.
+        """
+        self.finished[name] = {"identity": dict(identity), "fingerprint": result, "inputs": dict(inputs)}
+        self._record()
+
+    def _record(self) -> None:
+        write_text(self.path / _RECORD, json.dumps(self.finished))
+
+    def remove(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+@contextmanager
+def step_folder(target: Path, resume: bool) -> Iterator[StepFolder]:
+    """The folder of an output's steps, locked for one merge at a time.
+
+    Raises:
+        MergeflowError: Another merge is at work on the same output, or something else has the folder's name.
+    """
+    folder = StepFolder(target)
+    lock = folder.path.with_name(f"{folder.path.name}.lock")
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        held = lock_file(lock)
+    except OSError as error:
+        raise MergeflowError(f"cannot write '{lock}': {error.strerror}. Choose another place.") from None
+    if held is None:
+        raise MergeflowError(f"another merge is at work on '{target}': wait for it, or choose another place (--out).")
+    try:
+        folder.begin(resume)
+        yield folder
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(held)
+
 
 # What Python with torch (a build with CUDA) holds before any tensor is read, and a worker that reads blocks.
 _PROCESS, _WORKER = 545 * 2**20, 24 * 2**20

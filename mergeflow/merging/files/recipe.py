@@ -1,19 +1,21 @@
 """Recipes: what a merge is made of, validated whole before any weight is read, frozen and replayable."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from mergeflow.checkpoints.folders import common_base
+from mergeflow.checkpoints.formats import fixed_id
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.merging.catalog import MethodCall, configure, methods
 from mergeflow.merging.code import check_code, check_known, code_of
-from mergeflow.merging.files.adapter_options import Adapter
 from mergeflow.merging.files.fields import (
+    Adapter,
     Arguments,
     Codes,
     Location,
@@ -24,12 +26,21 @@ from mergeflow.merging.files.fields import (
     parse_size,
     shown,
 )
-from mergeflow.merging.files.step_fields import ASSEMBLED, Steps, check_steps, lifted, parse_steps
+from mergeflow.merging.files.steps import (
+    ASSEMBLED,
+    Mixture,
+    Slices,
+    Steps,
+    check_steps,
+    lifted,
+    parse_steps,
+    step_named,
+)
 from mergeflow.merging.fit import check_inputs, weights_by_name
 from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.mergekit_names import is_configuration
 from mergeflow.merging.values import varies
-from mergeflow.merging.vocabulary.companions import TokenizerChoice, tokenizer_choice
+from mergeflow.merging.vocabulary.companions import TokenizerChoice, read_template, tokenizer_choice
 from mergeflow.schema import Frozen, faults_of, refusal
 from mergeflow.yaml_text import parse_yaml, read_yaml
 
@@ -324,3 +335,93 @@ def _override(values: dict[str, Any], change: str) -> None:
         place[step] = inner
         place = inner
     place[last] = value
+
+
+Resolve = Callable[[str], str]
+"""Turns a reference into a local path; the project half supplies it.
+
+One that may come to mean another file, such as models:/name@alias, is turned into a fixed one (models:/name/7) first.
+"""
+
+
+def local_path(path: str, resolve: Resolve | None) -> str:
+    """Return the local path a recipe's path stands for.
+
+    Raises:
+        MergeflowError: It names a step, or a reference to a registry that nothing resolves here.
+    """
+    if step_named(path):
+        raise MergeflowError(
+            f"'{path}' is a step, whose result is not a file: name it where a recipe names its inputs."
+        )
+    fixed = fixed_path(path, resolve)
+    found = resolve(fixed) if resolve is not None else path
+    if "://" in found or found.startswith("models:/"):
+        raise MergeflowError(
+            f"'{path}' is not a local path. References to the registry are resolved in a project folder only: "
+            "run the command there, or give a file."
+        )
+    return found
+
+
+def fixed_path(path: str, resolve: Resolve | None) -> str:
+    """Return a path that means the same for ever: a version of a registered model instead of its alias, a commit of a
+    Hugging Face model instead of its newest state."""
+    if step_named(path):
+        return path
+    if not path.startswith("models:/"):
+        return fixed_id(path)
+    if resolve is None or "@" not in path:
+        return path
+    found = resolve(path)
+    return found if found.startswith("models:/") else path
+
+
+def fix_references(recipe: Recipe, resolve: Resolve | None) -> Recipe:
+    """Return the recipe as it is recorded: a replay reads the same models, whatever was promoted since."""
+    fixed = with_paths(recipe, lambda path: fixed_path(path, resolve))
+    return fixed.model_copy(update={"chat_template": _text(recipe)})
+
+
+def with_paths(recipe: Recipe, change: Callable[[str], str]) -> Recipe:
+    """Return a recipe with every path of an input changed, those of its steps too."""
+
+    def changed(paths: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        return tuple((name, change(path)) for name, path in paths)
+
+    def place(one: Any) -> Any:
+        return one and one.model_copy(update={"model": change(one.model)})
+
+    def of_step(step: Recipe | Slices | Mixture) -> Recipe | Slices | Mixture:
+        if isinstance(step, Slices):
+            return Slices(map(place, step))
+        if isinstance(step, Mixture):
+            base, experts = change(step.base), tuple(map(place, step.experts))
+            return step.model_copy(update={"base": base, "experts": experts, "shared": place(step.shared)})
+        return with_paths(step, change)
+
+    return recipe.model_copy(
+        update={
+            "steps": recipe.steps and tuple((name, of_step(step)) for name, step in recipe.steps),
+            "base": recipe.base and change(recipe.base),
+            "experts": changed(recipe.experts),
+            "task_vectors": changed(recipe.task_vectors),
+            "data": tuple((kind, changed(paths)) for kind, paths in recipe.data),
+        }
+    )
+
+
+def _text(recipe: Recipe) -> str | None:
+    """Return the chat template's choice with the text instead of a file, which may change."""
+    choice = recipe.chat_template
+    if choice is None or choice in ("base", "auto", *dict(recipe.experts), *dict(recipe.task_vectors)):
+        return choice
+    return read_template(choice) or choice
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """Return a recipe as YAML."""
+    values = {key: value for key, value in recipe.model_dump(mode="json", exclude_none=True).items() if value != {}}
+    if recipe.data:
+        values["data"] = {kind: dict(paths) for kind, paths in recipe.data}
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -16,9 +16,8 @@ from mergeflow.checkpoints.header import FLOAT32, FLOAT64, TensorInfo
 from mergeflow.checkpoints.reader import KIND, LazyStateDict
 from mergeflow.checkpoints.writer import StreamWriter
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.files.opening import open_base
-from mergeflow.merging.files.origin import BASE, another_base, no_task_vector
-from mergeflow.merging.files.place import check_file
+from mergeflow.merging.files.output import check_file
+from mergeflow.merging.files.plan import BASE, another_base, no_task_vector, open_base
 
 Pathlike = str | Path
 

@@ -17,7 +17,7 @@ from mergeflow.checkpoints.checks import check_compatible
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
-from mergeflow.merging.files.origin import check_origin
+from mergeflow.merging.files.plan import check_origin
 from mergeflow.merging.known import model_of
 from mergeflow.merging.learned.directions import Directions, LowRank, TaskVectors
 from mergeflow.merging.methods.informed import AdamergingArgs

@@ -1,0 +1,626 @@
+"""Steps of a recipe: merges, layers put together and mixtures of experts, whose results others read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, PlainSerializer, field_validator, model_validator
+
+from mergeflow.checkpoints.folders import config_of, folder_of
+from mergeflow.checkpoints.header import DType, TensorInfo
+from mergeflow.checkpoints.reader import Entry, LazyStateDict
+from mergeflow.errors import MergeflowError, together, unknown_name
+from mergeflow.late import torch
+from mergeflow.merging.architectures.architecture import architecture_of
+from mergeflow.merging.architectures.blocks import BLOCK, check_alike, count_key, stacked_config
+from mergeflow.merging.architectures.depth import depth
+from mergeflow.merging.architectures.mixtures import TARGETS, Target, mixture_config
+from mergeflow.merging.files.fields import Location, shown
+from mergeflow.merging.files.output import shards_like
+from mergeflow.schema import Frozen, refusal, validated
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Slice(Frozen):
+    """Blocks of one model.
+
+    Attributes:
+        model: The model.
+        layers: First block, and the one behind the last, counted from 0; all blocks by default.
+    """
+
+    model: Location
+    layers: tuple[int, int] | None = None
+
+    @field_validator("layers")
+    @classmethod
+    def _ascending(cls, layers: tuple[int, int] | None) -> tuple[int, int] | None:
+        if layers is not None and not 0 <= layers[0] < layers[1]:
+            raise ValueError(f"expected [first, end] with 0 ≤ first < end, such as [0, 8], found {list(layers)}")
+        return layers
+
+
+class _Model:
+    """A model whose blocks are taken."""
+
+    def __init__(self, path: str, state: LazyStateDict) -> None:
+        if state.is_task_vector:
+            raise MergeflowError(f"'{path}' is a task vector or an adapter: layers are taken from whole models.")
+        self.path, self.state = path, state
+        self.architecture = architecture_of(state)
+        self.outside: dict[str, float] = {}
+        self.blocks: dict[int, dict[str, str]] = {}
+        towers: set[str] = set()
+        for name in state:
+            found = BLOCK.match(name)
+            if found is None:
+                self.outside[name] = depth(name, {name: state.infos[name].shape}, self.architecture)
+                continue
+            towers.add(name[: found.start(2)])
+            self.blocks.setdefault(int(found.group(2)), {})[name[found.end() :]] = name
+        self.key = count_key(self.architecture, len(self.blocks), path)
+        if len(towers) != 1 or sorted(self.blocks) != list(range(len(self.blocks))):
+            raise MergeflowError(f"'{path}' does not have one row of blocks 0 … n: its layers cannot be taken.")
+        self.tower = towers.pop()
+
+    def taken(self, layers: tuple[int, int] | None) -> range:
+        """Return the indices of a slice's blocks."""
+        first, end = layers or (0, len(self.blocks))
+        if end > len(self.blocks):
+            raise MergeflowError(
+                f"layers [{first}, {end}] of '{self.path}': it has {len(self.blocks)} blocks, 0 to "
+                f"{len(self.blocks) - 1}, so that the end is {len(self.blocks)} at most."
+            )
+        return range(first, end)
+
+
+def stacked(slices: Sequence[Slice], states: Sequence[LazyStateDict]) -> LazyStateDict:
+    """Return the model of some slices, in their order.
+
+    What comes before the blocks (embeddings, positions) is the first model's, what comes behind them (norm, head) the
+    last one's; a head that is tied to the embedding follows it. config.json is the first one's, with the number of
+    blocks, and the lists that have an entry per block, as they are now.
+
+    Args:
+        slices: The slices.
+        states: The opened model of each.
+
+    Raises:
+        MergeflowError: An architecture whose blocks are not known to be alike, a slice beyond the last block, models
+            that cannot be one (config.json, shapes or names differ), all at once for each kind of fault.
+    """
+    models = [_Model(one.model, state) for one, state in zip(slices, states, strict=True)]
+    chosen = [(model, block) for one, model in zip(slices, models, strict=True) for block in model.taken(one.layers)]
+    key = models[0].key
+    check_alike({model.path: model.architecture.config for model in models}, key)
+    entries: dict[str, Entry] = {}
+    infos: dict[str, TensorInfo] = {}
+
+    def put(name: str, model: _Model, source: str) -> None:
+        entries[name], infos[name] = model.state.entries[source], model.state.infos[source]
+
+    for name, model in _outside(models[0], models[-1]).items():
+        put(name, model, name)
+    for index, (model, block) in enumerate(chosen):
+        _check_block(chosen[0], (model, block))
+        for part, name in model.blocks[block].items():
+            put(f"{models[0].tower}{index}.{part}", model, name)
+    config = stacked_config(
+        [model.architecture.config for model in models], key, [(models.index(model), block) for model, block in chosen]
+    )
+    return LazyStateDict(
+        models[0].state.path,
+        entries,
+        dict(sorted(infos.items())),
+        {},
+        tied={name: first for name, first in models[0].state.tied.items() if name in infos and first in infos},
+        shards=shards_like(states, infos),
+        config=config,
+    )
+
+
+def _outside(first: _Model, last: _Model) -> dict[str, _Model]:
+    """Return whose each tensor outside the blocks is."""
+    tied = bool(first.architecture.config.get("tie_word_embeddings", False))
+
+    def is_head(name: str, model: _Model) -> bool:
+        return model.architecture.role(name, model.state.infos[name].shape) == "head"
+
+    found = {}
+    for name, place in first.outside.items():
+        follows = place == 0 or name in first.state.tied or (tied and is_head(name, first))
+        if not follows and name not in last.outside:
+            raise MergeflowError(f"'{last.path}' lacks '{name}', which '{first.path}' has behind its blocks.")
+        found[name] = first if follows else last
+    extra = sorted(name for name in last.outside.keys() - found.keys() if not (tied and is_head(name, last)))
+    if extra:
+        raise MergeflowError(f"'{last.path}' has '{extra[0]}' outside its blocks, which '{first.path}' lacks.")
+    return found
+
+
+def _check_block(first: tuple[_Model, int], other: tuple[_Model, int]) -> None:
+    """Check that a block has the tensors and shapes of the first one."""
+    (model, block), (strange, index) = first, other
+    wanted = {part: model.state.infos[name].shape for part, name in model.blocks[block].items()}
+    found = {part: strange.state.infos[name].shape for part, name in strange.blocks[index].items()}
+    odd = sorted(part for part in wanted.keys() | found.keys() if wanted.get(part) != found.get(part))
+    if odd:
+        raise MergeflowError(
+            f"block {index} of '{strange.path}' does not fit block {block} of '{model.path}': '{odd[0]}' "
+            f"is {list(found.get(odd[0], ())) or 'missing'}, there {list(wanted.get(odd[0], ())) or 'missing'}."
+        )
+
+
+Prompts = Sequence[tuple[Sequence[str], Sequence[str]]]
+"""Of each expert, texts it should answer and texts it should not."""
+_EMBEDDING = "model.embed_tokens.weight"
+_ROUNDING = 1e-5  # of a prompt's own row: what float32 leaves where prompts cancel out
+
+
+class Router:
+    """The routers of all blocks, found when the first is read.
+
+    Args:
+        base: The model whose hidden states or embeddings count.
+        config: Its config.json.
+        gate: hidden, cheap_embed or random.
+        prompts: Of each expert.
+        seed: Of random ones.
+        width: Length of a row.
+        blocks: Number of blocks.
+    """
+
+    def __init__(
+        self,
+        base: LazyStateDict,
+        config: Mapping[str, Any],
+        gate: str,
+        prompts: Prompts,
+        seed: int,
+        width: int,
+        blocks: int,
+    ) -> None:
+        self.base, self.config, self.gate, self.prompts, self.seed = base, config, gate, prompts, seed
+        self.width, self.blocks = width, blocks
+        self._lock = Lock()
+        self._rows: Tensor | None = None
+
+    def rows(self, block: int) -> Tensor:
+        """Return the router of a block, [experts, width] in float32."""
+        with self._lock:
+            if self._rows is None:
+                self._rows = self._random() if self.gate == "random" else self._prompted()
+        return self._rows[block]
+
+    def _random(self) -> Tensor:
+        """Normal numbers of the deviation that the model was initialised with."""
+        generator = torch.Generator().manual_seed(self.seed)
+        deviation = float(self.config.get("initializer_range", 0.02))
+        return deviation * torch.randn(self.blocks, len(self.prompts), self.width, generator=generator)
+
+    def _prompted(self) -> Tensor:
+        """Unit vectors of the means over prompts, less those over negative ones."""
+        folder = folder_of(self.base)
+        texts = sorted({text for pair in self.prompts for side in pair for text in side})
+        tokens = _tokens(folder, texts, self.gate)
+        if self.gate == "hidden":
+            seen = _mlp_inputs(folder, tokens)
+        else:
+            embedding = self.base[_EMBEDDING].float()
+            seen = [embedding[ids].mean(0).expand(self.blocks, -1) for ids in tokens]
+        by_text = dict(zip(texts, seen, strict=True))
+
+        def mean(side: Sequence[str]) -> Tensor:
+            return torch.stack([by_text[text] for text in side]).mean(0) if side else torch.zeros(1)
+
+        wanted = torch.stack([mean(good) for good, _ in self.prompts], 1)
+        found = torch.stack([mean(good) - mean(bad) for good, bad in self.prompts], 1)
+        lengths = found.norm(dim=-1, keepdim=True)
+        if not bool((lengths > _ROUNDING * wanted.norm(dim=-1, keepdim=True)).all()):
+            raise MergeflowError(
+                "the prompts of an expert cancel out, so that its row of the router is 0: change them."
+            )
+        return found / lengths
+
+
+@dataclass(frozen=True)
+class RouterEntry:
+    """The router of one block."""
+
+    router: Router
+    block: int
+    dtype: DType
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened router, [stop − start]."""
+        return self.router.rows(self.block).reshape(-1)[start:stop].to(self.dtype.torch)
+
+
+def _tokens(folder: Path | None, texts: Sequence[str], gate: str) -> list[Tensor]:
+    """Return the tokens of each text."""
+    tokenizer = _transformers(gate).AutoTokenizer
+    try:
+        found = tokenizer.from_pretrained(str(folder), local_files_only=True)
+        return [torch.tensor(found(text)["input_ids"]) for text in texts]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise MergeflowError(
+            f"gate {gate}: no tokenizer can be opened in '{folder}' ({str(error).splitlines()[0]:.120}). Put the "
+            "base's tokenizer files there, or choose gate: random."
+        ) from None
+
+
+def _mlp_inputs(folder: Path | None, tokens: Sequence[Tensor]) -> list[Tensor]:
+    """Return, of each text, the mean over tokens of what the MLP of each block gets, [blocks, width]."""
+    model = _transformers("hidden").AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True).eval()
+    held: list[Tensor] = []
+    for layer in model.model.layers:
+        layer.mlp.register_forward_pre_hook(lambda _, given: held.append(given[0][0].float().mean(0)))
+    found = []
+    with torch.no_grad():
+        for ids in tokens:
+            held.clear()
+            model(ids[None], use_cache=False)
+            found.append(torch.stack(held))
+    return found
+
+
+def _transformers(gate: str) -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise MergeflowError(
+            f"gate {gate} needs the package 'transformers' to read prompts: pip install transformers, or choose "
+            "gate: random."
+        ) from None
+    return transformers
+
+
+Gate = Literal["hidden", "cheap_embed", "random"]
+
+
+class Expert(Frozen):
+    """One dense model of a mixture.
+
+    Attributes:
+        model: The model.
+        prompts: Texts that it should answer; gates other than `random` need some.
+        negative_prompts: Texts that it should not answer.
+    """
+
+    model: Location
+    prompts: tuple[str, ...] = ()
+    negative_prompts: tuple[str, ...] = ()
+
+
+class Shared(Frozen):
+    """The expert that every token passes through.
+
+    Attributes:
+        model: The model.
+        scale: Factor of its output.
+    """
+
+    model: Location
+    scale: float = 1.0
+
+
+class Mixture(Frozen):
+    """A mixture of experts.
+
+    Attributes:
+        base: The model that gives embeddings, attention, norms and head.
+        experts: The models that give the MLPs.
+        gate: What the router's rows are: `hidden`, what the base's MLPs see of the prompts; `cheap_embed`, the
+            prompts' embeddings; `random`, for a training to come.
+        experts_per_token: How many experts a token passes through.
+        shared: An expert that every token passes through, where the architecture has one.
+        seed: Of the random router.
+    """
+
+    base: Location
+    experts: tuple[Expert, ...] = Field(min_length=2)
+    gate: Gate = "hidden"
+    experts_per_token: int = Field(2, ge=1)
+    shared: Shared | None = None
+    seed: int = 0
+
+    @field_validator("experts", mode="before")
+    @classmethod
+    def _paths(cls, value: Any) -> Any:
+        """Take a plain path for an expert without prompts."""
+        if isinstance(value, list | tuple):
+            return [{"model": one} if isinstance(one, str) else one for one in value]
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Mixture:
+        faults = []
+        if self.experts_per_token > len(self.experts):
+            faults.append(f"experts_per_token is {self.experts_per_token}, of {len(self.experts)} experts")
+        bare = [str(index) for index, one in enumerate(self.experts) if not one.prompts]
+        if self.gate != "random" and bare:
+            faults.append(f"gate {self.gate} needs `prompts` of every expert; {', '.join(bare)} (from 0) has none")
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
+
+    def paths(self) -> Iterator[str]:
+        """Yield the models it is made of."""
+        yield self.base
+        yield from (one.model for one in self.experts)
+        yield from (one.model for one in (self.shared,) if one is not None)
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """A tensor in another type, times a factor."""
+
+    entry: Entry
+    dtype: DType
+    factor: float = 1.0
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened tensor."""
+        found = self.entry.read(start, stop)
+        return (found.float() * self.factor if self.factor != 1 else found).to(self.dtype.torch)
+
+
+@dataclass(frozen=True)
+class _Zeros:
+    """A tensor of zeros."""
+
+    dtype: DType
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened tensor."""
+        return torch.zeros(stop - start, dtype=self.dtype.torch)
+
+
+def mixed(mixture: Mixture, states: Mapping[str, LazyStateDict]) -> LazyStateDict:
+    """Return the mixture as a state dict; nothing is copied or read.
+
+    Router row of expert e in block l: the unit vector of mean(x over its prompts) − mean(x over its negative prompts),
+    x as `gate` says. The weights of the chosen experts sum to 1, so that equal experts give the dense model.
+
+    Args:
+        mixture: What it is made of.
+        states: The opened models by path.
+
+    Raises:
+        MergeflowError: A model that is not dense Llama, Mistral, Qwen2 or Qwen3 of the base's sizes, or what the
+            architecture of the mixture lacks.
+    """
+    base = states[mixture.base]
+    config = config_of(base)
+    target = _target(mixture, config)
+    blocks = _blocks(mixture.base, base, target)
+    together(*(partial(_check, path, states[path], base) for path in mixture.paths()))
+    found = mixture_config(config, target, len(mixture.experts), mixture.experts_per_token, mixture.shared is not None)
+    entries: dict[str, Entry] = {name: entry for name, entry in base.entries.items() if ".mlp." not in name}
+    infos = {name: info for name, info in base.infos.items() if ".mlp." not in name}
+    for name, (entry, info) in _moe_tensors(mixture, target, states, blocks).items():
+        entries[name], infos[name] = entry, info
+    return LazyStateDict(
+        base.path,
+        entries,
+        dict(sorted(infos.items())),
+        {},
+        tied={name: first for name, first in base.tied.items() if name in infos and first in infos},
+        shards=shards_like(list(states.values()), infos),
+        config=found,
+    )
+
+
+def _target(mixture: Mixture, config: Mapping[str, Any]) -> Target:
+    """Return the architecture of a mixture."""
+    target = TARGETS.get(str(config.get("model_type")))
+    if target is None:
+        raise MergeflowError(
+            f"'{mixture.base}' has model_type {config.get('model_type', 'of no config.json')}: mixtures are made of "
+            f"dense models of {', '.join(TARGETS)}, in folders with config.json."
+        )
+    if mixture.shared is not None and not target.shared:
+        raise MergeflowError(
+            f"`shared`: a {target.model_type} has no expert that every token passes through; remove it."
+        )
+    return target
+
+
+def _moe_tensors(
+    mixture: Mixture, target: Target, states: Mapping[str, LazyStateDict], blocks: int
+) -> dict[str, tuple[Entry, TensorInfo]]:
+    """Return the experts and routers of all blocks, by name."""
+    base = states[mixture.base]
+    found: dict[str, tuple[Entry, TensorInfo]] = {}
+
+    def put(name: str, path: str, source: str, factor: float = 1.0) -> None:
+        info, own, entry = base.infos[source], states[path].infos[source], states[path].entries[source]
+        plain = own.dtype == info.dtype and factor == 1
+        found[name] = (entry if plain else _Changed(entry, info.dtype, factor), info)
+
+    first = base.infos[f"model.layers.0.mlp.{target.parts[0]}.weight"]
+    width, prompts = first.shape[1], [(one.prompts, one.negative_prompts) for one in mixture.experts]
+    router = Router(base, config_of(base), mixture.gate, prompts, mixture.seed, width, blocks)
+    for block in range(blocks):
+        dense = f"model.layers.{block}.mlp."
+        for part in target.parts:
+            for index, one in enumerate(mixture.experts):
+                put(target.expert(block, index, part), one.model, f"{dense}{part}.weight")
+            if mixture.shared is not None:
+                scale = mixture.shared.scale if part == "down_proj" else 1.0
+                put(f"{dense}shared_expert.{part}.weight", mixture.shared.model, f"{dense}{part}.weight", scale)
+        info = TensorInfo((len(mixture.experts), width), first.dtype)
+        found[target.router(block)] = (RouterEntry(router, block, first.dtype), info)
+        if target.shared:
+            zeros = _shared_zeros(target, f"{dense}shared_expert", width, mixture.shared is None)
+            for name, shape in zeros.items():
+                found[name] = (_Zeros(first.dtype), TensorInfo(shape, first.dtype))
+    return found
+
+
+def _blocks(path: str, base: LazyStateDict, target: Target) -> int:
+    """Return the number of blocks, whose MLPs must all be there."""
+    config = config_of(base)
+    count = int(config.get("num_hidden_layers") or 0)
+    wanted = [f"model.layers.{block}.mlp.{part}.weight" for block in range(count) for part in target.parts]
+    missing = [name for name in wanted if name not in base]
+    strange = [name for name in base if ".mlp." in name and name not in wanted]
+    if not wanted or missing or strange:
+        odd = f"lacks '{missing[0]}'" if missing else f"has '{strange[0]}'" if strange else "says no number of layers"
+        raise MergeflowError(
+            f"'{path}' {odd}: a mixture is made of models with {', '.join(target.parts)} in model.layers.*.mlp, "
+            "without biases, as many as config.json says."
+        )
+    return count
+
+
+def _check(path: str, state: LazyStateDict, base: LazyStateDict) -> None:
+    if state.is_task_vector:
+        raise MergeflowError(
+            f"'{path}' is an adapter or a task vector: merge it first, in a step (task_arithmetic with scale 1)."
+        )
+    names = [name for name in base if ".mlp." in name]
+    odd = [name for name in names if name not in state or state.infos[name].shape != base.infos[name].shape]
+    if odd:
+        found = list(state.infos[odd[0]].shape) if odd[0] in state else "missing"
+        raise MergeflowError(
+            f"'{path}': '{odd[0]}' is {found}, the base's is {list(base.infos[odd[0]].shape)}"
+            + (f", and {len(odd) - 1} more" if len(odd) > 1 else "")
+            + ": experts of a mixture have the base's sizes."
+        )
+
+
+def _shared_zeros(target: Target, place: str, width: int, alone: bool) -> dict[str, tuple[int, ...]]:
+    """Return shapes of zeros: a gate of the shared expert, open by half; where there is none an expert that adds 0."""
+    found: dict[str, tuple[int, ...]] = {f"{place}_gate.weight": (1, width)}
+    if alone:
+        found |= {f"{place}.{part}.weight": (width, 1) if part == "down_proj" else (1, width) for part in target.parts}
+    return found
+
+
+PREFIX = "step:"
+# Keys of a recipe whose value is the one step that it passes through.
+ASSEMBLED = ("slices", "mixture")
+_ONLY_WHOLE = ("out", "steps", "device", "shard_size", "adapter", "chat_template", "tokenizer", "tokenizer_source")
+
+
+class Slices(tuple[Slice, ...]):
+    """A step that puts blocks of models one behind the other."""
+
+    def paths(self) -> Iterator[str]:
+        """Yield the models it is made of."""
+        yield from (one.model for one in self)
+
+
+def step_named(path: str) -> str | None:
+    """Return the step that a path names, or None.
+
+    Example:
+        >>> step_named("step:first"), step_named("models/first")
+        ('first', None)
+    """
+    return path.removeprefix(PREFIX) if path.startswith(PREFIX) else None
+
+
+def lifted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recipe's values with `slices` or `mixture` as its one step and expert, which is taken as it is."""
+    found = dict(values)
+    for key in ASSEMBLED:
+        if key in found:
+            if "experts" in found or "steps" in found:
+                raise ValueError(
+                    f"`{key}` is the whole model: in a recipe with experts or steps it is a step of its own"
+                )
+            found |= {"steps": {key: {key: found.pop(key)}}, "experts": {key: PREFIX + key}}
+            found.setdefault("method", "passthrough")
+    return found
+
+
+def check_steps(steps: Mapping[str, Any], paths: Iterable[str]) -> None:
+    """Check that steps and what is read of them fit: every name is a step, every step is read, none reads itself.
+
+    Args:
+        steps: The steps of a recipe, by name.
+        paths: What the recipe itself reads.
+
+    Raises:
+        MergeflowError: All faults.
+    """
+    reads = {name: [n for path in step.paths() if (n := step_named(path))] for name, step in steps.items()}
+    top = [name for path in paths if (name := step_named(path))]
+    asked = {name for names in (*reads.values(), top) for name in names}
+    faults = [str(unknown_name("step", name, steps)).removesuffix(".") for name in sorted(asked - steps.keys())]
+    faults += [f"the step '{name}' is read by nothing: remove it, or name it as {PREFIX}{name}"
+               for name in steps if name not in asked]  # fmt: skip
+    try:
+        tuple(TopologicalSorter(reads).static_order())
+    except CycleError as error:
+        faults.append(f"steps read each other in a circle: {' ← '.join(error.args[1])}")
+    if faults:
+        raise MergeflowError("\n".join(faults))
+
+
+def parse_steps(value: Any, merge: type, parse_merge: Callable[[Any, str], Any]) -> Any:
+    """Return steps as pairs of a name and a checked record.
+
+    Args:
+        value: What a recipe has as its steps.
+        merge: The record of a step that is a merge.
+        parse_merge: (mapping, its name for messages) → such a record.
+    """
+    if value is None or isinstance(value, tuple):
+        return value or None
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected a mapping of names to steps, found {shown(value)}")
+    return tuple((_name(name), _step(str(name), step, merge, parse_merge)) for name, step in value.items()) or None
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name):
+        raise ValueError(f"the name {name!r:.60} of a step: use letters, digits, dots, dashes and underscores")
+    return name
+
+
+def _step(name: str, value: Any, merge: type, parse_merge: Callable[[Any, str], Any]) -> Any:
+    origin = f"step '{name}'"
+    if isinstance(value, merge | Slices | Mixture):
+        return value
+    if isinstance(value, Mapping) and set(value) == {"mixture"}:
+        return validated(Mixture, value["mixture"], origin)
+    if isinstance(value, Mapping) and set(value) == {"slices"}:
+        value = value["slices"]
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if not value:
+            raise MergeflowError(f"{origin}: no slices")
+        return Slices(validated(Slice, one, f"{origin}, slice {index + 1}") for index, one in enumerate(value))
+    if not isinstance(value, Mapping):
+        raise ValueError(
+            f"{origin}: expected a merge (method, experts …), a list of slices, or a mixture, found {shown(value)}"
+        )
+    strange = [f"`{key}` belongs to the whole recipe, not to a step" for key in _ONLY_WHOLE if key in value]
+    if strange:
+        raise refusal(origin, strange)
+    return parse_merge(value, origin)
+
+
+def _plain_steps(value: Any) -> Any:
+    return value and {
+        name: [one.model_dump(mode="json", exclude_none=True) for one in step]
+        if isinstance(step, Slices)
+        else {"mixture": step.model_dump(mode="json", exclude_none=True)}
+        if isinstance(step, Mixture)
+        else step.model_dump(mode="json", exclude_none=True, exclude=set(_ONLY_WHOLE))
+        for name, step in value
+    }
+
+
+Steps = Annotated[tuple[tuple[str, Any], ...] | None, PlainSerializer(_plain_steps)]
