@@ -16,7 +16,7 @@ from tasks.project.parameters import params_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-ALL_PAGES = sorted({*PAGES, *(ROOT / "docs/studies").glob("*.md"), *(ROOT / "examples").rglob("*.md")})
+ALL_PAGES = sorted({*PAGES, *(ROOT / "docs/research").glob("*.md"), *(ROOT / "examples").rglob("*.md")})
 
 
 @pytest.fixture(scope="module")

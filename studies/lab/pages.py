@@ -28,6 +28,15 @@ Written by `mergeflow study --pages` from the records in `studies/records`; noth
 {verdicts}. ± is half a 95 % interval over seeds; a rule was written before its run; arguments are chosen on validation.
 Where the embedded suite was measured, its numbers show mechanisms and are not to be compared with tables of papers.
 """
+_INDEX = """\
+# The papers' experiments
+
+Five papers, claim by claim: what each says, the number that it prints, what was measured here, and the verdict. Written
+by `mergeflow study --pages` from the records in `studies/records`; `--figures` draws the figures that these pages show,
+which are not tracked. `mergeflow study NAME` runs one study. Verdicts of the papers' own claims are counted apart from
+those of claims that are additions of this project (*ours*).
+
+"""
 
 
 def write_pages(home: Path, studies: Iterable[Study], figures: bool = False) -> list[Path]:
@@ -46,6 +55,7 @@ def write_pages(home: Path, studies: Iterable[Study], figures: bool = False) -> 
     for letter, (page, title) in PAPERS.items():
         if text := _paper(home, letter, title, chosen, results):
             written[page] = f"{written[page]}\n{text.replace('# ', '## ', 1)}" if page in written else text
+    written["README"] = _index(results)
     for page, text in written.items():
         (folder / f"{page}.md").write_text(text, encoding="utf-8")
     if figures:
@@ -56,6 +66,20 @@ def write_pages(home: Path, studies: Iterable[Study], figures: bool = False) -> 
             own.parent.mkdir(exist_ok=True)
             own.write_text(study_page(*study.text, name, results[name]), encoding="utf-8")
     return [folder / f"{page}.md" for page in written]
+
+
+def _index(results: Mapping[str, Result]) -> str:
+    """Return the index: a line for each paper with its verdicts, and where each study is."""
+    lines = ["| paper | holds | does not hold | undecided | ours | studies |", "|---|--:|--:|--:|--:|---|"]
+    for letter, (page, title) in PAPERS.items():
+        own = {name: [f for f in result.findings if f.system.startswith(letter)] for name, result in results.items()}
+        names = [name for name, findings in own.items() if findings]
+        counts = Counter("ours" if f.ours else f.verdict for findings in own.values() for f in findings)
+        numbers = " | ".join(str(counts[word]) for word in [*WORDS.values(), "ours"])
+        studies = ", ".join(f"[{name}]({page}.md#{name})" for name in names)
+        if names:
+            lines.append(f"| [{title}]({page}.md) | {numbers} | {studies} |")
+    return _INDEX + "\n".join(lines) + "\n"
 
 
 def draw(folder: Path, results: Mapping[str, Result]) -> None:
@@ -112,7 +136,10 @@ def _study(home: Path, study: Study, result: Result) -> str:
     remarks = [f"Remark of {one['day']}: {one['text']}" for one in facts.get("remarks", [])]
     figures = result.study.figures(result.options) if callable(result.study.figures) else result.study.figures
     pictures = [f"![{name}: {figure}](figures/{figure_file(name, figure)})" for figure in figures]
-    parts = [f"**{name}**: {study.question} *{measured}.*", *remarks, *result.notes[:3], *pictures]
+    kept = facts.get("tables", [])
+    times = [f"**{table['title']}**\n\n{markdown_table(pd.DataFrame(table['rows']))}" for table in kept]
+    question = f"*{study.question[:1].upper()}{study.question[1:]}* {measured[:1].upper()}{measured[1:]}."
+    parts = [f"### {name}", question, *remarks, *result.notes, *times, *pictures]
     return "\n\n".join(parts) + "\n"
 
 

@@ -66,7 +66,7 @@ def test_site_packages_gets_one_name(wheel: Path) -> None:
         "application/studies/theory/__init__.py",
     ):
         assert f"mergeflow/{needed}" in names
-    assert not [name for name in names if name.startswith("mergeflow/application/docs/studies")]
+    assert not [name for name in names if name.startswith("mergeflow/application/docs/research")]
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name or "studies/dvc." in name]
 
 
