@@ -1,6 +1,7 @@
 """`mergeflow advise`: before any sweep, which λ to try, which tasks get in each other's way, what unlearning costs."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +13,6 @@ from rich.table import Column, Table
 
 from flows.advice import make_advice
 from flows.asked import Asked
-from mergeflow.advice_document import range_text
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
@@ -118,3 +118,21 @@ def show(advice: "Advice", key: str, console: Console) -> None:
         console.print(block, highlight=False, markup=False)
     for remark in advice.remarks:
         console.print(f"[yellow]![/] {escape(remark)}", highlight=False)
+
+
+def range_text(interval: Sequence[float | None] | None) -> str:
+    """Return a range of λ in words.
+
+    Args:
+        interval: [low, high], None for no end; None where it is empty.
+
+    Example:
+        >>> [range_text(one) for one in ([0.5, None], [None, 0], [0, 0.25], None)]
+        ['≥ 0.50', '≤ 0.00', '0.00 … 0.25', 'none']
+    """
+    if interval is None:
+        return "none"
+    low, high = interval
+    if high is None:
+        return f"≥ {low:.2f}"
+    return f"≤ {high:.2f}" if low is None else f"{low:.2f} … {high:.2f}"

@@ -57,8 +57,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     linearity_command.add_commands(app, root, project)
     advise_command.add_commands(app, root, project)
     _add_accept(app, root)
-    stages = typer.Typer(help="The stages of dvc.yaml, one at a time.", no_args_is_help=True)
-    app.add_typer(stages, name="stage")
+    _add_stages(app, root)
 
     app.command("new")(new)
 
@@ -93,6 +92,11 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
         from tasks.report import write_report
 
         typer.echo(write_report(root, root / layout.REPORT))
+
+
+def _add_stages(app: typer.Typer, root: Path) -> None:
+    stages = typer.Typer(help="The stages of dvc.yaml, one at a time.", no_args_is_help=True)
+    app.add_typer(stages, name="stage")
 
     @stages.command("run")
     def stage_run(

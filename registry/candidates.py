@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from mergeflow import layout
-from mergeflow.advice_document import ADVICE, advice_note, read_advice
 from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import matches, open_checkpoint
 from mergeflow.checkpoints.fingerprint import short
@@ -87,7 +86,6 @@ def _replays(io: StageIO, winner: Mapping[str, Any]) -> bool:
 
 
 def _evidence(io: StageIO, selection: Mapping[str, Any], reproducible: bool) -> Evidence:
-    advice = read_advice(io.dep(ADVICE))
     scores = read_scores(io.dep(layout.WINNER_SCORES))
     return Evidence(
         accuracy=selection["methods"][selection["winner"]]["validation"]["accuracy"],
@@ -96,7 +94,6 @@ def _evidence(io: StageIO, selection: Mapping[str, Any], reproducible: bool) -> 
         digests={task: split_digest(io, task, "validation") for task in selection["tasks"]},
         reproducible=reproducible,
         criteria=[Criterion(**one) for one in selection["methods"][selection["winner"]].get("criteria", ())],
-        advice={} if advice is None else {**advice_note(advice, selection)},
     )
 
 

@@ -28,8 +28,6 @@ def write_evidence(folder: Path, evidence: Evidence) -> None:
     }
     if evidence.criteria:
         document["criteria"] = [vars(one) for one in evidence.criteria]
-    if evidence.advice:
-        document["advice"] = dict(evidence.advice)
     (folder / "evidence.json").write_text(json.dumps(document, indent=2, sort_keys=True))
     save_file(
         {task: np.asarray(scores, dtype=np.float32) for task, scores in evidence.scores.items()}, folder / _SCORES

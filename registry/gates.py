@@ -25,7 +25,6 @@ class Evidence:
         digests: task to the SHA-256 of its validation split; two models are paired example by example only where equal.
         reproducible: whether replaying the recipe gave the same bytes; None when nobody tried.
         criteria: of a model made to forget a task: what was asked for that task and for each other one.
-        advice: what `mergeflow.advice_document.advice_note` says of the run; no gate asks it.
     """
 
     accuracy: Mapping[str, float]
@@ -34,7 +33,6 @@ class Evidence:
     digests: Mapping[str, str] = field(default_factory=dict)
     reproducible: bool | None = None
     criteria: Sequence[Criterion] = ()
-    advice: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,6 @@ def show(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]
         "accuracy": dict(evidence.accuracy),
         "expert_accuracy": dict(evidence.expert_accuracy),
         "reproducible": evidence.reproducible,
-        "advice": dict(evidence.advice) or None,
         "decision": json.loads(version.tags.get(DECISION, "null")),
         "tags": {key: text for key, text in version.tags.items() if not key.startswith("mergeflow.")},
     }

@@ -17,7 +17,7 @@ from tasks.project.devices import device_names
 from tasks.project.parameters import Params
 from tasks.training import tuned_model
 
-JUDGING = ("advise", "sweep", "select", "evaluate")
+JUDGING = ("sweep", "select", "evaluate")
 STUDIES = "studies"
 # Settings of a run that decide nothing about its memory.
 _TAKE_NOTHING = {

@@ -13,7 +13,7 @@ SWEPT: dict[str, dict[str, list[float]]] = {
     "ties": {"keep": [0.2], "scale": [1.0]},
     "cart": {"rank_ratio": [0.25], "scale": [1.0, 2.0]},
 }
-PIPELINE = ("prepare", "base", "multitask", "finetune", "vectors", "advise", "sweep", "select", "evaluate")
+PIPELINE = ("prepare", "base", "multitask", "finetune", "vectors", "sweep", "select", "evaluate")
 
 
 def write_project(folder: Path, values: dict[str, Any], finetune: dict[str, Any]) -> Path:

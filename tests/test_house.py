@@ -25,7 +25,6 @@ ALLOWED = {
     "mergeflow.layout": set(),
     "mergeflow.version": set(),
     "mergeflow.documents": set(),
-    "mergeflow.advice_document": {"mergeflow.documents", "mergeflow.layout"},
     "mergeflow.gate_settings": {"mergeflow.schema"},
     "mergeflow.deployments": {"mergeflow.application"},
     "mergeflow.commands": {"mergeflow"},
@@ -174,7 +173,7 @@ def _bound(node: ast.AST) -> list[str]:
 
 # Longer than 40 lines when the rule was made: they may shrink, and none may join them.
 LONG_FUNCTIONS = {
-    "flows/commands.py:add_commands": 75,
+    "flows/commands.py:add_commands": 42,
     "studies/commands/study.py:add_commands": 41,
     "flows/linearity_command.py:add_commands": 68,
     "flows/linearity_command.py:linearity": 42,

@@ -73,7 +73,7 @@ class Code:
         """Return the file of every module that counts for `module`, by its dotted name, in alphabetical order.
 
         Raises:
-            MergeflowError: the module is missing.
+            MergeflowError: the module is missing, as a stage's is that an upgrade has taken out.
         """
         found: dict[str, Path] = {}
         # With a file of the project's own counts the rest of its folder, which it may import relatively.
@@ -81,7 +81,11 @@ class Code:
         seen, queue = set(unused), [module, *own, ALWAYS]
         if module.endswith(".py") and module not in own:
             raise MergeflowError(f"{module} is missing, which a stage runs. Bring it back, or remove that stage.")
-        assert self._path(module), f"there is no module {module}"
+        if not self._path(module):
+            raise MergeflowError(
+                f"a stage of this project's dvc.yaml runs {module}, which this version of mergeflow does not have: "
+                "take that stage out, or compare with the dvc.yaml that `mergeflow new` writes into an empty folder."
+            )
         while queue:
             name = queue.pop()
             if name not in seen:

@@ -4,10 +4,9 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from mergeflow import layout
-from mergeflow.advice_document import ADVICE, AdviceDocument
 from mergeflow.errors import MergeflowError
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph
@@ -29,7 +28,6 @@ class RunFiles:
         manifests: task to its manifest, where there is one.
         geometry: norms and cosines of the task vectors; None where the file is missing.
         registration: what became of the winner in the registry; None where the file is missing.
-        advice: what the stage `advise` found; None where the file is missing.
         costs: a record per stage that has one, in the order in which they started.
         figures: name to SVG.
     """
@@ -42,7 +40,6 @@ class RunFiles:
     manifests: Mapping[str, Json]
     geometry: Json | None
     registration: Json | None
-    advice: AdviceDocument | None
     costs: list[Json]
     figures: Mapping[str, str]
 
@@ -67,7 +64,6 @@ def read_run(root: Path) -> RunFiles:
         manifests=_each(root, layout.manifest, tasks),
         geometry=_optional(root / layout.GEOMETRY),
         registration=_optional(root / layout.REGISTRATION),
-        advice=cast(AdviceDocument | None, _optional(root / ADVICE)),
         costs=_costs(root),
         figures={path.stem: path.read_text(encoding="utf-8") for path in figures},
     )

@@ -14,7 +14,6 @@ from markupsafe import Markup
 from tasks.plotting.palette import DARK, LIGHT
 from tasks.plotting.rows import base_row, experts_behind_base, model_name
 from tasks.project.writing import write_atomically
-from tasks.report.advice import advice_section
 from tasks.report.decision import decision_picture
 from tasks.report.drawings import drawings
 from tasks.report.files import RunFiles, read_run
@@ -92,7 +91,6 @@ def render(run: RunFiles, texts: Table | None = None, unlearned: Table | None = 
         edges=[(name, choice) for name, choice in run.selection["methods"].items() if choice.get("at_grid_edge")],
         results=results_table(run),
         candidates={method: candidates_table(run, method) for method in run.sweeps},
-        advice=advice_section(run),
         texts=texts,
         unlearned=unlearned,
         lineage=lineage_table(run),

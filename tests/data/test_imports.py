@@ -47,7 +47,7 @@ def readers(modules: set[str]) -> list[str]:
     ["mergeflow.data", "mergeflow.training", "mergeflow.evaluation"]
     + [
         f"tasks.{stage}"
-        for stage in ("base", "finetune", "multitask", "vectors", "advise", "sweep", "select", "evaluate", "figures")
+        for stage in ("base", "finetune", "multitask", "vectors", "sweep", "select", "evaluate", "figures")
     ],
 )
 def test_what_reads_a_split_reaches_no_reader(start: str) -> None:

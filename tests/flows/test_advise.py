@@ -15,6 +15,7 @@ from torchvision import models
 from typer.testing import CliRunner
 
 from flows import advise_command
+from mergeflow.analysis.provable.advising import advise
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.networks import open_network
 from mergeflow.modalities.nets import recompute_statistics
@@ -383,3 +384,14 @@ def test_weights_of_sixteen_bits_are_computed_with_in_thirty_two(tmp_path: Path)
         done = run(str(tmp_path / "r.yaml"), "--data", f"text:{texts(tmp_path)}", "--json")
         found[kind] = json.loads(done.output)["changes"][0][1]
     assert found[torch.bfloat16] == pytest.approx(found[torch.float32], abs=1e-4)
+
+
+def test_of_more_than_eight_experts_the_range_comes_with_a_warning() -> None:
+    """In the study adviser_suites the best λ of 14 and 20 tasks lay below the range."""
+    base = {"w": torch.zeros(9)}
+    experts = {f"task{index}": {"w": one} for index, one in enumerate(torch.eye(9))}
+    (remark,) = advise(base, experts).remarks
+    assert "too large for 9 experts" in remark
+    assert "half of the smallest" in remark
+    eight = dict(list(experts.items())[:8])
+    assert advise(base, eight).remarks == []

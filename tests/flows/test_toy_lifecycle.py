@@ -16,13 +16,11 @@ from flows.rebuild.forgetting import Bounds
 from flows.rebuild.reproduce import reproduce
 from flows.rebuild.unlearn import unlearn
 from flows.rebuild.unmerge import unmerge
-from mergeflow.advice_document import ADVICE
 from mergeflow.analysis.provable.answers import ask
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from registry.lookup import current, load, show
 from registry.store import Store, connect
-from tasks.report import write_report
 from tests.flows.small_project import registry_template
 from tests.project_folder import register
 from tests.toy_project import PIPELINE, make_toy_project, run_pipeline
@@ -79,18 +77,6 @@ def test_advice_on_the_projects_experts_takes_their_own_heads_and_samples(projec
     assert [outputs.base[task].shape[1] for task in ("left", "right")] == [3, 4]
     assert advice.pairs is not None
     assert advice.scales == sorted(advice.scales or [])
-
-
-def test_the_runs_advice_is_kept_with_the_version_and_on_the_page(project: Path, store: Store) -> None:
-    advice = json.loads((project / ADVICE).read_text())
-    assert (advice["remarks"], advice["answered"], len(advice["scales"])) == ([], ["left", "right"], 4)
-    kept = show(store, MODEL)["advice"]
-    chosen = json.loads((project / "outputs/results/selection.json").read_text())["methods"]["task_arithmetic"]["args"]
-    assert kept["chosen"] == chosen["scale"]
-    assert kept["inside"] == (advice["scales"][0] <= kept["chosen"] <= advice["scales"][-1])
-    assert sum(kept["relations"].values()) == 1
-    page = write_report(project, project / "outputs/report.html").read_text("utf-8")
-    assert f"The sweep chose λ {kept['chosen']:g} for task_arithmetic." in page
 
 
 def test_a_task_is_unlearned_as_far_as_the_other_allows(project: Path, store: Store) -> None:

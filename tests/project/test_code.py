@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mergeflow.errors import MergeflowError
 from tasks.project.code import Code
 from tasks.project.graph import load_graph
 from tasks.project.stage import STATE
@@ -302,6 +303,11 @@ def test_digests_need_no_torch_and_well_under_a_second() -> None:
 def test_the_digest_is_of_the_meaning(one: str, other: str, same: bool) -> None:
     left, right = (read_source(text.encode(), "p.q").meaning for text in (one, other))
     assert (left == right) is same
+
+
+def test_a_stage_that_an_upgrade_has_taken_out_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MergeflowError, match=r"runs tasks\.advise, which this version of mergeflow does not have"):
+        Code(tmp_path).digest("tasks.advise")
 
 
 @pytest.mark.parametrize("text", ["x = Parts(1)", "x = Shelf()", "class Parts: ...\nPart = Parts()"])

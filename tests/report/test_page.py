@@ -112,53 +112,6 @@ def test_everything_optional_may_be_missing(make_run):
     assert "base and experts" in page
 
 
-def test_advice_says_where_the_choice_lies_and_what_is_missing(make_run):
-    root = make_run(["a", HOSTILE])
-    pair = {"first": "a", "second": HOSTILE, "alpha": 0.7, "changes": -0.5, "cosine": -0.2}
-    pair |= {"relation": "contradictory", "addition": None, "unlearning": [-4.0, 0.0]}
-    advice = {
-        "experts": ["a", HOSTILE],
-        "scales": [0.3, 0.4, 0.5, 0.6],
-        "theory": None,
-        "cosines": [[1.0, -0.2], [-0.2, 1.0]],
-        "answered": ["a", HOSTILE],
-        "alphas": [[1.0, 0.7], [0.7, 1.0]],
-        "changes": [[1.0, -0.5], [-0.5, 1.0]],
-        "pairs": [pair],
-        "unlearning": {"a": {HOSTILE: -0.2}, HOSTILE: {"a": -0.2}},
-        "linearity": None,
-        "remarks": ["something: not computed."],
-    }
-    (root / "outputs/results/advice.json").write_text(json.dumps(advice))
-    page = written(root)
-    Tags(page)
-    assert HOSTILE not in page
-    chosen = json.loads((root / "outputs/results/selection.json").read_text())["methods"]["task_arithmetic"]["args"]
-    lies = "in" if 0.3 <= chosen["scale"] <= 0.6 else "not in"
-    for words in (
-        "by their lengths: λ 0.3, 0.4, 0.5, 0.6.",
-        "expects no λ to solve all tasks",
-        f"The sweep chose λ {chosen['scale']:g} for task_arithmetic. It lies {lies} the suggested range.",
-        "<strong>-0.50</strong>",
-        "contradictory",
-        "-4.00 … 0.00",
-        "something: not computed.",
-    ):
-        assert words in page
-    assert "at the edge of the grid, so a better one" not in page
-    selection = json.loads((root / "outputs/results/selection.json").read_text())
-    selection["methods"]["task_arithmetic"]["at_grid_edge"] = ["scale"]
-    (root / "outputs/results/selection.json").write_text(json.dumps(selection))
-    assert "at the edge of the grid, so a better one" in written(root)
-    nothing = dict.fromkeys(advice) | {"experts": ["a", HOSTILE], "remarks": ["advice: not computed. why"]}
-    (root / "outputs/results/advice.json").write_text(json.dumps(nothing))
-    page = written(root)
-    Tags(page)
-    assert "advice: not computed. why" in page
-    (root / "outputs/results/advice.json").unlink()
-    assert 'id="advice"' not in written(root)
-
-
 def test_a_figure_other_than_the_accuracy_is_named_wherever_it_stands(make_run):
     root = make_run(["mood", "stars"])
     path = root / "outputs/results/test.json"

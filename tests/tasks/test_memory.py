@@ -89,7 +89,7 @@ def test_an_evaluation_that_cannot_fit_and_a_full_batch(project: Path) -> None:
     lines = str(told.value).splitlines()
     assert [line.partition(" needs")[0] for line in lines] == [
         "finetune: validation",
-        "advise, sweep, select, evaluate",
+        "sweep, select, evaluate",
     ]
     assert all("Set evaluation.batch_size to " in line for line in lines)
     changed(project, finetune={"regime": "full_batch_gd", "batch_size": 2**19}, evaluation={"batch_size": 16})

@@ -15,7 +15,7 @@ from tasks.project.stage import Stage, covers
 from tests.flows.kill_driver import make_toy_repository
 from tests.toy_project import make_toy_project, run_pipeline
 
-READERS = ["base", "finetune@left", "vectors", "advise", "sweep@ties", "select", "evaluate", "figures"]
+READERS = ["base", "finetune@left", "vectors", "sweep@ties", "select", "evaluate", "figures"]
 
 
 @pytest.fixture(scope="module")
