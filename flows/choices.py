@@ -31,7 +31,6 @@ def read_choices(root: Path) -> Params:
             be swept by the pipeline; all of one sort at once.
     """
     path = root / "params.yaml"
-    _check_text(path)
     METHODS.names()  # a file that cannot be loaded is told once, not for each method in params.yaml
     params = load_params(path)
     preparation = find_preparation(params.lookup("model.modality"))
@@ -44,17 +43,6 @@ def read_choices(root: Path) -> Params:
     if faults:
         raise refusal(path.name, faults)
     return params
-
-
-def _check_text(path: Path) -> None:
-    content = path.read_bytes() if path.exists() else b""
-    try:
-        content.decode()
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise MergeflowError(
-            f"{path.name} is not UTF-8 text: byte 0x{content[error.start]:02x} in line {line}. Save the file as UTF-8."
-        ) from None
 
 
 def _faults(source: str, preparation: Preparation, root: Path | None) -> Iterator[str]:

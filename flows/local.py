@@ -7,6 +7,7 @@ from rich.console import Console
 
 from flows.choices import read_choices
 from flows.device_memory import tell_device_memory
+from flows.dvc_process import wait_for_dvc
 from flows.faults import own_traceback
 from flows.orphans import remove_orphans
 from flows.plan import REGISTER, are_results_wanted, registration_lost, stages_to_run
@@ -16,6 +17,7 @@ from flows.watch import progress_bars
 from mergeflow import layout
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
+from tasks.project.runner import check_disk
 from tasks.project.stage import STATE
 
 
@@ -58,6 +60,7 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
         MergeflowError: a parameter is wrong or a stage failed.
     """
     params = read_choices(root)
+    wait_for_dvc(root)
     remove_orphans(root, lambda text: console.print(text, highlight=False, markup=False))
     stages = load_graph(root, studies=targets is not None)
     todo = stages_to_run(root, stages, targets)
@@ -79,12 +82,14 @@ def _run_flow(
     from flows.pipeline import pipeline
     from flows.stopping import stoppable
 
+    home = root / STATE / "prefect"
     try:
-        with stoppable(), embedded_server(root / STATE / "prefect"), progress_bars(root, todo, console):
+        with stoppable(), embedded_server(home), progress_bars(root, todo, console):
             pipeline(str(root), force_register=force_register, push=push, targets=targets)
     except MergeflowError:
         raise
     except Exception as error:
+        check_disk(error, root, home)
         trace = own_traceback(error)
         if trace is None:
             raise

@@ -22,12 +22,16 @@ def mend_locks(root: Path) -> bool:
     cut = [name for name in names if (root / name).exists() and not is_whole((root / name).read_text("utf-8"))]
     for name in cut:
         _restore(root, name)
-    home = next((folder for folder in (root, *root.parents) if (folder / ".dvc").is_dir()), root)  # a world has none
-    running = home / RUNNING
+    running = dvc_home(root) / RUNNING
     if running.exists() and not _is_json(running.read_text("utf-8")):
         running.unlink()
         return True
     return bool(cut)
+
+
+def dvc_home(root: Path) -> Path:
+    """Return the folder that has DVC's settings: the project's, or one above it."""
+    return next((folder for folder in (root, *root.parents) if (folder / ".dvc").is_dir()), root)
 
 
 def _restore(root: Path, name: str) -> None:

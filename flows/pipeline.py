@@ -14,6 +14,7 @@ from prefect.task_runners import TaskRunner
 
 from flows.artifacts import publish_results
 from flows.choices import read_choices
+from flows.dvc_process import wait_for_dvc
 from flows.faults import keep_traceback
 from flows.orphans import remove_orphans
 from flows.plan import REGISTER, are_results_wanted, stages_to_run
@@ -127,6 +128,7 @@ def run_project(root: Path, force_register: bool, push: bool, targets: list[str]
 
 def _run_stages(root: Path, force_register: bool, push: bool, targets: list[str] | None) -> list[str]:
     run = read_choices(root).run  # first: a task whose name is mistyped takes the outputs of the right one away
+    wait_for_dvc(root, get_run_logger().warning)
     remove_orphans(root, get_run_logger().info)
     stages = load_graph(root, studies=targets is not None)
     always = {REGISTER} if force_register else set[str]()
@@ -167,8 +169,14 @@ def _run_group(
             states[running[finished]] = finished.state
     finally:
         # In running order, as `dvc repro` records them: in which order they finished must not show in dvc.lock.
-        record_outputs(root, [address for address in group if _is_done(states.get(address))])
-    _raise_first({address: state for address, state in states.items() if not state.is_completed()})
+        failed = {address: state for address, state in states.items() if not state.is_completed()}
+        try:
+            record_outputs(root, [address for address in group if _is_done(states.get(address))])
+        except MergeflowError as error:
+            if not failed:
+                raise
+            print(error, file=sys.stderr)  # what made the stages fail may be behind it too
+    _raise_first(failed)
 
 
 def _is_done(state: State[Any] | None) -> bool:

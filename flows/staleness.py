@@ -1,19 +1,16 @@
 """DVC's answers, asked as a command: what is stale, and recording what a run made."""
 
-import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from flows.lockfile import mend_locks
+from flows.dvc_process import ask_dvc, dvc, writers
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.layout import CODE
 from tasks.project.accepted import accept
 from tasks.project.digests import CODE_STAGE, digest_key, strict_digest, write_digests
-from tasks.project.dvc_lock import locked_stages
+from tasks.project.dvc_lock import locked_stages, md5_of
 from tasks.project.graph import load_graph
 from tasks.project.stage import MAIN, Stage, covers
 
@@ -26,11 +23,13 @@ def stale_stages(root: Path, stages: dict[str, Stage]) -> set[str]:
 def changes(root: Path, stages: dict[str, Stage]) -> dict[str, list[Any]]:
     """Return what DVC's status says of each stale stage by address, for the code as it is now.
 
-    `dvc status` alone compares with the digests of code that were written last.
+    `dvc status` alone compares with the digests of code that were written last. While another DVC is at work these
+    stay as they are: it would take new ones for a change.
     """
-    write_digests(root)
+    if not writers(root):
+        write_digests(root)
     files = {stage.file for stage in stages.values()}
-    status = json.loads(_dvc(root, "status", "--json", *sorted(files)) or "{}")
+    status = json.loads(ask_dvc(root, "status", "--json", *sorted(files)) or "{}")
     return {address: said for address, said in status.items() if address in stages and not stages[address].frozen}
 
 
@@ -75,31 +74,21 @@ def _recorded_code(root: Path, stage: Stage) -> str:
 
 
 def record_outputs(root: Path, addresses: list[str]) -> None:
-    """Put the outputs of finished stages into DVC's cache and dvc.lock, and the digests of code if they are new."""
+    """Put the outputs of finished stages into DVC's cache and dvc.lock, and the digests of code with them."""
     write_digests(root)
-    changed = [] if _code_is_recorded(root) else [CODE_STAGE]
-    if addresses or changed:
-        _dvc(root, "commit", "--force", "--quiet", *changed, *addresses)
+    if addresses or not _code_is_recorded(root):
+        dvc(root, "commit", "--force", "--quiet", CODE_STAGE, *addresses)
 
 
 def _code_is_recorded(root: Path) -> bool:
     known = locked_stages(root).get(CODE_STAGE, {})
-    return hashlib.md5((root / CODE).read_bytes()).hexdigest() in [out["md5"] for out in known.get("outs", [])]
+    return md5_of(root / CODE) in [out["md5"] for out in known.get("outs", [])]
 
 
 def push_outputs(root: Path) -> None:
     """Send the pipeline's outputs to DVC's remote; the studies' stay with who ran them."""
-    _dvc(root, "push", "--quiet", MAIN)
-
-
-def _dvc(root: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    if done.returncode and mend_locks(root):
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise MergeflowError(f"`dvc {' '.join(arguments)}` failed: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+    dvc(root, "commit", "--force", "--quiet", CODE_STAGE)  # dvc.lock of a clone names it, the cache may lack it
+    dvc(root, "push", "--quiet", MAIN)
 
 
 def fetch_output(root: Path, path: Path) -> None:
@@ -109,9 +98,9 @@ def fetch_output(root: Path, path: Path) -> None:
         return
     wanted = whole.relative_to(root).as_posix()
     try:
-        _dvc(root, "checkout", "--quiet", wanted)
+        dvc(root, "checkout", "--quiet", wanted)
     except MergeflowError:  # not in the cache
-        _dvc(root, "pull", "--quiet", wanted)
+        dvc(root, "pull", "--quiet", wanted)
 
 
 def _is_tracked(root: Path, path: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from flows.choices import read_choices
+from flows.dvc_process import writers
 from flows.plan import REGISTER, registration_lost
 from flows.staleness import changes
 from mergeflow.layout import CODE
@@ -30,6 +31,11 @@ def print_status(root: Path, console: Console, studies: bool = False) -> list[st
         MergeflowError: a parameter is wrong, or DVC cannot answer.
     """
     read_choices(root)
+    for pid, words in writers(root):
+        console.print(
+            f"`dvc {words.partition(' ')[2]}` (process {pid}) is at work here; what it runs now counts as stale.",
+            highlight=False,
+        )
     stages = load_graph(root, studies)
     found = {address: list(reasons(entries)) for address, entries in changes(root, stages).items()}
     todo = downstream_closure(set(found), stages)

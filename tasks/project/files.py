@@ -11,9 +11,15 @@ def read_yaml(path: Path) -> Any:
     """Read one YAML file.
 
     Raises:
-        MergeflowError: the file is missing, is not YAML, or has a key twice; the message has the line.
+        MergeflowError: the file is missing, is not YAML in UTF-8, or has a key twice; the message has the line.
     """
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"), path.name)
+        content = path.read_bytes()
+        return parse_yaml(content.decode(), path.name)
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise MergeflowError(
+            f"{path.name} is not UTF-8 text: byte 0x{content[error.start]:02x} in line {line}. Save the file as UTF-8."
+        ) from None
     except FileNotFoundError:
         raise MergeflowError(f"{path.name} is missing in {path.parent}: run inside a project folder.") from None

@@ -35,6 +35,7 @@ from tasks.project.writing import write_atomically
 
 PROGRESS_SECONDS = 0.2
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_LEAST_FREE = 2**20
 
 
 class DiskFull(MergeflowError):
@@ -207,6 +208,26 @@ def _build(io: StageIO, done: Path) -> None:
         raise DiskFull(
             f"stage {io.stage.address}: the disk is full ({free:.0f} MiB free where {io.root.name} lies). Nothing "
             f"was changed; free some space and run again, finished work is kept."
+        ) from error
+
+
+def check_disk(error: BaseException, *folders: Path) -> None:
+    """Tell a full disk as such, where an error that says something else came of it.
+
+    Args:
+        error: what was raised, such as by a database that cannot write.
+        folders: where was written.
+
+    Raises:
+        DiskFull: the error says so, or a folder's disk has no room.
+    """
+    there = [folder for folder in folders if folder.exists()]
+    free = {folder: shutil.disk_usage(folder).free for folder in there}
+    full = next((folder for folder in there if free[folder] < _LEAST_FREE), there[0] if _is_full(error) else None)
+    if full is not None:
+        raise DiskFull(
+            f"the disk is full ({free[full] / 2**20:.0f} MiB free where {full} lies). Free some space and run again: "
+            "finished work is kept."
         ) from error
 
 

@@ -90,3 +90,17 @@ def test_a_file_in_another_encoding_and_a_broken_method_are_told_once(
     (project / "params.yaml").write_bytes("seed: 0\n# Früchte\n".encode("latin-1"))
     with pytest.raises(MergeflowError, match=r"^params.yaml is not UTF-8 text: byte 0xfc in line 2\. Save"):
         read_choices(project)
+
+
+COMMANDS = ["run", "status", "report", "results", "stage list", "stage run vectors", "stage digests", "registry list"]
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "add-task inputs/x", "unmerge champion --task left"])
+def test_every_command_names_a_file_in_another_encoding(tmp_path: Path, command: str) -> None:
+    project = make_toy_project(tmp_path / "toy")
+    (project / "outputs/results").mkdir(parents=True)
+    (project / "params.yaml").write_bytes("seed: 0\n# Früchte\n".encode("latin-1"))
+    done = run_in(project, "mergeflow", *command.split())
+    assert done.returncode == 2, done.stderr
+    assert "params.yaml is not UTF-8 text: byte 0xfc in line 2. Save the file as UTF-8." in done.stderr
+    assert "Traceback" not in done.stderr

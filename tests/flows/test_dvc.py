@@ -12,7 +12,10 @@ import yaml
 
 from flows.staleness import push_outputs
 from mergeflow.errors import MergeflowError
+from tasks.project.dvc_lock import md5_of
+from tasks.project.graph import load_graph
 from tests.flows.small_project import run_in
+from tests.tasks.test_recorded import flip_a_bit
 
 pytestmark = pytest.mark.slow
 STALE = [["figures", "its", "code", "modified"], ["register", "after", "figures"]]
@@ -108,6 +111,31 @@ def test_push_needs_a_remote_that_answers_and_then_keeps_every_output(clone: Pat
     assert "Nothing changed" in done.stdout
     assert (tmp_path / "mergeflow-remote/files").is_dir()
     assert json.loads(dvc(clone, "status", "--cloud", "--json")) == {}
+
+
+def test_a_clone_whose_cache_lacks_the_digests_of_code_pushes_them_and_is_restored(clone: Path) -> None:
+    shutil.rmtree(clone / ".dvc/cache/files/md5" / md5_of(clone / "outputs/code.yaml")[:2])
+    run_stages = [address for address in load_graph(clone)]
+    dvc(clone, "commit", "--force", "--quiet", *run_stages)
+    push_outputs(clone)
+    for folder in ("outputs", ".dvc/cache"):
+        shutil.rmtree(clone / folder)
+    dvc(clone, "pull", "dvc.yaml")
+    assert json.loads(dvc(clone, "status", "--cloud", "--json", "dvc.yaml")) == {}
+    assert json.loads(dvc(clone, "status", "--json")) == {"code": ["always changed"]}
+
+
+def test_a_damaged_remote_is_not_pulled_from(clone: Path, tmp_path: Path) -> None:
+    push_outputs(clone)
+    weights = clone / "outputs/experts/red/model.safetensors"
+    md5 = md5_of(weights)
+    copy = tmp_path / "mergeflow-remote/files/md5" / md5[:2] / md5[2:]
+    copy.chmod(0o644)
+    flip_a_bit(copy)
+    for folder in ("outputs", ".dvc/cache"):
+        shutil.rmtree(clone / folder)
+    assert run_in(clone, "dvc", "pull", "dvc.yaml").returncode
+    assert not weights.exists()
 
 
 @pytest.fixture

@@ -1,0 +1,77 @@
+"""A `dvc repro` beside: a run waits for it and says so, a question is answered at once, a dead one counts for nothing."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from flows.dvc_process import wait_for_dvc, writers
+from flows.staleness import record_outputs
+from flows.status import print_status
+from mergeflow.errors import MergeflowError
+from tasks.project.graph import load_graph
+from tasks.project.runner import DiskFull, check_disk, run_stage
+from tests.flows.kill_driver import make_toy_repository
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    return make_toy_repository(tmp_path / "project")
+
+
+@pytest.fixture
+def repro(project: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that DVC's list of writers names as the one that makes an expert."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "dvc", "repro"])
+    entry = {"pid": process.pid, "cmd": "/usr/bin/dvc repro"}
+    lock = project / ".dvc/tmp/rwlock"
+    lock.parent.mkdir(exist_ok=True)
+    outs = ("outputs/experts/left", "outputs/data/train/left")
+    lock.write_text(json.dumps({"write": {str(project / out): entry for out in outs}, "read": {}}))
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_run_waits_for_it_by_name(project: Path, repro: "subprocess.Popen[bytes]", capsys) -> None:  # type: ignore[no-untyped-def]
+    assert run_stage(project, load_graph(project)["prepare@left"])
+    assert writers(project) == [(repro.pid, "/usr/bin/dvc repro")]
+    threading.Timer(4.0, lambda: (repro.kill(), repro.wait())).start()
+    said: list[str] = []
+    wait_for_dvc(project, said.append)
+    assert said == [f"Waiting for `dvc repro` (process {repro.pid}), which is at work in this project."]
+    assert writers(project) == []
+
+
+def test_what_it_writes_is_recorded_after_it(project: Path, repro: "subprocess.Popen[bytes]", capsys) -> None:  # type: ignore[no-untyped-def]
+    assert run_stage(project, load_graph(project)["prepare@left"])
+    threading.Timer(6.0, lambda: (repro.kill(), repro.wait())).start()
+    record_outputs(project, ["prepare@left"])
+    assert f"Waiting for `dvc repro` (process {repro.pid})" in capsys.readouterr().err
+    assert "prepare@left" in (project / "dvc.lock").read_text()
+
+
+def test_status_answers_beside_it_and_writes_nothing(project: Path, repro: "subprocess.Popen[bytes]") -> None:
+    before = {path: path.read_bytes() for path in (project / "outputs").rglob("*") if path.is_file()}
+    printed = StringIO()
+    todo = print_status(project, Console(file=printed, width=200))
+    assert f"`dvc repro` (process {repro.pid}) is at work here" in printed.getvalue()
+    assert "finetune@left" in todo
+    assert before == {path: path.read_bytes() for path in (project / "outputs").rglob("*") if path.is_file()}
+
+
+def test_a_full_disk_is_told_whoever_met_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_disk(RuntimeError("500"), tmp_path, tmp_path / "nowhere")
+    with pytest.raises(DiskFull, match="the disk is full"):
+        check_disk(OSError(28, "No space left on device"), tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: (100, 100, 1000))
+    with pytest.raises(MergeflowError, match=r"the disk is full \(0 MiB free where .*Free some space and run again"):
+        check_disk(RuntimeError("500"), tmp_path)
