@@ -11,6 +11,7 @@ from mergeflow.merging.catalog import METHODS
 from mergeflow.modalities.preparing import find_preparation
 from mergeflow.schema import refusal
 from mergeflow.search.candidates import grid_of
+from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph
 from tasks.project.parameters import Params, load_params
 from tasks.project.sources import INPUTS
@@ -31,6 +32,7 @@ def read_choices(root: Path) -> Params:
             be swept by the pipeline; all of one sort at once.
     """
     path = root / "params.yaml"
+    read_yaml(path)  # first: a file that cannot be read is told before what it would name
     METHODS.names()  # a file that cannot be loaded is told once, not for each method in params.yaml
     params = load_params(path)
     preparation = find_preparation(params.lookup("model.modality"))

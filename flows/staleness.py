@@ -77,7 +77,7 @@ def record_outputs(root: Path, addresses: list[str]) -> None:
     """Put the outputs of finished stages into DVC's cache and dvc.lock, and the digests of code with them."""
     write_digests(root)
     if addresses or not _code_is_recorded(root):
-        dvc(root, "commit", "--force", "--quiet", CODE_STAGE, *addresses)
+        dvc(root, "commit", "--force", CODE_STAGE, *addresses)
 
 
 def _code_is_recorded(root: Path) -> bool:
@@ -87,8 +87,8 @@ def _code_is_recorded(root: Path) -> bool:
 
 def push_outputs(root: Path) -> None:
     """Send the pipeline's outputs to DVC's remote; the studies' stay with who ran them."""
-    dvc(root, "commit", "--force", "--quiet", CODE_STAGE)  # dvc.lock of a clone names it, the cache may lack it
-    dvc(root, "push", "--quiet", MAIN)
+    dvc(root, "commit", "--force", CODE_STAGE)  # dvc.lock of a clone names it, the cache may lack it
+    dvc(root, "push", MAIN)
 
 
 def fetch_output(root: Path, path: Path) -> None:
@@ -98,9 +98,9 @@ def fetch_output(root: Path, path: Path) -> None:
         return
     wanted = whole.relative_to(root).as_posix()
     try:
-        dvc(root, "checkout", "--quiet", wanted)
+        dvc(root, "checkout", wanted)
     except MergeflowError:  # not in the cache
-        dvc(root, "pull", "--quiet", wanted)
+        dvc(root, "pull", wanted)
 
 
 def _is_tracked(root: Path, path: str) -> bool:

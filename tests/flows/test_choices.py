@@ -10,6 +10,7 @@ from rich.console import Console
 from flows.choices import read_choices
 from flows.local import bring_up_to_date
 from mergeflow.errors import MergeflowError
+from tests.flows.small_project import run_in
 from tests.toy_project import make_toy_project
 
 
@@ -92,13 +93,22 @@ def test_a_file_in_another_encoding_and_a_broken_method_are_told_once(
         read_choices(project)
 
 
-COMMANDS = ["run", "status", "report", "results", "stage list", "stage run vectors", "stage digests", "registry list"]
+COMMANDS = ["run", "status", "stage list", "stage run vectors", "stage digests", "registry list", "add-task inputs/x"]
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "add-task inputs/x", "unmerge champion --task left"])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_names_a_file_in_another_encoding(tmp_path: Path, command: str) -> None:
-    project = make_toy_project(tmp_path / "toy")
-    (project / "outputs/results").mkdir(parents=True)
+    refuses(make_toy_project(tmp_path / "toy"), command)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["report", "results"])
+def test_so_do_those_that_read_results(project: Path, command: str) -> None:
+    refuses(project, command)
+
+
+def refuses(project: Path, command: str) -> None:
     (project / "params.yaml").write_bytes("seed: 0\n# Früchte\n".encode("latin-1"))
     done = run_in(project, "mergeflow", *command.split())
     assert done.returncode == 2, done.stderr

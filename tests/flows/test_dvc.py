@@ -115,8 +115,7 @@ def test_push_needs_a_remote_that_answers_and_then_keeps_every_output(clone: Pat
 
 def test_a_clone_whose_cache_lacks_the_digests_of_code_pushes_them_and_is_restored(clone: Path) -> None:
     shutil.rmtree(clone / ".dvc/cache/files/md5" / md5_of(clone / "outputs/code.yaml")[:2])
-    run_stages = [address for address in load_graph(clone)]
-    dvc(clone, "commit", "--force", "--quiet", *run_stages)
+    dvc(clone, "commit", "--force", "--quiet", *load_graph(clone))
     push_outputs(clone)
     for folder in ("outputs", ".dvc/cache"):
         shutil.rmtree(clone / folder)

@@ -1,4 +1,4 @@
-"""A `dvc repro` beside: a run waits for it and says so, a question is answered at once, a dead one counts for nothing."""
+"""A `dvc repro` beside: a run waits for it by name, a question is answered at once, a dead one counts for nothing."""
 
 import json
 import subprocess
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -41,19 +42,23 @@ def repro(project: Path) -> Iterator["subprocess.Popen[bytes]"]:
     process.wait()
 
 
-def test_a_run_waits_for_it_by_name(project: Path, repro: "subprocess.Popen[bytes]", capsys) -> None:  # type: ignore[no-untyped-def]
-    assert run_stage(project, load_graph(project)["prepare@left"])
+def test_a_run_waits_for_it_by_name(project: Path, repro: "subprocess.Popen[bytes]") -> None:
     assert writers(project) == [(repro.pid, "/usr/bin/dvc repro")]
-    threading.Timer(4.0, lambda: (repro.kill(), repro.wait())).start()
+    threading.Timer(0.5, lambda: (repro.kill(), repro.wait())).start()
     said: list[str] = []
     wait_for_dvc(project, said.append)
     assert said == [f"Waiting for `dvc repro` (process {repro.pid}), which is at work in this project."]
     assert writers(project) == []
 
 
-def test_what_it_writes_is_recorded_after_it(project: Path, repro: "subprocess.Popen[bytes]", capsys) -> None:  # type: ignore[no-untyped-def]
+def test_what_it_writes_is_recorded_after_it(
+    project: Path,
+    repro: "subprocess.Popen[bytes]",
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert run_stage(project, load_graph(project)["prepare@left"])
-    threading.Timer(6.0, lambda: (repro.kill(), repro.wait())).start()
+    monkeypatch.setattr("flows.dvc_process.time.sleep", lambda _: (repro.kill(), repro.wait()))
     record_outputs(project, ["prepare@left"])
     assert f"Waiting for `dvc repro` (process {repro.pid})" in capsys.readouterr().err
     assert "prepare@left" in (project / "dvc.lock").read_text()
@@ -72,6 +77,6 @@ def test_a_full_disk_is_told_whoever_met_it(tmp_path: Path, monkeypatch: pytest.
     check_disk(RuntimeError("500"), tmp_path, tmp_path / "nowhere")
     with pytest.raises(DiskFull, match="the disk is full"):
         check_disk(OSError(28, "No space left on device"), tmp_path)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: (100, 100, 1000))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(MergeflowError, match=r"the disk is full \(0 MiB free where .*Free some space and run again"):
         check_disk(RuntimeError("500"), tmp_path)
