@@ -11,4 +11,5 @@ os.environ.setdefault("DO_NOT_TRACK", "true")
 # "Creating initial MLflow database tables..." and its like are not for our readers; warnings still are.
 os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")

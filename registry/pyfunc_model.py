@@ -130,6 +130,17 @@ def save_pyfunc(folder: Path, files: ModelFiles, metadata: Mapping[str, str] | N
             conda_env=_environment(files.served.packages),
             metadata=dict(metadata or {}),
         )
+    _forget_this_machine(folder)
+
+
+def _forget_this_machine(folder: Path) -> None:
+    """Take the paths that the files had on this machine out of MLmodel; nobody needs them."""
+    described = mlflow.models.Model.load(str(folder / "MLmodel"))
+    flavor = described.flavors["python_function"]
+    flavor["model_code_path"] = CODE.name
+    for artifact in flavor["artifacts"].values():
+        artifact["uri"] = artifact["path"]
+    described.save(str(folder / "MLmodel"))
 
 
 def check_pyfunc(folder: Path, served: Served) -> None:

@@ -76,6 +76,8 @@ def test_nothing_inside_is_a_pickle(real, tmp_path):
     save_pyfunc(tmp_path / "saved", real.files)
     files = {path.suffix for path in (tmp_path / "saved").rglob("*") if path.is_file()}
     assert files <= {".safetensors", ".json", ".py", ".yaml", ".txt", ""}
+    assert str(tmp_path.parent) not in (tmp_path / "saved/MLmodel").read_text()
+    assert str(Path(__file__).parents[2]) not in (tmp_path / "saved/MLmodel").read_text()
     assert json.loads((tmp_path / "saved/artifacts/model/recipe.json").read_text()) == {"method": "ties"}
 
 
