@@ -64,11 +64,12 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     @app.command("run")
     def run(
         push: Annotated[bool, typer.Option(help="Send the outputs to DVC's remote at the end.")] = False,
+        report: Annotated[Path | None, typer.Option(help="Write what came of the run into this JSON file.")] = None,
     ) -> None:
         """Run the pipeline: every stage that is stale, through Prefect; then print the result."""
         from flows.local import run_pipeline
 
-        run_pipeline(root, Console(), push)
+        run_pipeline(root, Console(), push, report and report.resolve())
 
     @app.command("status")
     def status(

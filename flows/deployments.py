@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger
+from prefect.states import Completed
 
 from flows.artifacts import publish_decision
+from flows.outcome import outcome, outcome_of
 from flows.pipeline import run_project
 from flows.plan import registration_lost
 from flows.turns import turn
@@ -33,7 +35,8 @@ def nightly(root: str = ".", push: bool = False, targets: list[str] | None = Non
     """
     folder = project_folder(root)
     with turn(folder):
-        return run_project(folder, registration_lost(folder), push, targets)
+        ran = run_project(folder, registration_lost(folder), push, targets)
+        return named(outcome(folder, ran), ran)
 
 
 @flow(name="add-task")
@@ -61,7 +64,8 @@ def add_task(
         store = connect(project_root=folder)
         done = adding.add_task(folder, store, task, place, promote=promote, full_sweep=full_sweep, report=logger.info)
         publish_decision(store, done.model, done.version, done.champion, done.decision)
-    return asdict(done)
+    refused = done.decision is not None and not done.decision.promote
+    return named(outcome_of(done.champion == done.version, refused), asdict(done))
 
 
 @flow(name="gate")
@@ -86,7 +90,13 @@ def gate(version: str | int = "candidate", model: str | None = None, root: str =
     number = find_version(store, asked, str(version)).version
     done = promote(store, asked, number, settings)
     publish_decision(store, asked, number, done.champion, done.decision)
-    return {"model": asked, "version": number, "champion": done.champion, "changed": done.changed}
+    answer = {"model": asked, "version": number, "champion": done.champion, "changed": done.changed}
+    return named(outcome_of(done.changed, done.decision is not None), answer)
+
+
+def named(name: str, result: Any) -> Any:
+    """Return a flow's result in a completed state with a name, which Prefect's page shows and automations go by."""
+    return Completed(name=name, data=result)
 
 
 def project_folder(root: str) -> Path:

@@ -10,6 +10,7 @@ from flows.device_memory import tell_device_memory
 from flows.dvc_process import wait_for_dvc
 from flows.faults import own_traceback
 from flows.orphans import remove_orphans
+from flows.outcome import reported
 from flows.plan import REGISTER, are_results_wanted, registration_lost, stages_to_run
 from flows.staleness import push_outputs, record_outputs
 from flows.summary import print_summary
@@ -21,27 +22,29 @@ from tasks.project.runner import check_disk
 from tasks.project.stage import STATE
 
 
-def run_pipeline(root: Path, console: Console, push: bool = False) -> None:
+def run_pipeline(root: Path, console: Console, push: bool = False, report: Path | None = None) -> None:
     """Bring the whole project up to date and print the result.
 
     Args:
         root: the project folder.
         console: where progress and the result are shown.
         push: whether the outputs are sent to DVC's remote at the end.
+        report: a JSON file that says what came of it, however it ends; None: none.
 
     Raises:
         MergeflowError: a parameter is wrong or a stage failed.
     """
     from tasks.report import write_report
 
-    ran = bring_up_to_date(root, console, push)
-    if not ran:
-        console.print("[bold]Nothing changed:[/] every stage is up to date.")
-        # After `dvc checkout` or `dvc repro` the page on disk is of other results.
-        write_report(root, root / layout.REPORT)
-        if push:
-            push_outputs(root)
-    print_summary(root, console)
+    with reported(root, report) as ran:
+        ran += bring_up_to_date(root, console, push)
+        if not ran:
+            console.print("[bold]Nothing changed:[/] every stage is up to date.")
+            # After `dvc checkout` or `dvc repro` the page on disk is of other results.
+            write_report(root, root / layout.REPORT)
+            if push:
+                push_outputs(root)
+        print_summary(root, console)
 
 
 def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: list[str] | None = None) -> list[str]:

@@ -29,6 +29,7 @@ from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph, upstream
 from tasks.project.runner import run_stage
 from tasks.project.stage import STUDIES, Stage
+from tasks.project.worker import check_worker, running_code
 
 PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ECONNRESET}
 
@@ -52,16 +53,18 @@ def is_passing_fault(_task: Any, _run: Any, state: State[Any]) -> bool:
     retry_condition_fn=is_passing_fault,
     task_run_name="{address}",
 )
-def stage(root: str, address: str, force: bool = False) -> bool:
+def stage(root: str, address: str, force: bool = False, driver: dict[str, str] | None = None) -> bool:
     """Run one stage; return whether it had anything to do.
 
     Args:
         root: the project folder.
         address: the stage's name, with `@item` where it is repeated.
         force: run even if nothing changed.
+        driver: the code and packages that the stage has to run by; None: any.
     """
     folder = Path(root)
     try:
+        check_worker(driver or {}, address)
         found = load_graph(folder, studies=address.startswith(STUDIES))[address]
         with gpu_slot(folder, found):
             ran = run_stage(folder, found, force)
@@ -84,7 +87,7 @@ def submit(
         above: stages it comes after, for the run's picture; finished ones, since a worker that waits runs nothing else.
         force: run it even if it is up to date.
     """
-    arguments = {"root": str(root), "address": address, "force": force}
+    arguments = {"root": str(root), "address": address, "force": force, "driver": running_code()}
     placed: PrefectFuture[bool] = runner.submit(stage, arguments, wait_for=list(above))
     return placed
 

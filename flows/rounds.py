@@ -12,20 +12,23 @@ from flows.slots import gpu_slot
 from tasks.project.graph import load_graph
 from tasks.project.runner import is_up_to_date, open_stage, progress_file
 from tasks.project.stage import STATE, Stage
+from tasks.project.worker import check_worker, running_code
 from tasks.rounds import open_rounds, tune
 
 MULTITASK = "multitask"
 
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="round {number}: {name}")
-def tune_in_round(root: str, number: int, name: str) -> None:
+def tune_in_round(root: str, number: int, name: str, driver: dict[str, str]) -> None:
     """Tune one task in one round, in the scratch folder where the stage `multitask` will look for it.
 
     Args:
         root: the project folder.
         number: the round, from 1.
         name: the task's name.
+        driver: the code and packages that the work has to be done by.
     """
+    check_worker(driver, f"round {number} of {name}")
     folder = Path(root)
     found = load_graph(folder)[MULTITASK]
     io, _ = open_stage(folder, found)
@@ -50,7 +53,8 @@ def run_rounds(runner: TaskRunner[Any], root: Path, stage: Stage) -> None:
     rounds = open_rounds(io)
     for number in range(1, rounds.rounds + 1):
         waiting = rounds.waiting(number)
-        pieces = [runner.submit(tune_in_round, {"root": str(root), "number": number, "name": name}) for name in waiting]
+        shared = {"root": str(root), "number": number, "driver": running_code()}
+        pieces = [runner.submit(tune_in_round, {**shared, "name": name}) for name in waiting]
         for piece in pieces:
             piece.wait()
         for piece in pieces:

@@ -1,5 +1,6 @@
 """What the next run would do, and why."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from flows.plan import REGISTER, registration_lost
 from flows.staleness import changes
 from mergeflow.layout import CODE
 from tasks.project.graph import downstream_closure, load_graph, upstream
+from tasks.project.runner import failure_note
 
 SHOWN = 4  # reasons in a line
 
@@ -47,9 +49,18 @@ def print_status(root: Path, console: Console, studies: bool = False) -> list[st
     console.print(f"[bold]{len(todo)} of {len(stages)} stages to run[/]", highlight=False)
     for address in todo:
         why = found.get(address) or [f"after {above}" for above in upstream(stages[address], stages) if above in todo]
+        why = [*last_failure(root, address), *why]
         more = [f"{len(why) - SHOWN} more"] if len(why) > SHOWN else []
         console.print(f"  {address:<26} {', '.join([*why[:SHOWN], *more])}", highlight=False, soft_wrap=True)
     return todo
+
+
+def last_failure(root: Path, address: str) -> Iterator[str]:
+    """Yield why a stage failed when it was last tried, if it did."""
+    try:
+        yield f"failed: {json.loads(failure_note(root, address).read_text())['error']},"
+    except (OSError, ValueError):
+        return
 
 
 def reasons(entries: list[Any]) -> Iterator[str]:

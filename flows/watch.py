@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from tasks.project.runner import failure_note
 from tasks.project.stage import STATE, file_name, read_record
 
 SECONDS = 0.3
@@ -44,6 +46,7 @@ def _watch(root: Path, addresses: list[str], bars: Progress, console: Console, s
     whole = bars.add_task("stages", total=len(addresses))
     live: dict[str, TaskID] = {}
     finished: set[str] = set()
+    failed = {address: _failed(root, address) for address in addresses}
     last_round = False
     while not last_round:
         last_round = stop.wait(SECONDS)  # one more look after the end
@@ -53,6 +56,9 @@ def _watch(root: Path, addresses: list[str], bars: Progress, console: Console, s
                 if file_name(address) in live:
                     bars.remove_task(live.pop(file_name(address)))
                 _print_end(address, read_record(root, address), started[address], console)
+            if (now := _failed(root, address)) != failed[address]:
+                failed[address] = now
+                _print_failure(root, address, console)
         bars.update(whole, completed=len(finished))
         for path in (root / STATE / "progress").glob("*.json"):
             if path.stem not in map(file_name, finished):
@@ -61,8 +67,28 @@ def _watch(root: Path, addresses: list[str], bars: Progress, console: Console, s
 
 def _finish(root: Path, address: str) -> float:
     """Return when the stage was last found or made up to date; 0 for never."""
-    path = root / STATE / "manifests" / f"{file_name(address)}.json"
-    return path.stat().st_mtime if path.exists() else 0.0
+    return _time_of(root / STATE / "manifests" / f"{file_name(address)}.json")
+
+
+def _failed(root: Path, address: str) -> float:
+    """Return when the stage last failed; 0 where it has not, or is tried again."""
+    return _time_of(failure_note(root, address))
+
+
+def _time_of(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _print_failure(root: Path, address: str, console: Console) -> None:
+    try:
+        note = json.loads(failure_note(root, address).read_text())
+    except (OSError, ValueError):  # it is tried again
+        return
+    line = f"  [red]✗[/] {address:<26} {note['seconds']:7.1f} s  {escape(note['error'])}"
+    console.print(line, highlight=False, soft_wrap=True)
 
 
 def _print_end(address: str, record: dict[str, Any], started_before: float | None, console: Console) -> None:

@@ -28,7 +28,7 @@ def without_passwords(text: str) -> str:
     return re.sub(r"(?i)(\bpassword=)[^\s&'\"]+", r"\1***", text)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, without the full stop; its type where there is none."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(".") if lines else type(error).__name__

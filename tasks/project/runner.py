@@ -13,7 +13,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,13 +22,13 @@ from typing import Any
 from filelock import FileLock
 
 from mergeflow.checkpoints.writer import sync_folder
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import MergeflowError, first_line
 from tasks.project.bits import compute_on_one_thread
 from tasks.project.digests import code_digest
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.recorded import check_inputs, digest, sha256_of
 from tasks.project.sources import INPUTS, named_inputs
-from tasks.project.stage import CHOICES, MAIN, STATE, Progress, Stage, StageIO
+from tasks.project.stage import CHOICES, MAIN, STATE, Progress, Stage, StageIO, file_name
 from tasks.project.studies import declared_study, load_module
 from tasks.project.study_graph import check_study_graph
 from tasks.project.writing import write_atomically
@@ -55,7 +55,7 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
             were there before stay as they were.
     """
     state = root / STATE
-    with FileLock(_ready(state / "locks" / f"{stage.folder_name}.lock")):
+    with FileLock(_ready(state / "locks" / f"{stage.folder_name}.lock")), _failure_noted(root, stage.address):
         manifest = _manifest(root, stage)
         io, fingerprint = open_stage(root, stage)
         if not force and is_up_to_date(root, stage, fingerprint):
@@ -74,6 +74,25 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
         write_atomically(manifest, json.dumps(made, indent=1))
         shutil.rmtree(scratch.parent)
     return True
+
+
+@contextmanager
+def _failure_noted(root: Path, address: str) -> Iterator[None]:
+    """Leave a note of a stage that fails, for whoever shows the run's progress."""
+    started, note = time.time(), failure_note(root, address)
+    note.unlink(missing_ok=True)
+    try:
+        yield
+    except Exception as error:
+        told = f"{'' if isinstance(error, MergeflowError) else f'{type(error).__name__}: '}{first_line(error)}"
+        with suppress(OSError):  # the disk may be full
+            write_atomically(note, json.dumps({"seconds": time.time() - started, "error": told}))
+        raise
+
+
+def failure_note(root: Path, address: str) -> Path:
+    """Return the file that says why a stage failed when it was last tried."""
+    return root / STATE / "failed" / f"{file_name(address)}.json"
 
 
 def open_stage(root: Path, stage: Stage) -> tuple[StageIO, str]:
