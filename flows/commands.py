@@ -58,7 +58,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     advise_command.add_commands(app, root, project)
     _add_accept(app, root)
     _add_stages(app, root)
-
+    _add_results(app, root)
     app.command("new")(new)
 
     @app.command("run")
@@ -80,6 +80,8 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
 
         print_status(root, Console(), studies)
 
+
+def _add_results(app: typer.Typer, root: Path) -> None:
     @app.command("results")
     def results() -> None:
         """Print the result table, the registered model and the path of the report."""
