@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import tempfile
@@ -107,12 +108,22 @@ class StreamWriter:
         self.abandon()
 
 
+_BEHIND, _WRITE = 64 * 2**20, 2  # bytes; SYNC_FILE_RANGE_WRITE
+
+
+def _start_writing(descriptor: int) -> None:
+    """Let the system begin to write a file to the disk; it does nothing where the system cannot."""
+    with suppress(AttributeError, OSError, TypeError):  # musl, macOS, Windows
+        ctypes.CDLL(None).sync_file_range(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE)
+
+
 class _NamelessFile:
     """A file without a name (O_TMPFILE): killed half-way, nothing of it stays. A named one where that is missing."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
         self._name: str | None = None
+        self._waiting = 0  # bytes that the disk has not been asked to take; threads may miscount it a little
         try:
             self._fd = os.open(target.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
             os.stat(f"/proc/self/fd/{self._fd}")
@@ -131,9 +142,13 @@ class _NamelessFile:
 
     def write(self, data: bytes | memoryview, position: int) -> None:
         view = memoryview(data)
+        self._waiting += len(view)
         while len(view):
             count = os.pwrite(self._fd, view, position)
             view, position = view[count:], position + count
+        if self._waiting >= _BEHIND:  # the disk works while the rest is computed, not only at the end
+            self._waiting = 0
+            _start_writing(self._fd)
 
     def publish(self) -> None:
         os.fsync(self._fd)

@@ -11,7 +11,7 @@ from mergeflow.merging.engine import Engine
 from mergeflow.merging.known import model_of
 from mergeflow.merging.passes import Pass
 from mergeflow.merging.stacks import Stacks
-from mergeflow.merging.thresholds.select import kth_largest_passes, ordered_bits
+from mergeflow.merging.thresholds.select import kth_largest_passes, kth_smallest, ordered_bits
 
 # Ordinary, tiny (denormal), huge and repeated values, and both zeros.
 VALUES = st.one_of(
@@ -74,3 +74,18 @@ def test_ordered_bits_order_and_undo_themselves(dtype):
     assert bool((bits.diff() > 0).all())
     assert torch.equal(ordered_bits(bits.view(dtype)).view(dtype), values)
     assert int(ordered_bits(torch.tensor([-0.0], dtype=dtype))) == int(ordered_bits(torch.tensor([0.0], dtype=dtype)))
+
+
+@pytest.mark.parametrize("drawn", ["spread", "coarse", "mostly zero", "rising", "constant"])
+def test_the_kth_smallest_of_many_values_is_that_of_all_of_them_in_order(drawn):
+    values = torch.randn(40_001, generator=torch.Generator().manual_seed(0)).abs()
+    found = {
+        "spread": values,
+        "coarse": values.bfloat16().float(),
+        "mostly zero": values * (values > 1.5),
+        "rising": values.sort().values,
+        "constant": torch.ones(40_001),
+    }[drawn]
+    ordered = found.sort().values
+    for k in (1, 2, 400, 20_000, 30_000, 34_000, 39_900, 40_001):
+        assert kth_smallest(found, k) == ordered[k - 1]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import DType
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
@@ -69,7 +70,7 @@ class PcbArgs(Args):
 @method(
     "breadcrumbs",
     BreadcrumbsArgs,
-    workspace=tensors(lambda experts: 1.5 * experts + 3, weighted=True),
+    workspace=tensors(lambda experts: 3),
     on_device=Copies(2.25, 1.5),
 )
 def breadcrumbs(stack: Stack, args: BreadcrumbsArgs) -> Parts:
@@ -102,29 +103,33 @@ def check_cuts(beta: float, gamma: float) -> None:
 def breadcrumbs_sparsify(stack: Stack, args: BreadcrumbsArgs) -> Tensor:
     """Return w_t m_t ⊙ τ_t, [T, *base.shape], without the smallest and the largest magnitudes of each task vector."""
     count, n = len(stack.taus), stack.base.numel()
-    for beta, gamma in zip(args.each("beta", count), args.each("gamma", count), strict=True):
+    taus = stack.take(weighted=False)
+    shares = zip(taus, args.each("beta", count), args.each("gamma", count), stack.weight_column, strict=True)
+    room = torch.empty_like(taus[0]).reshape(-1)  # fresh memory for each expert would cost as much as the arithmetic
+    for tau, beta, gamma, weight in shares:
         check_cuts(beta, gamma)
-    cuts = [
-        (floor(beta * n + 1e-9), floor(gamma * n + 1e-9))
-        for beta, gamma in zip(args.each("beta", count), args.each("gamma", count), strict=True)
-    ]
-    if n == 0 or not any(low or high for low, high in cuts):
-        return stack.weighted
-    keep = torch.empty_like(stack.taus, dtype=torch.bool)
-    for tau, cut, into in zip(stack.taus, cuts, keep, strict=True):
-        into.copy_(_between(tau.abs().reshape(-1), *cut).reshape(tau.shape))
-    return stack.weighted * keep
+        low, high = floor(beta * n + 1e-9), floor(gamma * n + 1e-9)
+        flat = tau.reshape(-1)
+        if n and (low or high):
+            _keep_between(flat, torch.abs(flat, out=room), low, high)
+        if stack.model.has_weights:
+            flat.mul_(weight.reshape(()))
+    return taus
 
 
-def _between(magnitudes: Tensor, low: int, high: int) -> Tensor:
-    """Return which magnitudes are neither among the `low` smallest nor among the `high` largest."""
-    n = len(magnitudes)
-    keep = torch.full_like(magnitudes, low + high < n, dtype=torch.bool)
-    if low and low + high < n:
-        keep &= magnitudes >= kth_smallest(magnitudes, low + 1)
-    if high and low + high < n:
-        keep &= magnitudes <= kth_smallest(magnitudes, n - high)
-    return keep
+def _keep_between(tau: Tensor, magnitudes: Tensor, low: int, high: int) -> None:
+    """Zero a task vector where its `low` smallest and `high` largest magnitudes [n] are; ties with kept ones stay."""
+    n = len(tau)
+    if low + high >= n:
+        tau.zero_()
+        return
+    least = kth_smallest(magnitudes, low + 1) if low else None
+    most = kth_smallest(magnitudes, n - high) if high else None
+    for part, size in zip(tau.split(BLOCK), magnitudes.split(BLOCK), strict=True):
+        if least is not None:
+            part.mul_(size >= least)
+        if most is not None:
+            part.mul_(size <= most)
 
 
 @method("magmax", MagmaxArgs, elementwise=True, weights="none", on_device=Copies(2, 3))

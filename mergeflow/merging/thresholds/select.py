@@ -10,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from math import floor
+from math import ceil, floor, inf, sqrt
 from typing import TYPE_CHECKING, Any
 
+from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import FLOAT32, DType
-from mergeflow.late import torch
+from mergeflow.late import np, torch
 from mergeflow.merging.passes import Pass
 from mergeflow.merging.stack import Model, Stack
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 DIGIT = 16
+_FEW = 2**14  # values of a sample; so few are put in order as they are
+_DEVIATIONS = 5  # half a window in standard errors of the sample
 _BINS = 1 << DIGIT
 _HALF = _BINS >> 1
 
@@ -124,9 +128,41 @@ def kth_smallest(values: Tensor, k: int, overwrite: bool = False) -> Tensor:
     """
     if values.device.type != "cpu":
         return values.kthvalue(k).values
-    array = values.detach().numpy() if overwrite else values.detach().numpy().copy()
+    array = values.detach().numpy()
+    if len(array) > _FEW and (found := _near_sample(array, k)) is not None:
+        return torch.tensor(found, dtype=values.dtype)
+    array = array if overwrite else array.copy()
     array.partition(k - 1)
     return torch.from_numpy(array[k - 1 : k].copy())[0]
+
+
+def _near_sample(array: NDArray[Any], k: int) -> float | None:
+    """Return the k-th smallest of the values [n], or None where it does not lie where a sample says.
+
+    Counting proves the answer. Values that are equal are counted and not sorted: numpy's partition takes 20 times as
+    long where half of them are.
+    """
+    sample = np.sort(array[:: len(array) // _FEW])
+    place = k / len(array) * len(sample)
+    spread = _DEVIATIONS * sqrt(place * (1 - k / len(array))) + _DEVIATIONS
+    first, last = floor(place - spread), ceil(place + spread)
+    low = sample[first] if first >= 0 else -inf
+    high = sample[last] if last < len(sample) else inf
+    below, at_low, at_high, inside = 0, 0, 0, []
+    for start in range(0, len(array), BLOCK):
+        part = array[start : start + BLOCK]
+        over, under = part > low, part < high
+        below += int(np.count_nonzero(part < low))
+        at_low += int(np.count_nonzero(part == low))
+        at_high += int(np.count_nonzero(part == high))
+        inside.append(part[np.logical_and(over, under, out=over)])
+    rank = k - below
+    if not 0 < rank <= at_low + sum(map(len, inside)) + (at_high if low < high else 0):
+        return None
+    if rank <= at_low:
+        return float(low)
+    between, rank = np.concatenate(inside), rank - at_low
+    return float(np.partition(between, rank - 1)[rank - 1] if rank <= len(between) else high)
 
 
 def ordered_bits(values: Tensor) -> Tensor:
