@@ -54,7 +54,7 @@ def _weights(root: Path, name: str, which: str) -> Path:
     source = str(store.client.get_model_version(name, number).source)
     place = root / ".mergeflow" / "models" / f"{name}-{number}"
     with file_lock(root / ".mergeflow" / "locks", f"files of {place.name}", LOCK_SECONDS):
-        if not _holds(place, source):
+        if not _holds(place, source) or not _is_whole(store, name, number, place):
             _fetch(store, name, number, source, place)
     return weights_file(place / "model")
 
@@ -65,6 +65,17 @@ def _holds(place: Path, source: str) -> bool:
 
     noted = place / _SOURCE
     return noted.is_file() and noted.read_text() == source and weights_file(place / "model").is_file()
+
+
+def _is_whole(store: "Store", name: str, number: str, place: Path) -> bool:
+    """Return whether the files that were fetched are those that were registered still."""
+    from registry.files import MODEL, check_part
+
+    try:
+        check_part(store.client.get_model_version(name, number), MODEL, place / "model")
+    except MergeflowError:
+        return False
+    return True
 
 
 def _fetch(store: "Store", name: str, number: str, source: str, place: Path) -> None:

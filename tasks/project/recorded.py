@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
+from typing import Any
 
 from mergeflow.errors import MergeflowError
 from tasks.project.dvc_lock import digest_as_dvc, locked_stages, md5_of
@@ -85,6 +86,18 @@ def _refusal(stage: Stage, changed: list[str]) -> str:
     return "\n".join(lines)
 
 
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Return what a stage has noted of its last run: `fingerprint` and `outs`; nothing of a damaged file."""
+    try:
+        noted = json.loads(path.read_text())
+        return {
+            "fingerprint": str(noted["fingerprint"]),
+            "outs": {str(out): str(noted["outs"][out]) for out in noted["outs"]},
+        }
+    except (OSError, ValueError, LookupError, TypeError):
+        return {"fingerprint": None, "outs": {}}
+
+
 def _made_here(root: Path) -> dict[str, str]:
     """Return the SHA-256 of each output that a stage has made in this folder."""
     found: dict[str, str] = {}
@@ -95,8 +108,7 @@ def _made_here(root: Path) -> dict[str, str]:
 
 @cache
 def _outs_of(manifest: Path, _changed: int) -> dict[str, str]:
-    outs: dict[str, str] = json.loads(manifest.read_text())["outs"]
-    return outs
+    return read_manifest(manifest)["outs"]
 
 
 def _recorded_by_dvc(root: Path) -> dict[str, str]:

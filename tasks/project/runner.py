@@ -26,7 +26,7 @@ from mergeflow.errors import MergeflowError, first_line
 from tasks.project.bits import compute_on_one_thread
 from tasks.project.digests import code_digest
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
-from tasks.project.recorded import check_inputs, digest, sha256_of
+from tasks.project.recorded import check_inputs, digest, read_manifest, sha256_of
 from tasks.project.sources import INPUTS, named_inputs
 from tasks.project.stage import CHOICES, MAIN, STATE, Progress, Stage, StageIO, file_name
 from tasks.project.studies import declared_study, load_module
@@ -192,10 +192,9 @@ def is_up_to_date(root: Path, stage: Stage, fingerprint: str) -> bool:
         stage: which stage.
         fingerprint: of its parameters, inputs and code as they are now.
     """
-    manifest = _manifest(root, stage)
-    if not manifest.exists() or not all((root / out).exists() for out in stage.outs):
+    known = read_manifest(_manifest(root, stage))
+    if known["fingerprint"] is None or not all((root / out).exists() for out in stage.outs):
         return False
-    known = json.loads(manifest.read_text())
     return known["fingerprint"] == fingerprint and known["outs"] == {out: digest(root / out) for out in stage.outs}
 
 

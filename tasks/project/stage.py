@@ -152,8 +152,11 @@ def covers(folder: str, path: str) -> bool:
 def read_record(root: Path, address: str) -> dict[str, Any]:
     """Return the cost record of the last time a stage really ran; empty if there is none."""
     path = root / STATE / "records" / f"{file_name(address)}.json"
-    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return record
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError):  # there is none, or it is damaged: costs are for people alone
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _lookup(params: "Params", studies: "StudyParams | None", key: str) -> Any:

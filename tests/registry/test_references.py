@@ -12,6 +12,7 @@ from mergeflow.errors import MergeflowError
 from registry.lookup import download
 from registry.promotion import register
 from registry.store import connect
+from tests.tasks.test_recorded import flip_a_bit
 
 
 def test_a_version_is_fetched_once_and_its_file_stays_as_it_is(store, make_candidate, tmp_path):
@@ -24,6 +25,15 @@ def test_a_version_is_fetched_once_and_its_file_stays_as_it_is(store, make_candi
     assert again == first
     assert (again.stat().st_ino, again.stat().st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
     assert resolve_reference(tmp_path, "models:/merged@candidate") == "models:/merged/1"
+
+
+def test_fetched_files_that_were_damaged_since_are_fetched_again(store, make_candidate, tmp_path):
+    candidate = make_candidate(1)
+    register(store, "merged", candidate)
+    path = Path(resolve_reference(tmp_path, "models:/merged/1"))
+    path.chmod(0o644)
+    flip_a_bit(path)
+    assert Path(resolve_reference(tmp_path, "models:/merged/1")).read_bytes() == candidate.files.weights.read_bytes()
 
 
 def test_a_fetch_that_was_cut_short_is_not_taken_for_the_version(store, make_candidate, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from mergeflow.errors import MergeflowError
 from tasks.project.dvc_lock import md5_of
 from tasks.project.graph import load_graph, upstream
 from tasks.project.runner import run_stage
-from tasks.project.stage import Stage, covers
+from tasks.project.stage import Stage, covers, read_record
 from tests.flows.kill_driver import make_toy_repository
 from tests.toy_project import make_toy_project, run_pipeline
 
@@ -75,6 +75,16 @@ def test_removed_they_are_made_again(project: Path) -> None:
     assert run_stage(project, graph["finetune@left"])
     assert weights.read_bytes() == before
     assert run_stage(project, graph["vectors"], force=True)
+
+
+@pytest.mark.parametrize("where", [".mergeflow/manifests/finetune@left.json", ".mergeflow/records/finetune@left.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"outs": 3}', b"\xff"])
+def test_a_damaged_note_of_a_stage_is_as_none(project: Path, where: str, content: bytes) -> None:
+    (project / where).write_bytes(content)
+    graph = load_graph(project)
+    assert run_stage(project, graph["vectors"], force=True)
+    assert run_stage(project, graph["finetune@left"]) is ("manifests" in where)
+    read_record(project, "finetune@left")
 
 
 @pytest.mark.slow
