@@ -179,7 +179,6 @@ LONG_FUNCTIONS = {
     "flows/registry_commands.py:_add_questions": 50,
     "mergeflow/commands/language.py:perplexity": 58,
     "studies/old/papers/coloured_digits/results.py:_target": 41,
-    "studies/old/papers/interference/results.py:_findings": 45,
     "studies/old/papers/laboratory/editing.py:unlearning_findings": 59,
     "studies/old/papers/laboratory/findings.py:reduced_findings": 43,
     "studies/old/papers/laboratory/findings.py:target_findings": 52,

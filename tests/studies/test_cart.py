@@ -1,18 +1,23 @@
 """The studies of CART's tables and curves, on a small laboratory and on small nets that really learn."""
 
+from dataclasses import replace
 from importlib import import_module
 from math import comb
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import configure
-from studies import compression, many_tasks, rank_curve, subset_scaling
+from mergeflow.merging import configure, load_recipe, merge
+from mergeflow.modalities.subset import Subset
+from studies import adaptation, cart_landscape, compression, interference, many_tasks, rank_curve, subset_scaling
 from studies.lab import Laboratory, Row
+from studies.lab.adapting import Adaptation, adapt, choose_rate
 from studies.lab.compressing import measure_file
 from studies.lab.rows import select
 from studies.lab.study import Result, read_rows
@@ -52,6 +57,32 @@ SUBSETS: dict[str, Any] = {
     "wider": {"task_arithmetic": [0.5]},
 }
 FILES: dict[str, Any] = {"counts": [2, 3], "ratios": [0.05, 1.0], "thresholds": [0.4]}
+ADAPT: dict[str, Any] = {
+    "tasks": 3,
+    "counts": [2, 3],
+    "steps": 2,
+    "batch_size": 2,
+    "rates": [0.02],
+    "every": 2,
+    "factors": [1.0],
+}
+PLAN = Adaptation("cart", "layer", "test", init=1.0, lr=0.05, steps=3, batch_size=4)
+LAYERS: dict[str, Any] = {
+    "counts": [2, 3],
+    "shown": [3],
+    "compared": {"mima_3": 3},
+    "ratios": [0.02, 0.08, 1.0],
+    "draws": 1,
+}
+PLANES: dict[str, Any] = {
+    "tasks": 3,
+    "images": 6,
+    "ranks": [0.02, 0.04, 0.16],
+    "scales": [1.0, 2.0],
+    "additions": [0.3, 1.0],
+    "size": 3,
+    "near": 3,
+}
 
 
 def small(lab: Path, study: str, scratch: Path, **options: Any) -> Result:
@@ -310,3 +341,130 @@ def test_the_smallest_rank_is_that_of_the_mean_on_validation() -> None:
     )
     assert compression.smallest(rows, 8, 0.99) == 0.16
     assert compression.smallest(rows, 8, 0.997) is None
+
+
+@pytest.mark.slow
+def test_adaptation_covers_every_variant_and_a_recipe_replays_one(
+    many_lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = small(many_lab, "adaptation", tmp_path, **ADAPT)
+    assert [len(table) for table in result.tables.values()] == [2 + 8 + 1, 3, 4, 2, 4]
+    (labels,) = [finding for finding in result.findings if "Labels have no part" in finding.claim]
+    assert labels.holds
+    assert set(select(result.rows, part="rates").step) == {0, 2}
+    monkeypatch.chdir(many_lab)
+    folder = tmp_path / "building/outputs/studies/adaptation/recipes/cart_layer_test"
+    recipe = load_recipe(folder / "recipe.yaml")
+    (_, paths) = recipe.data[0]
+    assert all(path.startswith("outputs/studies/adaptation/recipes/cart_layer_test/") for _, path in paths)
+    here = tuple((name, str(folder / Path(path).name)) for name, path in paths)
+    replayed = merge(recipe.model_copy(update={"data": (("coefficients", here),)}), out=tmp_path / "out.safetensors")
+    variant = {"on": "cart", "granularity": "layer", "images": "test", "seed": 0}
+    accuracy = select(result.rows, part="merges", **variant).set_index("task").accuracy / 100
+    lab = Laboratory(study_io(many_lab, "adaptation", tmp_path / "lab", **ADAPT))
+    with open_checkpoint(replayed.path) as state:
+        assert lab.accuracy(dict(state), "test") == pytest.approx(dict(accuracy))
+    assert set(select(result.rows, part="coefficients", **variant).coefficient) != {1.0}
+
+
+@pytest.mark.slow
+def test_memory_is_counted_alike_every_time(many_lab: Path, tmp_path: Path) -> None:
+    io = study_io(many_lab, "adaptation", tmp_path, **ADAPT)
+    options = adaptation.STUDY.chosen(io)
+    first, second = (next(adaptation.weigh(Laboratory(io).first(2), options, "cart"))["peak"] for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.slow
+def test_the_rate_is_chosen_without_test(many_lab: Path, tmp_path: Path) -> None:
+    """The rule reads validation alone: with the test split away it chooses the same, and the best comes first."""
+    lab = Laboratory(study_io(many_lab, "adaptation", tmp_path))
+    tried = choose_rate(lab, lab.run("experts").experts(0), PLAN, [1e-6, 0.05], 2)
+    assert tried[0]["accuracy"] >= tried[1]["accuracy"]
+    assert [set(row["course"]) for row in tried] == [{0, 2, 3}] * 2
+    assert not any(split == "test" for split, _ in lab._examples)
+
+
+@pytest.mark.slow
+def test_labels_play_no_part_in_adapting_and_images_do(many_lab: Path, tmp_path: Path) -> None:
+    lab = Laboratory(study_io(many_lab, "adaptation", tmp_path))
+    experts = lab.run("experts").experts(0)
+    first = adapt(lab, experts, PLAN)
+    lab._examples.update({key: replace(own, labels=2 - own.labels) for key, own in lab._examples.items()})
+    second = adapt(lab, experts, PLAN)
+    assert first.learned == second.learned
+    assert all(torch.equal(first.state[name], second.state[name]) for name in first.state)
+    assert adapt(lab, experts, replace(PLAN, images="validation")).learned != first.learned
+
+
+@pytest.mark.slow
+def test_adaptation_needs_images(many_lab: Path, tmp_path: Path) -> None:
+    lab = Laboratory(study_io(many_lab, "adaptation", tmp_path))
+    lab._examples["test", "red"] = Subset.first(lab.examples("test")["red"], 0)
+    with pytest.raises(MergeflowError, match="needs examples of every task: task 'red' has none"):
+        adapt(lab, lab.run("experts").experts(0), PLAN)
+    with pytest.raises(MergeflowError, match="rank_ratio"):
+        adapt(lab, {}, replace(PLAN, rank_ratio=1.5))
+
+
+def test_a_rate_at_an_end_of_those_tried_is_named() -> None:
+    def note(chosen: float) -> str:
+        about = {"part": "rates", "on": "cart", "granularity": "layer"}
+        rates = (0.01, 0.003, 0.03)
+        return adaptation.rate_note(pd.DataFrame([{**about, "lr": r, "chosen": r == chosen} for r in rates]))
+
+    assert "0.03 (CART, per layer)" in note(0.03)
+    assert "0.003 (CART, per layer)" in note(0.003)
+    assert "lies inside those tried, 0.003 to 0.03" in note(0.01)
+
+
+@pytest.mark.slow
+def test_interference_covers_experts_layers_and_kinds(many_lab: Path, tmp_path: Path) -> None:
+    result = small(many_lab, "interference", tmp_path, **LAYERS)
+    lower, course, kinds, *_ = result.tables.values()
+    assert list(lower.index) == [("experts", "2 tasks"), ("experts", "3 tasks"), ("mima_3", "3 tasks")]
+    assert lower["I(k)"].iloc[0] == "0.0 ± 0.0", "two centred tasks interfere as much as can be"
+    assert list(course.index) == ["0.02", "0.08", "1"]
+    assert list(kinds.index) == [
+        "patch embedding", "positions", "projection", "attention in", "attention out", "MLP in", "MLP out",
+    ]  # fmt: skip
+    verdicts = {finding.claim: finding.holds for finding in result.findings if "tasks:" not in finding.claim}
+    assert [holds for claim, holds in verdicts.items() if "as printed" in claim] == [False]
+    assert sum(verdicts.values()) == len(verdicts) - 1, "the bound holds as it must be read, and not as printed"
+    constants = interference.constants(result.rows).iloc[2:]
+    course = {name: interference.slope(list(constants.index), list(constants[name])) for name in constants}
+    assert course["L"] < course["derived"] + 0.1, "the smallest singular value is needed once"
+    assert course["printed"] - course["derived"] == pytest.approx(2, abs=0.01)
+
+
+@pytest.mark.slow
+def test_the_landscape_covers_paths_tasks_and_fits(many_lab: Path, tmp_path: Path) -> None:
+    result = small(many_lab, "cart_landscape", tmp_path, **PLANES)
+    models, ranks, _, tasks, fits = result.tables.values()
+    assert len(models) == 7
+    assert list(ranks.index) == ["0", "0.02", "0.04", "0.08", "0.16", "1"]
+    assert list(tasks.index) == ["red", "blue", "grey"]
+    assert len(fits) == 3
+    sizes = select(result.rows, seed=0).groupby("part").size()
+    assert [sizes[part] for part in ("test", "fits", "basins")] == [6 * 3, 3 * 4, 3 * 5]
+    drawn = select(result.rows, part="grid").groupby(["plane", "task"]).size()
+    assert len(drawn) == 3 + 3
+    assert set(drawn) == {3 * 3}
+    assert all(result.notes)
+
+
+def test_paths_over_the_rank_start_and_end_where_they_should(many_lab: Path, tmp_path: Path) -> None:
+    io = study_io(many_lab, "cart_landscape", tmp_path, **PLANES)
+    site = cart_landscape.Site(Laboratory(io).first(3), cart_landscape.STUDY.chosen(io), 0)
+    model = cart_landscape.Model
+    average, base = site.state(model("average")), site.lab.base
+    for ends, meant in (
+        ((model("cart", 2.0, 0.0), model("cart", 2.0, 1.0), model("task_arithmetic", 1 / 3)), average),
+        ((model("low_rank", 0.3, 0.0),), base),
+        ((model("low_rank", 0.3, 1.0),), site.state(model("task_arithmetic", 0.3))),
+    ):
+        for end in ends:
+            for name, tensor in site.state(end).items():
+                np.testing.assert_allclose(tensor, meant[name], atol=2e-5)
+    middle = site.state(model("cart", 1.0, 0.08))
+    assert max(float((middle[name] - average[name]).abs().max()) for name in average) > 1e-4

@@ -11,12 +11,9 @@ from studies.commands.study import find_studies
 from tasks.project.studies import declared_study
 from tests.card import card
 from tests.studies import (
-    test_adaptation,
     test_adviser_suites,
     test_cart,
-    test_cart_landscape,
     test_equivalence,
-    test_interference,
     test_landscape,
     test_linearity_experts,
     test_mergeability,
@@ -37,9 +34,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "many_tasks": test_cart.MANY,
     "rank_curve": test_cart.CURVE,
     "subset_scaling": test_cart.SUBSETS,
-    "interference": test_interference.SMALL,
-    "adaptation": test_adaptation.SMALL,
-    "cart_landscape": test_cart_landscape.SMALL,
+    "interference": test_cart.LAYERS,
+    "adaptation": test_cart.ADAPT,
+    "cart_landscape": test_cart.PLANES,
     "compression": test_cart.FILES,
     "adviser_regimes": test_adviser_suites.SMALL,
     "linearity_experts": test_linearity_experts.SMALL,

@@ -1,0 +1,572 @@
+"""Study `adaptation` (C4): do coefficients learned without labels beat the static merge that they start from?
+
+**Question.** AdaMerging learns how much of every expert a merge takes, by making the merged model sure of its
+predictions on images without labels. Does it help, on task vectors and on CART's directions, with one coefficient per
+expert or one per expert and layer? Must the images be those of the test set? What does a step cost with more experts?
+
+**Method.** θ^l = anchor^l + Σ_t λ_t^l d_t^l with d_t = τ_t on θ0, or d_t = SVD_k(θ_t − θ̄) on the mean θ̄ (k = 8 % of
+the smaller side; equation 8 of CART). λ is learned by Adam on
+
+    L(λ) = Σ_t mean_x H(p_t(x; θ)),    H(p) = − Σ_c p_c log p_c,    ∂L/∂λ_t^l = ⟨∂L/∂θ^l, d_t^l⟩,
+
+over a batch of every task a step; tensors that CART does not treat have no direction there. *Start*: task arithmetic
+with the scale that is best on validation, and CART as its paper has it, k = 8 % and λ = 1; the result is held against
+CART of that rank with λ from validation too, which is what the paper's table has as CART. *Images*: those of the test
+set, as the papers do (their labels are not used), or those of validation alone, which leaves the test set unseen.
+*Rate*: every rate is tried on validation images for all steps, on the first seed alone; the one with the highest
+accuracy on validation is taken, where labels choose and do not adapt, and test cannot be read. `many_tasks` has the
+same rule and the same starts. Layer-wise means one λ per tensor. ± is over seeds: the order of the batches, of experts
+and of images.
+
+**Source.** AdaMerging (Yang et al., ICLR 2024); CART, Section 4.3, equation 8, Algorithms 1 and 2.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from mergeflow import layout
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.evaluation.adamerging import entropies, write_learned
+from mergeflow.evaluation.averages import mean
+from mergeflow.merging import make_recipe
+from mergeflow.merging.learned.adamerging import Learned
+from mergeflow.merging.matrices import is_matrix
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.subset import Subset
+from mergeflow.modality import Examples
+from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid
+from studies.lab.adapting import (
+    CART_START,
+    NOT_WORSE,
+    Adaptation,
+    Direction,
+    Granularity,
+    Split,
+    adapt,
+    choose_rate,
+    learn_on,
+)
+from studies.lab.claims import Samples, Verdict, with_interval
+from studies.lab.inputs import State
+from studies.lab.plots import curves
+from studies.lab.rows import samples, select
+from studies.theory.peak_memory import peak_tensor_bytes
+from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, new_figure, panels, plain, series_style
+from tasks.plotting.intervals import curve
+from tasks.plotting.palette import INK, MUTED, SURFACE
+
+RUN = "experts"
+SCALES = grid(0.05, 1.0, 0.05)  # of task arithmetic
+CART_SCALES = grid(0.2, 3.0, 0.2)
+NAMES = {"task_vectors": "task arithmetic", "cart": "CART"}
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
+IMAGES: tuple[Split, ...] = get_args(Split)
+KINDS = {
+    "attn.in_proj_weight": "qkv",
+    "attn.out_proj.weight": "out",
+    "mlp.c_fc.weight": "fc",
+    "mlp.c_proj.weight": "proj",
+}
+
+
+class Options(Section):
+    """The study's choices.
+
+    tasks: the first so many are merged. counts: numbers of tasks whose memory and time are measured. steps, batch_size:
+    of Adam, images per task. rates: learning rates tried. rank_ratio: of CART. every: steps between two looks at the
+    course. images: test images per task of such a look. factors: of the static scale, where entropy and accuracy are
+    compared.
+    """
+
+    tasks: int = Field(ge=1)
+    counts: list[int]
+    steps: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    rates: list[float] = Field(min_length=1)
+    rank_ratio: float = Field(gt=0, le=1)
+    every: int = Field(ge=1)
+    images: int = Field(ge=1)
+    factors: list[float]
+
+
+# Design and measurement
+
+
+def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
+    """Yield the study's rows, and write the recipe of each variant of the first seed; `part` tells rows apart.
+
+    `merges` and `experts`: by seed and task, accuracy on test in % and entropy in nats. `coefficients`: every λ of what
+    was adapted. `course`: of the first seed, mean accuracy of the first test images over the steps. `rates`: mean
+    accuracy on validation over the steps of every rate, and whether the rate was chosen. `levels`: a λ for all experts.
+    `labels`: with the labels as they are and moved, the coefficients, the loss of every step and the accuracy.
+    `memory`: bytes of tensors by the number of tasks.
+    """
+    weighed = list(product(options.counts, DIRECTIONS))  # before anything else is in memory
+    memory = [lab.keep(f"memory_{n}_{on}", partial(weigh, lab.first(n), options, on)) for n, on in weighed]
+    part = lab.first(options.tasks)
+    first, *_ = seeds = part.run(RUN).seeds
+    starts = {seed: part.keep(f"start_{seed}", partial(measure_start, part, options, seed)) for seed in seeds}
+    for rows in starts.values():
+        yield from rows
+    scales = {(seed, row["on"]): row["scale"] for seed, rows in starts.items() for row in rows if "on" in row}
+    tried = {
+        (on, how): part.keep(f"rates_{on}_{how}", partial(try_rates, part, options, on, how, scales[first, on], first))
+        for on, how in product(DIRECTIONS, GRANULARITIES)
+    }
+    pieces = list(product(DIRECTIONS, GRANULARITIES, IMAGES, seeds))
+    for done, (on, how, images, seed) in enumerate(pieces):
+        part.io.report("adaptation", done, len(pieces))
+        plan = plan_of(options, on, how, images, scales[seed, on], tried[on, how][0]["lr"], seed)
+        rows = part.keep(f"{on}_{how}_{images}_{plan.lr:g}_{seed}", partial(measure_adapted, part, options, plan))
+        yield from rows
+        if seed == part.seeds[0]:
+            write_recipe(part, plan, rows)
+    for (on, how), own in tried.items():
+        about = {"part": "rates", "seed": first, "on": on, "granularity": how, "images": "validation"}
+        for run in own:
+            chosen = {"lr": run["lr"], "chosen": run["lr"] == own[0]["lr"]}
+            yield from ({**about, **chosen, "step": int(n), "accuracy": value} for n, value in run["course"].items())
+    yield from part.keep("levels", partial(compare_levels, part, options, scales, first))
+    yield from part.keep("labels", partial(move_labels, part, options, scales[first, "cart"], first))
+    for rows in memory:
+        yield from rows
+
+
+def lazy_experts(lab: Laboratory, seed: int) -> dict[str, LazyStateDict]:
+    """Return the experts, left on disk."""
+    return {task: open_checkpoint(lab.io.dep(path)) for task, path in expert_paths(lab, seed).items()}
+
+
+def expert_paths(lab: Laboratory, seed: int) -> dict[str, str]:
+    """Return where the experts are, from the project folder."""
+    runs = f"{layout.study_run(RUN)}/seed_{seed}/experts"
+    return {task: f"{runs}/{task}/{layout.MODEL_FILE}" for task in lab.tasks}
+
+
+def plan_of(
+    options: Options, on: Direction, granularity: Granularity, images: Split, init: float, rate: float, seed: int
+) -> Adaptation:
+    settings = {name: getattr(options, name) for name in ("steps", "batch_size", "rank_ratio")}
+    return Adaptation(on, granularity, images, init, rate, seed=seed, **settings)
+
+
+def with_entropy(lab: Laboratory, state: State, **about: Any) -> list[Row]:
+    """Return accuracy and entropy of a model on the test images of each task."""
+    entropy = entropies(lab.model, lab.examples("test"), state)
+    return [row | {"entropy": entropy[row["task"]]} for row in accuracy_rows(lab.accuracy(state, "test"), **about)]
+
+
+def measure_start(lab: Laboratory, options: Options, seed: int) -> Iterator[Row]:
+    """Yield both static merges where adapting starts, and `cart_tuned`, CART with its scale from validation."""
+    experts = lab.run(RUN).experts(seed)
+    scorer = lab.blind().scorer(experts)
+    about = {"part": "merges", "seed": seed, "granularity": "static", "images": ""}
+    best = choose_scale(lab, scorer, "task_arithmetic", SCALES, 0.3, test=False).args["scale"]
+    for on, scale in zip(DIRECTIONS, (best, CART_START), strict=True):
+        state = scorer.merge(plan_of(options, on, "task", "test", scale, 1.0, seed).static)
+        yield from with_entropy(lab, state, **about, on=on, scale=scale)
+    tuned = choose_scale(lab, scorer, "cart", CART_SCALES, CART_START, {"rank_ratio": options.rank_ratio})
+    yield from accuracy_rows(tuned.test, **about, on="cart_tuned", scale=tuned.args["scale"])
+    yield from accuracy_rows(lab.individual(experts, "test"), part="experts", seed=seed)
+
+
+def try_rates(
+    lab: Laboratory, options: Options, on: Direction, granularity: Granularity, init: float, seed: int
+) -> list[Row]:
+    plan = plan_of(options, on, granularity, "validation", init, 1.0, seed)
+    return choose_rate(lab, lazy_experts(lab, seed), plan, options.rates, options.every)
+
+
+def measure_adapted(lab: Laboratory, options: Options, plan: Adaptation) -> Iterator[Row]:
+    """Yield one adaptation: the merged model's accuracy and entropy, its coefficients, and the first seed's course."""
+    course: dict[int, float] = {}
+    few = {task: Subset.first(examples, options.images) for task, examples in lab.examples("test").items()}
+
+    def watch(step: int, state: Mapping[str, Any]) -> None:
+        if plan.seed == lab.seeds[0] and step % options.every == 0:
+            course[step] = 100 * mean(lab.scorer({}).state(state, few))
+
+    made = adapt(lab, lazy_experts(lab, plan.seed), plan, watch)
+    watch(options.every * -(-options.steps // options.every), made.state)
+    about = {name: getattr(plan, name) for name in ("seed", "on", "granularity", "images", "lr")}
+    yield from with_entropy(lab, made.state, part="merges", **about)
+    yield from ({"part": "coefficients", **about, **row} for row in by_tensor(made.learned))
+    yield from ({"part": "course", **about, "step": step, "accuracy": value} for step, value in course.items())
+
+
+def by_tensor(learned: Learned) -> Iterator[Row]:
+    for task, tensors in learned.coefficients.items():
+        for tensor, value in tensors.items():
+            yield {"task": task, "tensor": tensor, "coefficient": value}
+
+
+def weigh(lab: Laboratory, options: Options, on: Direction) -> Iterator[Row]:
+    """Yield the most bytes of tensors alive while two steps are learned with the laboratory's tasks, images apart."""
+    experts = lazy_experts(lab, lab.seeds[0])
+    lab.examples("test")  # they are there before
+    plan = replace(plan_of(options, on, "layer", "test", 0.1, 0.01, 0), steps=2)
+    peak = peak_tensor_bytes(lambda: learn_on(lab, experts, plan))
+    size = sum(tensor.nbytes for tensor in lab.base.values())
+    yield {"part": "memory", "tasks": len(lab.tasks), "on": on, "peak": peak, "model": size}
+
+
+def compare_levels(
+    lab: Laboratory, options: Options, scales: Mapping[tuple[int, str], float], seed: int
+) -> Iterator[Row]:
+    """Yield accuracy and entropy on validation of the static merges around the chosen scale."""
+    for on in DIRECTIONS:
+        scorer = lab.blind().scorer(lab.run(RUN).experts(seed))
+        for factor in options.factors:
+            scale = factor * scales[seed, on]
+            state = scorer.merge(plan_of(options, on, "task", "validation", scale, 1.0, 0).static)
+            accuracy = mean(scorer.state(state))
+            entropy = mean(entropies(lab.model, lab.examples("validation"), state))
+            about = {"part": "levels", "seed": seed, "images": "validation", "on": on, "scale": scale}
+            yield {**about, "accuracy": 100 * accuracy, "entropy": entropy}
+
+
+class OtherLabels(Laboratory):
+    """The same examples with every label moved to another example."""
+
+    def examples(self, split: str) -> dict[str, Examples]:
+        given = {task: one for task, one in super().examples(split).items() if isinstance(one, Classification)}
+        return {task: replace(one, labels=one.labels.roll(1)) for task, one in given.items()}
+
+
+def move_labels(lab: Laboratory, options: Options, scale: float, seed: int) -> Iterator[Row]:
+    """Yield what is learned with the true labels and with others, and the first's accuracy against either."""
+    plan = replace(plan_of(options, "cart", "layer", "test", scale, 0.1, 0), steps=3)
+    laboratories = {"true": lab, "moved": OtherLabels(lab.io).first(len(lab.tasks))}
+    made = {labels: adapt(own, lazy_experts(own, seed), plan) for labels, own in laboratories.items()}
+    for labels, own in laboratories.items():
+        about = {"part": "labels", "seed": seed, "labels": labels}
+        yield from accuracy_rows(own.accuracy(made["true"].state, "test"), **about)
+        yield from ({**about, "step": step, "loss": loss} for step, loss in enumerate(made[labels].learned.losses))
+        yield from ({**about, **row} for row in by_tensor(made[labels].learned))
+
+
+def write_recipe(lab: Laboratory, plan: Adaptation, rows: list[Row]) -> None:
+    """Write `recipes/<variant>/recipe.yaml` with its coefficients, for `mergeflow merge` in the project folder."""
+    coefficients: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if row["part"] == "coefficients":
+            coefficients.setdefault(row["task"], {})[row["tensor"]] = row["coefficient"]
+    recipe = make_recipe(
+        {
+            "method": "adamerging",
+            "args": {name: value for name, value in plan.call.args.items() if name != "scale"},
+            "base": layout.BASE_MODEL,
+            "experts": expert_paths(lab, plan.seed),
+        }
+    )
+    folder = layout.study(lab.io.stage.name)
+    place = f"recipes/{plan.on}_{plan.granularity}_{plan.images}"
+    write_learned(Learned(coefficients), recipe, lab.io.out(folder) / place, plan.images, f"{folder}/{place}")
+
+
+# What the rows are asked
+
+
+def static(rows: pd.DataFrame, on: str) -> pd.Series:
+    """Return the mean test accuracy of a static merge in %, by seed."""
+    return samples(rows, part="merges", granularity="static", on=on)
+
+
+def adapted(rows: pd.DataFrame, on: str, granularity: str, images: str) -> pd.Series:
+    """Return the mean test accuracy of a variant in %, by seed."""
+    return samples(rows, part="merges", on=on, granularity=granularity, images=images)
+
+
+def gains(on: str, granularity: str, rival: str, rows: pd.DataFrame) -> Samples:
+    return {f"{images} images": adapted(rows, on, granularity, images) - static(rows, rival) for images in IMAGES}
+
+
+def layer_less_task(rows: pd.DataFrame) -> Samples:
+    return {
+        f"{NAMES[on]} on {images} images": adapted(rows, on, "layer", images) - adapted(rows, on, "task", images)
+        for on, images in product(DIRECTIONS, IMAGES)
+    }
+
+
+def cart_less_vectors(rows: pd.DataFrame) -> Samples:
+    return {
+        f"per {how}, {images} images": adapted(rows, "cart", how, images) - adapted(rows, "task_vectors", how, images)
+        for how, images in product(GRANULARITIES, IMAGES)
+    }
+
+
+def static_less_adapted(rows: pd.DataFrame) -> Samples:
+    return {"CART less AdaMerging + TA": static(rows, "cart_tuned") - adapted(rows, "task_vectors", "layer", "test")}
+
+
+def same_labels(rows: pd.DataFrame) -> tuple[Verdict, str]:
+    runs = {labels: select(rows, part="labels", labels=labels) for labels in ("true", "moved")}
+    learned = [list(own.coefficient.dropna()) + list(own.loss.dropna()) for own in runs.values()]
+    true, moved = (own.accuracy.mean() for own in runs.values())
+    same = learned[0] == learned[1]
+    return same, f"the same: {same}; accuracy {true:.1f} % against the true labels, {moved:.1f} % against the others"
+
+
+def memory_growth(rows: pd.DataFrame) -> tuple[Verdict, str]:
+    own = select(rows, part="memory").astype({"tasks": int}).sort_values("tasks").groupby("on")
+    growth = (own.peak.last() - own.peak.first()) / own.model.first()
+    told = "; ".join(f"{NAMES[on]} {growth[on]:+.2f} models" for on in DIRECTIONS)
+    few, most = own.tasks.first().min(), own.tasks.last().max()
+    return bool(growth.max() < 0.5), f"peak of {most} tasks − peak of {few} tasks: {told}"
+
+
+# Claims, written before the run
+
+# fmt: off
+
+RIVALS = [*((on, on, "its static start") for on in NAMES), ("cart", "cart_tuned", "CART with λ from validation")]
+CLAIMS = [
+    *(Claim("C4", f"Adapted per {how} on {NAMES[on]}, a merge is at least as good as {words}.",
+            partial(gains, on, how, rival), low=NOT_WORSE, of="paired difference, as in `many_tasks`,")
+      for (on, rival, words), how in product(RIVALS, GRANULARITIES)),
+    Claim("C4", "Layer-wise coefficients are at least as good as task-wise ones.", layer_less_task,
+          low=NOT_WORSE, of="paired difference, as in `many_tasks`,"),
+    Claim("C4", "AdaMerging on CART's directions is better than on task vectors.", cart_less_vectors,
+          low=0, of="paired difference"),
+    Claim("C4", "CART without adaptation, λ from validation, is better than task vectors adapted per layer on test "
+          "images.", static_less_adapted, low=0, of="paired difference"),
+    Claim("C4", "Labels have no part: with every label moved to another image the coefficients are the same, bit for "
+          "bit.", of="equal bits; one seed decides it", decide=same_labels),
+    Claim("C4", "Memory while learning does not depend on the number of tasks.", decide=memory_growth, ours=True,
+          of="growth below half a model; counted in bytes, the same for every seed"),
+]
+
+# fmt: on
+
+# What is shown
+
+
+def accuracy_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return start and adapted accuracy of every variant, and the entropy before and after."""
+    merges, lines = select(rows, part="merges"), {}
+    for on, name in {**NAMES, "cart_tuned": "CART, λ from validation"}.items():
+        own = select(merges, on=on, granularity="static")
+        scales = ", ".join(f"{scale:g}" for scale in own.drop_duplicates("seed").scale)
+        before = own.entropy.mean()
+        entropy = "" if np.isnan(before) else f"{before:.3f}"
+        lines[name, f"one ({scales})", ""] = [with_interval(static(rows, on)), "", entropy, ""]
+        for how, images in product(GRANULARITIES, IMAGES) if on in NAMES else ():
+            variant = select(merges, on=on, granularity=how, images=images)
+            accuracy = adapted(rows, on, how, images)
+            lines[name, f"per {how}", images] = [
+                with_interval(accuracy),
+                with_interval(accuracy - static(rows, on)),
+                f"{before:.3f} → {variant.entropy.mean():.3f}",
+                f"{variant.lr.iloc[0]:g}",
+            ]
+    columns = ["test accuracy, %", "gain, points", "entropy, nats", "learning rate"]
+    table = pd.DataFrame(lines, index=columns).T.rename_axis(["directions", "coefficients", "images"])
+    return table.reset_index().set_index("directions")
+
+
+def task_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return accuracy per task of both starts and of the layer-wise variants on test images."""
+    found = {}
+    for on, name in NAMES.items():
+        start = select(rows, part="merges", granularity="static", on=on)
+        own = select(rows, part="merges", granularity="layer", on=on, images="test")
+        found[name] = start.groupby("task", sort=False).accuracy.mean().map("{:.1f}".format)
+        found[f"{name}, adapted"] = own.groupby("task", sort=False).accuracy.agg(lambda v: with_interval(list(v)))
+    experts = select(rows, part="experts").groupby("task", sort=False).accuracy.mean()
+    return pd.DataFrame({**found, "expert": experts.map("{:.1f}".format)})
+
+
+def rate_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return validation accuracy over the steps at every learning rate, and which was chosen."""
+    own = select(rows, part="rates")
+    own = own.assign(on=own.on.map(NAMES), step=own.step.astype(int), chosen=own.chosen.map({True: "×", False: ""}))
+    keys = ["on", "granularity", "lr", "chosen"]
+    wide = own.pivot_table(index=keys, columns="step", values="accuracy", sort=False)
+    return wide.round(1).rename_axis(["directions", "coefficients per", "learning rate", "chosen"])
+
+
+def level_table(rows: pd.DataFrame) -> pd.DataFrame:
+    own = select(rows, part="levels")
+    cells = {
+        "λ": own.scale.map("{:.3g}".format),
+        "accuracy, %": own.accuracy.map("{:.1f}".format),
+        "entropy, nats": own.entropy.map("{:.3f}".format),
+    }
+    return pd.DataFrame(cells).set_index(own.on.map(NAMES).rename("merge"))
+
+
+def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
+    own = select(rows, part="memory")
+    cells = {
+        "tasks": own.tasks.astype(int),
+        "peak of tensors, MB": (own.peak / 1e6).map("{:.2f}".format),
+        "all experts, MB": (own.tasks * own.model / 1e6).map("{:.1f}".format),
+    }
+    return pd.DataFrame(cells).set_index(own.on.map(NAMES).rename("directions"))
+
+
+TABLES = {
+    "Test accuracy of static merges and of what is adapted from them": accuracy_table,
+    "Accuracy per task, %; adapted layer by layer on test images": task_table,
+    "Validation accuracy over the steps, %, by learning rate, adapted on validation images, first seed": rate_table,
+    "One λ for all experts: accuracy and entropy on validation, first seed": level_table,
+    "A step with more tasks, layer-wise: bytes of tensors at once beyond base and images": memory_table,
+}
+
+
+def accuracy_figure(rows: pd.DataFrame) -> Figure:
+    """Draw the accuracy of every variant beside its static start."""
+    figure, axes = panels(len(NAMES), 2, 3.7, sharey=True)
+    for index, (panel, (on, name)) in enumerate(zip(axes, NAMES.items(), strict=True)):
+        dress(panel, name, "", "mean test accuracy, %" if index == 0 else "")
+        start = static(rows, on)
+        panel.axhline(start.mean(), color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
+        curve(panel, {0: list(start)}, "static start", 0, linestyle="")
+        for number, images in enumerate(IMAGES, start=1):
+            points = {
+                place + 0.16 * (2 * number - 3): list(adapted(rows, on, how, images))
+                for place, how in enumerate(GRANULARITIES, start=1)
+            }
+            curve(panel, points, f"adapted on {images} images", number, linestyle="")
+        panel.set_xticks(range(len(GRANULARITIES) + 1), labels=["static", *(f"per {how}" for how in GRANULARITIES)])
+        panel.margins(x=0.15)
+    legend(figure, FULL_WIDTH, loc="outside lower center")
+    return figure
+
+
+def coefficient_figure(rows: pd.DataFrame) -> Figure:
+    """Draw the learned coefficients as heat maps, task × matrix from first to last layer, mean over seeds."""
+    own = select(rows, part="coefficients", granularity="layer", images="test")
+    own = own[own.tensor.str.endswith(tuple(KINDS))]
+    tasks = own.task.unique()
+    figure = new_figure(FULL_WIDTH, (0.9 + 0.3 * len(tasks)) * len(NAMES))
+    axes = figure.subplots(len(NAMES), 1, squeeze=False)[:, 0]
+    for panel, (on, name) in zip(axes, NAMES.items(), strict=True):
+        wide = select(own, on=on).pivot_table(index="task", columns="tensor", values="coefficient", sort=False)
+        values = wide.to_numpy()
+        dress(panel, f"λ, {name}", "block and matrix" if panel is axes[-1] else "", grid="x")
+        panel.grid(visible=False)
+        image = panel.imshow(values, cmap="Blues", aspect="auto")
+        middle = (values.min() + values.max()) / 2
+        for (row, column), value in np.ndenumerate(values):
+            colour = SURFACE if value > middle else INK
+            panel.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=SMALL - 2, color=colour)
+        panel.set_yticks(range(len(tasks)), labels=wide.index)
+        panel.set_xticks(range(len(wide.columns)), labels=[short(tensor) for tensor in wide.columns])
+        figure.colorbar(image, ax=panel, pad=0.01).outline.set_visible(False)
+    return figure
+
+
+def short(name: str) -> str:
+    """Return block and kind of a matrix.
+
+    Example:
+        >>> short("visual.transformer.resblocks.2.mlp.c_fc.weight")
+        '2 fc'
+    """
+    block = next((part for part in name.split(".") if part.isdigit()), "")
+    return f"{block} {next(kind for end, kind in KINDS.items() if name.endswith(end))}"
+
+
+def course_figure(rows: pd.DataFrame) -> Figure:
+    """Draw test accuracy over the steps, a line per variant of the first seed."""
+    figure, axes = panels(len(NAMES), 2, 3.4, sharex=True, sharey=True)
+    for panel, (on, name) in zip(axes, NAMES.items(), strict=True):
+        dress(panel, f"{name}: test accuracy", "steps", "mean, %" if panel is axes[0] else "")
+        for number, (how, images) in enumerate(product(GRANULARITIES, IMAGES)):
+            own = select(rows, part="course", on=on, granularity=how, images=images)
+            style = series_style(number) | {"linestyle": "-" if images == "test" else ":"}
+            panel.plot(own.step, own.accuracy, label=plain(f"per {how}, {images} images"), **style)
+    legend(figure, FULL_WIDTH, loc="outside lower center")
+    return figure
+
+
+def memory_figure(rows: pd.DataFrame) -> Figure:
+    """Draw peak bytes of tensors of a step over the number of tasks."""
+    own = select(rows, part="memory")
+    own = own.assign(line=own.on.map(NAMES), megabytes=own.peak / 1e6, seed=0)
+    held = own.drop_duplicates("tasks").assign(line="all experts", megabytes=own.tasks * own.model / 1e6)
+    both = pd.concat([own, held])
+    figure = curves(both, "tasks", "line", "megabytes", title="Peak of tensors", y_label="MB", height=3.4)
+    figure.axes[0].set_ylim(bottom=0)
+    figure.axes[0].set_xticks(sorted(held.tasks))
+    return figure
+
+
+def notes(rows: pd.DataFrame, options: Options) -> list[str]:
+    levels = []
+    for on, name in NAMES.items():
+        own = select(rows, part="levels", on=on)
+        best, surest = own.loc[own.accuracy.idxmax()], own.loc[own.entropy.idxmin()]
+        levels.append(
+            f"on {name} accuracy is best at λ = {best.scale:.3g} ({best.accuracy:.1f} %) and entropy least at "
+            f"λ = {surest.scale:.3g} ({surest.accuracy:.1f} %)"
+        )
+    costs = [(adapted(rows, on, "layer", "test") - adapted(rows, on, "layer", "validation")).mean() for on in NAMES]
+    told = ", ".join(f"{cost:.1f} points ({name})" for cost, name in zip(costs, NAMES.values(), strict=True))
+    blocks = [f"{', '.join(f'{value:.2f}' for value in depths(rows, on))} on {name}" for on, name in NAMES.items()]
+    return [
+        "Entropy is not accuracy: a longer step along the same directions makes a model surer, right or wrong. With "
+        f"one λ for all experts, {' and '.join(levels)}.",
+        rate_note(rows),
+        f"Adapting layer by layer on validation images instead of test images costs {told}.",
+        f"Layer by layer, mean λ by block, first to last: {'; '.join(blocks)} (test images).",
+        "Experts stay on disk and pass by one tensor at a time; CART's directions are written once, in low rank. "
+        "Beside the merged model, its gradient and the activations of one batch, learning on CART keeps the mean. "
+        "Time grows with the number of tasks, for every task's images go through the model. The peak is that of two "
+        "steps: the bytes of tensors that the allocator gave out less those that it took back, at their highest.",
+    ]
+
+
+def rate_note(rows: pd.DataFrame) -> str:
+    """Return which of the chosen learning rates stand at an end of those tried."""
+    own = select(rows, part="rates")
+    low, high = own.lr.min(), own.lr.max()
+    chosen = select(own, chosen=True).drop_duplicates(["on", "granularity"])
+    ends = [
+        f"{row.lr:g} ({NAMES[row.on]}, per {row.granularity})" for row in chosen.itertuples() if row.lr in (low, high)
+    ]
+    if not ends:
+        return f"Every chosen learning rate lies inside those tried, {low:g} to {high:g}."
+    return (
+        f"Learning rates from {low:g} to {high:g} were tried. Chosen at an end of them, so that a better one "
+        f"may lie beyond: {', '.join(ends)}."
+    )
+
+
+def depths(rows: pd.DataFrame, on: str) -> list[float]:
+    """Return the mean coefficient of each block's matrices, first block first, layer-wise on test images."""
+    own = select(rows, part="coefficients", on=on, granularity="layer", images="test")
+    matrices = {name for name in own.tensor.unique() if is_matrix(name, (2, 2), "attn_mlp") and name.endswith("weight")}
+    own = own[own.tensor.isin(matrices)]
+    blocks = own.tensor.map(lambda name: next(int(part) for part in name.split(".") if part.isdigit()))
+    return list(own.groupby(blocks).coefficient.mean())
+
+
+STUDY = Study(
+    options=Options,
+    runs=lambda options: [RUN],
+    splits=("validation", "test"),
+    systems=("C4",),
+    measure=measure,
+    claims=CLAIMS,
+    tables=TABLES,
+    figures={
+        "accuracy": accuracy_figure,
+        "coefficients": coefficient_figure,
+        "course": course_figure,
+        "memory": memory_figure,
+    },
+    notes=notes,
+    paper="cart",
+)
