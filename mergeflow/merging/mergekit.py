@@ -729,6 +729,10 @@ class _One:
             # Rows that no token uses go, as in mergekit; `rows_wanted` keeps them by default.
             rows = (given.pad_to_multiple_of if given is not None else None) or 1
             recipe["tokenizer"] = {"source": named(source), "pad_to_multiple_of": rows}
+            if rows > 1:
+                self.notes.append(
+                    "rows that no token uses are merged where models have them; in mergekit they are means"
+                )
             tokens = (given.tokens if given is not None else None) or {}
             if tokens:
                 recipe["tokenizer"]["tokens"] = {token: _token(one, named) for token, one in tokens.items()}
@@ -755,7 +759,7 @@ def _token(one: _Token, named: Callable[[str], str]) -> dict[str, Any]:
         source = {**source, "model": named(_reference(source["model"]))} if "model" in source else source
     elif source is not None:
         source = named(_reference(source))
-    return ({"source": source} if source is not None else {}) | ({"force": True} if one.force else {})
+    return ({"source": source} if source is not None else {}) | ({"force": True} if one.force else {}) | {"new": True}
 
 
 def _conditions(setting: Any) -> list[Any]:

@@ -14,11 +14,13 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe, merge
 from mergeflow.merging.mergekit import converted
 from tests.merging.mergekit_generator import Generator
+from tests.merging.model_folders import TEXT, llama, save, tokenizer
 from tests.merging.test_mergekit import CONFIGURATIONS, OF_SLICES, SLERPED, written_back
 from tests.merging.tiny_models import tiny
 
@@ -190,3 +192,57 @@ def test_generated_configurations_are_equal_or_named(results: tuple[Path, dict[s
     print(counts)
     assert counts["equal"] >= 0.5 * GENERATED
     assert counts["equal"] + counts["noted"] >= 0.95 * GENERATED
+
+
+TOKENS = {
+    "<x>": {"source": "a", "force": True},
+    "<new>": {"source": {"kind": "zero"}},
+    "<y>": {"source": {"kind": "model_token", "model": "b", "token": "<z>"}},
+}
+
+
+def test_vocabularies_have_the_peer_s_rows(peer: str, tmp_path: Path) -> None:
+    """Union, base and an expert's vocabulary, padded tables, tokens that are added or come from elsewhere."""
+    words = {"base": (), "a": ("<x>",), "b": ("<y>", "<z>")}
+    made = {name: tokenizer("BPE", TEXT, "<|end|>", *tokens) for name, tokens in words.items()}
+    for seed, (name, one) in enumerate(made.items()):
+        save(tmp_path / name, llama(made["base"].get_vocab_size() + 6, seed).double(), one)
+    models = [{"model": name, "parameters": {"weight": share}} for name, share in (("a", 0.6), ("b", 0.4))]
+    sum_of = {"merge_method": "task_arithmetic", "base_model": "base", "models": models, "dtype": "float64"}
+    mean_of = {"merge_method": "linear", "models": models, "dtype": "float64"}
+    chosen = {
+        "union": sum_of | {"tokenizer_source": "union"},
+        "base": sum_of | {"tokenizer_source": "base"},
+        "b": mean_of | {"tokenizer_source": str(tmp_path / "b")},
+        "tokens": mean_of | {"tokenizer": {"source": "union", "tokens": with_sources(TOKENS, tmp_path)}},
+    }
+    jobs = {}
+    for which, config in chosen.items():
+        (tmp_path / f"{which}.yml").write_text(yaml.safe_dump(with_paths(config, tmp_path)))
+        jobs[which] = str(tmp_path / f"{which}.yml"), str(tmp_path / f"{which}-theirs")
+    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+    run = [peer, "-c", RUN, str(tmp_path / "jobs.json"), str(tmp_path / "told.json")]
+    subprocess.run(run, check=True, timeout=1800, env={**os.environ, "PYTHONPATH": ""}, capture_output=True)
+    assert json.loads((tmp_path / "told.json").read_text()) == {}
+    for which in chosen:
+        recipe, _ = converted([yaml.safe_load((tmp_path / f"{which}.yml").read_text())])
+        ours = by_token(merge(make_recipe({**recipe, "out": str(tmp_path / f"{which}-ours")})).path)
+        theirs = by_token(tmp_path / f"{which}-theirs")
+        assert ours.keys() == theirs.keys()
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=BOUND)
+
+
+def with_sources(tokens: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Tokens whose models are folders."""
+    found = with_paths(tokens, folder)
+    for one in found.values():
+        one["source"] = str(folder / one["source"]) if isinstance(one["source"], str) else one["source"]
+    return dict(found)
+
+
+def by_token(folder: Path) -> dict[str, torch.Tensor]:
+    """Rows of embeddings and head by token, and all other tensors; tables have no row beside the tokens'."""
+    state, ids = load_file(folder / "model.safetensors"), AutoTokenizer.from_pretrained(folder).get_vocab()
+    tables = {name: state.pop(name) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    assert {len(table) for table in tables.values()} == {len(ids)}
+    return state | {f"{name} {token}": table[row] for name, table in tables.items() for token, row in ids.items()}

@@ -343,3 +343,18 @@ def test_the_record_makes_the_same_again(three, monkeypatch):
         "pad_to_multiple_of",
     ):
         assert part in str(error.value)
+
+
+def test_a_token_that_no_model_has_is_added_where_the_recipe_says_so(three):
+    tokens = {"<new>": {"new": True}, "<also>": {"new": True, "source": {"kind": "model", "model": "a"}}}
+    with pytest.raises(MergeflowError, match="'<also>' is to come from 'a', which has no token"):
+        check_recipe(plan(three, "ab", tokenizer={"source": "union", "tokens": tokens}))
+    tokens["<also>"] = {"new": True, "source": {"kind": "model_token", "model": "a", "token": "Ġcat"}}
+    merge(plan(three, "ab", tokenizer={"source": "union", "tokens": tokens}))
+    rows, _ = by_token(three / "out", EMBEDDING)
+    assert not rows["<new>"].any()
+    torch.testing.assert_close(rows["<also>"], by_token(three / "a", EMBEDDING)[0]["Ġcat"])
+    ids = AutoTokenizer.from_pretrained(three / "out")("the cat<new>").input_ids
+    assert ids[-1] == AutoTokenizer.from_pretrained(three / "out").get_vocab()["<new>"]
+    with pytest.raises(MergeflowError, match=r"unknown token of `tokenizer.tokens` '<newer>'"):
+        check_recipe(plan(three, "ab", tokenizer={"source": "union", "tokens": {"<newer>": {"force": True}}}))

@@ -487,6 +487,7 @@ def fit_vocabularies(choice: TokenizerChoice, base: LazyStateDict, experts: Mapp
     states = {BASE: base, **experts}
     vocabularies = _read(states)
     source, result, notes = _result(choice, vocabularies)
+    result = _with_new_tokens(result, choice)
     architecture = architecture_of(base)
     held = {BASE: rows_of(base, architecture, BASE)}
     axes = token_axes(base, architecture, held[BASE])
@@ -531,6 +532,18 @@ def _result(
     if choice.source not in vocabularies:
         raise unknown_name("source of the tokenizer", choice.source, (UNION, *vocabularies))
     return vocabularies[choice.source], vocabularies[choice.source], []
+
+
+def _with_new_tokens(vocabulary: Vocabulary, choice: TokenizerChoice) -> Vocabulary:
+    """Return a vocabulary with the tokens that the recipe adds to it."""
+    new = [token for token, one in choice.tokens if one.new and token not in vocabulary.ids]
+    if not new:
+        return vocabulary
+    ids = {token: vocabulary.rows + place for place, token in enumerate(new)}
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "special"), False) | {"normalized": True}
+    added = [{"id": row, "content": token, **plain} for token, row in ids.items()]
+    content = {**vocabulary.content, "added_tokens": [*added_tokens(vocabulary.content), *added]}
+    return union(vocabulary, {"recipe": Vocabulary(vocabulary.folder, content, {**vocabulary.ids, **ids})})[0]
 
 
 def _told(

@@ -54,10 +54,12 @@ class TokenChoice(Frozen):
     Attributes:
         source: Where it comes from in models that lack it; the base's, the only one, or the mean by default.
         force: Whether all models take it from there, those that have the token too.
+        new: Whether the token is added where the vocabulary lacks it; else such a token is taken for a slip.
     """
 
     source: Annotated[Source | None, BeforeValidator(_source)] = None
     force: bool = False
+    new: bool = False
 
 
 def _named(value: Any) -> Any:
