@@ -1,20 +1,13 @@
-"""Study `laboratory`, small: what it finds with little data, and that its rows are enough to judge and draw it."""
+"""Study `laboratory`, small: what it finds with little data."""
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from studies.old.papers.laboratory import study as laboratory
-from studies.old.papers.laboratory.figures import figures
-from studies.old.papers.laboratory.options import Options
-from studies.old.papers.laboratory.results import study_result
-from studies.old.papers.laboratory.rows import critical, retained_until, slope
-from studies.old.results import Finding, StudyResult
-from studies.old.rows import tidy
-from tasks.plotting.drawing import to_svg
+from studies.lab.study import ROWS, read_rows
+from studies.laboratory import Options, claims, critical, retained_until
 from tests.studies.small_lab import ROOT, run_study
-
-pytestmark = pytest.mark.slow
 
 SMALL = {
     "seeds": [0, 1, 2],
@@ -57,48 +50,16 @@ REFUTED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The study has run; it needs no outputs of other stages."""
-    return run_study(ROOT, "laboratory", tmp_path_factory.mktemp("laboratory"), **SMALL)
+@pytest.mark.slow
+def test_what_survives_a_small_model_is_found(tmp_path: Path) -> None:
+    rows = read_rows(run_study(ROOT, "laboratory", tmp_path, **SMALL) / ROWS)
+    verdicts = {one.claim: one.holds for one in (claim.judge(rows) for claim in claims(Options.model_validate(SMALL)))}
+    assert [claim for claim in HOLD if verdicts[claim] is not True] == []
+    assert [claim for claim in REFUTED if verdicts[claim] is not False] == []
 
 
-def verdicts(findings: list[Finding]) -> dict[str, bool | None]:
-    return {finding.claim: finding.holds for finding in findings}
-
-
-def test_what_survives_a_small_model_is_found(folder: Path) -> None:
-    found = verdicts(StudyResult.read(folder).findings)
-    assert [claim for claim in HOLD if found[claim] is not True] == []
-    assert [claim for claim in REFUTED if found[claim] is not False] == []
-
-
-def test_findings_tables_and_figures_follow_from_the_rows(folder: Path) -> None:
-    kept, options = StudyResult.read(folder), Options.model_validate(SMALL)
-    again = study_result(kept.rows, options)
-    assert (again.findings, again.tables) == (kept.findings, kept.tables)
-    for name, figure in figures(kept.rows, options).items():
-        assert to_svg(figure, name) == (folder / f"{name}.svg").read_bytes()
-
-
-def test_a_seed_measures_the_same_twice(folder: Path) -> None:
-    rows = tidy(list(laboratory.PARTS["targets"](Options.model_validate(SMALL), 1)))
-    kept = [row for row in StudyResult.read(folder).rows if row["part"] == "target" and row["seed"] == 1]
-    assert [{name: row[name] for name in rows[0]} for row in kept] == rows
-
-
-def test_tasks_that_were_mixed_up_are_found(folder: Path) -> None:
-    kept = StudyResult.read(folder).rows
-    mixed = [row | {"hinge_1": row["hinge_2"], "hinge_2": row["hinge_1"]} for row in kept if row["part"] == "phase"]
-    rest = [row for row in kept if row["part"] != "phase"]
-    found = verdicts(study_result([*mixed, *rest], Options.model_validate(SMALL)).findings)
-    assert found["Fine-tuning brings the generalisation error to order ε."] is False
-    assert found["For α = 0 and every λ ≤ 0 task 1 is kept (Theorem 2, A)."] is False
-    assert found["For α = 0 and −1 ≤ λ ≤ 0 task 2 is forgotten."] is False
-
-
-def test_thresholds_are_interpolated() -> None:
-    rows = [{"scale": scale, "hinge_1": max(0, -scale - 1), "hinge_2": max(0, 1 - scale)} for scale in (-2, -1, 0, 1)]
-    assert critical(rows, 0.5) == 0.5
-    assert retained_until(rows, 0.5) == -1.5
-    assert slope([(0, 1), (1, -1)]) == pytest.approx(-2)
+def test_critical_scales_are_interpolated() -> None:
+    rows = pd.DataFrame({"scale": [0.0, 1.0, 2.0], "hinge_2": [1.0, 0.5, 0.0]})
+    assert critical(rows, 0.25) == pytest.approx(1.5)
+    below = pd.DataFrame({"scale": [0.0, -1.0, -2.0], "hinge_1": [0.0, 0.0, 1.0]})
+    assert retained_until(below, 0.5) == pytest.approx(-1.5)
