@@ -10,7 +10,7 @@ from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.documents import Chosen, Selection, read_sweep, write_document
 from mergeflow.evaluation import at_grid_edge, best_candidate, example_scores, write_scores
 from mergeflow.merging import MethodCall, configure, prepare
-from mergeflow.merging.code import code_record
+from mergeflow.merging.catalog import code_record
 from mergeflow.modality import State
 from tasks.models import choose_device, expert_summary, load_for_experts, load_model, load_states
 from tasks.project.stage import StageIO

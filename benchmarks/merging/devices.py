@@ -74,9 +74,8 @@ def moving(recipe: Any, base: Path, experts: dict[str, Path]) -> float:
     from mergeflow.checkpoints import open_checkpoint
     from mergeflow.merging.catalog import MethodCall
     from mergeflow.merging.engine import Engine
-    from mergeflow.merging.known import model_of
     from mergeflow.merging.method import Args, Method
-    from mergeflow.merging.stacks import Stacks
+    from mergeflow.merging.reader import Stacks, model_of
 
     real = recipe.call()
     mover = Method(

@@ -17,7 +17,7 @@ from mergeflow.documents import write_document
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.evaluation import accuracies, example_scores, losses, mean, normalised, write_scores
 from mergeflow.merging import configure, prepare
-from mergeflow.merging.code import code_record
+from mergeflow.merging.catalog import code_record
 from mergeflow.modality import Examples, Model
 from registry.environment import environment
 from registry.lookup import find_version

@@ -1,6 +1,6 @@
 """The catalog: every method by name; and a configured method (or compressor) as a frozen record."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -13,7 +13,7 @@ from mergeflow.merging.mergekit_names import OTHER_NAMES, argument_hint
 from mergeflow.merging.method import Args, Method
 from mergeflow.merging.values import check, split
 from mergeflow.plugins import Shelf
-from mergeflow.schema import faults_of
+from mergeflow.schema import Frozen, faults_of
 
 # The package of methods is imported here, before `mergeflow.merging` gives its name to the function below.
 METHODS = Shelf("method", Method, families.__name__, "methods", "`@method(…)` of mergeflow.merging.method")
@@ -161,3 +161,126 @@ def arguments_of(kind: str, name: str, model: type[A], args: Mapping[str, Any] |
     except ValidationError as error:
         faults += faults_of(error, model)
     raise MergeflowError(f"{kind} '{name}': {'; '.join(fault.removesuffix('.') for fault in faults)}.")
+
+
+def weights_by_name(
+    weights: Mapping[str, float] | Sequence[float] | None, experts: Mapping[str, Any], call: MethodCall
+) -> dict[str, float]:
+    """Return one weight per expert, checked.
+
+    Args:
+        weights: Factors by name, where a missing one is 1; or one per expert, in their order; None for 1 each.
+        experts: The experts, of which only the names matter.
+        call: The configured method: it may take no weights, or need a sum that is not 0.
+
+    Raises:
+        MergeflowError: Another number of weights than experts, an unknown name, or a method without weights.
+    """
+    if weights is None:
+        return dict.fromkeys(experts, 1.0)
+    if call.method.weights == "none" and any(weight != 1 for weight in _values(weights)):
+        raise MergeflowError(f"method '{call.name}' takes no weights per expert: remove `weights`.")
+    if isinstance(weights, Mapping):
+        unknown = sorted(set(weights) - set(experts))
+        if unknown:
+            raise MergeflowError(f"weights are given for unknown experts {unknown}. Known: {', '.join(experts)}.")
+        found = {name: float(weights.get(name, 1.0)) for name in experts}
+    else:
+        if len(weights) != len(experts):
+            raise MergeflowError(f"{len(weights)} weights for {len(experts)} experts: give one per expert.")
+        found = dict(zip(experts, map(float, weights), strict=True))
+    if not all(abs(weight) < float("inf") for weight in found.values()):
+        raise MergeflowError(f"weights must be finite numbers, found {found}.")
+    if getattr(call.arguments, "normalize", call.method.weights == "shares") and sum(found.values()) == 0:
+        raise MergeflowError("the weights of an average sum to 0: they cannot be normalised.")
+    return found
+
+
+def _values(weights: Mapping[str, float] | Sequence[float]) -> Sequence[float]:
+    return list(weights.values()) if isinstance(weights, Mapping) else weights
+
+
+def check_inputs(call: MethodCall, experts: Mapping[str, Any], data: Mapping[str, Any] | None) -> None:
+    """Check the number of experts, arguments that depend on it, and that needed data statistics are there.
+
+    Args:
+        call: The configured method.
+        experts: The experts by name.
+        data: Statistics of data, by kind and expert; None where there are none.
+
+    Raises:
+        MergeflowError: Too few or too many experts, for the method or an argument; a statistic that is missing,
+            unknown or of no expert.
+    """
+    if not isinstance(experts, Mapping):
+        raise MergeflowError(f"experts are a mapping of names to state dicts, found a {type(experts).__name__}.")
+    least, most = call.method.experts
+    if not least <= len(experts) <= (most or len(experts)):
+        wanted = f"{least}" if most == least else f"{least} or more" if most is None else f"{least} to {most}"
+        raise MergeflowError(f"method '{call.name}' merges {wanted} experts, found {len(experts)}.")
+    call.arguments.check_experts(len(experts))
+    for key, value in call.arguments.varied.items():
+        for name in value if isinstance(value, Mapping) and "value" not in value else ():
+            if name not in experts:
+                raise unknown_name(f"expert of `{key}`", name, experts)
+    known = {datum.name for method in methods().values() for datum in method.given}
+    for kind, by_expert in (data or {}).items():
+        if kind not in known:
+            raise unknown_name("statistic", kind, known)
+        for name in by_expert:
+            if name not in experts:
+                raise unknown_name(f"expert of the statistic '{kind}'", name, experts)
+    for kind in call.method.data:
+        missing = sorted(set(experts) - set((data or {}).get(kind, {})))
+        if missing:
+            raise MergeflowError(f"method '{call.name}' needs the statistic '{kind}' of experts {missing}.")
+
+
+class Code(Frozen):
+    """Where a method was declared, and the SHA-256 digest of its source."""
+
+    place: str
+    sha256: str
+
+
+def code_of(call: MethodCall) -> dict[str, Code]:
+    """Return the code of the methods that a call uses and that are not the package's own, by their names."""
+    found = {name: METHODS.origin(name) for name in (call.name, *call.arguments.uses)}
+    return {name: Code(place=one.place, sha256=one.digest) for name, one in found.items() if one.digest is not None}
+
+
+def code_record(call: MethodCall) -> dict[str, Any]:
+    """Return what a recipe says of a call's code: `code`, or nothing where all of it is the package's own."""
+    found = {name: code.model_dump() for name, code in code_of(call).items()}
+    return {"code": found} if found else {}
+
+
+def check_known(name: str, recorded: Mapping[str, Code]) -> None:
+    """Check that a method that a record names is here.
+
+    Raises:
+        MergeflowError: It is not; the message names where it was declared.
+    """
+    if name in recorded and name not in METHODS.names():
+        raise MergeflowError(
+            f"the method '{name}' was declared in '{recorded[name].place}', which is not here: put that file "
+            "into the folder `methods` of a project and run the command there, or name it with --from."
+        )
+
+
+def check_code(recorded: Mapping[str, Code], call: MethodCall) -> None:
+    """Check that the methods of a call are made of the code that a record names.
+
+    Raises:
+        MergeflowError: One is made of other code.
+    """
+    here = code_of(call)
+    for name in (call.name, *call.arguments.uses):
+        if name not in recorded or (name in here and recorded[name].sha256 == here[name].sha256):
+            continue
+        found = f"'{here[name].place}' ({here[name].sha256[:12]}…)" if name in here else "the package's own"
+        raise MergeflowError(
+            f"the method '{name}' is not the one that the recipe records: that is '{recorded[name].place}' "
+            f"({recorded[name].sha256[:12]}…), this is {found}. Bring that code back, or remove `code` from the "
+            "recipe to merge with what is here."
+        )

@@ -16,9 +16,8 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import MethodCall, arguments_of, get
 from mergeflow.merging.direction import prepare
 from mergeflow.merging.engine import Engine, treats_elements_alone
-from mergeflow.merging.known import model_of
 from mergeflow.merging.method import Args, Method, Parts, Stack
-from mergeflow.merging.stacks import Stacks, Unit
+from mergeflow.merging.reader import Stacks, Unit, model_of
 from mergeflow.plugins import last_place
 
 State = dict[str, Tensor]

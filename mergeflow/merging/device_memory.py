@@ -13,9 +13,9 @@ from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.catalog import Call
 from mergeflow.merging.engine import BUFFER, default_workers, unit_bytes, units_of
+from mergeflow.merging.method import Copies
+from mergeflow.merging.reader import Unit
 from mergeflow.merging.stack import Model
-from mergeflow.merging.stacks import Unit
-from mergeflow.merging.workspace import Copies
 
 
 def held_elements(copies: Copies, experts: int, unit: Unit) -> int:

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from mergeflow.checkpoints.align_names import bound
 from mergeflow.checkpoints.checks import all_finite, check_compatible, infos_of
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
-from mergeflow.merging.catalog import MethodCall, configure
+from mergeflow.merging.catalog import MethodCall, check_inputs, configure, weights_by_name
 from mergeflow.merging.engine import Engine
-from mergeflow.merging.fit import check_inputs, weights_by_name
-from mergeflow.merging.known import model_of
 from mergeflow.merging.linalg.cache import FactorCache
+from mergeflow.merging.matrices import survey
+from mergeflow.merging.reader import Stacks, Unit, model_of
 from mergeflow.merging.stack import Stack
-from mergeflow.merging.stacks import Stacks, Unit
-from mergeflow.merging.treatment import survey
 from mergeflow.merging.values import check_depth
 
 if TYPE_CHECKING:
@@ -233,3 +233,50 @@ def _config(model: Any) -> dict[str, Any] | None:
     """Return what a module of transformers says of its architecture."""
     known: Any = getattr(model, "config", None) if isinstance(model, torch.nn.Module) else None
     return known.to_dict() if hasattr(known, "to_dict") else None
+
+
+State = Mapping[str, Tensor]
+
+
+class CandidateMerger:
+    """Merges candidates in memory.
+
+    Candidates that differ in `scale` alone share one direction when they come after each other; candidates of any
+    arguments share factorisations.
+
+    Args:
+        base: θ0, in memory or lazy.
+        experts: State dicts by name.
+        statistics: Of data, for methods that need them: kind → expert → tensor.
+        device: Where the arithmetic happens.
+    """
+
+    def __init__(
+        self,
+        base: State,
+        experts: Mapping[str, State],
+        *,
+        statistics: Mapping[str, Any] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.base, self.experts = base, experts
+        self.cache = FactorCache()
+        self.prepared = 0
+        self._statistics, self._device = statistics, device
+        self._call: MethodCall | None = None
+        self._direction: Direction | None = None
+
+    def renew_cache(self, rank_ratio: float) -> None:
+        """Forget all factorisations and keep those to come up to a share of the rank."""
+        self.cache = FactorCache(rank_ratio)
+
+    def merge(self, call: MethodCall) -> dict[str, Tensor]:
+        """Return the merged state dict of a candidate."""
+        if self._direction is None or self._call != call.without_scale():
+            self._direction = None  # free the old one before the new one is made
+            self._direction = prepare(
+                call, self.base, self.experts, cache=self.cache, data=self._statistics, device=self._device
+            )
+            self._call = call.without_scale()
+            self.prepared += 1
+        return self._direction.at(call.scale)

@@ -23,10 +23,9 @@ from mergeflow.late import torch
 from mergeflow.merging.catalog import Call
 from mergeflow.merging.device import check_device, start_linear_algebra
 from mergeflow.merging.linalg.lapack import one_thread
-from mergeflow.merging.passes import Pass
+from mergeflow.merging.reader import Stacks, Unit, piece_of
 from mergeflow.merging.schedule import Schedule, work_through
-from mergeflow.merging.stack import Model, Stack
-from mergeflow.merging.stacks import Stacks, Unit, piece_of
+from mergeflow.merging.stack import Model, Pass, Stack
 from mergeflow.merging.values import resolved
 
 BUFFER = 256 * 2**20

@@ -1,14 +1,20 @@
 """Which tensors the spectral methods treat as matrices, and as how many."""
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import ceil
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.errors import MergeflowError, together
 from mergeflow.merging.architectures.architecture import Architecture, Selected
-from mergeflow.merging.architectures.families import family_of
-from mergeflow.merging.architectures.roles import TREATED
+from mergeflow.merging.architectures.families import LOOKS_FUSED, UNKNOWN, family_of
+from mergeflow.merging.architectures.roles import ROLES, TREATED
 
 
 def _selection(value: Any) -> Any:
@@ -68,3 +74,168 @@ def rank_of(shape: Sequence[int], ratio: float, rounding: Literal["ceil", "floor
     if abs(exact - near) < 1e-9:
         return max(1, near)
     return ceil(exact) if rounding == "ceil" else max(1, int(exact))
+
+
+_WAY_OUT = "Name those to treat by patterns, such as matrices: ['*.attention.*', '*.dense.*']."
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """How a model's tensors are treated.
+
+    Attributes:
+        family: The architecture's family, and what told it.
+        treated: Names of the tensors treated as matrices, by role.
+        left: Names of the other matrices, by role.
+        cuts: Of each tensor that is cut or stacked, into what.
+    """
+
+    family: str
+    treated: Mapping[str, tuple[str, ...]]
+    left: Mapping[str, tuple[str, ...]]
+    cuts: Mapping[str, str]
+
+    @property
+    def count(self) -> int:
+        """Number of tensors treated as matrices."""
+        return sum(map(len, self.treated.values()))
+
+    def lines(self) -> list[str]:
+        """Return what is treated, what is left out and what is cut, a line each with counts and patterns of names."""
+        lines = [f"architecture  {self.family}"]
+        lines += [f"treated       {role}: {_patterns(names)}" for role, names in self.treated.items()]
+        lines += [f"not treated   {role}: {_patterns(names)}" for role, names in self.left.items()]
+        ways = sorted(set(self.cuts.values()))
+        lines += [f"cut           {_patterns(n for n, way in self.cuts.items() if way == one)}: {one}" for one in ways]
+        return lines
+
+
+def survey(
+    owner: str,
+    selection: Selection | None,
+    split_fused: bool,
+    infos: Mapping[str, TensorInfo],
+    tied: Mapping[str, str],
+    architecture: Architecture,
+) -> Treatment:
+    """Return how a model's tensors will be treated.
+
+    Args:
+        owner: Who treats them, for the message: "method 'cart'".
+        selection: What its arguments say; None where no matrices are treated apart.
+        split_fused: Whether fused weights are cut.
+        infos: The base's tensors.
+        tied: Names that share storage, each with the first name of its group, by which both go.
+        architecture: The base's architecture.
+
+    Raises:
+        MergeflowError: A matrix whose role no rule knows, a selection that takes nothing, fused weights whose layout is
+            unknown, or none where `split_qkv` wants some: all at once.
+    """
+    model_type = architecture.config.get("model_type")
+    family = architecture.family
+    kind = "of no family of the table, told by names" if family is UNKNOWN else family.name
+    told = kind + (f" (model_type {model_type})" if model_type else " (told by names)" * (family is not UNKNOWN))
+    if selection is None:
+        return Treatment(told, {}, {}, {})
+    shapes = {
+        tied.get(name, name): info.shape
+        for name, info in infos.items()
+        if info.dtype.is_floating_point and architecture.is_wide(tied.get(name, name), info.shape)
+    }
+    taken = {name for name, shape in shapes.items() if architecture.treats(name, shape, selection)}
+    together(
+        lambda: _check_known(owner, selection, infos, shapes, architecture),
+        lambda: _check_taken(owner, selection, shapes, taken, architecture),
+        lambda: _check_fused(owner, split_fused, taken, architecture),
+    )
+    roles = {name: architecture.role(name, shape) or "unknown" for name, shape in shapes.items()}
+    forms = {name: architecture.form(name, shapes[name], split_fused) for name in sorted(taken)}
+    cuts = {name: f"{form.cut or 'one matrix'}{' of each expert' * form.stacked}" for name, form in forms.items()}
+    return Treatment(
+        told,
+        _by_role(roles, taken),
+        _by_role(roles, shapes.keys() - taken),
+        {name: words for name, words in cuts.items() if words != "one matrix"},
+    )
+
+
+def _by_role(roles: Mapping[str, str], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    chosen = set(names)
+    found = {role: tuple(sorted(name for name in chosen if roles[name] == role)) for role in (*ROLES, "unknown")}
+    return {role: held for role, held in found.items() if held}
+
+
+def _check_known(
+    owner: str,
+    selection: Selection,
+    infos: Mapping[str, TensorInfo],
+    shapes: Mapping[str, tuple[int, ...]],
+    architecture: Architecture,
+) -> None:
+    if isinstance(selection, tuple):
+        return
+    deep = [
+        name
+        for name, info in infos.items()
+        if len(info.shape) == 3
+        and min(info.shape) > 1
+        and "conv" not in name.lower()
+        and architecture.role(name, info.shape) in ("attention", "mlp")
+    ]
+    if deep:
+        raise MergeflowError(
+            f"{owner}: {len(deep)} weights of attention or MLPs have three dimensions, as XLNet's [d, heads, d_head] "
+            f"({_patterns(deep)}), and only two make a matrix. {_WAY_OUT}"
+        )
+    unknown = [name for name, shape in shapes.items() if architecture.role(name, shape) is None]
+    if unknown:
+        raise MergeflowError(
+            f"{owner}: no rule says what {len(unknown)} of {len(shapes)} matrices are ({_patterns(unknown)}), so "
+            f"`matrices: {selection}` cannot take or leave them. {_WAY_OUT}"
+        )
+
+
+def _check_taken(
+    owner: str,
+    selection: Selection,
+    shapes: Mapping[str, tuple[int, ...]],
+    taken: set[str],
+    architecture: Architecture,
+) -> None:
+    known = f"There are {len(shapes)}: {_patterns(shapes)}." if shapes else "There is no matrix at all."
+    if isinstance(selection, tuple):
+        for pattern in selection:
+            if not any(fnmatchcase(name, pattern) for name in shapes):
+                raise MergeflowError(f"{owner}: the pattern '{pattern}' of `matrices` fits no matrix. {known}")
+    elif shapes and not taken:
+        some = any(architecture.treats(name, shape, "all") for name, shape in shapes.items())
+        wider = f"`matrices: all` takes {'attention and ' * (selection == 'mlp')}projections too. " if some else ""
+        other = "" if some else " Weights of convolutions are not matrices here: ties or dare treat all tensors alike."
+        raise MergeflowError(
+            f"{owner}: `matrices: {selection}` takes none of the matrices. {known} {wider}{_WAY_OUT}{other}"
+        )
+
+
+def _check_fused(owner: str, split_fused: bool, taken: set[str], architecture: Architecture) -> None:
+    if not split_fused:
+        return
+    rules = {name: architecture.fused(name) for name in taken}
+    strange = [name for name, rule in rules.items() if rule is None and LOOKS_FUSED.search(name)]
+    if strange:
+        raise MergeflowError(
+            f"{owner}: `split_qkv: true`, but no rule says how {_patterns(strange)} is fused in a model of "
+            f"{architecture.family.name}. Open the model's folder, so that its config.json is read, or leave "
+            "`split_qkv: false`."
+        )
+    if all(rule is None or rule.always for rule in rules.values()):
+        raise MergeflowError(
+            f"{owner}: `split_qkv: true`, but none of the {len(taken)} treated matrices is a fused weight: remove it."
+        )
+
+
+def _patterns(names: Iterable[str]) -> str:
+    """Return names with their numbers as stars, most frequent first, with counts: '4 × layers.*.q.weight, 1 × head'."""
+    counts = Counter(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in sorted(names)).most_common()
+    shown = ", ".join(f"{count} × {pattern}" for pattern, count in counts[:6])
+    return shown + f" and {sum(count for _, count in counts[6:])} more" * (len(counts) > 6)

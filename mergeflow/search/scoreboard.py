@@ -15,9 +15,9 @@ from mergeflow.checkpoints.fingerprint import SCHEME
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.scoring import Score, score_of
 from mergeflow.merging import MethodCall, Recipe, configure, make_recipe, prepare
-from mergeflow.merging.candidates import CandidateMerger
-from mergeflow.merging.code import code_of
+from mergeflow.merging.catalog import code_of
 from mergeflow.merging.device import check_device
+from mergeflow.merging.direction import CandidateMerger
 from mergeflow.merging.files.plan import Inputs, open_inputs
 from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.search.candidates import Space, candidate_key

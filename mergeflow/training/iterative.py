@@ -9,7 +9,7 @@ from typing import Any
 from mergeflow.checkpoints import open_checkpoint, read_state, write_checkpoint, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import MethodCall, prepare
-from mergeflow.merging.fit import check_inputs
+from mergeflow.merging.catalog import check_inputs
 from mergeflow.modality import Examples, Model
 from mergeflow.training.batches import plan_batches
 from mergeflow.training.between import merge_between

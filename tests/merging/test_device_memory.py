@@ -15,9 +15,8 @@ from mergeflow.merging import configure, methods, prepare
 from mergeflow.merging.device_memory import device_bytes, held_elements
 from mergeflow.merging.engine import BUFFER
 from mergeflow.merging.files.recipe import recipe_text
-from mergeflow.merging.known import model_of
-from mergeflow.merging.stacks import Unit
-from mergeflow.merging.workspace import SOME_COPIES
+from mergeflow.merging.method import SOME_COPIES
+from mergeflow.merging.reader import Unit, model_of
 from tests.card import card, counted, driver
 from tests.merging.helpers import fitting, recipe, statistics
 

@@ -129,8 +129,8 @@ import torch
 from pathlib import Path
 from mergeflow.merging import configure
 from mergeflow.merging.engine import Engine
-from mergeflow.merging.known import model_of
-from mergeflow.merging.stacks import Stacks
+from mergeflow.merging.reader import model_of
+from mergeflow.merging.reader import Stacks
 base, *experts = ({"w": torch.full((1,), float(n)).expand(2**26)} for n in range(3))
 named = dict(zip("ab", experts))
 engine = Engine(configure("slerp"), Stacks(base, named, model_of(base, named)), workers=2)

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from mergeflow.checkpoints.header import dtype_of
 from mergeflow.merging.catalog import configure
 from mergeflow.merging.engine import Engine
-from mergeflow.merging.known import model_of
-from mergeflow.merging.passes import Pass
-from mergeflow.merging.stacks import Stacks
-from mergeflow.merging.thresholds.select import kth_largest_passes, kth_smallest, ordered_bits
+from mergeflow.merging.reader import Stacks, model_of
+from mergeflow.merging.stack import Pass
+from mergeflow.merging.thresholds import kth_largest_passes, kth_smallest, ordered_bits
 
 # Ordinary, tiny (denormal), huge and repeated values, and both zeros.
 VALUES = st.one_of(

@@ -16,8 +16,7 @@ from mergeflow.merging import engine as engine_module
 from mergeflow.merging import prepare
 from mergeflow.merging.catalog import MethodCall, configure
 from mergeflow.merging.engine import Engine
-from mergeflow.merging.known import model_of
-from mergeflow.merging.stacks import Stacks
+from mergeflow.merging.reader import Stacks, model_of
 from mergeflow.merging.thresholds import tally, trimming
 
 State = dict[str, Tensor]

@@ -13,8 +13,8 @@ from mergeflow.merging.compression.compressor import configure_compressor
 from mergeflow.merging.compression.suite_file import compress
 from mergeflow.merging.files.diff import diff
 from mergeflow.merging.files.vectors import add, analogy, extract, negate, scale
-from mergeflow.merging.known import common_ties
 from mergeflow.merging.learned.adamerging import learn
+from mergeflow.merging.reader import common_ties
 from tests.merging.helpers import awkward
 
 

@@ -6,12 +6,11 @@ from math import prod
 import pytest
 import torch
 
-from mergeflow.merging import configure, engine, methods, prepare, stacks
+from mergeflow.merging import configure, engine, methods, prepare, reader
 from mergeflow.merging.engine import BUFFER, Engine, sampled_units, treats_elements_alone, unit_bytes
-from mergeflow.merging.known import model_of
 from mergeflow.merging.linalg import outside, spectra
 from mergeflow.merging.methods import dropout, inner_products, optimised, subspace, ties
-from mergeflow.merging.stacks import Stacks, Unit
+from mergeflow.merging.reader import Stacks, Unit, model_of
 from studies.theory.peak_memory import peak_tensor_bytes
 from tests.merging.helpers import EDGE, fitting
 
@@ -34,9 +33,9 @@ def models():
 @pytest.mark.parametrize("name", methods())
 def test_a_method_holds_no_more_than_it_says(name, weights, models, monkeypatch):
     """Bytes of tensors alive at once while a whole tensor is read and merged, without LAPACK's own."""
-    for module in (inner_products, ties, dropout, engine, stacks):
+    for module in (inner_products, ties, dropout, engine, reader):
         monkeypatch.setattr(module, "BLOCK", 512)  # buffers of their own, as tensors of a real size have
-    monkeypatch.setattr(stacks, "PIECE", 1)
+    monkeypatch.setattr(reader, "PIECE", 1)
     base, experts = models[0], fitting(name, models[1])
     for args in [{}, *EDGE[name]] if weights is None else [{}]:
         call = configure(name, {key: value for key, value in args.items() if key not in ("matrices", "split_qkv")})
@@ -63,8 +62,8 @@ def test_a_large_tensor_is_read_twice_in_blocks_with_the_same_bits(name, models,
     whole = prepare(name, base, experts)
     monkeypatch.setattr(inner_products, "LARGE", prod(base[TALL].shape))
     monkeypatch.setattr(engine, "BLOCK", 4096)
-    monkeypatch.setattr(stacks, "BLOCK", 4096)
-    monkeypatch.setattr(stacks, "PIECE", 2 * 4096 * 4 * 4)
+    monkeypatch.setattr(reader, "BLOCK", 4096)
+    monkeypatch.setattr(reader, "PIECE", 2 * 4096 * 4 * 4)
     blocks = prepare(name, base, experts)
     assert treats_elements_alone(configure(name), model_of(base, experts), EMBEDDING)
     assert not treats_elements_alone(configure(name), model_of(base, experts), TALL)

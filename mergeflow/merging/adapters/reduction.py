@@ -22,9 +22,9 @@ from mergeflow.merging.adapters.slots import Slot
 from mergeflow.merging.engine import Engine, default_workers
 from mergeflow.merging.files.fields import AdapterOptions
 from mergeflow.merging.linalg.lapack import one_thread
+from mergeflow.merging.reader import Unit
 from mergeflow.merging.schedule import single_threaded
 from mergeflow.merging.stack import Stack
-from mergeflow.merging.stacks import Unit
 
 # Adapters that cancel leave a sum of this share of them by rounding alone.
 _NOTHING = 1e-12

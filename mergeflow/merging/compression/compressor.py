@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import np, torch
 from mergeflow.merging.catalog import Call, arguments_of
-from mergeflow.merging.passes import Pass
-from mergeflow.merging.stack import Elementwise, Model, Stack
-from mergeflow.merging.workspace import TWO_TENSORS, Workspace
+from mergeflow.merging.method import TWO_TENSORS, Workspace
+from mergeflow.merging.stack import Elementwise, Model, Pass, Stack
 from mergeflow.plugins import Shelf
 from mergeflow.schema import Frozen
 

@@ -20,10 +20,9 @@ from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.compression.compressor import CompressorCall, Payload, Stored, configure_compressor
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.files.plan import check_origin
-from mergeflow.merging.known import model_of
+from mergeflow.merging.matrices import survey
+from mergeflow.merging.reader import Stacks, Unit, model_of
 from mergeflow.merging.stack import Stack
-from mergeflow.merging.stacks import Stacks, Unit
-from mergeflow.merging.treatment import survey
 
 _WHOLE = "@whole"
 

@@ -16,7 +16,7 @@ from mergeflow.checkpoints.formats import cached_id, open_checkpoint, read_json
 from mergeflow.checkpoints.lora import ADAPTER_WEIGHTS
 from mergeflow.checkpoints.reader import LazyStateDict, open_safetensors
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.code import Code
+from mergeflow.merging.catalog import Code
 from mergeflow.merging.files.output import CARD_HEAD, RECORD
 from mergeflow.merging.files.plan import Inputs, Plan
 from mergeflow.merging.files.recipe import Recipe, with_paths

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from mergeflow.checkpoints.formats import PICKLES
-from mergeflow.merging.code import Code
-from mergeflow.merging.frozen import frozen, thawed
+from mergeflow.merging.catalog import Code
 from mergeflow.merging.values import leaves, varies
-from mergeflow.schema import Frozen
+from mergeflow.schema import Frozen, frozen, thawed
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 

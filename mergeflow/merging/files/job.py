@@ -30,8 +30,8 @@ from mergeflow.merging.files.output import (
 from mergeflow.merging.files.plan import BASE, Inputs, Plan, another_base, make_plan, open_inputs, step_folder
 from mergeflow.merging.files.recipe import Recipe, Resolve
 from mergeflow.merging.files.steps import PREFIX
+from mergeflow.merging.reader import Stacks, Unit
 from mergeflow.merging.stack import Stack
-from mergeflow.merging.stacks import Stacks, Unit
 from mergeflow.version import version
 
 

@@ -46,13 +46,11 @@ from mergeflow.merging.files.output import (
 )
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe, local_path
 from mergeflow.merging.files.steps import Mixture, Slices, mixed, stacked, step_named
-from mergeflow.merging.known import model_of
 from mergeflow.merging.linalg.lapack import one_thread
-from mergeflow.merging.passes import Pass
+from mergeflow.merging.matrices import Treatment, survey
 from mergeflow.merging.preflight import adapter_findings, check_findings, compare, running_findings
-from mergeflow.merging.stack import Model
-from mergeflow.merging.stacks import OnPiece, Stacks, Unit
-from mergeflow.merging.treatment import Treatment, survey
+from mergeflow.merging.reader import OnPiece, Stacks, Unit, model_of
+from mergeflow.merging.stack import Model, Pass
 from mergeflow.merging.values import check_depth
 from mergeflow.merging.vocabulary.alignment import fit_vocabularies
 from mergeflow.merging.vocabulary.companions import TokenizerFiles, chosen_templates, write_templates

@@ -12,8 +12,16 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field
 from mergeflow.checkpoints.folders import common_base
 from mergeflow.checkpoints.formats import fixed_id
 from mergeflow.errors import MergeflowError, together, unknown_name
-from mergeflow.merging.catalog import MethodCall, configure, methods
-from mergeflow.merging.code import check_code, check_known, code_of
+from mergeflow.merging.catalog import (
+    MethodCall,
+    check_code,
+    check_inputs,
+    check_known,
+    code_of,
+    configure,
+    methods,
+    weights_by_name,
+)
 from mergeflow.merging.files.fields import (
     Adapter,
     Arguments,
@@ -36,12 +44,10 @@ from mergeflow.merging.files.steps import (
     parse_steps,
     step_named,
 )
-from mergeflow.merging.fit import check_inputs, weights_by_name
-from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.mergekit_names import is_configuration
 from mergeflow.merging.values import varies
 from mergeflow.merging.vocabulary.companions import TokenizerChoice, read_template, tokenizer_choice
-from mergeflow.schema import Frozen, faults_of, refusal
+from mergeflow.schema import Frozen, faults_of, frozen, refusal, thawed
 from mergeflow.yaml_text import parse_yaml, read_yaml
 
 LIFTED = ("matrices", "split_qkv")

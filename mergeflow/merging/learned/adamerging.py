@@ -18,11 +18,10 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.device import check_device
 from mergeflow.merging.files.plan import check_origin
-from mergeflow.merging.known import model_of
 from mergeflow.merging.learned.directions import Directions, LowRank, TaskVectors
+from mergeflow.merging.matrices import survey
 from mergeflow.merging.methods.informed import AdamergingArgs
-from mergeflow.merging.stacks import Stacks
-from mergeflow.merging.treatment import survey
+from mergeflow.merging.reader import Stacks, model_of
 
 State = Mapping[str, Tensor]
 Loss = Callable[[dict[str, Tensor], int], tuple[float, Mapping[str, Tensor]]]

@@ -16,7 +16,7 @@ from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.merging.architectures.cuts import Form
 from mergeflow.merging.linalg.spectra import low_rank_factors
 from mergeflow.merging.methods.informed import AdamergingArgs
-from mergeflow.merging.stacks import Stacks
+from mergeflow.merging.reader import Stacks
 
 
 class Directions(Protocol):

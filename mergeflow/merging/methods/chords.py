@@ -8,10 +8,9 @@ from pydantic import Field
 
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Model, Parts, Stack, method
+from mergeflow.merging.method import Args, Copies, Model, Parts, Stack, method, tensors
 from mergeflow.merging.methods.inner_products import arc_shares, combined, in_blocks, inner_product_pass, inner_products
-from mergeflow.merging.passes import Pass
-from mergeflow.merging.workspace import Copies, tensors
+from mergeflow.merging.stack import Pass
 
 if TYPE_CHECKING:
     from torch import Tensor

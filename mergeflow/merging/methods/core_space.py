@@ -9,11 +9,20 @@ from pydantic import Field
 
 from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import is_zero, svd
-from mergeflow.merging.method import Model, Parts, Stack, all_but_matrices, method
+from mergeflow.merging.method import (
+    TWO_TENSORS,
+    Copies,
+    Matrix,
+    Model,
+    Parts,
+    Stack,
+    all_but_matrices,
+    matrices,
+    method,
+)
+from mergeflow.merging.method import svd as svd_bytes
 from mergeflow.merging.methods.subspace import MatrixArgs, merge_iso_c, merge_tsv
 from mergeflow.merging.methods.ties import ties_of_blocks
-from mergeflow.merging.workspace import TWO_TENSORS, Copies, Matrix, matrices
-from mergeflow.merging.workspace import svd as svd_bytes
 
 if TYPE_CHECKING:
     from torch import Tensor

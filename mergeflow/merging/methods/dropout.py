@@ -16,12 +16,10 @@ from pydantic import Field, model_validator
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import np, torch
-from mergeflow.merging.method import Args, Model, Parts, Stack, method
+from mergeflow.merging.method import Args, Copies, Model, Parts, Stack, method
 from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass
-from mergeflow.merging.passes import Pass
-from mergeflow.merging.thresholds.select import threshold_passes
-from mergeflow.merging.thresholds.trimming import trim_to
-from mergeflow.merging.workspace import Copies
+from mergeflow.merging.stack import Pass
+from mergeflow.merging.thresholds import threshold_passes, trim_to
 
 if TYPE_CHECKING:
     from torch import Tensor

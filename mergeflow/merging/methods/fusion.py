@@ -9,10 +9,9 @@ from pydantic import Field
 
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Model, Parts, Stack, method
-from mergeflow.merging.passes import Pass
-from mergeflow.merging.thresholds.select import kth_smallest
-from mergeflow.merging.workspace import Copies, tensors
+from mergeflow.merging.method import Args, Copies, Model, Parts, Stack, method, tensors
+from mergeflow.merging.stack import Pass
+from mergeflow.merging.thresholds import kth_smallest
 
 if TYPE_CHECKING:
     from torch import Tensor

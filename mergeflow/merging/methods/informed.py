@@ -17,8 +17,19 @@ from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.architectures.cuts import Form
 from mergeflow.merging.linalg.spectra import truncate
 from mergeflow.merging.matrices import Matrices, Selection, SplitQkv, rank_of
-from mergeflow.merging.method import Args, Datum, Model, Parts, Stack, all_but_matrices, method
-from mergeflow.merging.workspace import Copies, Matrix, decomposition, matrices
+from mergeflow.merging.method import (
+    Args,
+    Copies,
+    Datum,
+    Matrix,
+    Model,
+    Parts,
+    Stack,
+    all_but_matrices,
+    decomposition,
+    matrices,
+    method,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
-from mergeflow.merging.passes import Pass
-from mergeflow.merging.stack import Model, Stack
+from mergeflow.merging.stack import Model, Pass, Stack
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,11 +9,10 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 
 from mergeflow.checkpoints.header import DType
 from mergeflow.merging.architectures.depth import depth
-from mergeflow.merging.frozen import frozen, thawed
 from mergeflow.merging.matrices import Selection
-from mergeflow.merging.method import Args, Method, Model, Parts, Stack, method
-from mergeflow.merging.passes import Pass
-from mergeflow.merging.workspace import Copies
+from mergeflow.merging.method import Args, Copies, Method, Model, Parts, Stack, method
+from mergeflow.merging.stack import Pass
+from mergeflow.schema import frozen, thawed
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Parts, Stack, method
-from mergeflow.merging.workspace import Copies
+from mergeflow.merging.method import Args, Copies, Parts, Stack, method
 
 
 class AverageArgs(Args):

@@ -9,8 +9,17 @@ from pydantic import Field
 from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import add_truncated, is_zero
 from mergeflow.merging.matrices import Matrices, SplitQkv, rank_of
-from mergeflow.merging.method import Args, Parts, Stack, all_but_matrices, method
-from mergeflow.merging.workspace import Copies, Matrix, decomposition, matrices
+from mergeflow.merging.method import (
+    Args,
+    Copies,
+    Matrix,
+    Parts,
+    Stack,
+    all_but_matrices,
+    decomposition,
+    matrices,
+    method,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor

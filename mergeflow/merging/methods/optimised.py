@@ -9,8 +9,7 @@ from pydantic import Field
 from mergeflow.late import torch
 from mergeflow.merging.linalg.spectra import is_zero
 from mergeflow.merging.matrices import Matrices, SplitQkv
-from mergeflow.merging.method import Args, Parts, Stack, all_but_matrices, method
-from mergeflow.merging.workspace import Copies, Matrix, matrices
+from mergeflow.merging.method import Args, Copies, Matrix, Parts, Stack, all_but_matrices, matrices, method
 
 if TYPE_CHECKING:
     from torch import Tensor

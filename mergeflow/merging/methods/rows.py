@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from mergeflow.merging.matrices import Matrices, SplitQkv
-from mergeflow.merging.method import Args, Parts, Stack, all_but_matrices, method
-from mergeflow.merging.workspace import Copies, Matrix, matrices
+from mergeflow.merging.method import Args, Copies, Matrix, Parts, Stack, all_but_matrices, matrices, method
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,10 +11,9 @@ from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import DType
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Parts, Stack, method
-from mergeflow.merging.passes import Pass
-from mergeflow.merging.thresholds.select import kth_largest_passes, kth_smallest
-from mergeflow.merging.workspace import Copies, tensors
+from mergeflow.merging.method import Args, Copies, Parts, Stack, method, tensors
+from mergeflow.merging.stack import Pass
+from mergeflow.merging.thresholds import kth_largest_passes, kth_smallest
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mergeflow.checkpoints.header import DType
-from mergeflow.merging.method import Parts, Stack, method
+from mergeflow.merging.method import Copies, Parts, Stack, method, tensors
 from mergeflow.merging.methods.dropout import (
     DareArgs,
     DellaArgs,
@@ -19,8 +19,7 @@ from mergeflow.merging.methods.dropout import (
 )
 from mergeflow.merging.methods.sparse import BreadcrumbsArgs, breadcrumbs_sparsify
 from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass
-from mergeflow.merging.passes import Pass
-from mergeflow.merging.workspace import Copies, tensors
+from mergeflow.merging.stack import Pass
 
 _SCALE = "factor of the direction; any real number"
 

@@ -20,9 +20,20 @@ from mergeflow.merging.linalg.spectra import (
     whitening,
 )
 from mergeflow.merging.matrices import Matrices, SplitQkv
-from mergeflow.merging.method import Args, Model, Parts, Stack, all_but_matrices, method
+from mergeflow.merging.method import (
+    TWO_TENSORS,
+    Args,
+    Copies,
+    Matrix,
+    Model,
+    Parts,
+    Stack,
+    all_but_matrices,
+    decomposition,
+    matrices,
+    method,
+)
 from mergeflow.merging.methods.ties import merge_trimmed, ties_of_blocks, trim_rounded
-from mergeflow.merging.workspace import TWO_TENSORS, Copies, Matrix, decomposition, matrices
 
 if TYPE_CHECKING:
     from torch import Tensor

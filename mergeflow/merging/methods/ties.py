@@ -11,11 +11,9 @@ from pydantic import Field
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Parts, Stack, method
-from mergeflow.merging.passes import Pass
-from mergeflow.merging.thresholds.select import kept_of, kth_smallest, threshold_passes
-from mergeflow.merging.thresholds.trimming import majority_of, trim_to, trimming_passes
-from mergeflow.merging.workspace import Copies, tensors
+from mergeflow.merging.method import Args, Copies, Parts, Stack, method, tensors
+from mergeflow.merging.stack import Pass
+from mergeflow.merging.thresholds import kept_of, kth_smallest, majority_of, threshold_passes, trim_to, trimming_passes
 
 if TYPE_CHECKING:
     from torch import Tensor

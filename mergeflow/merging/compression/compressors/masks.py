@@ -12,8 +12,7 @@ from mergeflow.late import torch
 from mergeflow.merging.compression.compressor import CompressArgs, Payload, Stored, compressor, pack, unpack
 from mergeflow.merging.methods.sparse import tall_masks
 from mergeflow.merging.methods.ties import TiesArgs, ties
-from mergeflow.merging.passes import Pass
-from mergeflow.merging.stack import Model, Stack
+from mergeflow.merging.stack import Model, Pass, Stack
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import MethodCall
-from mergeflow.merging.candidates import CandidateMerger
+from mergeflow.merging.direction import CandidateMerger
 from mergeflow.modalities.causal.blocks import cut
 from mergeflow.modalities.causal.model import LanguageModel, load_model
 from mergeflow.modalities.causal.packed import PackedText

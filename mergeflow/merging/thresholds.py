@@ -1,0 +1,552 @@
+"""Exact selection over a whole model, as first passes: k-th largest values, and trimming to a share of the largest.
+
+The bits of a float, with those of negative numbers flipped, order as its value does. So histograms of 16 bits at a
+time, each over the elements that share the leading bits already settled, find the k-th value exactly: two passes for
+float32, four for float64.
+
+TIES needs one reading: a sample says between which two magnitudes each expert's k-th largest lies. One pass counts
+what is above that window, tallies what is inside, and sums the elected signs; where an entry of the window could change
+a sign, the entries of that place are kept. Counting makes both exact: where the sample was wrong, or too much would
+have to be kept, the histograms are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil, floor, inf, sqrt
+from typing import TYPE_CHECKING, Any
+
+from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.checkpoints.header import FLOAT32, DType
+from mergeflow.late import np, torch
+from mergeflow.merging.stack import Model, Pass, Stack
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+_PENDING = 1 << 18  # values that wait to be counted
+_DISTINCT = 1 << 22  # distinct values beyond which a tally gives up
+
+
+class Tally:
+    """How often each value occurs.
+
+    Attributes:
+        total: Number of values.
+        full: Whether there were too many distinct ones: nothing but their number is known then.
+    """
+
+    def __init__(self) -> None:
+        self.total, self.full = 0, False
+        self._values: NDArray[Any] | None = None
+        self._counts: NDArray[Any] = np.zeros(0, dtype=np.int64)
+        self._pending: list[NDArray[Any]] = []
+        self._waiting = 0
+
+    def add(self, values: NDArray[Any]) -> None:
+        """Count some values [n]."""
+        self.total += len(values)
+        if self.full or not len(values):
+            return
+        self._pending.append(values)
+        self._waiting += len(values)
+        if self._waiting > _PENDING:
+            self._count()
+
+    def merge(self, other: Tally) -> Tally:
+        """Count what another tally has counted, too."""
+        other._count()
+        self._count()
+        if other._values is not None:
+            self._join(other._values, other._counts)
+        self.total, self.full = self.total + other.total, self.full or other.full
+        return self
+
+    def items(self) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the distinct values [n] in rising order, and how often each occurs, int [n]."""
+        assert not self.full
+        self._count()
+        return (np.zeros(0) if self._values is None else self._values), self._counts
+
+    def kth_largest(self, k: int) -> float:
+        """Return the k-th largest value, 1 ≤ k ≤ total.
+
+        Example:
+            >>> tally = Tally()
+            >>> tally.add(np.array([3.0, 1.0, 3.0, 2.0]))
+            >>> [tally.kth_largest(k) for k in (1, 2, 3, 4)]
+            [3.0, 3.0, 2.0, 1.0]
+        """
+        values, counts = self.items()
+        from_top = counts[::-1].cumsum()
+        return float(values[::-1][np.searchsorted(from_top, k)])
+
+    def _count(self) -> None:
+        if self._pending:
+            pending, self._pending, self._waiting = np.concatenate(self._pending), [], 0
+            self._join(*np.unique(pending, return_counts=True))
+
+    def _join(self, values: NDArray[Any], counts: NDArray[Any]) -> None:
+        if self._values is None:
+            self._values, self._counts = values, counts
+        else:
+            both, where = np.unique(np.concatenate([self._values, values]), return_inverse=True)
+            joined = np.zeros(len(both), dtype=np.int64)
+            np.add.at(joined, where, np.concatenate([self._counts, counts]))
+            self._values, self._counts = both, joined
+        if len(self._values) > _DISTINCT:
+            self.full, self._values, self._counts = True, None, self._counts[:0]
+
+
+def merged(pairs: Iterable[tuple[Tally, Tally]]) -> list[Tally]:
+    """Merge tallies pair by pair."""
+    return [one.merge(other) for one, other in pairs]
+
+
+DIGIT = 16
+_WINDOW = 4.0  # half the window of a trimming pass in standard errors: one sample in some 16,000 misses
+_KEPT = 64 * 2**20  # bytes of kept places, per worker
+_FEW = 2**14  # values of a sample; so few are put in order as they are
+_DEVIATIONS = 5  # half a window in standard errors of the sample
+_BINS = 1 << DIGIT
+_HALF = _BINS >> 1
+
+Values = Callable[[Stack, Any], "Tensor"]
+Rank = Callable[[Any, int], int]
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What is settled after some digits: the leading bits of each k-th value and the rank left within them."""
+
+    bits: tuple[int, ...]
+    left: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """One search: which values, which rank, under which name the result is known, and whether none is negative."""
+
+    values: Values
+    rank: Rank
+    dtype: DType
+    name: str
+    magnitudes: bool
+
+    @property
+    def digits(self) -> int:
+        return self.dtype.itemsize * 8 // DIGIT
+
+    @property
+    def integer(self) -> torch.dtype:
+        return torch.int32 if self.dtype == FLOAT32 else torch.int64
+
+    def start(self, model: Model, args: Any) -> Tensor:
+        return torch.zeros(len(model.experts), _BINS, dtype=torch.int64)
+
+    def observe(self, digit: int, counts: Tensor, stack: Stack, args: Any) -> Tensor:
+        values = self.values(stack, args)
+        shift = DIGIT * (self.digits - 1 - digit)
+        for index, row in enumerate(values.reshape(values.shape[0], values[0].numel())):
+            bits = row.abs().view(self.integer) if self.magnitudes else ordered_bits(row)
+            if digit == 0:
+                _add_histogram(
+                    counts[index, _HALF:] if self.magnitudes else counts[index], bits, shift, not self.magnitudes
+                )
+            else:
+                settled = stack.model.known[f"{self.name}.{digit - 1}"].bits[index]
+                _add_histogram(
+                    counts[index], _within(bits, settled, shift + DIGIT) & ((1 << (shift + DIGIT)) - 1), shift, False
+                )
+        return counts
+
+    def settle(self, digit: int, counts: Tensor, model: Model, args: Any) -> Prefix:
+        before: Prefix | None = model.known.get(f"{self.name}.{digit - 1}") if digit else None
+        wanted = before.left if before else (self.rank(args, model.numel),) * len(model.experts)
+        bits, left = [], []
+        for index, k in enumerate(wanted):
+            from_top = counts[index].flip(0).cumsum(0)
+            at = int(torch.searchsorted(from_top, k)) if k else 0
+            value = _BINS - 1 - at
+            left.append(k - (int(from_top[at - 1]) if at else 0))
+            bits.append((before.bits[index] << DIGIT) | value if before else value - _HALF)
+        if digit == self.digits - 1:
+            model.known[self.name] = self._floats(bits, wanted)
+        return Prefix(tuple(bits), tuple(left))
+
+    def _floats(self, bits: list[int], wanted: tuple[int, ...]) -> Tensor:
+        some = torch.tensor([k > 0 for k in wanted])
+        kept = torch.tensor([value if k else 0 for value, k in zip(bits, wanted, strict=True)], dtype=self.integer)
+        return torch.where(some, flip_negative(kept).view(self.dtype.torch).double(), torch.inf)
+
+
+def _within(bits: Tensor, prefix: int, width: int) -> Tensor:
+    """Return the bits whose part above the lowest `width` is the prefix; on the CPU by numpy, five times faster."""
+    least = prefix << width
+    if bits.device.type != "cpu":
+        return bits[(bits >> width) == prefix]
+    array = bits.numpy()
+    return torch.from_numpy(array[(array - array.dtype.type(least)).view(f"u{array.itemsize}") < (1 << width)])
+
+
+def _add_histogram(counts: Tensor, bits: Tensor, shift: int, signed: bool) -> None:
+    """Add a histogram of the bits above `shift`, signed ones from the middle on, to the counts."""
+    found = bits >> shift if shift else bits
+    if signed:
+        found = found + _HALF
+    if found.numel() > _BINS // 8:
+        counts += torch.bincount(found, minlength=len(counts)).cpu()
+    elif found.numel():  # a histogram of its own would cost more than the few elements
+        counts.index_add_(0, found.cpu(), torch.ones((), dtype=counts.dtype).expand(found.numel()))
+
+
+def kth_smallest(values: Tensor, k: int, overwrite: bool = False) -> Tensor:
+    """Return the k-th smallest of flat values [n], 0-d, k = 1 … n.
+
+    NumPy's partition holds one copy of the values; torch's `kthvalue` holds one and the indices, at 2 to 5 × the time.
+
+    Args:
+        values: [n].
+        k: 1 … n.
+        overwrite: Whether the values may be put into another order, so that no copy is held.
+    """
+    if values.device.type != "cpu":
+        return values.kthvalue(k).values
+    array = values.detach().numpy()
+    if len(array) > _FEW and (found := _near_sample(array, k)) is not None:
+        return torch.tensor(found, dtype=values.dtype)
+    array = array if overwrite else array.copy()
+    array.partition(k - 1)
+    return torch.from_numpy(array[k - 1 : k].copy())[0]
+
+
+def _near_sample(array: NDArray[Any], k: int) -> float | None:
+    """Return the k-th smallest of the values [n], or None where it does not lie where a sample says.
+
+    Counting proves the answer. Values that are equal are counted and not sorted: numpy's partition takes 20 times as
+    long where half of them are.
+    """
+    sample = np.sort(array[:: len(array) // _FEW])
+    place = k / len(array) * len(sample)
+    spread = _DEVIATIONS * sqrt(place * (1 - k / len(array))) + _DEVIATIONS
+    first, last = floor(place - spread), ceil(place + spread)
+    low = sample[first] if first >= 0 else -inf
+    high = sample[last] if last < len(sample) else inf
+    below, at_low, at_high, inside = 0, 0, 0, []
+    for start in range(0, len(array), BLOCK):
+        part = array[start : start + BLOCK]
+        over, under = part > low, part < high
+        below += int(np.count_nonzero(part < low))
+        at_low += int(np.count_nonzero(part == low))
+        at_high += int(np.count_nonzero(part == high))
+        inside.append(part[np.logical_and(over, under, out=over)])
+    rank = k - below
+    if not 0 < rank <= at_low + sum(map(len, inside)) + (at_high if low < high else 0):
+        return None
+    if rank <= at_low:
+        return float(low)
+    between, rank = np.concatenate(inside), rank - at_low
+    return float(np.partition(between, rank - 1)[rank - 1] if rank <= len(between) else high)
+
+
+def ordered_bits(values: Tensor) -> Tensor:
+    """Return integers that order as the floats do; `flip_negative` of them gives the floats' bits back.
+
+    Example:
+        >>> ordered_bits(torch.tensor([-1.0, -0.5, 0.5])).diff().gt(0).all().item()
+        True
+    """
+    # Minus zero must order with zero, hence the addition.
+    return flip_negative(
+        (values + 0.0).contiguous().view(torch.int32 if values.dtype == torch.float32 else torch.int64)
+    )
+
+
+def flip_negative(bits: Tensor) -> Tensor:
+    """Flip all bits but the sign of the negative integers [...]; applied twice it undoes itself.
+
+    On integers throughout: seen as a float, a flipped tiny number is a signalling NaN, which arithmetic would alter.
+    """
+    last = bits.element_size() * 8 - 1
+    return bits ^ ((bits >> last) & ((1 << last) - 1))
+
+
+def kth_largest_passes(
+    values: Values, rank: Rank, dtype: DType, name: str, magnitudes: bool = False
+) -> tuple[Pass, ...]:
+    """Return the passes that find each expert's k-th largest value over the whole model.
+
+    Args:
+        values: (stack, args) → values [T, …] in the type of arithmetic.
+        rank: (args, n) → k, 0 … n, for n elements in the model.
+        dtype: The type of arithmetic.
+        name: Key of the result: a float64 tensor [T], +∞ where k = 0.
+        magnitudes: Whether the magnitudes of the values are meant.
+    """
+    search = _Search(values, rank, dtype, name, magnitudes)
+    return tuple(
+        Pass(
+            f"{name}.{digit}",
+            search.start,
+            partial(search.observe, digit),
+            lambda a, b: a + b,
+            partial(search.settle, digit),
+            unless=name,
+        )
+        for digit in range(search.digits)
+    )
+
+
+def threshold_passes(
+    values: Values, keep: Callable[[Any], float], dtype: DType, name: str = "threshold"
+) -> tuple[Pass, ...]:
+    """Return the passes that find the magnitude of each expert's ⌊keep · n⌋-th largest entry over the whole model.
+
+    Args:
+        values: (stack, args) → values [T, …] in the type of arithmetic.
+        keep: args → the share that is kept, 0 … 1, of the n elements of the model.
+        dtype: The type of arithmetic.
+        name: Key of the result: a float64 tensor [T], +∞ where nothing is kept.
+    """
+    return kth_largest_passes(values, lambda args, n: kept_of(keep(args), n), dtype, name, magnitudes=True)
+
+
+def kept_of(keep: float, n: int) -> int:
+    """Return ⌊keep · n⌋, with a share such as .3 of 10 meant exactly."""
+    return floor(keep * n + 1e-9)
+
+
+def trim_to(values: Tensor, thresholds: Tensor, out: Tensor | None = None) -> Tensor:
+    """Zero the entries below each expert's threshold; equal magnitudes at the cut stay together.
+
+    Args:
+        values: [T, …], one row for each expert.
+        thresholds: [T]; 0 keeps all entries of a row, +∞ none.
+        out: Where the result goes, [T, …]; a new tensor by default.
+
+    Returns:
+        [T, …] of the values' type.
+    """
+    kept = torch.empty_like(values) if out is None else out
+    for row, target, threshold in zip(values, kept, thresholds.to(values.dtype).cpu(), strict=True):
+        if threshold > 0:
+            # hardshrink keeps what is above its bound in one fused pass: the bound is the number below the threshold.
+            torch.hardshrink(row, float(torch.nextafter(threshold, torch.zeros_like(threshold))), out=target)
+        else:
+            target.copy_(row)
+    return kept
+
+
+def majority_of(total: int) -> float:
+    """Return the sign that zero sums take."""
+    return -1.0 if total < 0 else 1.0
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Per expert the magnitudes between which its threshold lies, and the least one that is kept in any case."""
+
+    low: Tensor
+    high: Tensor
+    floor: Tensor
+
+
+def _sampled(found: dict[Any, Tensor], stack: Stack, args: Any) -> dict[Any, Tensor]:
+    found[stack.name, stack.start] = stack.taus.flatten(1).abs().cpu()
+    return found
+
+
+def _sample_bytes(model: Model, elements: int, _workers: int) -> int:
+    """Return the bytes of the runs, of those of all experts side by side, and of one expert's while they are sorted."""
+    return (2 * len(model.experts) + 2) * elements * model.dtype.itemsize
+
+
+def _windows(found: dict[Any, Tensor], model: Model, args: Any, rank: Rank) -> _Windows:
+    runs = [found[key].numpy() for key in sorted(found)]
+    starts = np.cumsum([0, *(run.shape[1] for run in runs)])[:-1]
+    k = rank(args, model.numel)
+    edges = [_window(row, starts, k, model.numel) for row in np.concatenate(runs, axis=1)] if runs else []
+    low, high = torch.tensor(edges, dtype=model.dtype.torch).reshape(-1, 2).T
+    # Where the sample knows a single magnitude, all that have it are taken to be kept; the count will tell.
+    floor = torch.where(low < high, torch.nextafter(high, torch.full_like(high, inf)), low)
+    return _Windows(low, high, floor)
+
+
+def _window(sample: NDArray[Any], starts: NDArray[Any], k: int, numel: int) -> tuple[float, float]:
+    """Return two magnitudes between which the k-th largest of all very probably lies; runs begin at `starts`."""
+    count = len(sample)
+    if k == 0 or count == 0:
+        return inf, inf
+    ordered = np.sort(sample)
+    place, spread = k * count / numel, 0.0
+    if count < numel:
+        near = ordered[count - 1 - min(int(place), count - 1)]
+        shares = np.add.reduceat(sample >= near, starts, dtype=np.float64) / np.diff(starts, append=count)
+        # Neighbours in the model are alike: their differences tell the error of a sample that is spread evenly.
+        error = sqrt(float(np.square(np.diff(shares)).sum()) / 2) / len(starts)
+        spread = _WINDOW * error * count + 4
+    first, last = ceil(place - spread), ceil(place + spread)
+    return float(ordered[count - last]) if last <= count else 0.0, float(ordered[count - first]) if first > 0 else inf
+
+
+def _each(model: Model) -> range:
+    return range(len(model.experts))
+
+
+@dataclass
+class _Found:
+    """What one worker has seen."""
+
+    above: list[int]
+    equal: list[int]
+    inside: list[Tally]
+    alone: list[Tally]
+    signs: int = 0
+    places: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
+    kept: int = 0
+    room: Tensor | None = None  # reused: fresh memory costs a page fault for each 4 KB
+
+    def like(self, values: Tensor) -> Tensor:
+        """Return memory of the shape of the values, the same at each call."""
+        if self.room is None or self.room.numel() < values.numel():
+            self.room = torch.empty(values.numel(), dtype=values.dtype)
+        return self.room[: values.numel()].reshape(values.shape)
+
+
+def _start(model: Model, args: Any) -> _Found:
+    count = len(model.experts)
+    return _Found([0] * count, [0] * count, [Tally() for _ in _each(model)], [Tally() for _ in _each(model)])
+
+
+def _merge(a: _Found, b: _Found) -> _Found:
+    return _Found(
+        [one + other for one, other in zip(a.above, b.above, strict=True)],
+        [one + other for one, other in zip(a.equal, b.equal, strict=True)],
+        merged(zip(a.inside, b.inside, strict=True)),
+        merged(zip(a.alone, b.alone, strict=True)),
+        a.signs + b.signs,
+        a.places + b.places,
+        max(a.kept, b.kept),
+    )
+
+
+def _observe(found: _Found, stack: Stack, args: Any, name: str) -> _Found:
+    windows: _Windows = stack.model.known[f"{name}.sample"]
+    taus = stack.taus.reshape(len(stack.taus), stack.base.numel()).cpu()
+    room = found.like(taus)
+    unsure = _count(found, taus.numpy(), windows, room.numpy())
+    if found.kept > _KEPT:
+        return found
+    weights = stack.weight_column.reshape(-1, 1).cpu() if stack.model.has_weights else None
+    sums = _weighted(trim_to(taus, windows.floor, room), weights).sum(0)
+    found.signs += _sum_of_signs(sums)
+    where = torch.from_numpy(np.flatnonzero(unsure))
+    if len(where):
+        found.signs -= _sum_of_signs(sums[where])
+        _elect(found, taus.index_select(1, where), weights, windows)
+    return found
+
+
+def _count(found: _Found, taus: NDArray[Any], windows: _Windows, room: NDArray[Any]) -> NDArray[Any]:
+    """Count magnitudes above the windows and tally those inside; returns where an expert's is inside and not zero."""
+    unsure = np.zeros(taus.shape[1], dtype=bool)
+    for index, row in enumerate(taus):
+        low, high = (edge[index].numpy() for edge in (windows.low, windows.high))
+        magnitudes = np.abs(row, out=room[index])
+        over, above = magnitudes >= low, magnitudes > high
+        counts = int(np.count_nonzero(over)), int(np.count_nonzero(above))
+        found.above[index] += counts[1]
+        found.equal[index] += counts[0] - counts[1]
+        if low < high and counts[0] > counts[1]:
+            inside = np.logical_xor(over, above, out=over)
+            found.inside[index].add(magnitudes[inside])
+            unsure |= inside if low > 0 else inside & (magnitudes > 0)
+    return unsure
+
+
+def _elect(found: _Found, taus: Tensor, weights: Tensor | None, windows: _Windows) -> None:
+    """Sum the signs of places where an entry of a window cannot change them, and keep the others."""
+    sure = trim_to(taus, windows.floor)
+    maybe = trim_to(taus, windows.low).sub_(sure)
+    certain, change = _weighted(sure, weights), _weighted(maybe, weights).abs().sum(0)
+    total, size = certain.sum(0), certain.abs().sum(0)
+    # The error of a sum of T numbers in any order is less than T · eps · Σ |x|.
+    doubt = 4 * len(taus) * torch.finfo(taus.dtype).eps * (size + change)
+    settled = (total.abs() > change + doubt) | (change == 0)
+    found.signs += _sum_of_signs(total[settled])
+    # Where nothing else counts, the sign is that of the one entry, if it is kept.
+    single = ~settled & (size == 0) & ((maybe != 0).sum(0) == 1)
+    entries = maybe[:, single]
+    signed = torch.copysign(entries, _weighted(entries, weights))
+    there = entries != 0  # row by row, so that the entries of an expert stand together
+    for tally, some in zip(found.alone, signed[there].split(there.sum(1).tolist()), strict=True):
+        tally.add(some.numpy())
+    rest = (sure + maybe)[:, ~settled & ~single]
+    found.places.append((rest, weights))
+    found.kept += rest.nbytes
+
+
+def _sum_of_signs(values: Tensor) -> int:
+    array = values.numpy()
+    return int(np.count_nonzero(array > 0)) - int(np.count_nonzero(array < 0))
+
+
+def _weighted(values: Tensor, weights: Tensor | None) -> Tensor:
+    return values if weights is None else values * weights
+
+
+def _finish(found: _Found, model: Model, args: Any, rank: Rank, name: str) -> None:
+    """Return the thresholds and the majority, where the counts prove them."""
+    windows: _Windows = model.known[f"{name}.sample"]
+    k, cuts = rank(args, model.numel), []
+    for index in _each(model):
+        left, tally = k - found.above[index], found.inside[index]
+        if k and (not 0 < left <= found.equal[index] or tally.full):
+            return
+        exact = k and bool(windows.low[index] < windows.high[index])
+        cuts.append(tally.kth_largest(left) if exact else float(windows.low[index]))
+    thresholds = torch.tensor(cuts, dtype=torch.float64)
+    model.known[name] = thresholds
+    if found.kept > _KEPT or any(tally.full for tally in found.alone):
+        return
+    total = found.signs
+    for cut, tally in zip(cuts, found.alone, strict=True):
+        values, counts = tally.items()
+        total += int((np.sign(values) * counts)[np.abs(values) >= cut].sum())
+    for places, weights in found.places:
+        total += _sum_of_signs(_weighted(trim_to(places, thresholds), weights).sum(0))
+    model.known["majority"] = majority_of(total)
+
+
+def trimming_passes(rank: Rank, name: str = "threshold") -> tuple[Pass, ...]:
+    """Return the passes that find the magnitude of each expert's k-th largest entry, and the majority of the signs.
+
+    Both are known afterwards, as `name` (a float64 tensor [T], +∞ where k = 0) and `majority`, or not at all.
+
+    Args:
+        rank: (args, n) → k, 0 … n, for n elements in the model.
+        name: Key of the thresholds.
+    """
+    sample = Pass(
+        f"{name}.sample",
+        lambda model, args: {},
+        _sampled,
+        lambda a, b: {**a, **b},
+        partial(_windows, rank=rank),
+        sampled=True,
+        held=_sample_bytes,
+    )
+    return sample, Pass(
+        f"{name}.window",
+        _start,
+        partial(_observe, name=name),
+        _merge,
+        partial(_finish, rank=rank, name=name),
+        finds=(name, "majority"),
+        held=lambda model, elements, workers: min(
+            workers * _KEPT, len(model.experts) * elements * model.dtype.itemsize
+        ),
+    )
