@@ -14,10 +14,10 @@ from torch import Tensor
 
 from mergeflow.merging import engine as engine_module
 from mergeflow.merging import prepare
+from mergeflow.merging import thresholds as module
 from mergeflow.merging.catalog import MethodCall, configure
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.reader import Stacks, model_of
-from mergeflow.merging.thresholds import tally, trimming
 
 State = dict[str, Tensor]
 
@@ -27,7 +27,7 @@ def sampling(run: int = 4, most: int = 200, **limits: float) -> Iterator[None]:
     """Sample few short runs, so that small models have wide windows and misses."""
     with (
         patch.multiple(engine_module, RUN=run, _SAMPLE=most),
-        patch.multiple(trimming, **{"_DEVIATIONS": 4.0, **limits}),
+        patch.multiple(module, **{"_WINDOW": 4.0, **limits}),
     ):
         yield
 
@@ -90,7 +90,7 @@ def test_like_the_full_passes(seed, count, kind, keep, most, weighted, deviation
     call = configure("ties", {"keep": keep})
     more = {"weights": {name: (-1.0) ** index * index / 3 for index, name in enumerate(experts)}} if weighted else {}
     thresholds, majority, _ = facts(full(call), base, experts, **more)
-    with sampling(most=most, _DEVIATIONS=deviations):
+    with sampling(most=most, _WINDOW=deviations):
         assert facts(call, base, experts, **more)[:2] == (thresholds, majority)
 
 
@@ -104,7 +104,7 @@ def test_one_reading_is_enough(kind):
 def test_a_sample_that_misses_is_found_out():
     base, experts = drawn(2, 2, SHAPES, "rows")
     expected = facts(full(configure("ties")), base, experts)[:2]
-    with sampling(run=64, most=4 * 2 * 64 * 5, _DEVIATIONS=0.0):
+    with sampling(run=64, most=4 * 2 * 64 * 5, _WINDOW=0.0):
         *found, ran = facts(configure("ties"), base, experts)
     assert tuple(found) == expected
     assert {"threshold.0", "threshold.1", "majority"} <= ran
@@ -117,7 +117,7 @@ def test_what_would_take_too_much_memory_is_read_again():
         *found, ran = facts(configure("ties"), base, experts)
     assert tuple(found) == expected
     assert ran == {"threshold.sample", "threshold.window", "majority"}
-    with sampling(run=16, most=4 * 4 * 16 * 200), patch.multiple(tally, _DISTINCT=10, _PENDING=10):
+    with sampling(run=16, most=4 * 4 * 16 * 200), patch.multiple(module, _DISTINCT=10, _PENDING=10):
         *found, ran = facts(configure("ties"), base, experts)
     assert tuple(found) == expected
     assert ran >= {"threshold.0", "threshold.1", "majority"}
@@ -140,8 +140,8 @@ PIECES = st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3e-40]), max_siz
 
 @given(pieces=PIECES, split=st.integers(0, 6))
 def test_tallies(pieces, split):
-    with patch.object(tally, "_PENDING", 4):
-        one, other = tally.Tally(), tally.Tally()
+    with patch.object(module, "_PENDING", 4):
+        one, other = module.Tally(), module.Tally()
         for index, piece in enumerate(pieces):
             (one if index < split else other).add(torch.tensor(piece).numpy())
         merged = one.merge(other)
