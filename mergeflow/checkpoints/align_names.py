@@ -350,6 +350,7 @@ def _with_ties(
     base: LazyStateDict, states: dict[str, LazyStateDict], left_out: frozenset[str], notes: list[str]
 ) -> tuple[LazyStateDict, dict[str, LazyStateDict]]:
     """Make inputs agree that store a tied weight (an embedding that is also the head) once, and twice."""
+    states = _heads_with_tokens(base, states)
     base = _untied(base, states, notes)
     states = _heads_with_embedding(base, states)
     for expert, state in states.items():
@@ -387,7 +388,7 @@ def _untied(base: LazyStateDict, states: dict[str, LazyStateDict], notes: list[s
         name
         for name, state in adapters.items()
         if (head in state and _twin(state, head, base) != embedding)
-        or (head not in state and embedding in state.absolute and not _tokens_alone(state, embedding))
+        or (head not in state and _embedding_alone(state, embedding))
     ]
     if not alone:
         return base
@@ -416,16 +417,41 @@ def _heads_with_embedding(base: LazyStateDict, states: Mapping[str, LazyStateDic
         and embedding in state
         and head in base
         and head not in state
-        and (embedding not in state.absolute or _tokens_alone(state, embedding))
+        and not _embedding_alone(state, embedding)
     ]
     if not alone or config.get("tie_word_embeddings") is False or _twin(base, head, [embedding]) is None:
         return dict(states)
     return {name: _with(state, head, embedding) if name in alone else state for name, state in states.items()}
 
 
-def _tokens_alone(state: LazyStateDict, name: str) -> bool:
-    """Whether an adapter retrained single tokens of an embedding: PEFT changes them in the tied head as well."""
-    return isinstance(state.entries[name], TokensEntry)
+def _embedding_alone(state: LazyStateDict, embedding: str) -> bool:
+    """Whether an adapter changes an embedding and not the head that is tied to it, as PEFT computes with it.
+
+    PEFT changes single retrained tokens in the tied head as well; a difference from a base is of both.
+    """
+    entry = state.entries.get(embedding)
+    return isinstance(entry, LoraEntry) or (embedding in state.absolute and not isinstance(entry, TokensEntry))
+
+
+def _heads_with_tokens(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> dict[str, LazyStateDict]:
+    """Let LoRA of a tied head begin from the tokens that the adapter retrained, which PEFT changes in the head too."""
+    config = config_of(base)
+    head, embedding = head_and_embedding(config, base) or ("", "")
+    changed = dict(states)
+    if (
+        not embedding
+        or config.get("tie_word_embeddings") is False
+        or (head in base and not _twin(base, head, [embedding]))
+    ):
+        return changed
+    for name, state in states.items():
+        lora, tokens = state.entries.get(head), state.entries.get(embedding)
+        if not isinstance(lora, LoraEntry) or not isinstance(tokens, TokensEntry):
+            continue
+        rows = replace(tokens, weight=tokens.weight or base.entries[embedding])
+        changed[name] = view(state, list(state), {**state.entries, head: AddedEntry(rows, lora)})
+        changed[name].absolute |= {head}
+    return changed
 
 
 def _with(state: LazyStateDict, name: str, source: str) -> LazyStateDict:

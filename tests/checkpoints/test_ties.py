@@ -53,8 +53,9 @@ def trained(folder, tied, **config):
         {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
         {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
         {"target_modules": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj", "lm_head"], "trainable_token_indices": [3, 5]},
     ],
-    ids=["head", "embedding", "saved-head", "both"],
+    ids=["head", "embedding", "saved-head", "both", "head-and-tokens"],
 )
 @pytest.mark.parametrize("out", ["model", "adapter"])
 def test_one_of_two_tied_weights_changed_by_an_adapter_stays_changed_alone(tmp_path, config, out):

@@ -1,0 +1,118 @@
+"""Merges are right on every family of transformers that can be built small: numbers, names, files that load."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints.align_names import fit_inputs
+from mergeflow.merging import merge
+from tests.merging.families import FAMILIES, built
+
+pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]
+CHUNKS = 20  # of some 30 families each, of which about 19 can be built
+
+
+def read(folder: Path) -> dict[str, Tensor]:
+    with open_checkpoint(folder) as state:
+        return {name: state[name].clone() for name in state}
+
+
+def averaged(base: Tensor, experts: list[Tensor]) -> Tensor:
+    return torch.stack(experts).mean(0)
+
+
+def on_the_arc(base: Tensor, experts: list[Tensor]) -> Tensor:
+    a, b = (one.reshape(-1) for one in experts)
+    cosine = float(a @ b / (a.norm() * b.norm())) if a.norm() * b.norm() else 1.0
+    angle = math.acos(max(-1.0, min(1.0, cosine)))
+    half = math.sin(angle / 2) / math.sin(angle) if abs(cosine) < 0.9995 else 0.5
+    return (half * (a + b)).reshape(base.shape)
+
+
+def trimmed_sums(base: Mapping[str, Tensor], experts: list[Mapping[str, Tensor]], keep: float) -> dict[str, Tensor]:
+    """TIES of all tensors at once, in float64: base + the mean of the largest changes that agree in sign."""
+    taus = torch.stack([torch.cat([(one[n] - base[n]).reshape(-1) for n in base]) for one in experts])
+    count = int(keep * taus.shape[1])
+    cut = taus.abs().topk(count, dim=1).values[:, -1:]
+    taus = torch.where(taus.abs() >= cut, taus, 0)
+    sign = taus.sum(0).sign()
+    sign = torch.where(sign == 0, 1.0 if sign.sum() >= 0 else -1.0, sign)
+    agree = taus * sign > 0
+    merged = (taus * agree).sum(0) / agree.sum(0).clamp(min=1)
+    pieces = merged.split([value.numel() for value in base.values()])
+    return {name: base[name] + piece.reshape(base[name].shape) for name, piece in zip(base, pieces, strict=True)}
+
+
+def far(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> int:
+    """Count entries that are not the expected ones, but for rounding."""
+    close = {name: torch.isclose(found[name].double(), expected[name], rtol=1e-5, atol=1e-5) for name in expected}
+    return sum(int((~one).sum()) for one in close.values())
+
+
+def faults_of(model: nn.Module, family: str, folder: Path) -> list[str]:
+    """Return what is wrong with merges of a family."""
+    faults = []
+    models = [model, *(built(family, seed) for seed in (1, 2))]
+    names = ("base", "a", "b")
+    for name, one in zip(names, models, strict=True):
+        assert one is not None
+        one.save_pretrained(folder / name)
+        one.save_pretrained(folder / f"{name}-memory", save_original_format=False)
+    for layout, other in (("", "-memory"), ("-memory", "")):
+        with open_checkpoint(folder / f"base{layout}") as base, open_checkpoint(folder / f"a{other}") as expert:
+            fit_inputs(base, {"a": expert}).check()
+    recipe = {"base": str(folder / "base"), "experts": {name: str(folder / name) for name in ("a", "b")}}
+    floats = [
+        {name: value.double() for name, value in read(folder / one).items() if value.is_floating_point()}
+        for one in names
+    ]
+    base, experts = floats[0], floats[1:]
+    # A weight that is tied and stored once takes part once.
+    wanted = {
+        method: {name: rule(base[name], [one[name] for one in experts]) for name in base}
+        for method, rule in (("average", averaged), ("slerp", on_the_arc))
+    }
+    wanted["ties"] = trimmed_sums(base, experts, 0.2)
+    for method, expected in wanted.items():
+        args = {"args": {"keep": 0.2, "scale": 1.0}} if method == "ties" else {}
+        merge({"method": method, **recipe, **args, "out": str(folder / method)})
+        wrong = far(read(folder / method), expected)
+        if wrong > (3 if method == "ties" else 0):  # float32 may decide otherwise at the threshold
+            faults.append(f"{method}: {wrong} of {sum(value.numel() for value in expected.values())}")
+    loaded, told = type(model).from_pretrained(folder / "average", output_loading_info=True)
+    _, before = type(model).from_pretrained(folder / "base", output_loading_info=True)
+    faults += [key for key in told if told[key] != before[key]]
+    states = [one.state_dict() for one in models if one is not None]
+    mean = {
+        n: (states[1][n].double() + states[2][n].double()) / 2 for n, v in states[0].items() if v.is_floating_point()
+    }
+    learned = dict(model.named_parameters())
+    if far(loaded.state_dict(), {name: value for name, value in mean.items() if name in learned}):
+        faults.append("not the average in memory")
+    return faults
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_average_ties_and_slerp_are_right_and_load(tmp_path: Path, chunk: int) -> None:
+    count = 0
+    wrong: dict[str, list[str]] = {}
+    for family in FAMILIES[chunk::CHUNKS]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = built(family)
+            if model is None:
+                continue
+            count += 1
+            try:
+                faults = faults_of(model, family, tmp_path / family)
+            except Exception as error:
+                faults = [f"{type(error).__name__}: {error}"]
+        wrong |= {family: faults} if faults else {}
+    assert not wrong
+    assert count >= 12
