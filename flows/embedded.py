@@ -14,6 +14,7 @@ from prefect.context import refresh_global_settings_context
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
 from mergeflow.errors import MergeflowError
+from tasks.project.runner import check_disk
 
 if TYPE_CHECKING:
     import uvicorn
@@ -71,6 +72,7 @@ def _served(listener: socket.socket) -> Iterator[None]:
     try:
         server = ready.result()
     except Exception as error:
+        check_disk(error, PREFECT_HOME.value())
         raise MergeflowError(
             f"Prefect's own server does not start: {str(error).splitlines()[0]}. Its database is in PREFECT_HOME, "
             f"{PREFECT_HOME.value()}: if it is damaged, move it away, which loses only Prefect's history of runs; or "

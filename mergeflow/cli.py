@@ -26,7 +26,7 @@ from mergeflow.commands import (
     sweep,
     vectors,
 )
-from mergeflow.errors import MergeflowError, not_installed, require
+from mergeflow.errors import MergeflowError, first_line, is_full, not_installed, require
 from mergeflow.version import version
 
 app = typer.Typer(
@@ -126,6 +126,10 @@ def _told(error: Exception) -> Exception | None:
         )
     if isinstance(error, MergeflowError):
         return error
+    if is_full(error):
+        return MergeflowError(
+            f"the disk is full: {first_line(error)}. Free some space and call the command again: finished work is kept."
+        )
     from mergeflow.plugins import failed_in_own_code
 
     return failed_in_own_code(error)

@@ -1,5 +1,6 @@
 """The error that people see, and messages that several places share, such as which extra installs a package."""
 
+import errno
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -26,6 +27,17 @@ def without_passwords(text: str) -> str:
     """
     text = re.sub(r"(://[^\s/:@]*:)[^\s/]*@", r"\1***@", text)
     return re.sub(r"(?i)(\bpassword=)[^\s&'\"]+", r"\1***", text)
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it was made of, says that the disk has no space or the user no quota left."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        if any(words in str(error) for words in ("database or disk is full", "No space left on device")):  # SQLite's
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def first_line(error: BaseException) -> str:

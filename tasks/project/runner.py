@@ -5,7 +5,6 @@ a lock, a manifest and a record for each stage, and a scratch folder while the s
 scratch folder again as long as its fingerprint is the same, and continues from what it had saved there.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -22,7 +21,7 @@ from typing import Any
 from filelock import FileLock
 
 from mergeflow.checkpoints.writer import sync_folder
-from mergeflow.errors import MergeflowError, first_line
+from mergeflow.errors import MergeflowError, first_line, is_full
 from tasks.project.bits import compute_on_one_thread
 from tasks.project.digests import code_digest
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
@@ -34,7 +33,6 @@ from tasks.project.study_graph import check_study_graph
 from tasks.project.writing import write_atomically
 
 PROGRESS_SECONDS = 0.2
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEAST_FREE = 2**20
 
 
@@ -218,7 +216,7 @@ def _build(io: StageIO, done: Path) -> None:
         _write_record(io, started, before)
         write_atomically(done, "{}")
     except (OSError, MergeflowError) as error:
-        if not _is_full(error):
+        if not is_full(error):
             raise
         if isinstance(error, MergeflowError):  # a writer's, which tells the file and the space that it needs
             raise DiskFull(f"stage {io.stage.address}: {error} Finished work is kept: run again then.") from error
@@ -241,21 +239,12 @@ def check_disk(error: BaseException, *folders: Path) -> None:
     """
     there = [folder for folder in folders if folder.exists()]
     free = {folder: shutil.disk_usage(folder).free for folder in there}
-    full = next((folder for folder in there if free[folder] < _LEAST_FREE), there[0] if _is_full(error) else None)
+    full = next((folder for folder in there if free[folder] < _LEAST_FREE), there[0] if is_full(error) else None)
     if full is not None:
         raise DiskFull(
             f"the disk is full ({free[full] / 2**20:.0f} MiB free where {full} lies). Free some space and run again: "
             "finished work is kept."
         ) from error
-
-
-def _is_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was made of, says that the disk has no space or the user no quota left."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _FULL:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _publish(io: StageIO) -> None:

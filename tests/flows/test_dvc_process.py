@@ -15,6 +15,7 @@ from rich.console import Console
 from flows.dvc_process import wait_for_dvc, writers
 from flows.staleness import record_outputs
 from flows.status import print_status
+from mergeflow.cli import _told
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
 from tasks.project.runner import DiskFull, check_disk, run_stage
@@ -75,8 +76,10 @@ def test_status_answers_beside_it_and_writes_nothing(project: Path, repro: "subp
 
 def test_a_full_disk_is_told_whoever_met_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_disk(RuntimeError("500"), tmp_path, tmp_path / "nowhere")
-    with pytest.raises(DiskFull, match="the disk is full"):
-        check_disk(OSError(28, "No space left on device"), tmp_path)
+    for error in (OSError(28, "No space left on device"), RuntimeError("(sqlite3.Error) database or disk is full")):
+        with pytest.raises(DiskFull, match="the disk is full"):
+            check_disk(error, tmp_path)
+        assert "the disk is full" in str(_told(error))
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(MergeflowError, match=r"the disk is full \(0 MiB free where .*Free some space and run again"):
         check_disk(RuntimeError("500"), tmp_path)
