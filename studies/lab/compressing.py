@@ -53,8 +53,3 @@ def _bytes(path: Path, small: Compressed, task: str, base: int) -> Row:
         "base": base,
         "needs_base": small.call.method.needs_base,
     }
-
-
-def measure(lab: Laboratory, experts: dict[str, State], name: str, args: dict[str, Any], splits: Sequence[str]) -> Row:
-    accuracy, size = measure_file(lab, experts, name, args, splits)
-    return {**accuracy, **size}

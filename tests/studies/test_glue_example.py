@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from mergeflow.modalities.text.sources.hub import GLUE
-from studies.old.results import StudyResult
+from studies.lab.rows import select
+from studies.lab.study import read_rows
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_graph import study_graph
 from tasks.project.study_options import check_study_options
@@ -114,6 +115,6 @@ def test_a_dry_run_of_its_own_architecture(tmp_path: Path) -> None:
         "probed": ["average"],
         "embeddings": {"embeddings.": ["average"]},
     }
-    result = StudyResult.read(run_study(root, "glue", tmp_path / "scratch", **small))
-    assert [row["model"] for row in result.tables[0].rows] == ["base", "individual", "average", "task arithmetic"]
-    assert {row["task"] for row in result.rows} == set(FORMAT)
+    rows = read_rows(run_study(root, "glue", tmp_path / "scratch", **small) / "rows.parquet")
+    assert set(select(rows, part="model").model) == {"base", "individual", "average", "task_arithmetic"}
+    assert set(select(rows, part="model").task) == set(FORMAT)

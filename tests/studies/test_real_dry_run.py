@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
-from studies.old.results import StudyResult
+from studies.lab.study import read_rows
 from tests.project_folder import run_pipeline
 from tests.studies.small_lab import ROOT, run_study, train_run
 from tests.vision.test_data_real_tasks import make_dtd, make_eurosat
@@ -175,9 +175,7 @@ def test_a_study_runs_on_the_real_architecture(name: str, real: tuple[str, Path]
     example, root = real
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:  # what it took of the memory ends with it
         done = apart.submit(run_study, root, name, tmp_path, **EXAMPLES[example][1][name])
-    result = StudyResult.read(done.result())
+    folder = done.result()
+    assert len(read_rows(folder / "rows.parquet"))
+    assert list(folder.glob("*.svg"))
     shutil.rmtree(tmp_path)
-    assert result.tables
-    assert result.findings
-    assert result.figures
-    assert not any("does not fit" in note for note in result.notes)

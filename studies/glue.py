@@ -1,0 +1,556 @@
+"""Study `glue` (C5, C9): how do the merge methods compare on encoders of eight tasks on texts, each with a head?
+
+**Question.** One expert per task, all of its encoder merged, its head kept: who leads? Does a merge lose in what the
+encoder still tells, or in that the heads no longer read it? And should the embedding matrices be merged at all?
+
+**Method.** Every method merges the same eight experts. Its scale is chosen on validation, walking a grid both ways
+until the mean has fallen by one point; every combination of its other arguments is tried. CART's grid is the paper's,
+ranks of 4 to 32 % and λ of 1 to 3; *wider grid* is CART chosen once more with smaller ones as well. Then one look at
+test. Each task is judged by its figure (accuracy, F1, Matthews' or Pearson's correlation); the mean of the figures is
+the paper's "Avg.". *Heads fixed*: those that were trained with the experts. *Heads probed*: the same merge, the heads
+fitted to its features of the training examples, as the warm start of training fits them to the base's. *Embeddings of
+the base*: the method's merge with the base's embeddings instead of the merged ones, its arguments chosen anew.
+AdaMerging learns a coefficient per task and tensor from the entropy of unlabelled test batches, from task arithmetic as
+chosen on validation and from CART as its paper has it, 8 % and λ = 1; its rate is chosen on validation, on the first
+seed. Joint training sees every task in every step; MIMA merges and tunes in rounds; both have as many steps a task as
+the experts, and heads of their own. Beside the merges the experts are compressed into one file and read back out of it,
+by EMR and by CART-Indexing at 8 %; storage is the file with θ0 where that is needed, as a share of all experts' bytes.
+± is over seeds: the order of the batches.
+
+**Source.** CART, Table 2 (eight tasks of GLUE, RoBERTa-base): individual 85.6, CART 70.8, task arithmetic 66.7, TIES
+64.0, average 51.3, in per cent; Table 4 (the same tasks, compressed); the further methods as in docs/methods.md.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from mergeflow import layout
+from mergeflow.checkpoints import read_state
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.averages import mean, mean_interval
+from mergeflow.evaluation.scoring import CandidateScorer
+from mergeflow.merging import MethodCall
+from mergeflow.search.candidates import Scored, best_on_line, grid_of, line, score_all
+from mergeflow.search.candidates import grid as whole_grid
+from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, grid, table
+from studies.lab.adapting import CART_START, Adaptation, Direction, adapt, choose_rate
+from studies.lab.claims import Samples, with_interval
+from studies.lab.compressing import measure_file
+from studies.lab.inputs import Heads, State
+from studies.lab.rows import samples, select, shares
+from studies.lab.study import Tables
+from studies.lab.sweeps import ADAPTED, NAMES, Sweep, at_end, leader, ranges_of
+from tasks.models import modality_of
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure, plain, series_style
+from tasks.training import head_file
+
+EXPERTS = "experts"
+WIDER = ", wider grid"
+COMPRESSORS = {"emr": "EMR", "cart_indexing": "CART-Indexing"}
+ARGUMENTS = ("scale", "keep", "threshold", "rank_ratio", "rate")
+LADDER = ("average", "ties", "task_arithmetic", "cart", "individual")
+BASELINES = ("task_arithmetic", "ties", "average")
+
+# CART's Tables 2 and 4, mean over eight tasks of GLUE, in per cent.
+PRINTED = {"individual": 85.56, "average": 51.34, "task_arithmetic": 66.65, "ties": 64.04, "cart": 70.78}
+PRINTED |= {"emr": 80.18, "cart_indexing": 84.93}
+IMPROVED = 4.9  # points: a quarter of what CART has over the average in Table 2, "improves substantially"
+READABLE = 1.0  # points by which heads that are fitted once more have to be better, to say that they matter
+NEGLIGIBLE = 1.0  # points that merging the embeddings may change, to say that it does not matter
+KEPT = 99  # per cent of the experts' figures; the paper keeps 99.3
+
+
+class Adapting(Section):
+    """AdaMerging. directions: what is scaled. rates: tried on validation. steps: of Adam."""
+
+    directions: list[Direction]
+    rates: list[float] = Field(min_length=1)
+    steps: int = Field(ge=1)
+
+
+class Options(Section):
+    """The study's choices.
+
+    methods: name in the catalog → what is tried. wider: what is tried of some of them once more. together: joint and
+    iterative runs, with labels for readers. adapted: AdaMerging. probed: models whose heads are fitted once more.
+    embeddings: what the names of embeddings contain, and the methods that are merged without them too. compressed:
+    compressor → its arguments.
+    """
+
+    methods: dict[str, Sweep]
+    wider: dict[str, Sweep] = Field(default_factory=dict)
+    together: dict[str, str]
+    adapted: Adapting
+    probed: list[str]
+    embeddings: dict[str, list[str]]
+    compressed: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @field_validator("compressed")
+    @classmethod
+    def _known(cls, compressed: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        if unknown := set(compressed) - set(COMPRESSORS):
+            raise ValueError(f"expected {' or '.join(COMPRESSORS)}, found {', '.join(sorted(unknown))}")
+        return compressed
+
+    @property
+    def merges(self) -> dict[str, Sweep]:
+        """Model → what is tried of its method, whose name the model's begins with."""
+        return {**self.methods, **{name + WIDER: sweep for name, sweep in self.wider.items()}}
+
+
+# Design and measurement
+
+
+def measure(lab: Laboratory, options: Options) -> list[Row]:
+    """Return one row for each seed, model and: heads and task; choice; storage; rate and step.
+
+    `model`: test figure of a task in %. `choice`: the arguments, how many were tried, and the mean figure on validation
+    in % that chose them. `stored`: the share in % of all experts' bytes. `rate`: AdaMerging's mean figure on validation
+    in % after so many steps, for the first seed, whose course chose the rate of all.
+    """
+    first, *others = lab.run(EXPERTS).seeds
+    rows = list(measure_seed(lab, options, first))  # it chooses AdaMerging's rates, which the others read
+    rows += lab.by_seed(partial(measure_seed, lab, options), others)
+    return sorted(rows, key=lambda row: row["part"] != "model")
+
+
+def measure_seed(lab: Laboratory, options: Options, seed: int) -> Iterator[Row]:
+    yield from Bench.open(lab, options, seed).measure()
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The experts of one seed with their heads, and what merges and scores on validation; test is out of its reach."""
+
+    lab: Laboratory
+    options: Options
+    seed: int
+    experts: Mapping[str, State]
+    scorer: CandidateScorer
+
+    @classmethod
+    def open(cls, lab: Laboratory, options: Options, seed: int) -> "Bench":
+        experts = lab.run(EXPERTS).experts(seed)
+        lab = lab.with_heads(left_heads(lab, EXPERTS, seed))
+        scorer = lab.blind().scorer(experts)
+        ratios = [ratio for sweep in options.merges.values() for ratio in sweep.args.get("rank_ratio", [])]
+        scorer.renew_cache(max([0.01, *ratios]))
+        return cls(lab, options, seed, experts, scorer)
+
+    def measure(self) -> Iterator[Row]:
+        """Yield the rows of each model, its figures per task with fixed and with probed heads and what was chosen."""
+        measures: dict[tuple[str, str], Callable[[], list[Row]]] = {
+            ("base", "base"): lambda: self.look_at("base", self.lab.base, self.lab),
+            ("individual", "merged"): self.individual,
+            **{(name, "merged"): partial(self.together, name) for name in self.options.together},
+            **{(name, "merged"): partial(self.merged, name, "") for name in self.options.merges},
+            **{(name, "own"): partial(self.compressed, name) for name in self.options.compressed},
+        }
+        for pattern, methods in self.options.embeddings.items():
+            measures |= {(name, "base"): partial(self.merged, name, pattern) for name in methods}
+        scale = CART_START
+        for (name, embeddings), own in measures.items():
+            rows = self.lab.keep(f"{self.seed}_{name}_{embeddings}", own)
+            if (name, embeddings) == ("task_arithmetic", "merged"):
+                scale = next(row["scale"] for row in rows if row["part"] == "choice")
+            yield from self.about(name, embeddings, rows)
+        for on in self.options.adapted.directions:
+            start = scale if on == "task_vectors" else CART_START
+            adapted = partial(self.adapted, on, start)
+            yield from self.about(ADAPTED[on], "merged", self.lab.keep(f"{self.seed}_{ADAPTED[on]}", adapted))
+
+    def about(self, model: str, embeddings: str, rows: Sequence[Row]) -> Iterator[Row]:
+        for row in rows:
+            yield {"part": row["part"], "seed": self.seed, "model": model, "embeddings": embeddings, **row}
+
+    def look_at(self, model: str, state: State, lab: Laboratory) -> list[Row]:
+        """Look at test once, and once more with heads fitted to these features where that is asked for."""
+        rows = accuracy_rows(lab.accuracy(state, "test"), part="model", heads="fixed")
+        if model in self.options.probed:
+            probed = lab.with_heads(probed_heads(lab, state)).accuracy(state, "test")
+            rows += accuracy_rows(probed, part="model", heads="probed")
+        return rows
+
+    def individual(self) -> list[Row]:
+        return accuracy_rows(self.lab.individual(self.experts, "test"), part="model", heads="fixed")
+
+    def compressed(self, name: str) -> list[Row]:
+        """Measure the experts as they are read out of one file, and its share of their bytes."""
+        accuracy, size = measure_file(self.lab, self.experts, name, self.options.compressed[name], ("test",))
+        needed = size["file"] + (size["base"] if size["needs_base"] else 0)
+        stored = {"part": "stored", "stored": 100 * (needed / size["all_experts"])}
+        return [*accuracy_rows(accuracy["test"], part="model", heads="fixed"), stored]
+
+    def together(self, name: str) -> list[Row]:
+        """Measure the one model that a joint or an iterative run ends with, with its own heads."""
+        run = self.lab.run(name)
+        joint = trained_jointly(self.lab, name, self.seed)
+        state = run.model(self.seed) if joint else run.merged(self.seed, len(run.rounds(self.seed)))
+        return self.look_at(name, state, self.lab.with_heads(left_heads(self.lab, name, self.seed)))
+
+    def merged(self, model: str, without: str) -> list[Row]:
+        """Choose a method's arguments on validation; tensors whose names contain `without` stay the base's."""
+
+        def merge(call: MethodCall) -> dict[str, Tensor]:
+            state = self.scorer.merge(call)
+            return state | {name: value for name, value in self.lab.base.items() if without and without in name}
+
+        sweep, method = self.options.merges[model], model.removesuffix(WIDER)
+        best, tried = choose(sweep, method, lambda call: self.scorer.state(merge(call)))
+        chosen = {"part": "choice", **best.varied, "tried": tried, "validation": 100 * mean(best.scores)}
+        return [*self.look_at(model, merge(best.call), self.lab), chosen]
+
+    def adapted(self, on: Direction, scale: float) -> list[Row]:
+        """Adapt a coefficient per task and tensor on unlabelled test examples, with the rate that validation chose."""
+        choices, first = self.options.adapted, self.lab.run(EXPERTS).seeds[0]
+        plan = Adaptation(on, "layer", "test", init=scale, lr=choices.rates[0], steps=choices.steps)
+
+        def choose_once() -> list[Row]:
+            assert self.seed == first, "the first seed is measured first"
+            return choose_rate(self.lab, self.experts, plan, choices.rates, every=max(choices.steps // 4, 1))
+
+        tried = self.lab.keep(f"rates_{on}", choose_once)
+        made = adapt(self.lab, self.experts, replace(plan, lr=tried[0]["lr"], seed=self.seed))
+        rows = [*self.look_at(ADAPTED[on], made.state, self.lab), {"part": "choice", "rate": tried[0]["lr"]}]
+        return rows + [
+            {"part": "rate", "rate": own["lr"], "step": int(step), "validation": value}
+            for own in (tried if self.seed == first else [])
+            for step, value in own["course"].items()
+        ]
+
+
+def choose(sweep: Sweep, method: str, score: Callable[[MethodCall], Mapping[str, float]]) -> tuple[Scored, int]:
+    """Return the best candidate of a method on validation, and how many were tried.
+
+    Args:
+        sweep: what is tried.
+        method: a name of the catalog.
+        score: a candidate to its figures per task.
+    """
+    if sweep.scale is None:
+        found = list(score_all(method, whole_grid(method, sweep.args), score, mean))
+        return max(found, key=lambda one: one.value), len(found)
+    values, best, tried = grid(sweep.scale.low, sweep.scale.high, sweep.scale.step), list[Scored](), 0
+    for args in grid_of(method, sweep.args):
+        found = list(score_all(method, line("scale", values, sweep.scale.start, args), score, mean))
+        best.append(best_on_line(found, "scale"))
+        tried += len(found)
+    return max(best, key=lambda one: one.value), tried
+
+
+def trained_jointly(lab: Laboratory, run: str, seed: int) -> bool:
+    """Return whether a training run made one model for all tasks.
+
+    Args:
+        lab: the study's lab.
+        run: its name.
+        seed: of the run.
+    """
+    return (seed_folder(lab, run, seed) / "model").exists()
+
+
+def left_heads(lab: Laboratory, run: str, seed: int) -> Heads:
+    """Return the heads of a training run.
+
+    Args:
+        lab: the study's lab.
+        run: its name.
+        seed: of the run.
+    """
+    folder = seed_folder(lab, run, seed)
+    if trained_jointly(lab, run, seed):
+        return {task: read_state(head_file(folder / "model", lab.tasks, task)) for task in lab.tasks}
+    return lab.run(run).heads(seed)
+
+
+def seed_folder(lab: Laboratory, run: str, seed: int) -> Path:
+    return lab.io.dep(layout.study_run(run)) / f"seed_{seed}"
+
+
+def probed_heads(lab: Laboratory, state: State) -> Heads:
+    """Return heads that are fitted to the features that a model gives for the training examples.
+
+    Args:
+        lab: the study's inputs, with heads.
+        state: the model's weights.
+
+    Raises:
+        MergeflowError: the project's tasks have no trained heads.
+    """
+    warm = modality_of(lab.io).warm
+    if warm is None:
+        raise MergeflowError("the study glue fits heads, but the tasks of this modality have none that are trained.")
+    section = lab.io.section("model").model_copy(update={"head": "probed"})
+    lab.model.load(state)
+    found = {}
+    # The probe overwrites the heads that it is given: those of a copy.
+    copied = lab.with_heads(lab.heads)
+    for task, examples in copied.examples("train").items():
+        warm(section, lab.model, examples)
+        assert examples.head is not None
+        found[task] = {name: value.detach().clone() for name, value in examples.head.state_dict().items()}
+    return found
+
+
+# What the rows are asked
+
+
+def means(rows: pd.DataFrame, model: str, heads: str = "fixed", embeddings: str = "merged") -> pd.Series:
+    """Return the mean figure over tasks in %, by seed; none where the model was not measured so."""
+    own = "base" if model == "base" else "own" if model in COMPRESSORS else embeddings
+    return samples(rows, part="model", model=model, heads=heads, embeddings=own)
+
+
+def lead(better: str, worse: str, rows: pd.DataFrame) -> Samples:
+    apart = (means(rows, better) - means(rows, worse)).dropna()
+    return {f"{name_of(better)} less {name_of(worse)}": apart} if len(apart) else {}
+
+
+def name_of(model: str) -> str:
+    own = model.removesuffix(WIDER)
+    return {**NAMES, **COMPRESSORS}.get(own, own) + model[len(own) :]
+
+
+def leads(pairs: Sequence[tuple[str, str]], rows: pd.DataFrame) -> Samples:
+    return {name: apart for pair in pairs for name, apart in lead(*pair, rows).items()}
+
+
+def relative(rows: pd.DataFrame, model: str) -> pd.Series:
+    """Return the mean over tasks of a model's figure relative to the expert's, in %, by seed."""
+    own = select(rows, part="model", heads="fixed").set_index(["seed", "task"])
+    found = select(
+        own, model=model, embeddings="own" if model in COMPRESSORS else "base" if model == "base" else "merged"
+    )
+    return shares(found.accuracy, select(own, model="individual").accuracy).groupby("seed").mean()
+
+
+def ladder(rows: pd.DataFrame) -> Samples:
+    there = [model for model in LADDER if model in set(rows.model)]
+    return leads([(high, low) for low, high in pairwise(there)], rows)
+
+
+def probed(rows: pd.DataFrame) -> list[str]:
+    """Return the merges whose heads were fitted once more."""
+    return [model for model in NAMES if model != "individual" and len(means(rows, model, "probed"))]
+
+
+def told_by_features(rows: pd.DataFrame) -> Samples:
+    return {NAMES[model]: means(rows, model, "probed") - means(rows, model) for model in probed(rows)}
+
+
+def ahead_when_probed(rows: pd.DataFrame) -> Samples:
+    ours = means(rows, "cart", "probed")
+    others = [model for model in ("average", "task_arithmetic", "ties") if model in probed(rows)]
+    return {f"CART less {NAMES[m]}": ours - means(rows, m, "probed") for m in others if len(ours)}
+
+
+def merged_embeddings(rows: pd.DataFrame) -> Samples:
+    pairs = {model: means(rows, model, embeddings="base") for model in NAMES}
+    return {NAMES[model]: means(rows, model) - own for model, own in pairs.items() if len(own)}
+
+
+# Claims, written before the run
+
+# fmt: off
+
+def claims(options: Options) -> list[Claim]:
+    each = "each paired difference"
+    order = " < ".join(name_of(model) for model in LADDER if model == "individual" or model in options.methods)
+    ahead = [
+        Claim("C9", f"CART is ahead of {NAMES[m]} ({PRINTED['cart']:.1f} and {PRINTED[m]:.1f} in the paper).",
+              partial(lead, "cart", m), low=0, of="paired difference",
+              paper=f"{PRINTED['cart']:.1f} and {PRINTED[m]:.1f}") for m in BASELINES if m in options.methods
+    ]
+    paper_claims = [
+        Claim("C9", f"{order}: the order of Table 2.", ladder, low=0, of=each),
+        Claim("C9", "The low-rank parts that CART adds to the average improve it substantially.",
+              partial(lead, "cart", "average"),
+              low=IMPROVED, of="paired difference, a quarter of the paper's,", paper="19.4 points"),
+        Claim("C9", "The average is behind the approaches based on task vectors.",
+              partial(leads, [("task_arithmetic", "average"), ("ties", "average")]), low=0, of=each),
+    ]
+    compressed = [
+        Claim("C5", "CART-Indexing keeps the figures of eight experts on texts (99.3 % of them in the paper).",
+              lambda rows: {"relative to the experts": relative(rows, "cart_indexing")},
+              low=KEPT, of="mean over tasks of compressed / expert", unit="%", paper="99.3 %"),
+        Claim("C5", "On texts CART-Indexing is ahead of EMR (84.9 and 80.2 in the paper).",
+              partial(lead, "cart_indexing", "emr"), low=0, of="paired difference", paper="84.9 and 80.2"),
+    ]
+    wide = [
+        Claim("C9", "With smaller ranks and λ than the paper's, CART is ahead of task arithmetic, TIES and the "
+              "average.", partial(leads, [(f"cart{WIDER}", model) for model in BASELINES]), low=0, of=each, ours=True),
+    ]
+    return [
+        *ahead, *paper_claims, *(compressed[:len(options.compressed)] if "cart_indexing" in options.compressed else []),
+        Claim("C9", "A merge tells more than the experts' heads read of it: heads fitted to its features are better.",
+              told_by_features, low=READABLE, ours=True,
+              of="paired difference, for every merge whose heads were fitted once more,"),
+        Claim("C9", "CART comes ahead of the average, task arithmetic and TIES when heads are fitted to each merge.",
+              ahead_when_probed, low=0, of=each, ours=True),
+        Claim("C9", "It does not matter whether the embeddings are merged.", merged_embeddings,
+              low=-NEGLIGIBLE, high=NEGLIGIBLE, of="merged less the base's, for every method that was tried,",
+              ours=True),
+        *(wide if "cart" in options.wider else []),
+    ]
+
+# fmt: on
+
+# What is shown
+
+
+def names_of(rows: pd.DataFrame, options: Options) -> dict[str, str]:
+    """Return model → what readers call it, in the order of the tables."""
+    names = {"base": "base", "individual": "individual", **options.together}
+    for name, label in NAMES.items():
+        names |= {name: label, name + WIDER: label + WIDER}
+    there = set(rows.model)
+    return {model: label for model, label in names.items() if model in there}
+
+
+def figure_table(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
+    own, lines = select(rows, part="model", heads="fixed"), {}
+    for model, name in names_of(rows, options).items():
+        found = select(own, model=model, embeddings="base" if model == "base" else "merged")
+        lines[name] = {
+            **found.groupby("task", sort=False).accuracy.mean().map("{:.1f}".format),
+            "mean": with_interval(means(rows, model)),
+            "normalised": with_interval(relative(rows, model)),
+            "in the paper": f"{PRINTED[model]:.1f}" if model in PRINTED else "",
+        }
+    return pd.DataFrame(lines).T
+
+
+def two_table(options: Options, heads: str, embeddings: str, words: Sequence[str], rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean figure of each model beside that with other heads or embeddings, and the difference."""
+    lines = {}
+    for model, name in names_of(rows, options).items():
+        usual, other = means(rows, model), means(rows, model, heads, embeddings)
+        if len(other) and (heads != "fixed" or model != "base"):
+            cells = (usual, other, other - usual)
+            lines[name] = dict(zip((*words, "difference"), map(with_interval, cells), strict=True))
+    return pd.DataFrame(lines).T
+
+
+def compressed_table(rows: pd.DataFrame) -> pd.DataFrame:
+    lines = {}
+    for model, name in COMPRESSORS.items():
+        found = select(rows, part="model", model=model)
+        if len(found):
+            lines[name] = {
+                **found.groupby("task", sort=False).accuracy.mean().map("{:.1f}".format),
+                "mean": with_interval(means(rows, model)),
+                "relative": with_interval(relative(rows, model)),
+                "stored, % of all experts": with_interval(samples(rows, "stored", part="stored", model=model)),
+                "mean in the paper": f"{PRINTED[model]:.1f}",
+            }
+    return pd.DataFrame(lines).T
+
+
+def choice_table(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
+    own = select(rows, part="choice")
+    arguments = own[[name for name in ARGUMENTS if name in own]].to_dict("records")
+    words = [", ".join(f"{name} {value:g}" for name, value in args.items() if value == value) for args in arguments]
+    tried = own.tried.map("{:.0f}".format).replace("nan", "")
+    own = own.assign(chosen=words, tried=tried, model=own.model.map(names_of(rows, options)))
+    return own.groupby(["model", "embeddings"], sort=False)[["chosen", "tried"]].agg("; ".join)
+
+
+def rate_table(rows: pd.DataFrame) -> pd.DataFrame:
+    own = select(rows, part="rate")
+    own = own.assign(model=own.model.map(NAMES), step=own.step.astype(int))
+    return table(own, ["model", "rate"], "step", value="validation") if len(own) else own
+
+
+def tables(options: Options) -> Tables:
+    return {
+        "Test figures, %, mean over seeds; mean over tasks with its interval": partial(figure_table, options),
+        "Heads fixed, and fitted once more to the model's features; mean test figure, %": partial(
+            two_table, options, "probed", "merged", ("fixed", "probed")
+        ),
+        "Embeddings merged, and those of the base; mean test figure, %": partial(
+            two_table, options, "fixed", "base", ("merged", "the base's")
+        ),
+        "Experts compressed into one file: test figures, %, mean over seeds": compressed_table,
+        "Chosen on validation, one value per seed": partial(choice_table, options),
+        "AdaMerging's rates on validation, first seed, % over the steps, the chosen rate first": rate_table,
+    }
+
+
+def heads_figure(options: Options, rows: pd.DataFrame) -> Figure:
+    """Draw a line of dots for each model: its mean figure with the experts' heads, and with heads fitted to it."""
+    names = names_of(rows, options)
+    figure = new_figure(0.75 * FULL_WIDTH, 1.4 + 0.3 * len(names))
+    panel = figure.subplots()
+    dress(panel, "Mean over eight tasks", "test figure, %", grid="x")
+    places = {model: -place for place, model in enumerate(names)}
+    for number, (heads, label) in enumerate({"fixed": "heads fixed", "probed": "heads probed"}.items()):
+        found = {model: own for model in names if len(own := means(rows, model, heads))}
+        pairs = [mean_interval(list(own)) for own in found.values()]
+        bars = [half if np.isfinite(half) else 0.0 for _, half in pairs]
+        style = {**series_style(number), "linestyle": ""}
+        heights = [places[model] for model in found]
+        panel.errorbar([centre for centre, _ in pairs], heights, xerr=bars, label=label, capsize=2.5, **style)
+    panel.set_yticks(list(places.values()), labels=[plain(name) for name in names.values()])
+    legend(figure, 7.0, loc="outside lower center")
+    return figure
+
+
+def notes(rows: pd.DataFrame, options: Options) -> list[str]:
+    """Return what decides the table, and which choices may go on."""
+    names = names_of(rows, options)
+    merged = [model for model in names if model not in ("base", "individual", *options.together)]
+    best, told = leader({model: list(means(rows, model)) for model in merged}, names)
+    (gap,) = lead("individual", best, rows).values()
+    fixed = select(rows, part="model", heads="fixed", embeddings="merged").set_index(["seed", "task"])
+    lost = select(fixed, model="individual").accuracy - select(fixed, model=best).accuracy
+    by_task = {task: list(own) for task, own in lost.groupby("task", sort=False)}
+    _, worst = leader(by_task, {task: task for task in by_task})
+    return [
+        f"The highest mean of a merge is that of {told}. It stays {with_interval(gap)} points below the experts. Its "
+        f"largest loss, in the mean over seeds, is that on {worst}.",
+        *ends_note(rows, options, names),
+    ]
+
+
+def tried_of(options: Options) -> dict[str, dict[str, Sequence[float]]]:
+    """Return model → argument → the values that are tried of it; of a scale the two ends."""
+    merged = {model: ranges_of(sweep) for model, sweep in options.merges.items()}
+    return {**merged, **{ADAPTED[on]: {"rate": options.adapted.rates} for on in options.adapted.directions}}
+
+
+def ends_note(rows: pd.DataFrame, options: Options, names: Mapping[str, str]) -> list[str]:
+    """Return which choices stand at an end of what was tried, so that other values may do better."""
+    tried, told = tried_of(options), []
+    choices = select(rows, part="choice")
+    for model in names:
+        for embeddings in ("merged", "base"):
+            own = select(choices, model=model, embeddings=embeddings)
+            whose = " and the base's embeddings" if embeddings == "base" else ""
+            for name, values in tried.get(model, {}).items() if len(own) else ():
+                if count := sum(at_end(value, values) for value in own[name]):
+                    told.append(f"{name} of {names[model]}{whose} ({count} of {len(own)} seeds)")
+    return [f"At an end of what was tried stood {'; '.join(told)}: other values may do better."] if told else []
+
+
+STUDY = Study(
+    options=Options,
+    runs=lambda options: [EXPERTS, *options.together],
+    splits=("train", "validation", "test"),
+    systems=("C5", "C9"),
+    measure=measure,
+    claims=claims,
+    tables=tables,
+    figures=lambda options: {"heads": partial(heads_figure, options)},
+    notes=notes,
+    paper="cart",
+)
