@@ -22,7 +22,7 @@ class Answer:
     across: float
 
 
-# tests/studies/test_mergeability_suites.py holds this against studies/records/mergeability.parquet.
+# tests/studies/test_mergeability.py holds this against studies/records/mergeability.parquet.
 ANSWER = Answer("distance", 0.57, 0.51)
 
 

@@ -178,7 +178,6 @@ LONG_FUNCTIONS = {
     "flows/linearity_command.py:linearity": 42,
     "flows/registry_commands.py:_add_questions": 50,
     "mergeflow/commands/language.py:perplexity": 58,
-    "studies/old/papers/coloured_digits/results.py:_target": 41,
     "studies/old/papers/laboratory/editing.py:unlearning_findings": 59,
     "studies/old/papers/laboratory/findings.py:reduced_findings": 43,
     "studies/old/papers/laboratory/findings.py:target_findings": 52,

@@ -66,9 +66,7 @@ from tests.training.test_fine_tune import Killed, kill_at
 
 STAGES = (*PIPELINE, "figures", "register")
 # The study's own, on the card of tests in tests/studies/test_unlearning.py, at night.
-UNLEARNING = {
-    f"studies.old.papers.unlearning.{name}" for name in ("corpus:Corpus", "measuring:seed_rows", "study:_measured")
-}
+UNLEARNING = {f"studies.unlearning:{name}" for name in ("Corpus", "measure_seed")}
 # Another program's: lm-evaluation-harness loads the model itself, on the device whose name it is handed.
 FOREIGN = {
     "mergeflow.search.lm_eval:lm_eval_scorer",

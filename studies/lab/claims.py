@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import pandas as pd
@@ -91,6 +91,17 @@ class Claim:
         if self.low > -math.inf and self.high < math.inf:
             return f"{self.of} within {self.low:g} … {self.high:g}{unit}"
         return f"{self.of} ≥ {self.low:g}{unit}" if self.low > -math.inf else f"{self.of} ≤ {self.high:g}{unit}"
+
+    def of_part(self, part: Callable[[pd.DataFrame], pd.DataFrame]) -> "Claim":
+        """Return the same claim about a part of the rows, such as those of one training run."""
+        says, decide, also = self.says, self.decide, self.also
+        return replace(
+            self,
+            says=(lambda rows: says(part(rows))) if callable(says) else says,
+            measure=lambda rows: self.measure(part(rows)),
+            decide=decide and (lambda rows: decide(part(rows))),
+            also=also and (lambda rows: also(part(rows))),
+        )
 
     def judge(self, rows: pd.DataFrame) -> Finding:
         """Hold the claim against tidy rows.

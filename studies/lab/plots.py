@@ -45,6 +45,23 @@ def table(
     return wide.reindex(columns=[name for name in order if name in wide.columns]).fillna("")
 
 
+def side_by_side(
+    rows: pd.DataFrame, index: Names, headings: Mapping[str, str], digits: Mapping[str, int] | None = None
+) -> pd.DataFrame:
+    """Return `table` of several columns of the rows beside each other.
+
+    Args:
+        rows: tidy, with the column `seed`.
+        index: the column or columns that become lines.
+        headings: from the column to what stands above it.
+        digits: printed, by column, where it is not one.
+    """
+    places = digits or {}
+    parts = [table(rows, index, value=name, digits=places.get(name, 1)).set_axis([heading], axis=1)
+             for name, heading in headings.items()]  # fmt: skip
+    return pd.concat(parts, axis=1)
+
+
 def listed(values: Sequence[float]) -> str:
     """Return the values of all seeds, for a cell of `table`.
 

@@ -11,15 +11,14 @@ import yaml
 
 from mergeflow.checkpoints import read_state
 from mergeflow.modalities.causal.places import ASSETS
-from studies.old.papers.unlearning.options import BOOKS, FORGOTTEN
-from studies.old.papers.unlearning.results import rises
-from studies.old.results import StudyResult
+from studies.lab.rows import select
+from studies.unlearning import BOOKS, FORGOTTEN, rise
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_graph import study_graph
 from tasks.project.study_options import check_study_options
 from tests.causal.small_project import SIZES, save_tokenizer, tale
 from tests.project_folder import ROOT, link_code, run_pipeline
-from tests.studies.small_lab import run_study
+from tests.studies.small_lab import run_result
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +112,7 @@ def test_a_dry_run_of_its_study_with_a_tiny_model_of_its_class(name: str, tmp_pa
     small = {"seeds": [1, 2], "base": str(base), "block": 64, "chapters": 10, "passages": 2, "general": 2, "written": 8}
     small |= {"together": 1, "alone": 1, "rank": 4, "scales": [0.0, -1.0], "ascent_steps": 1, "precision": "float32"}
     small |= {"rate": 1e-2, "adapter_rate": 1e-2}
-    found = StudyResult.read(run_study(ROOT, "unlearning", tmp_path / "scratch", **{**chosen, **small}))
-    assert {row["book"] for row in found.rows if row["way"] == "together"} == {*BOOKS, "general"}
+    result = run_result(ROOT, "unlearning", tmp_path / "scratch", **{**chosen, **small})
+    assert set(select(result.rows, way="together").book) == {*BOOKS, "general"}
     for way in ("full", "adapters"):
-        assert all(rise > 0 for rise in rises(found.rows, way, FORGOTTEN, -1.0))
+        assert (rise(result.rows, way, FORGOTTEN, -1.0) > 0).all()

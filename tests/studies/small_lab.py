@@ -16,11 +16,12 @@ from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import image_model, load_clip
 from studies.commands.study import find_studies
 from studies.lab import runs
+from studies.lab.study import ROWS, Result, Study, read_rows
 from tasks.project.bits import compute_on_one_thread
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.stage import Stage, StageIO
-from tasks.project.studies import declared_study
+from tasks.project.studies import declared_study, find_study_modules, load_declaration
 from tests.evaluation.small import TASKS, prepare
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,20 @@ def run_study(root: Path, study: str, scratch: Path, workers: int = 1, **options
     module = import_module(io.stage.module)
     (module if hasattr(module, "run") else declared_study(module, study)).run(io)
     return io.scratch / "building" / io.stage.outs[0]
+
+
+def run_result(root: Path, study: str, scratch: Path, workers: int = 1, **options: Any) -> Result:
+    """Run a study in a laboratory, with some of its choices changed; return its rows and what it makes of them."""
+    folder = run_study(root, study, scratch, workers, **options)
+    declared = find_study(study)
+    return Result(declared, declared.chosen(study_io(root, study, scratch, **options)), read_rows(folder / ROWS))
+
+
+def find_study(name: str) -> Study:
+    """Return the study of this name."""
+    study = load_declaration(ROOT, find_study_modules(ROOT)[name], name)
+    assert isinstance(study, Study), f"{name} is still a folder"
+    return study
 
 
 def train_run(root: Path, item: str) -> None:

@@ -2,10 +2,10 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -17,6 +17,8 @@ from mergeflow.linearity.networks import transformed
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import mlp
 from mergeflow.modalities.vision.sources.kinds import open_images
+from studies.adviser import WAYS
+from studies.coloured import middle_of_best
 from studies.lab.coloured import (
     Adapting,
     ColouredWorld,
@@ -31,13 +33,10 @@ from studies.lab.coloured import (
 )
 from studies.lab.coloured_clip import ClipBase
 from studies.lab.digit_tasks import Look, shown, ten_digits
+from studies.lab.rows import select
 from studies.lab.scales import best_scale
-from studies.old.papers.adviser.measuring import WAYS
-from studies.old.papers.coloured_digits.measuring import middle_of_best
-from studies.old.results import StudyResult
-from studies.old.rows import Row, picked
 from tasks.project.studies import find_study_modules, load_declaration
-from tests.studies.small_lab import ROOT, run_study
+from tests.studies.small_lab import ROOT, run_result
 from tests.vision.test_data_real_tasks import make_mnist
 
 WORLD: dict[str, Any] = {
@@ -164,53 +163,49 @@ def root(tmp_path: Path) -> Path:
 SYSTEMS = ["P2", *["P5"] * 3, *["P6"] * 11, *["P7"] * 2, *["P8"] * 3]
 
 
-def check_what_the_second_vector_does(rows: list[Row]) -> None:
+def check_what_the_second_vector_does(rows: pd.DataFrame) -> None:
     """Check what the paper says of the sign of λ, which survives few steps and few pictures.
 
     Chance is 50 % everywhere. The limits are half of what was measured or less; a wrong sign changes the sign of each
     difference.
     """
-    pairs = {(row["first"], row["second"]): row for row in picked(rows, part="pair")}
-    aligned, opposed = (pairs["r0.95", other]["alpha"] for other in ("r0.9", "r0.05"))
-    assert aligned - opposed > 1, "α̂ tells an aligned from a contradictory task"
-    curve = {row["scale"]: row for row in picked(rows, part="curve", case="contradictory")}
-    taken, added = curve[-1.0], curve[2.0]
-    assert added["validation_2"] > taken["validation_2"] + 25, "a contradictory task is learnt where λ > 0"
-    assert taken["validation_1"] > added["validation_1"] + 25, "at the cost of T1"
-    for row in picked(rows, part="chosen", way="addition", case="aligned"):
-        assert min(row["test_1"], row["test_2"]) > 80, "aligned tasks are added"
-    grid = picked(rows, part="grid")
-    low, high = (fmean(row["validation_1"] for row in picked(grid, scale=scale)) for scale in (-2.0, 3.0))
-    assert low > high + 15, "the expert with the opposite colours helps the third task where λ_2 < 0"
-    goals = {"addition": lambda row: row["validation_1"] + row["validation_2"]}
-    goals["unlearning"] = lambda row: row["validation_1"] - row["validation_2"]
-    for row in picked(rows, part="chosen"):
-        if goal := goals.get(row["way"]):
-            tried = {one["scale"]: goal(one) for one in picked(rows, part="curve", case=row["case"])}
-            assert tried[row["scale"]] == pytest.approx(max(tried.values())), "no other λ was better on validation"
+    alpha = select(rows, part="pair", first="r0.95").set_index("second").alpha
+    assert alpha["r0.9"] - alpha["r0.05"] > 1, "α̂ tells an aligned from a contradictory task"
+    curve = select(rows, part="curve", case="contradictory").set_index("scale")
+    taken, added = curve.loc[-1.0], curve.loc[2.0]
+    assert added.validation_2 > taken.validation_2 + 25, "a contradictory task is learnt where λ > 0"
+    assert taken.validation_1 > added.validation_1 + 25, "at the cost of T1"
+    aligned = select(rows, part="chosen", way="addition", case="aligned")
+    assert (aligned[["test_1", "test_2"]] > 80).all(axis=None), "aligned tasks are added"
+    by_scale = select(rows, part="grid").groupby("scale").validation_1.mean()
+    assert by_scale[-2.0] > by_scale[3.0] + 15, "the expert with opposite colours helps the third task where λ_2 < 0"
+    for way, sign in (("addition", 1), ("unlearning", -1)):
+        for chosen in select(rows, part="chosen", way=way).itertuples():
+            tried = select(rows, part="curve", case=chosen.case).set_index("scale")
+            goal = tried.validation_1 + sign * tried.validation_2
+            assert goal[chosen.scale] == pytest.approx(goal.max()), "no other λ was better on validation"
 
 
 @pytest.mark.slow
 def test_coloured_digits_runs_whole(root: Path, tmp_path: Path) -> None:
     options = {"seeds": [0], "world": WORLD, "lengths": [40], "samples": 16, "step": 1.0}
-    found = StudyResult.read(run_study(root, "coloured_digits", tmp_path / "scratch", **options))
-    assert {row["part"] for row in found.rows} == {"pair", "curve", "chosen", "grid", "target"}
-    chosen = [row for row in found.rows if row["part"] == "chosen"]
-    zero = {row["test_1"] for row in chosen if row["way"] == "λ = 0"}
-    assert len(zero) == 1  # without ΔΨ_2 task 1 is the same in every case
-    grid = {(row["scale_1"], row["scale"]): row for row in found.rows if row["part"] == "grid"}
+    result = run_result(root, "coloured_digits", tmp_path / "scratch", **options)
+    rows = result.rows
+    assert set(rows.part) == {"pair", "curve", "chosen", "grid", "target"}
+    # without ΔΨ_2 task 1 is the same in every case
+    assert select(rows, part="chosen", way="λ = 0").test_1.nunique() == 1
+    grid = select(rows, part="grid").set_index(["scale_1", "scale"])
     assert len(grid) == 36
-    assert [finding.system for finding in found.findings] == SYSTEMS
-    check_what_the_second_vector_does(found.rows)
-    curve = picked(found.rows, part="curve", case="contradictory")
-    assert max(row["validation_2"] for row in curve if row["scale"] <= 0) < 30, "every λ ≤ 0 unlearns it"
-    assert max(min(row["validation_1"], row["validation_2"]) for row in curve) < 70, "no λ adds it"
-    promised = [point for point, row in grid.items() if row["promised_0.2"]]
-    assert promised, "Equation 7 promises some points"
-    for one, two in promised:
-        assert grid[one, two]["validation_1"] > 70, "what Equation 7 promises is good"
-        if (-one, -two) in grid:
-            assert grid[-one, -two]["validation_1"] < 60, "and its mirror image is at chance or below"
+    assert [finding.system for finding in result.findings] == SYSTEMS
+    check_what_the_second_vector_does(rows)
+    curve = select(rows, part="curve", case="contradictory")
+    assert curve[curve.scale <= 0].validation_2.max() < 30, "every λ ≤ 0 unlearns it"
+    assert curve[["validation_1", "validation_2"]].min(axis=1).max() < 70, "no λ adds it"
+    promised = grid[grid["promised_0.2"] == 1]
+    assert len(promised), "Equation 7 promises some points"
+    assert promised.validation_1.min() > 70, "what Equation 7 promises is good"
+    mirrored = [(-one, -two) for one, two in promised.index if (-one, -two) in grid.index]
+    assert grid.loc[mirrored].validation_1.max() < 60, "and its mirror image is at chance or below"
 
 
 @pytest.mark.slow
@@ -219,40 +214,35 @@ def test_the_same_is_measured_of_a_clip(study: str, root: Path, tmp_path: Path) 
     chosen = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"][study]
     world = {**chosen["world"], "train": 64, "validation": 16, "test": 16}
     options = {"seeds": [0], "world": world, "lengths": [4], "samples": 16, "step": 2.5}
-    found = StudyResult.read(run_study(root, study, tmp_path / "scratch", **options))
-    assert [finding.system for finding in found.findings] == SYSTEMS
-    grid = {(row["scale_1"], row["scale"]) for row in found.rows if row["part"] == "grid"}
-    assert grid == {(one, two) for one in (-2.0, 0.5, 3.0) for two in (-2.0, 0.5, 3.0)}
-    check_what_the_second_vector_does(found.rows)
+    result = run_result(root, study, tmp_path / "scratch", **options)
+    assert [finding.system for finding in result.findings] == SYSTEMS
+    grid = select(result.rows, part="grid")
+    assert set(zip(grid.scale_1, grid.scale, strict=True)) == {(a, b) for a in (-2.0, 0.5, 3.0) for b in (-2, 0.5, 3)}
+    check_what_the_second_vector_does(result.rows)
 
 
 @pytest.mark.slow
 def test_the_adviser_is_measured_on_pairs(root: Path, tmp_path: Path) -> None:
     options = {"seeds": [0], "world": WORLD, "colours": [0.95, 0.5, 0.05], "lengths": [40], "sizes": [2]}
-    found = StudyResult.read(run_study(root, "adviser", tmp_path / "scratch", **options))
-    sets, edits = ([row for row in found.rows if row["part"] == part] for part in ("sets", "edits"))
+    result = run_result(root, "adviser", tmp_path / "scratch", **options)
+    sets, edits = (select(result.rows, part=part) for part in ("sets", "edits"))
     assert (len(sets), len(edits)) == (3, 6)
-    for row in sets:
-        assert row["tried_grid"] == 20
-        assert row["tried_lengths"] == 4
-        assert all(0 <= row[f"test_{way}"] <= 100 for way in WAYS)
-        assert row["low_lengths"] * 2 == pytest.approx(row["high_lengths"])
-    near, far = (
-        [row for row in edits if {row["keep"], row["forget"]} == set(pair)]
-        for pair in (("r0.95", "r0.5"), ("r0.95", "r0.05"))
-    )
-    assert max(row["changes"] for row in far) < min(row["changes"] for row in near) - 0.4
-    for row in far:
-        assert row["left"] < 25, "a contradictory task is unlearned, from 50 % where nothing is"
-        assert row["loss"] < 15, "and the other is kept"
-    added = {row["tasks"]: row for row in sets}
-    assert added["r0.95 r0.05"]["test_grid"] < added["r0.95 r0.5"]["test_grid"] - 8, "no λ adds contradictory tasks"
-    cosines = {frozenset((row["keep"], row["forget"])): row["cosine"] for row in edits}
-    alike = sorted(sets, key=lambda row: cosines[frozenset(row["tasks"].split())])
-    lows = [row["low_lengths"] for row in alike]
+    assert set(sets.tried_grid) == {20}
+    assert set(sets.tried_lengths) == {4}
+    assert sets[[f"test_{way}" for way in WAYS]].apply(lambda column: column.between(0, 100)).all(axis=None)
+    assert list(sets.low_lengths * 2) == pytest.approx(list(sets.high_lengths))
+    names = [" ".join(sorted(pair, reverse=True)) for pair in zip(edits.keep, edits.forget, strict=True)]
+    near, far = (edits[[name == pair for name in names]] for pair in ("r0.95 r0.5", "r0.95 r0.05"))
+    assert far.changes.max() < near.changes.min() - 0.4
+    assert far.left.max() < 25, "a contradictory task is unlearned, from 50 % where nothing is"
+    assert far.loss.max() < 15, "and the other is kept"
+    added = sets.set_index("tasks")
+    assert added.test_grid["r0.95 r0.05"] < added.test_grid["r0.95 r0.5"] - 8, "no λ adds contradictory tasks"
+    cosines = edits.groupby(names).cosine.max()
+    lows = list(added.low_lengths[cosines[added.index].sort_values().index])
     assert lows == sorted(lows, reverse=True), "the longer the sum of two task vectors, the smaller is λ"
     assert lows[0] > 1.15 * lows[-1]
-    assert len(found.findings) == 10
+    assert len(result.findings) == 10
 
 
 @pytest.mark.parametrize("example", ["studies", "clip"])

@@ -10,24 +10,28 @@ import torch
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Network
+from studies import unseen_tasks
+from studies.analogy import ATTRIBUTES, SCALES, UNLABELLED, Experts, target_rows
+from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, SUM, with_nearest
 from studies.lab.coloured import Adapting, ColouredWorld, Digits, Pretrained, open_digits
 from studies.lab.digit_tasks import Look, shown
-from studies.old.papers.analogy.measuring import ATTRIBUTES, SCALES, Experts, _target_rows
-from studies.old.papers.analogy.results import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, findings, with_nearest
-from studies.old.papers.unseen_tasks import measuring
-from studies.old.papers.unseen_tasks import results as unseen
-from studies.old.papers.unseen_tasks.combining import (
+from studies.lab.rows import select
+from studies.unseen_tasks import (
+    EXPERTS,
+    FEW,
+    TARGETS,
+    TUNED,
     Answered,
-    _left_out_error,
-    _solve,
+    Group,
     by_ridge,
     by_theory,
+    few,
+    left_out_error,
+    left_out_loss,
     similarities,
+    solve,
 )
-from studies.old.papers.unseen_tasks.measuring import EXPERTS, TARGETS, Group, few, left_out_loss
-from studies.old.results import StudyResult
-from studies.old.rows import Row
-from tests.studies.small_lab import ROOT, run_study
+from tests.studies.small_lab import ROOT, run_result
 from tests.studies.test_coloured import WORLD
 
 pytestmark = pytest.mark.slow
@@ -65,15 +69,22 @@ def test_looks_show_what_they_say(digits: Digits) -> None:
 
 
 def test_every_task_is_reached_from_the_other_three(root: Path, tmp_path: Path) -> None:
-    found = StudyResult.read(run_study(root, "analogy", tmp_path, **SMALL))
-    assert len({(row["attributes"], row["target"]) for row in found.rows}) == 12
-    own = [row for row in found.rows if row["target"] == "0 to 4 upright"]
-    assert len(own) == len(found.rows) / 12 == 9
-    ways = {row["way"]: row for row in own}
-    assert ways[NEAREST]["validation"] == max(ways[way]["validation"] for way in SINGLE)
-    assert all(ways[way]["scale"] in SCALES for way in (*SINGLE, SUM, ANALOGY))
-    assert ways[ANALOGY]["validation"] >= ways[f"{ANALOGY}, λ = 1"]["validation"]  # 1 is among the λ
-    assert (len(found.tables), len(found.findings), found.figures) == (3, 12, ["targets"])
+    result = run_result(root, "analogy", tmp_path, **SMALL)
+    rows = result.rows
+    assert len(rows.drop_duplicates(["attributes", "target"])) == 12
+    ways = select(rows, target="0 to 4 upright").set_index("way")
+    assert len(ways) == len(rows) / 12 == 9
+    assert ways.validation[NEAREST] == ways.validation[list(SINGLE)].max()
+    assert ways.scale[[*SINGLE, SUM, ANALOGY]].isin(SCALES).all()
+    assert ways.validation[ANALOGY] >= ways.validation[UNLABELLED]  # 1 is among the λ
+    assert (len(result.tables), len(result.findings), list(result.draw())) == (3, 12, ["targets"])
+    assert all(sorted(sum(one.splits.values(), ())) == list(range(10)) for one in ATTRIBUTES.values())
+
+
+def test_the_nearest_expert_is_the_best_on_validation() -> None:
+    heights = {"A": 60.0, "B": 70.0, "C": 20.0, SUM: 75.0}
+    rows = [{"seed": 0, "attributes": "a", "target": "t", "way": w, "validation": v} for w, v in heights.items()]
+    assert [row["expert"] for row in with_nearest(rows) if row["way"] == NEAREST] == ["B"]
 
 
 def test_an_analogy_takes_the_third_vector_away() -> None:
@@ -86,22 +97,21 @@ def test_an_analogy_takes_the_third_vector_away() -> None:
     }
     vectors["d"] = vectors["a"]
     experts = Experts(base, vectors, {split: {"d": data} for split in ("validation", "test")})
-    test = {row["way"]: row["test"] for row in _target_rows(experts, "d", "a", "b", "c")}
-    assert test[f"{ANALOGY}, λ = 1"] == test[ANALOGY] == 100
+    test = {row["way"]: row["test"] for row in target_rows(experts, "d", "a", "b", "c")}
+    assert test[UNLABELLED] == test[ANALOGY] == 100
     assert test[SUM] < 90
 
 
 def test_samples_give_coefficients_in_every_way(root: Path, tmp_path: Path) -> None:
-    found = StudyResult.read(
-        run_study(root, "unseen_tasks", tmp_path, **SMALL, short=[2, 4], factors=[1.0], counts=[8, 16])
-    )
-    assert len(found.rows) == sum(map(len, TARGETS.values())) * (3 + 2 * 5)
-    for row in found.rows:
-        scales = [row[f"scale_{number}"] for number in range(1, 5)]
-        if row["way"] == unseen.NEAREST:
-            assert sorted(scales) == [0, 0, 0, 1]
-        assert (None in scales) == (row["way"] not in (unseen.NEAREST, unseen.THEORY, unseen.RIDGE, unseen.SEARCH))
-    assert (len(found.tables), len(found.findings), found.figures) == (2, 10, ["samples"])
+    result = run_result(root, "unseen_tasks", tmp_path, **SMALL, short=[2, 4], factors=[1.0], counts=[8, 16])
+    rows = result.rows
+    assert len(rows) == sum(map(len, TARGETS.values())) * (3 + 2 * 5)
+    scales = rows[[f"scale_{number}" for number in range(1, 5)]]
+    assert (scales[rows.way == NEAREST].apply(sorted, axis=1, result_type="expand") == [0, 0, 0, 1]).all(axis=None)
+    with_scales = rows.way.isin(set(FEW) - {TUNED})
+    assert (scales.notna().all(axis=1) == with_scales).all()
+    assert scales[~with_scales].isna().all(axis=None)
+    assert (len(result.tables), len(result.findings), list(result.draw())) == (2, 10, ["samples"])
     assert all(len(values) == 4 for values in EXPERTS.values())
 
 
@@ -123,8 +133,8 @@ def test_tuning_is_judged_on_samples_that_it_left_out(digits: Digits, monkeypatc
         assert not seen[-1] & pictures(held)
         return torch.zeros(len(held), 10)
 
-    monkeypatch.setattr(measuring, "trained", learn)
-    monkeypatch.setattr(measuring, "logits_of", answer)
+    monkeypatch.setattr(unseen_tasks, "trained", learn)
+    monkeypatch.setattr(unseen_tasks, "logits_of", answer)
     nothing: Any = None
     group = Group(Pretrained(nothing, {}), {}, Adapting(steps=1, learning_rate=1.0))
     assert left_out_loss(group, samples, group.adapting, 0) == pytest.approx(np.log(10))
@@ -147,9 +157,9 @@ def test_ridge_leaves_out_as_if_it_solved_again(answered: Answered) -> None:
     again = 0.0
     for start in range(0, 24, 3):
         kept = np.r_[:start, start + 3 : 24]
-        scales = _solve(features[kept], wanted[kept], 0.7)
+        scales = solve(features[kept], wanted[kept], 0.7)
         again += float(((wanted - features @ scales)[start : start + 3] ** 2).sum())
-    assert _left_out_error(features, wanted, 0.7, 3) == pytest.approx(again)
+    assert left_out_error(features, wanted, 0.7, 3) == pytest.approx(again)
     first, second = by_ridge(answered)
     assert first > 0.3
     assert abs(second) < first
@@ -163,29 +173,3 @@ def test_the_theory_takes_labels_for_the_missing_expert(answered: Answered) -> N
     assert scales @ np.array(gammas) >= 1.02 - 1e-9
     alike = Answered(answered.base, [torch.ones(24, 3)] * 2, answered.labels)
     assert by_theory(alike) is None  # all γ are 0
-
-
-def rows_of(heights: dict[str, float], **known: Any) -> list[Row]:
-    return [
-        {"seed": seed, "way": way, "validation": height, "test": height, "samples": 16, **known}
-        for seed in range(3)
-        for way, height in heights.items()
-    ]
-
-
-def test_findings_follow_the_numbers() -> None:
-    heights = {"A": 60.0, "B": 70.0, "C": 20.0, SUM: 75.0, ANALOGY: 80.0, TRAINED: 95.0}
-    heights |= {"base": 50.0, f"{ANALOGY}, λ = 1": 45.0}
-    rows = with_nearest(rows_of(heights, attributes="a", target="t"))
-    assert [row["expert"] for row in rows if row["way"] == NEAREST] == ["B"] * 3
-    assert [(one.holds, one.ours) for one in findings(rows)] == [
-        (True, True),
-        (False, False),
-        (True, True),
-        (False, True),
-    ]
-    ways = {unseen.NEAREST: 80.0, unseen.THEORY: 70.0, unseen.RIDGE: 85.0, unseen.SEARCH: 85.5, unseen.TUNED: 60.0}
-    rows = rows_of(ways | dict.fromkeys(unseen.WITHOUT, 50.0), group="g", target="t")
-    assert [one.holds for one in unseen.findings(rows)] == [True, False, True, True, True]
-    assert [one.ours for one in unseen.findings(rows)] == [False, True, True, True, True]
-    assert all(sorted(sum(one.splits.values(), ())) == list(range(10)) for one in ATTRIBUTES.values())

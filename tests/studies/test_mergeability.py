@@ -1,17 +1,31 @@
-"""Study `mergeability` on small nets, its predictions on vectors worked out by hand, its verdicts on made-up rows."""
+"""The studies of mergeability on small nets, their predictions on vectors worked out by hand, the command's answer."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
+from flows.linearity_answer import ANSWER, sentence
+from flows.linearity_answer import predicted as predicted_by_weights
+from studies.commands.study import find_studies
 from studies.lab.inputs import Laboratory
-from studies.lab.ranks import rank_correlation
-from studies.old.papers.mergeability.results import LAST, PREDICTIONS, findings
-from studies.old.papers.mergeability.study import ctl_errors, of_weights
-from studies.old.results import StudyResult
-from tests.studies.small_lab import run_study, study_io
+from studies.lab.records import recorded
+from studies.lab.rows import select
+from studies.mergeability import (
+    COSINE,
+    DISTANCE,
+    LAST,
+    PREDICTIONS,
+    chosen_prediction,
+    ctl_errors,
+    of_weights,
+    ranks,
+    within_suite,
+)
+from tests.studies.small_lab import ROOT, run_result, study_io
 
 RUNS = {"mima_1": "one shot", "converged": "converged"}
 SMALL: dict[str, Any] = {"runs": RUNS, "rounds": [1, 4, 16], "images": 64}
@@ -19,26 +33,26 @@ SMALL: dict[str, Any] = {"runs": RUNS, "rounds": [1, 4, 16], "images": 64}
 
 def test_linearised_experts_are_linear_and_lose_what_the_expansion_loses(toy_lab: Path, tmp_path: Path) -> None:
     runs = {"linearised": "linearised", "mima_1": "one shot"}
-    result = StudyResult.read(run_study(toy_lab, "mergeability", tmp_path, **{**SMALL, "runs": runs, "rounds": [1, 4]}))
-    linear = [row for row in result.rows if row["run"] == "linearised"]
-    nets = [row for row in result.rows if row["run"] == "linearised as ordinary nets"]
-    assert {row["block_1"] for row in linear} == {0.0}
-    assert min(row["block_1"] for row in nets) > 0
-    assert [row["cosine"] for row in linear] == [row["cosine"] for row in nets]
-    assert [row["loss"] for row in linear] != [row["loss"] for row in nets]
-    assert [row["experts"] for row in result.tables[2].rows][-1] == "linearised as ordinary nets"
-    assert "linearised as ordinary nets" not in result.tables[0].rows[0], "they are judged as what they are"
+    result = run_result(toy_lab, "mergeability", tmp_path, **{**SMALL, "runs": runs, "rounds": [1, 4]})
+    linear, nets = (select(result.rows, run=run) for run in ("linearised", "linearised as ordinary nets"))
+    assert set(linear.block_1) == {0.0}
+    assert nets.block_1.min() > 0
+    assert list(linear.cosine) == list(nets.cosine)
+    assert list(linear.loss) != list(nets.loss)
+    judged, _, pairs = result.tables.values()
+    assert "linearised as ordinary nets" in pairs.index
+    assert "linearised as ordinary nets" not in judged, "they are judged as what they are"
     inputs = Laboratory(study_io(toy_lab, "mergeability", tmp_path / "again", **SMALL))
-    run, first = inputs.run("linearised"), linear[0]
-    i, j = first["pair"].split(" – ")
-    one, other = run.expert(first["seed"], i), run.expert(first["seed"], j)
+    run, first = inputs.run("linearised"), linear.iloc[0]
+    i, j = first.pair.split(" – ")
+    one, other = run.expert(first.seed, i), run.expert(first.seed, j)
     data, lost = inputs.examples("test"), 0.0
     for task, own in ((i, one), (j, other)):
         middle = {name: (one[name] + other[name]) / 2 for name in one}
         lost += 50 * (
             accuracy_of_expansion(inputs, data[task], own) - accuracy_of_expansion(inputs, data[task], middle)
         )
-    assert first["loss"] == pytest.approx(lost, abs=0.3), "one of 200 images more or less is rounding"
+    assert first.loss == pytest.approx(lost, abs=0.3), "one of 200 images more or less is rounding"
 
 
 def accuracy_of_expansion(inputs: Laboratory, data: Any, state: Any) -> float:
@@ -58,30 +72,36 @@ def accuracy_of_expansion(inputs: Laboratory, data: Any, state: Any) -> float:
 
 def test_experts_that_somebody_published_are_judged_without_any_rounds(toy_lab: Path, tmp_path: Path) -> None:
     known = {"runs": {"published": "theirs", "mima_1": "ours"}, "rounds": []}
-    folder = run_study(toy_lab, "mergeability", tmp_path, **{**SMALL, **known})
-    result = StudyResult.read(folder)
-    theirs, ours = ([row for row in result.rows if (row["run"], row["seed"]) == (run, 0)] for run in known["runs"])
-    assert [row | {"run": "mima_1"} for row in theirs] == ours, "they are the same files"
+    result = run_result(toy_lab, "mergeability", tmp_path, **{**SMALL, **known})
+    theirs, ours = (select(result.rows, run=run, seed=0).drop(columns="run") for run in known["runs"])
+    assert theirs.to_dict("list") == ours.to_dict("list"), "they are the same files"
     assert (result.findings[-1].holds, result.findings[-1].measured) == (None, "not measured with these choices")
-    assert {path.stem for path in folder.glob("*.svg")} == {"predictions"}
+    assert set(result.draw()) == {"predictions"}
 
 
 @pytest.mark.slow
 def test_rounds_make_small_nets_more_linear_and_their_merges_lose_less(toy_lab: Path, tmp_path: Path) -> None:
-    folder = run_study(toy_lab, "mergeability", tmp_path, **SMALL)
-    result = StudyResult.read(folder)
-    assert {path.stem for path in folder.glob("*.svg")} == {"predictions", "rounds"}
-    assert [list(row)[1:3] for row in result.tables[0].rows] == [["one shot", "converged"]] * len(PREDICTIONS)
-    assert {(row["run"], row["seed"]) for row in result.rows} == {
-        (run, seed) for run in ("mima_1", "converged", "mima_4", "mima_16") for seed in (0, 1)
-    }
+    result = run_result(toy_lab, "mergeability", tmp_path, **SMALL)
+    assert set(result.draw()) == {"predictions", "rounds"}
+    judged = next(iter(result.tables.values()))
+    assert list(judged)[:2] == ["one shot", "converged"]
+    assert list(judged.index) == list(PREDICTIONS)
+    means = result.rows.groupby("run")[["block_1", "loss"]].mean()
+    assert set(means.index) == {"mima_1", "converged", "mima_4", "mima_16"}
+    assert means.block_1["mima_16"] < 0.3 * means.block_1["mima_1"]
+    assert means.loss["mima_16"] < means.loss["mima_1"]
 
-    def mean(run: str, key: str) -> float:
-        values = [row[key] for row in result.rows if row["run"] == run]
-        return float(sum(values) / len(values))
 
-    assert mean("mima_16", "block_1") < 0.3 * mean("mima_1", "block_1")
-    assert mean("mima_16", "loss") < mean("mima_1", "loss")
+@pytest.mark.slow
+def test_every_pair_of_the_largest_suite_is_merged_once(many_lab: Path, tmp_path: Path) -> None:
+    runs = {"experts": "200 steps", "mima_3": "MIMA, N = 2"}
+    result = run_result(many_lab, "mergeability_suites", tmp_path, runs=runs, counts=[2, 3], images=32)
+    assert len(result.rows) == 2 * 2 * 3, "runs, seeds, pairs of three tasks"
+    assert {f"block_{n}" for n in range(1, 5)} < set(result.rows)
+    _, pairs = result.tables.values()
+    assert set(pairs.index) == {(label, *suite) for label in runs.values() for suite in ((2, 1), (3, 3))}
+    assert len(result.findings) == 5
+    assert set(result.draw()) == {"predictions"}
 
 
 def test_the_error_is_that_of_the_definition(toy_lab: Path, tmp_path: Path) -> None:
@@ -110,38 +130,52 @@ def test_parallel_vectors_have_no_conflict_and_opposite_ones_nothing_else() -> N
     assert (same["cosine"], opposite["cosine"]) == pytest.approx((1.0, -1.0))
 
 
-def made_up(sign: int) -> list[dict[str, Any]]:
-    """Rows of six pairs whose loss rises (or falls) with the CTL error, and not with anything of the weights."""
-    return [
-        {
-            "seed": seed,
-            "run": run,
-            "pair": str(pair),
-            "loss": float(sign * pair + 10 * level),
-            "cosine": 0.1 * (pair % 2),
-            "distance": float(pair % 3),
-            "sign_conflict": 0.5 - 0.1 * (pair % 2),
-            "block_1": 1.0,
-            "block_2": (pair + 10 * level) / 100,
-        }
+def made_up(sign: int) -> pd.DataFrame:
+    """Rows whose loss rises with the CTL error; the cosine follows it (sign 1) or has nothing to do with it (0)."""
+    pairs = [f"{a} – {b}" for n, a in enumerate("abcde") for b in "abcde"[n + 1 :]]
+    return pd.DataFrame(
+        {"seed": seed, "run": "experts", "pair": pair, "loss": float(number), "distance": 1.0}
+        | {"cosine": -sign * number / 10, "sign_conflict": number % 3, "block_1": number % 2, "block_2": number / 100}
         for seed in range(3)
-        for level, run in ((2, "mima_1"), (1, "mima_4"))
-        for pair in range(6)
-    ]
+        for number, pair in enumerate(pairs)
+    )
 
 
-def test_findings_follow_the_numbers() -> None:
-    runs, iterative = {"mima_1": "one shot", "mima_4": "four"}, {1: "mima_1", 4: "mima_4"}
-    good = findings(made_up(1), runs, iterative)
-    assert [one.holds for one in good] == [True] * 6
-    assert all(one.ours and one.margin for one in good)
-    bad = findings(made_up(-1), runs, iterative)
-    assert [one.holds for one in bad[:1]] == [False]
-    assert bad[-1].holds is True, "rounds are judged by the error alone"
-    assert findings(made_up(1), runs, {1: "mima_4", 4: "mima_1"})[-1].holds is False
+def test_ranks_are_of_each_suite_and_of_the_seeds_that_all_runs_have() -> None:
+    rows = made_up(0)
+    few = within_suite(3, rows)
+    assert set(few.pair) == {"a – b", "a – c", "b – c"}
+    for own in (few, rows, rows.assign(loss=-rows.loss)):
+        assert ranks(own, ["experts"], LAST) == pytest.approx([own.loss.iloc[-1] / abs(own.loss.iloc[-1])] * 3)
+    assert ranks(rows, ["experts"], DISTANCE) == [0.0] * 3, "a constant prediction ranks nothing"
+    longer = pd.concat([rows, rows[rows.seed < 2].assign(run="more")])
+    assert len(ranks(longer, ["experts", "more"], LAST)) == 2
 
 
-def test_a_constant_prediction_ranks_nothing() -> None:
-    rows = made_up(1)[:6]
-    assert rank_correlation(rows, PREDICTIONS[LAST]) == pytest.approx(1.0)
-    assert rank_correlation(rows, lambda row: float(row["block_1"])) == 0.0
+def test_the_command_answers_by_weights_alone_where_features_rank_no_better() -> None:
+    assert chosen_prediction(made_up(0), ["experts"]) == LAST
+    assert chosen_prediction(made_up(1), ["experts"]) == COSINE
+
+
+def test_the_commands_answer_is_what_the_record_chose() -> None:
+    record = recorded(ROOT, find_studies(ROOT)["mergeability"])
+    runs = list(record.options.runs)
+    assert chosen_prediction(record.rows, runs) == ANSWER.prediction
+    assert round(fmean(ranks(record.rows, runs, ANSWER.prediction)), 2) == ANSWER.within
+    assert round(fmean(ranks(record.rows, runs, ANSWER.prediction, None)), 2) == ANSWER.across
+    page = (ROOT / "docs/linearity.md").read_text()
+    assert f"the {ANSWER.prediction}" in page
+    assert f"{ANSWER.within:.2f}" in page
+    assert f"{ANSWER.across:.2f}" in page
+
+
+def test_the_prediction_is_the_one_of_the_study() -> None:
+    assert ANSWER.prediction == DISTANCE
+    base, first, second = ({"w": torch.tensor(values)} for values in ([0.0, 1.0], [3.0, 2.0], [0.0, 5.0]))
+    vectors = [{"w": one["w"] - base["w"]} for one in (first, second)]
+    assert predicted_by_weights(first, second) == pytest.approx(of_weights(*vectors)["distance"])
+
+
+def test_one_pair_is_not_told_that_it_loses_most() -> None:
+    assert sentence({"a – b": 1.0, "a – c": 2.0}).startswith("a – c will lose most")
+    assert "will lose most" not in sentence({"a – b": 1.0})

@@ -1,15 +1,17 @@
-"""Study `structure` with a small net and few steps, and its verdicts on made-up rows."""
+"""Studies `structure` with a small net and few steps, `structure_suite` on three small tasks of pictures."""
 
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from studies.lab.reductions import CONTROL, DARE, FULL, LORA, PRUNED, ROWS, SVD, TIES
-from studies.old.papers.structure.results import Scores, findings, tables
-from studies.old.results import StudyResult
-from studies.old.rows import Row
-from tests.studies.small_lab import ROOT, run_study
+from studies.lab.rows import select
+from studies.lab.study import Result
+from studies.structure import SCORES, score
+from tests.evaluation.small import TASKS
+from tests.studies.small_lab import ROOT, make_lab, run_result
 from tests.studies.test_coloured import WORLD
 
 pytestmark = pytest.mark.slow
@@ -23,53 +25,56 @@ SMALL: dict[str, Any] = {
     "lora_rate": 0.01,
     "keeps": [0.1, 0.5],
 }
-AMOUNTS = [(FULL, None), (SVD, 1), (SVD, 8), *((kind, keep) for keep in (0.1, 0.5) for kind in PRUNED), (LORA, 2)]
+
+
+def stored_by(rows: pd.DataFrame) -> dict[tuple[str, float | None], float]:
+    """Return what each variant takes to store, in %, by kind and amount."""
+    judged = select(rows, part=["case", "target"]).drop_duplicates(["kind", "amount"])
+    return {
+        (kind, None if pd.isna(amount) else amount): stored
+        for kind, amount, stored in zip(judged.kind, judged.amount, judged.stored, strict=True)
+    }
 
 
 def test_it_runs_whole_and_everything_is_whole_at_full_rank(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     for name in ("params.yaml", "studies"):
         (tmp_path / "root" / name).symlink_to(ROOT / name)
-    found = StudyResult.read(run_study(tmp_path / "root", "structure", tmp_path / "scratch", **SMALL))
-    judged = [row for row in found.rows if row["part"] in ("case", "target")]
-    assert list(dict.fromkeys((row["kind"], row["amount"]) for row in judged)) == AMOUNTS
-    assert len(judged) == len(AMOUNTS) * (3 * 2 + 1)
-    stored = {(row["kind"], row["amount"]): row["stored"] for row in judged}
+    result = run_result(tmp_path / "root", "structure", tmp_path / "scratch", **SMALL)
+    stored = stored_by(result.rows)
+    amounts = [(FULL, None), (SVD, 1), (SVD, 8), *((kind, keep) for keep in (0.1, 0.5) for kind in PRUNED), (LORA, 2)]
+    assert list(stored) == amounts
+    assert len(select(result.rows, part=["case", "target"])) == len(amounts) * (3 * 2 + 1)
     assert stored[FULL, None] == 100
     assert stored[SVD, 1] < stored[SVD, 8] <= 100
     assert stored[ROWS, 0.1] < stored[ROWS, 0.5] < 100
+    assert stored[CONTROL, 0.5] == stored[ROWS, 0.5]
     assert stored[DARE, 0.5] < stored[TIES, 0.5]  # its places need no bits
-    memory = {row["kind"]: row["bytes"] for row in found.rows if row["part"] == "memory"}
+    memory = select(result.rows, part="memory").set_index("kind").bytes
     assert memory[LORA] < memory[FULL]
-    assert len(found.findings) == 3 + 3 + 2
-    assert set(found.figures) == {"rank", "pruned"}
+    assert len(result.findings) == 3 + 3 + 2
+    assert set(result.draw()) == {"rank", "pruned"}
 
 
-def made_up(scores: dict[tuple[str, float | None], float], coefficient: float) -> list[Row]:
-    rows: list[Row] = []
-    for seed in range(3):
-        for (kind, amount), height in scores.items():
-            told = {"seed": seed, "kind": kind, "amount": amount, "stored": 50.0, "test_1": height}
-            for case in ("irrelevant", "aligned", "contradictory"):
-                rows += [
-                    told | {"part": "case", "case": case, "way": way, "test_2": two}
-                    for way, two in (("addition", height), ("unlearning", 10.0 if case != "aligned" else 90.0))
-                ]
-            rows.append(told | {"part": "target", "way": "a third task"})
-        rows.append({"seed": seed, "part": "rows", "task": "a", "bimodality": coefficient})
-    return rows
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    root = tmp_path_factory.mktemp("structure_suite") / "lab"
+    adapters = {"regime": "lora", "lora": {"rank": 2, "alpha": 4}}
+    make_lab(root, {"plain": {"seeds": 1, "regime": "steps"}, "lora": {"seeds": 1} | adapters}, steps=2)
+    options = {"whole": "plain", "lora": "lora", "ranks": [1, 64], "keeps": [0.5], "scales": [0.2, 0.4]}
+    return run_result(root, "structure_suite", root.parent / "scratch", **options)
 
 
-@pytest.mark.parametrize("good", [True, False])
-def test_findings_follow_the_numbers(good: bool) -> None:
-    heights = dict.fromkeys(AMOUNTS, 90.0) | {(CONTROL, 0.5): 70.0, (TIES, 0.1): 89.0}
-    if not good:
-        heights |= {(SVD, 1): 80.0, (LORA, 2): 80.0, (ROWS, 0.5): 80.0, (CONTROL, 0.5): 88.0, (ROWS, 0.1): 80.0}
-    rows = made_up(heights, 0.8 if good else 0.4)
-    scores = Scores(rows)
-    assert scores.of(FULL, None, "addition") == [90.0] * 3
-    assert scores.of(FULL, None, "unlearning") == [80.0] * 3
-    assert scores.lost(CONTROL, 0.5)["a third task"] == [20.0 if good else 2.0] * 3
-    found = [finding.holds for finding in findings(rows)]
-    assert found == ([True] * 8 if good else [False, True, False, False, False, False, False, False])
-    assert len(tables(rows)[0].rows) == len(AMOUNTS)
+def test_every_task_is_unlearned_and_left_out_by_every_variant(suite: Result) -> None:
+    stored = stored_by(suite.rows)
+    assert set(stored) == {(FULL, None), (SVD, 1), (SVD, 64), *((kind, 0.5) for kind in PRUNED), (LORA, 2)}
+    assert len(select(suite.rows, part=["case", "target"])) == len(stored) * len(TASKS) * 3
+    assert (len(suite.findings), set(suite.draw())) == (8, {"rank", "pruned"})
+    assert stored[LORA, 2] < stored[SVD, 1] < stored[ROWS, 0.5] < stored[FULL, None] == 100
+
+
+def test_what_is_whole_does_what_whole_ones_do(suite: Result) -> None:
+    whole, same = ([score(suite.rows, *variant, way)[0] for way in SCORES] for variant in ((FULL, None), (SVD, 64)))
+    assert same == pytest.approx(whole)
+    summed = select(suite.rows, way="addition", kind=FULL)
+    assert summed.test_2.mean() == pytest.approx(whole[0])  # the mean over all tasks, whichever is f

@@ -1,0 +1,68 @@
+"""What the studies of analogies ask of their rows: Δ_A + (Δ_B − Δ_C) beside the other ways to reach a target."""
+
+from collections.abc import Iterable, Sequence
+from textwrap import fill
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from studies.lab.claims import Samples
+from studies.lab.plots import by_seed, table
+from studies.lab.rows import Row, samples, select
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
+from tasks.plotting.intervals import curve
+
+ANALOGY, SUM, TRAINED, NEAREST = "A + B − C", "A + B", "trained on it", "nearest expert"
+SINGLE = ("A", "B", "C")
+SHOWN = ("base", NEAREST, SUM, ANALOGY, TRAINED)
+BESIDE = 0.13  # between the marks of a target
+
+
+def with_nearest(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows, and for each seed and target the single expert that is best on validation."""
+    given, nearest = list(rows), dict[tuple[object, ...], Row]()
+    for row in given:
+        key = (row["seed"], row["attributes"], row["target"])
+        if row["way"] in SINGLE and (key not in nearest or row["validation"] > nearest[key]["validation"]):
+            nearest[key] = row
+    return [*given, *(row | {"way": NEAREST, "expert": row["way"]} for row in nearest.values())]
+
+
+def less(way: str, other: str, rows: pd.DataFrame) -> Samples:
+    """Return one way's test figure less another's, the mean over targets, by seed."""
+    return {f"less {other}": samples(rows, "test", way=way) - samples(rows, "test", way=other)}
+
+
+def ways_table(attributes: str, ways: Sequence[str], rows: pd.DataFrame) -> pd.DataFrame:
+    """Return each way's test figure by target, with the mean λ and the mean over targets."""
+    own = select(rows, attributes=attributes, way=list(ways))
+    scales = own.groupby("way").scale.mean().map("{:.2f}".format).replace("nan", "").rename("mean λ")
+    wide = table(own, "way", "target", value="test").join(
+        table(own, "way", value="test").rename(columns={"test": "mean"})
+    )
+    return scales.to_frame().join(wide).reindex([way for way in ways if way in wide.index])
+
+
+def targets_figure(measured: str, rows: pd.DataFrame, *, height: float, wrap: int, sharey: bool) -> Figure:
+    """Draw a panel for each pair of attributes: the figure of each target by the ways that compete.
+
+    Args:
+        measured: what the figure is, with its unit.
+        rows: of all ways, with the nearest expert.
+        height: of a row of panels, in inches.
+        wrap: letters of a line under a target's mark.
+        sharey: whether the panels have one scale.
+    """
+    names = list(rows.attributes.dropna().unique())
+    figure, axes = panels(len(names), 2, height, sharey=sharey)
+    for panel, name in zip(axes, names, strict=True):
+        own = select(rows, attributes=name)
+        targets = list(own.target.unique())
+        dress(panel, name, "", measured if panel in axes[::2] else "")
+        for number, way in enumerate(SHOWN):
+            values = by_seed(select(own, way=way), "target", "test")
+            places = {place + BESIDE * (number - 2): values[target] for place, target in enumerate(targets)}
+            curve(panel, places, way if panel is axes[0] else "_again", number, linestyle="")
+        panel.set_xticks(range(len(targets)), labels=[fill(target, wrap) for target in targets])
+    legend(figure, FULL_WIDTH, loc="outside lower center")
+    return figure
