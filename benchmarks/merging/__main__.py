@@ -1,6 +1,7 @@
-"""Measure merges as whole processes: wall time, processor time, peak memory, ratios to the limit of input and output.
+"""Measure merges as whole processes: ratios to the floor of the same run, wall time, processor time, peak memory.
 
     python -m benchmarks.merging                       # everything on ViT-B/32 shapes, 8 experts; about ten minutes
+    python -m benchmarks.merging --model Llama-3.2-1B --experts 4 --rounds 5 --plain   # language models: 15 GB
     python -m benchmarks.merging --only ties cart --experts 20
     python -m benchmarks.merging --model tiny          # a smoke test in half a minute
     python -m benchmarks.merging --memory              # another table: foretold and measured peaks of spectral methods
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.merging.devices import DEFAULTS, table
@@ -33,14 +35,23 @@ from mergeflow.merging.device import check_device
 
 WORK: dict[str, tuple[str, dict[str, Any]]] = {
     "ta": ("task_arithmetic", {}),
-    "ties": ("ties", {"keep": 0.2}),
-    "dare": ("dare", {"drop": 0.9}),
+    "average": ("average", {}),
     "slerp": ("slerp", {}),
+    "nuslerp": ("nuslerp", {}),
+    "karcher": ("karcher", {}),
+    "dare": ("dare", {"drop": 0.9}),
+    "della": ("della", {"drop": 0.9}),
+    "breadcrumbs": ("breadcrumbs", {}),
+    "ties": ("ties", {"keep": 0.2}),
     "iso_c": ("iso_c", {}),
     "cart": ("cart", {"rank_ratio": 0.08}),
     "tsv": ("tsv", {}),
 }
-# Measured when asked for; they have no plain formula here.
+# What a merge may take beside the import, in floors.
+GOALS = {"ta": 1.3, "average": 1.3, "slerp": 1.6, "nuslerp": 1.6, "karcher": 1.6, "dare": 2.5, "della": 2.5,
+         "breadcrumbs": 2.5, "ties": 4.0}  # fmt: skip
+PLAIN = ("ta", "ties", "dare", "slerp", "iso_c", "cart", "tsv")  # have a plain formula in plain.py
+# Measured when asked for.
 FURTHER: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in ("knots", "iso_cts", "wudi")}
 
 
@@ -67,21 +78,28 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     return {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, **notes}
 
 
-def show(label: str, found: dict[str, Any], limit: float | None, start: float) -> None:
-    """Print one row: wall, processor time, peak memory, and the ratio to start-up + the limit.
+def show(label: str, found: dict[str, Any], start: float, floor: float | None, goal: float | None = None) -> None:
+    """Print one row of the table.
 
     Args:
         label: of the row.
         found: as of `measure`; `factor` turns the plain formula's part of a model into all of it.
-        limit: seconds of reading and writing alone; None for no ratio.
-        start: seconds of start-up, which the ratio leaves out.
+        start: seconds of the import of torch, which the ratio leaves out.
+        floor: seconds of the floor; None for no ratio.
+        goal: what the ratio is to be.
     """
-    seconds = found["wall"]
-    if found.get("factor", 1) != 1:
-        seconds += found["seconds"] * (found["factor"] - 1)
-    ratio = f"{(seconds - start) / limit:7.2f}" if limit else "       "
-    about = "~" if found.get("factor", 1) != 1 else " "
-    print(f"{label:28}{about}{seconds:8.1f} s {found['cpu']:8.1f} s {found['peak']:7.2f} GiB {ratio}", flush=True)
+    seconds, factor = found["wall"], found.get("factor", 1)
+    if factor != 1:
+        seconds += found["seconds"] * (factor - 1)
+    ratio = f"{(seconds - start) / floor:.2f}" if floor else ""
+    cells = (
+        label,
+        ratio + (f" (≤ {goal})" if goal else ""),
+        f"{'~' * (factor != 1)}{seconds:.1f} s",
+        f"{found['cpu']:.1f} s",
+        f"{found['peak']:.2f} GiB",
+    )
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -95,7 +113,7 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
         return cold_table(measure, {**common, "experts": everything}, WORK["ta"])
     if options.device:
         return table(measure, {**common, "experts": everything}, options.device, options.methods)
-    measure({**common, "kind": "limit", "experts": everything})  # warms the page cache
+    measure({**common, "kind": "floor", "experts": everything})  # warms the page cache
     if options.older:
         merges = {f"{options.kind} {name}": {**common, **_job(name, everything), "kind": options.kind}
                   for name in options.only if name != "grid"}  # fmt: skip
@@ -103,35 +121,28 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
         return older_table(measure, merges | sweeps, options.older, options.rounds)
     rows = []
 
-    def row(label: str, job: dict[str, Any], limit: float | None = None) -> dict[str, Any]:
-        return in_turn({label: job}, limit)[label]
-
-    def in_turn(jobs: dict[str, dict[str, Any]], limit: float | None = None) -> dict[str, dict[str, Any]]:
-        """Run jobs one after the other, as often as `--rounds` says, so that a busy machine is so for all of them."""
+    def in_turn(jobs: dict[str, dict[str, Any]], goal: float | None, experts: list[str]) -> None:
+        """Run import, floor and jobs one after the other, `--rounds` times, and show the medians."""
+        names = f"floor of {len(experts)} + 1 reads", "import torch"
+        jobs = {names[0]: {"kind": "floor", "experts": experts}, names[1]: {"kind": "import", "experts": []}, **jobs}
         runs = [{label: measure({**common, **job}) for label, job in jobs.items()} for _ in range(options.rounds)]
-        least = {}
-        for label in jobs:
-            own = [run[label] for run in runs]
-            # On a shared machine the least of several says more than their mean.
-            found = {key: min(one[key] for one in own) for key in ("wall", "cpu")}
-            least[label] = {**own[0], **found}
-            show(label, least[label], limit, start)
-            rows.append({"label": label, **least[label]})
-        return least
+        found = {
+            label: {**runs[0][label], **{key: median(run[label][key] for run in runs)
+                                        for key in ("wall", "cpu", "peak", "seconds") if key in runs[0][label]}}
+            for label in jobs
+        }  # fmt: skip
+        start, floor = found[names[1]]["wall"], found[names[0]]["seconds"]
+        for label, row in found.items():
+            own = None if label in names else floor
+            shown = {**row, "wall": floor} if label == names[0] else row
+            show(label, shown, start, own, goal if label.startswith("mergeflow") else None)
+            rows.append({"label": label, "ratio": (row["wall"] - start) / floor, **row})
 
-    start = 0.0
-    print(
-        f"{options.model}, {options.experts} experts      wall      processor    peak memory  (wall − import) / limit"
-    )
-    start = row("import torch", {"kind": "import", "experts": []})["wall"]
-    limits = {
-        count: row(f"limit of {count} + 1 reads", {"kind": "limit", "experts": everything[:count]})["seconds"]
-        for count in {options.experts, min(2, options.experts)}
-        if count
-    }
+    print(f"{options.model}, {options.experts} experts, medians of {options.rounds}\n")
+    print("| work | (wall − import) / floor | wall | processor | peak memory |\n|---|---|---|---|---|")
     for name in options.only:
         if name == "grid":
-            found = row("cart grid 21 x 5", {"kind": "grid", "experts": everything})
+            found = measure({**common, "kind": "grid", "experts": everything})
             print(
                 f"  all 105 models / first preparation = {found['all'] / found['one']:.2f},"
                 f" in processor time {found['all_cpu'] / found['one_cpu']:.2f}"
@@ -147,13 +158,13 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
             jobs[f"mergekit {name}"] = {"command": mergekit_command(options.mergekit, scratch, name, base, chosen)}
         if options.sd_mecha and name in MECHA:
             jobs[f"sd-mecha {name}"] = {"command": mecha_command(options.sd_mecha, scratch, name, base, chosen)}
-        in_turn(jobs, limits[len(chosen)])
+        in_turn(jobs, GOALS.get(name), chosen)
     return rows
 
 
 def _job(name: str, experts: list[str]) -> dict[str, Any]:
     method, args = (WORK | FURTHER)[name]
-    return {"method": method, "args": args, "experts": experts[:2] if name == "slerp" else experts}
+    return {"method": method, "args": args, "experts": experts[:2] if name.endswith("slerp") else experts}
 
 
 def main() -> None:
@@ -162,9 +173,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="ViT-B-32")
     parser.add_argument("--experts", type=int, default=8)
     parser.add_argument("--only", nargs="+", choices=[*WORK, *FURTHER, "grid"], default=[*WORK, "grid"])
-    parser.add_argument(
-        "--plain", nargs="*", choices=list(WORK), default=list(WORK), help="plain formulas to measure too"
-    )
+    parser.add_argument("--plain", nargs="*", choices=PLAIN, default=PLAIN, help="plain formulas to measure too")
     parser.add_argument("--blocks", type=int, default=2, help="blocks a plain SVD is measured on and extrapolated from")
     parser.add_argument("--mergekit", type=Path, help="bin folder of an environment with mergekit: its column too")
     parser.add_argument("--sd-mecha", type=Path, help="bin folder of an environment with sd-mecha: its column too")
@@ -175,7 +184,7 @@ def main() -> None:
     )
     parser.add_argument("--memory", nargs="*", help="foretold and measured peaks of these methods (or all spectral)")
     parser.add_argument("--cold", action="store_true", help="`cat`, the write and task arithmetic, no file in memory")
-    parser.add_argument("--rounds", type=int, default=1, help="times each row is run; the least times are printed")
+    parser.add_argument("--rounds", type=int, default=1, help="times each row is run; medians are printed")
     parser.add_argument("--device", help="measure every method there and on the processor, and nothing else")
     parser.add_argument(
         "--methods", nargs="+", choices=DEFAULTS, default=list(DEFAULTS), help="of the table of --device"

@@ -1,33 +1,60 @@
 """The formulas as one would write them in a notebook: everything in memory, torch and safetensors alone."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import local
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 State = dict[str, Tensor]
 
 
-def io_limit(base: Path, experts: list[Path], out: Path) -> float:
-    """Map and read every input, write one output: what no merge can be faster than.
+_PIECE = 8 * 2**20  # bytes of a file that are read at a time
+
+
+def floor(base: Path, experts: list[Path], out: Path, threads: int = 2) -> None:
+    """Read every file into reused memory, sum in float32, write one file to the disk: what no merge can be faster than.
+
+    No header is checked, nothing is hashed, no value is looked at, and files must have one type and layout.
 
     Args:
         base: a safetensors file.
         experts: safetensors files.
-        out: the copy of the base that is written.
-
-    Returns:
-        The sum of all numbers, so that all of them are read.
+        out: the sum, without a header.
+        threads: that read and sum.
     """
-    total = 0.0
-    for path in (base, *experts):
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 (not a dict)
-                total += float(file.get_tensor(name).sum())
-    save_file(load_file(base), out)
-    return total
+    torch.set_num_threads(1)
+    files = [os.open(path, os.O_RDONLY) for path in (base, *experts)]
+    starts = [8 + int.from_bytes(os.pread(file, 8, 0), "little") for file in files]
+    size = os.fstat(files[0]).st_size - starts[0]
+    with safe_open(base, "pt") as header:
+        dtype = header.get_tensor(next(iter(header.keys()))).dtype
+    target, own = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), local()
+
+    def work(at: int) -> None:
+        if not hasattr(own, "stored"):
+            own.stored = torch.empty(len(files), _PIECE, dtype=torch.uint8)
+            own.total, own.one = torch.empty(2, _PIECE // dtype.itemsize)
+            own.result = torch.empty(_PIECE // dtype.itemsize, dtype=dtype)
+        count = min(_PIECE, size - at)
+        for file, start, into in zip(files, starts, own.stored, strict=True):
+            os.preadv(file, [into.numpy().data[:count]], start + at)
+        values = own.stored.view(dtype)[:, : count // dtype.itemsize]
+        total, one, result = (room[: values.shape[1]] for room in (own.total, own.one, own.result))
+        total.copy_(values[0]).mul_(1 - 0.3 * len(experts))
+        for row in values[1:]:
+            total.add_(one.copy_(row), alpha=0.3)
+        os.pwrite(target, result.copy_(total).view(torch.uint8).numpy().data, at)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(0, size, _PIECE)))
+    os.fsync(target)
+    for file in (*files, target):
+        os.close(file)
 
 
 def load(base: Path, experts: list[Path]) -> tuple[State, list[State]]:

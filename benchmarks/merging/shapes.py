@@ -19,7 +19,8 @@ TOWERS = {
 
 # name: width, layers, intermediate, words
 DECODERS = {
-    "decoder-1.2B": (2048, 22, 5632, 32000),
+    "Llama-3.2-1B": (2048, 16, 8192, 128256),
+    "Llama-3.2-1B-2": (2048, 2, 8192, 32000),  # two of its sixteen layers, a quarter of its words
     "decoder-8B-1": (4096, 1, 14336, 128256),  # one of the 32 layers of Llama 3's 8 B, both its tables of words
     "decoder-memory": (1024, 1, 4096, 32768),  # tables eight times as large as the largest matrix
     "tiny-decoder": (32, 2, 64, 64),
@@ -35,11 +36,15 @@ def shapes_of(name: str) -> dict[str, TensorInfo]:
 def decoder(name: str) -> dict[str, TensorInfo]:
     """Return names and shapes of a decoder in Llama's layout, bfloat16."""
     width, layers, inner, words = DECODERS[name]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (words, width), "lm_head.weight": (words, width)}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (words, width)}
+    if not name.startswith("Llama-3.2"):  # its head is its embedding
+        shapes["lm_head.weight"] = (words, width)
     shapes["model.norm.weight"] = (width,)
     for layer in range(layers):
         block = f"model.layers.{layer}"
-        shapes |= {f"{block}.self_attn.{part}_proj.weight": (width, width) for part in "qkvo"}
+        heads = 512 if name.startswith("Llama-3.2") else width  # of keys and values
+        shapes |= {f"{block}.self_attn.{part}_proj.weight": (width, width) for part in "qo"}
+        shapes |= {f"{block}.self_attn.{part}_proj.weight": (heads, width) for part in "kv"}
         shapes |= {f"{block}.mlp.{part}_proj.weight": (inner, width) for part in ("gate", "up")}
         shapes[f"{block}.mlp.down_proj.weight"] = (width, inner)
         shapes |= {f"{block}.{norm}_layernorm.weight": (width,) for norm in ("input", "post_attention")}

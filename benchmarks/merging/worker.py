@@ -17,11 +17,11 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         import torch
 
         return {"torch": torch.__version__}
-    if job["kind"] == "limit":
-        from benchmarks.merging.plain import io_limit
+    if job["kind"] == "floor":
+        from benchmarks.merging.plain import floor
 
         began = time.perf_counter()
-        io_limit(base, experts, out)
+        floor(base, experts, out, job.get("workers", 2))
         return {"seconds": time.perf_counter() - began}
     if job["kind"] == "plain":
         return plain(job["method"], base, experts, out, job["blocks"])
