@@ -87,7 +87,11 @@ def check_part(version: ModelVersion, part: str, folder: Path) -> None:
 
 @contextmanager
 def reading(version: ModelVersion) -> Iterator[None]:
-    """Read a version's files inside the block; what fails there is one error that names the version."""
+    """Read a version's files inside the block.
+
+    Raises:
+        MergeflowError: they cannot be read; the message names the version.
+    """
     try:
         yield
     except MergeflowError:
