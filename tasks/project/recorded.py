@@ -9,8 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path, PurePosixPath
-from posixpath import normpath
+from pathlib import Path
 from typing import Any
 
 from mergeflow.errors import MergeflowError
@@ -123,9 +122,8 @@ def _recorded_by_dvc(root: Path) -> dict[str, str]:
 
 @cache
 def _locked_outs(root: Path, file: str, _changed: int) -> dict[str, str]:
-    above = PurePosixPath(file).parent
     return {
-        normpath(above / out["path"]): out["md5"]
+        out["path"]: out["md5"]  # from the project folder, where the studies' stages run too
         for stage in locked_stages(root, file).values()
         for out in stage.get("outs", [])
         if out.get("hash") == "md5"  # before DVC 3 it was of a text with other ends of lines

@@ -5,13 +5,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flows.staleness import record_outputs
 from mergeflow.errors import MergeflowError
-from tasks.project.dvc_lock import md5_of
+from tasks.project.dvc_lock import digest_as_dvc, md5_of
 from tasks.project.graph import load_graph, upstream
+from tasks.project.recorded import check_inputs
 from tasks.project.runner import run_stage
-from tasks.project.stage import Stage, covers, read_record
+from tasks.project.stage import STUDIES, Stage, covers, read_record
 from tests.flows.kill_driver import make_toy_repository
 from tests.toy_project import make_toy_project, run_pipeline
 
@@ -85,6 +87,21 @@ def test_a_damaged_note_of_a_stage_is_as_none(project: Path, where: str, content
     assert run_stage(project, graph["vectors"], force=True)
     assert run_stage(project, graph["finetune@left"]) is ("manifests" in where)
     read_record(project, "finetune@left")
+
+
+def test_a_study_compares_what_it_shares_with_the_pipeline_and_its_runs(tmp_path: Path) -> None:
+    runs = tmp_path / "outputs/studies/runs/joint/weights.bin"
+    runs.parent.mkdir(parents=True)
+    runs.write_bytes(b"weights")
+    outs = [{"path": "outputs/studies/runs/joint", "hash": "md5", "md5": digest_as_dvc(runs.parent)}]
+    (tmp_path / "studies").mkdir()
+    lock = {"schema": "2.0", "stages": {"runs@joint": {"cmd": "train", "outs": outs}}}
+    (tmp_path / "studies/dvc.lock").write_text(yaml.safe_dump(lock))
+    study = Stage("mima", None, "studies.mima", (), ("outputs/studies/runs",), (), file=STUDIES)
+    check_inputs(tmp_path, study)
+    flip_a_bit(runs)
+    with pytest.raises(MergeflowError, match="outputs/studies/runs/joint"):
+        check_inputs(tmp_path, study)
 
 
 @pytest.mark.slow
