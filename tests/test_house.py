@@ -178,15 +178,6 @@ LONG_FUNCTIONS = {
     "flows/linearity_command.py:linearity": 42,
     "flows/registry_commands.py:_add_questions": 50,
     "mergeflow/commands/language.py:perplexity": 58,
-    "studies/old/papers/laboratory/editing.py:unlearning_findings": 59,
-    "studies/old/papers/laboratory/findings.py:reduced_findings": 43,
-    "studies/old/papers/laboratory/findings.py:target_findings": 52,
-    "studies/old/papers/linearity_controls/results.py:_label_findings": 47,
-    "studies/old/papers/linearity_controls/results.py:findings": 58,
-    "studies/old/papers/linearity_stitches/study.py:findings": 44,
-    "studies/old/papers/linearity_why/study.py:_findings": 66,
-    "studies/old/papers/one_epoch/study.py:findings": 69,
-    "studies/old/papers/sentence_arithmetic/results.py:_of_negation": 43,
 }
 
 

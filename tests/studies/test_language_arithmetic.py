@@ -1,27 +1,36 @@
 """Study `language_arithmetic`, small: a drawn model of two layers, a few texts and steps; and what its texts are."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
 from mergeflow.merging.catalog import methods
-from studies.old.papers.analogy.results import ANALOGY, NEAREST, SINGLE, TRAINED
-from studies.old.papers.language_arithmetic.figures import figures
-from studies.old.papers.language_arithmetic.measuring import BASE, INDIVIDUAL, JOINT, Bench
-from studies.old.papers.language_arithmetic.options import Options
-from studies.old.papers.language_arithmetic.results import BEST, TREATING, domains, means, study_result
-from studies.old.papers.language_arithmetic.texts import ATTRIBUTES, DOMAINS, GENRES, Manner, documents
-from studies.old.papers.language_arithmetic.world import World
-from studies.old.results import StudyResult
-from studies.old.rows import Row
+from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, TRAINED
+from studies.lab.rows import per_seed, select
+from studies.lab.study import Result
+from studies.language_arithmetic import (
+    ATTRIBUTES,
+    BASE,
+    BEST,
+    DOMAINS,
+    GENRES,
+    INDIVIDUAL,
+    JOINT,
+    TREATING,
+    UNLABELLED,
+    Bench,
+    Manner,
+    Options,
+    World,
+    documents,
+    with_best,
+)
 from suites.books import words
-from tasks.plotting.drawing import to_svg
 from tests.causal.small_project import make_base
 from tests.causal.test_recipes import OTHERS
-from tests.studies.small_lab import ROOT, run_study
+from tests.studies.small_lab import ROOT, run_result
 
 SMALL = {
     "seeds": [1, 2],
@@ -42,44 +51,27 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def found(base: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyResult]:
-    """The folder that the small study wrote, and what it says."""
-    folder = run_study(ROOT, "language_arithmetic", tmp_path_factory.mktemp("study"), base=base, **SMALL)
-    return folder, StudyResult.read(folder)
+def result(base: str, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run_result(ROOT, "language_arithmetic", tmp_path_factory.mktemp("study"), base=base, **SMALL)
 
 
-@pytest.mark.slow
-def test_rows_alone_give_tables_findings_and_figures(found: tuple[Path, StudyResult]) -> None:
-    folder, result = found
-    again = study_result(result.rows)
-    assert (again.findings, again.tables, again.notes, again.rows) == (
-        result.findings,
-        result.tables,
-        result.notes,
-        result.rows,
-    )
+def test_the_small_study_is_judged_and_drawn(result: Result) -> None:
     assert [finding.system for finding in result.findings] == ["P22"] * 10 + ["B7"] * 4
-    assert all(finding.margin and "±" in finding.measured for finding in result.findings)
-    for name, figure in figures(result.rows).items():
-        assert to_svg(figure, name) == (folder / f"{name}.svg").read_bytes()
+    assert all("±" in finding.measured for finding in result.findings)
+    assert (len(result.tables), len(result.notes), set(result.draw())) == (3, 1, {"targets", "domains"})
 
 
-def test_every_task_is_reached_from_the_other_three(found: tuple[Path, StudyResult]) -> None:
-    rows = [row for row in found[1].rows if row["way"]]
+def test_every_task_is_reached_from_the_other_three(result: Result) -> None:
+    rows = result.rows[result.rows.way.notna()]
     assert len(rows) == 2 * 8 * 9
-    for seed in SMALL["seeds"]:  # type: ignore[attr-defined]
-        for name, tasks in ATTRIBUTES.items():
-            for task in tasks:
-                key = (seed, name, " ".join(task))
-                ways = {row["way"]: row for row in rows if (row["seed"], row["attributes"], row["target"]) == key}
-                assert ways[NEAREST]["validation"] == max(ways[way]["validation"] for way in SINGLE)
-                assert ways[ANALOGY]["validation"] >= ways[f"{ANALOGY}, λ = 1"]["validation"]  # 1 is among the λ
-                assert ways[TRAINED]["test"] > ways[BASE]["test"]
+    for _, own in rows.groupby(["seed", "attributes", "target"]):
+        ways = own.set_index("way")
+        assert ways.validation[NEAREST] == ways.validation[list(SINGLE)].max()
+        assert ways.validation[ANALOGY] >= ways.validation[UNLABELLED]  # 1 is among the λ
+        assert ways.test[TRAINED] > ways.test[BASE]
 
 
-def test_an_analogy_is_the_sum_of_three_vectors_in_the_loss_of_transformers(
-    base: str, found: tuple[Path, StudyResult]
-) -> None:
+def test_an_analogy_is_the_sum_of_three_vectors_in_the_loss_of_transformers(base: str, result: Result) -> None:
     bench, tasks = Bench.open(Options.model_validate({**SMALL, "base": base}), 1), ATTRIBUTES["authors × genres"]
     a, b, c = (
         bench.tuned([tasks[task]]) for task in (("first", "dialogues"), ("second", "tales"), ("second", "dialogues"))
@@ -92,39 +84,27 @@ def test_an_analogy_is_the_sum_of_three_vectors_in_the_loss_of_transformers(
         with torch.inference_mode():
             loss = bench.model.module.whole(input_ids=own, labels=own).loss
         total, count = total + float(loss) * (int(length) - 1), count + int(length) - 1
-    (row,) = (
-        row for row in found[1].rows if (row["seed"], row["target"], row["way"]) == (1, TARGET, f"{ANALOGY}, λ = 1")
-    )
-    assert row["test"] == pytest.approx(-total / count, rel=1e-5)
-    assert math.exp(-row["test"]) > 1
+    (likelihood,) = select(result.rows, seed=1, target=TARGET, way=UNLABELLED).test
+    assert likelihood == pytest.approx(-total / count, rel=1e-5)
+    assert math.exp(-likelihood) > 1
 
 
-def test_domains_are_held_against_their_own_experts_and_joint_training(found: tuple[Path, StudyResult]) -> None:
-    rows = domains(found[1].rows)
+def test_domains_are_held_against_their_own_experts_and_joint_training(result: Result) -> None:
+    rows = result.rows[result.rows.model.notna()]
+    means = per_seed(rows, "domain", "model", value="test")
     for domain in DOMAINS:
         for model in (INDIVIDUAL, JOINT):
-            assert all(
-                one > other for one, other in zip(means(rows, model, domain), means(rows, BASE, domain), strict=True)
-            )
-    tried = {row["model"]: row["tried"] for row in rows if row["model"] in methods()}
-    assert tried == {"average": 1, "task_arithmetic": 2, "ties": 1}
-    told = found[1].tables[-1].rows
-    assert {row["model"] for row in told} == {BASE, INDIVIDUAL, JOINT, BEST, *SMALL["methods"]}  # type: ignore[misc]
-
-
-def domain_row(seed: int, model: str, validation: float, test: float) -> Row:
-    return {"seed": seed, "model": model, "domain": "tales", "validation": validation, "test": test, "args": "{}"}
+            assert (means.loc[domain, model] > means.loc[domain, BASE]).all()
+    own = rows[rows.model.isin(list(methods()))].groupby("model").tried.unique()
+    assert {model: list(tried) for model, tried in own.items()} == {"average": [1], "task_arithmetic": [2], "ties": [1]}
+    *_, domains = result.tables.values()
+    assert set(domains.index) == {BASE, INDIVIDUAL, JOINT, BEST, "average", "task_arithmetic", "ties"}
 
 
 def test_the_best_merge_is_chosen_on_validation() -> None:
-    rows = [
-        domain_row(1, BASE, 0.0, 0.0),
-        domain_row(1, "average", -2.0, -1.0),
-        domain_row(1, "task_arithmetic", -1.0, -3.0),
-        domain_row(1, "ties", -1.5, -2.0),
-    ]
-    found = domains(rows)
-    assert (means(found, BEST), means(found, TREATING)) == ([-3.0], [-2.0])
+    figures = {BASE: (0.0, 0.0), "average": (-2.0, -1.0), "task_arithmetic": (-1.0, -3.0), "ties": (-1.5, -2.0)}
+    rows = with_best([{"seed": 1, "model": m, "validation": v, "test": t} for m, (v, t) in figures.items()])
+    assert {row["model"]: row["test"] for row in rows if "method" in row} == {BEST: -3.0, TREATING: -2.0}
 
 
 def test_all_methods_that_need_no_data_are_chosen_in_the_project() -> None:

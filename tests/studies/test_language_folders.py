@@ -9,17 +9,15 @@ import yaml
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.places import ASSETS
-from studies.old.papers.analogy.results import TRAINED
-from studies.old.papers.language_arithmetic.measuring import BASE, INDIVIDUAL, JOINT
-from studies.old.papers.language_arithmetic.results import means
-from studies.old.papers.language_arithmetic.world import Folders, World, check_places, written
-from studies.old.results import StudyResult
+from studies.lab.analogies import TRAINED
+from studies.lab.rows import per_seed, select
+from studies.language_arithmetic import BASE, INDIVIDUAL, JOINT, Folders, World, check_places, written
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_graph import study_graph
 from tasks.project.study_options import check_study_options
 from tests.causal.small_project import SIZES, tale
 from tests.causal.test_unlearning_examples import CLASSES
-from tests.studies.small_lab import ROOT, run_study
+from tests.studies.small_lab import ROOT, run_result
 
 EXAMPLES = ROOT / "examples/language_arithmetic"
 NAMES = sorted(path.name for path in EXAMPLES.iterdir())
@@ -103,10 +101,10 @@ def test_a_dry_run_with_a_tiny_model_of_its_class(name: str, tmp_path: Path) -> 
     small = {"seeds": [1, 2], "base": str(base), "block": 32, "folders": there, "scales": [0.5, 1.0]}
     small |= {"tune": {"learning_rate": 0.01, "steps": 6, "batch_size": 4}}
     small |= {"methods": {"task_arithmetic": {"scale": [0.3]}, "ties": {"scale": [0.5]}}}
-    found = StudyResult.read(run_study(ROOT, "language_arithmetic", tmp_path / "scratch", **{**choices, **small}))
-    assert {row["domain"] for row in found.rows if row["domain"]} == {"law", "medicine", "code"}
-    ways = {row["target"] for row in found.rows if row["way"] == TRAINED}
-    assert ways == {"austen novels", "austen letters", "dickens novels", "dickens letters"}
-    rows = [row for row in found.rows if row["model"]]
+    rows = run_result(ROOT, "language_arithmetic", tmp_path / "scratch", **{**choices, **small}).rows
+    assert set(rows.domain.dropna()) == {"law", "medicine", "code"}
+    targets = {"austen novels", "austen letters", "dickens novels", "dickens letters"}
+    assert set(select(rows, way=TRAINED).target) == targets
+    means = per_seed(rows[rows.model.notna()], "model", value="test")
     for made in (INDIVIDUAL, JOINT):
-        assert all(one > other for one, other in zip(means(rows, made), means(rows, BASE), strict=True))
+        assert (means.loc[made] > means.loc[BASE]).all()

@@ -4,18 +4,19 @@ import math
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import yaml
 
 from mergeflow.modalities.text.places import ASSETS
 from mergeflow.modality import State
-from studies.old.papers.analogy.results import ANALOGY
-from studies.old.papers.sentence_arithmetic.bench import Bench, Weights
-from studies.old.papers.sentence_arithmetic.figures import figures
-from studies.old.papers.sentence_arithmetic.measuring import (
+from studies.lab.analogies import ANALOGY
+from studies.lab.rows import Row, select
+from studies.lab.study import Result
+from studies.sentence_arithmetic import (
+    ACCEPTABILITY,
     ADDED,
     ADDITION,
     AFTER,
@@ -25,23 +26,28 @@ from studies.old.papers.sentence_arithmetic.measuring import (
     FITTED,
     JOINT,
     NEGATION,
+    NEITHER,
     RANDOM,
+    SENTIMENT,
+    TARGET,
+    TASKS,
     TRAINED_HEADS,
+    UNLABELLED,
+    Bench,
+    Name,
+    Options,
+    Weights,
     as_long,
     bench_rows,
-    told,
+    claims,
+    named,
+    with_experts,
 )
-from studies.old.papers.sentence_arithmetic.options import Options
-from studies.old.papers.sentence_arithmetic.results import study_result
-from studies.old.papers.sentence_arithmetic.texts import ACCEPTABILITY, NEITHER, SENTIMENT, TARGET, TASKS, Name
-from studies.old.results import StudyResult
-from studies.old.rows import Row
 from suites.sentences.reviews import ASPECTS, BAD, GOOD, SUBJECTS
 from suites.sentences.suite import home
 from suites.sentences.vocabulary import word_groups
 from suites.sentences.words import PEOPLE
-from tasks.plotting.drawing import to_svg
-from tests.studies.small_lab import ROOT, run_study
+from tests.studies.small_lab import ROOT, run_result
 
 SMALL = {
     "seeds": [1, 2],
@@ -69,42 +75,30 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def found(base: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyResult]:
-    """The folder that the small study wrote, and what it says."""
-    folder = run_study(ROOT, "sentence_arithmetic", tmp_path_factory.mktemp("study"), base=base, **SMALL)
-    return folder, StudyResult.read(folder)
+def result(base: str, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return run_result(ROOT, "sentence_arithmetic", tmp_path_factory.mktemp("study"), base=base, **SMALL)
 
 
 @pytest.mark.slow
-def test_rows_alone_give_tables_findings_and_figures(found: tuple[Path, StudyResult]) -> None:
-    folder, result = found
-    again = study_result(result.rows)
-    assert (again.findings, again.tables, again.rows) == (result.findings, result.tables, result.rows)
+def test_the_small_study_is_judged_and_drawn(result: Result) -> None:
     assert {finding.system for finding in result.findings} == {"P22"}
     assert [finding.ours for finding in result.findings].count(False) == 2
-    assert all(finding.margin and "±" in finding.measured for finding in result.findings)
-    for name, figure in figures(result.rows).items():
-        assert to_svg(figure, name) == (folder / f"{name}.svg").read_bytes()
+    assert all("±" in finding.measured for finding in result.findings)
+    assert (len(result.tables), set(result.draw())) == (3, {"addition", "negation", "analogy"})
 
 
-def rows_of(result: StudyResult, seed: int, **wanted: object) -> dict[str, Row]:
-    """Return the rows of a seed with these values, by task."""
-    rows = (row for row in result.rows if row["seed"] == seed)
-    return {row["task"]: row for row in rows if all(row[name] == value for name, value in wanted.items())}
-
-
-def test_scales_are_chosen_on_validation(found: tuple[Path, StudyResult]) -> None:
+@pytest.mark.slow
+def test_scales_are_chosen_on_validation(result: Result) -> None:
     for seed in OPTIONS.seeds:
-        best, plain = (rows_of(found[1], seed, part=ANALOGIES, way=way) for way in (ANALOGY, f"{ANALOGY}, λ = 1"))
-        assert best.keys() == plain.keys() == {told(TARGET)}
-        assert best[told(TARGET)]["validation"] >= plain[told(TARGET)]["validation"]  # 1 is among the λ
+        own = select(result.rows, seed=seed)
+        best, plain = (select(own, part=ANALOGIES, way=way).set_index("task") for way in (ANALOGY, UNLABELLED))
+        assert list(best.index) == list(plain.index) == [named(TARGET)]
+        assert best.validation[named(TARGET)] >= plain.validation[named(TARGET)]  # 1 is among the λ
         for start, heads in ((BASE, FITTED), (JOINT, TRAINED_HEADS)):
-            before, after = (
-                rows_of(found[1], seed, part=NEGATION, start=start, way=way, heads=heads) for way in (BEFORE, AFTER)
-            )
-            kept, lost = told(SENTIMENT), told(ACCEPTABILITY)
-            assert after[kept]["validation"] >= before[kept]["validation"] - 2
-            assert abs(after[lost]["validation"]) <= abs(before[lost]["validation"])
+            negated = select(own, part=NEGATION, start=start, heads=heads)
+            before, after = (select(negated, way=way).set_index("task").validation for way in (BEFORE, AFTER))
+            assert after[named(SENTIMENT)] >= before[named(SENTIMENT)] - 2
+            assert abs(after[named(ACCEPTABILITY)]) <= abs(before[named(ACCEPTABILITY)])
 
 
 class SmoothBench(Bench):
@@ -141,11 +135,11 @@ def test_a_wrong_sign_would_be_seen(base: str) -> None:
         (one,) = (
             row
             for row in rows
-            if row["task"] == told(task) and all(row.get(name) == value for name, value in wanted.items())
+            if row["task"] == named(task) and all(row.get(name) == value for name, value in wanted.items())
         )
         return one
 
-    way = found(TARGET, part=ANALOGIES, way=f"{ANALOGY}, λ = 1")
+    way = found(TARGET, part=ANALOGIES, way=UNLABELLED)
     signs = {ACCEPTABILITY: 1.0, SENTIMENT: 1.0, NEITHER: -1.0}
     check(way, bench.start, signs, tuned[ACCEPTABILITY].heads[ACCEPTABILITY], TARGET)
     for task in (SENTIMENT, ACCEPTABILITY):
@@ -157,7 +151,7 @@ def test_a_wrong_sign_would_be_seen(base: str) -> None:
 
 
 def row(part: str, way: str, task: Name, test: float, **more: object) -> Row:
-    return {"seed": 0, "part": part, "way": way, "task": told(task), "test": test, "validation": test, **more}
+    return {"seed": 0, "part": part, "way": way, "task": named(task), "test": test, "validation": test, **more}
 
 
 def made_rows(sign: int) -> list[Row]:
@@ -175,16 +169,18 @@ def made_rows(sign: int) -> list[Row]:
                 rows += [
                     row(NEGATION, way, task, 80 if task == SENTIMENT else left, start=start, heads=own) for task in pair
                 ]
-    reached = {BASE: 40, "A": 50, "A + B": 52, ANALOGY: 50 + 8 * sign, f"{ANALOGY}, λ = 1": 50}
+    reached = {BASE: 40, "A": 50, "A + B": 52, ANALOGY: 50 + 8 * sign, UNLABELLED: 50}
     rows += [row(ANALOGIES, way, TARGET, value) for way, value in reached.items()]
     return [{**one, "seed": seed, "test": one["test"] + seed / 10} for seed in (0, 1) for one in rows]
 
 
 def test_findings_read_the_signs_of_the_differences() -> None:
-    assert all(finding.holds for finding in study_result(made_rows(1)).findings)
-    turned = [finding for finding in study_result(made_rows(-1)).findings if finding.holds]
+    along, turned = (
+        [claim.judge(pd.DataFrame(with_experts(made_rows(sign)))) for claim in claims(OPTIONS)] for sign in (1, -1)
+    )
+    assert all(finding.holds for finding in along)
     kept = ("leaves sentiment", "as well as heads")
-    assert all(any(words in finding.claim for words in kept) for finding in turned)
+    assert all(any(words in finding.claim for words in kept) for finding in turned if finding.holds)
 
 
 def test_a_random_vector_is_as_long_in_every_tensor() -> None:

@@ -1,0 +1,626 @@
+"""Study `language_arithmetic`: do analogies, and sums of three domains, work with task vectors of a language model?
+
+**Question.** "T' is to A as B is to C" of task vectors is defined by the papers and was measured on images; most models
+that people merge write texts. Does Δ_A + (Δ_B − Δ_C) write texts that nobody trained on, by an author in a genre, or in
+a tense and a style? And what is left of three domains when their experts are merged, by every method that needs no
+data?
+
+**Method.** Texts by the grammar of the corpus [books](../books.md), by the authors of each seed: an author has a cast
+with facts, places, and a third of all words; a genre or style is a set of forms of sentences; the present tense, which
+the base has never seen, replaces every verb. From the embedded base Ψ⁰, a Llama of half a million parameters, an expert
+is fine-tuned on each of four tasks: two authors × two genres, and past or present × narrative or descriptive by one
+author. Each task is then the target of the other three: A has its first attribute, B its second, C neither. λ in
+Ψ⁰ + λ (Δ_A + Δ_B − Δ_C), in the same without C, and of each expert alone, is chosen by the target's validation texts,
+and test is looked at once; the nearest expert is the one of the three that is best on validation. Beside it the analogy
+with λ = 1, which needs no text of the target, and the expert that was trained on the target.
+
+The three domains are tales, dialogues and annals by three authors. Every method of the catalog that takes three whole
+experts and no data merges them; its arguments are chosen on validation, test is looked at once. Beside them the base,
+each domain's own expert, and joint training on all three of as many steps as the experts together.
+
+Every figure is the log-likelihood per token, in nats: minus the logarithm of the perplexity, larger is better. A pilot
+on seed 0, of which validation alone was looked at, set the length of the training and the grids, and had genres made of
+forms that the base knows. The rules beside the findings were planned before the pilot and written down after it, before
+any run at this size; the seeds of the study are others, and no test text was read until then.
+
+Of tenses × styles, that taking Δ_C away is worth it comes from the targets in the present tense: 0.50 ± 0.24
+(descriptive) and 0.19 ± 0.16 (narrative). In the past tense it is −0.01 ± 0.02 and −0.04 ± 0.05.
+
+**Source.** Li et al. 2025, Section 2.1; Ilharco et al. 2023, Editing models with task arithmetic, Section 5.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from itertools import accumulate, groupby, islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from pydantic import Field, field_validator
+from torch import Tensor
+
+from mergeflow.data.arrays import SPLITS
+from mergeflow.data.task import Example
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.averages import mean, mean_interval
+from mergeflow.merging import MethodCall
+from mergeflow.merging.direction import CandidateMerger
+from mergeflow.modalities.causal.blocks import cut
+from mergeflow.modalities.causal.model import LanguageModel, load_model
+from mergeflow.modalities.causal.packed import PackedText
+from mergeflow.modalities.causal.perplexity import perplexity
+from mergeflow.modalities.causal.sources.folder import open_folder
+from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenizer
+from mergeflow.modality import State
+from mergeflow.search.candidates import grid, grid_of, score_all
+from studies.lab import Claim, Laboratory, Row, Section, Study, table
+from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, less, targets_figure, ways_table, with_nearest
+from studies.lab.claims import Samples
+from studies.lab.plots import side_by_side
+from studies.lab.rows import samples, select
+from studies.lab.scales import best_scale, combined, task_vector
+from studies.lab.tuning import CosineSteps, drawn_weights, trained
+from suites.books import words
+from suites.books.author import SENTENCES, Fact, Style, draw_cast
+from suites.sentences.dice import Dice
+from tasks.plotting.drawing import FULL_WIDTH, dress, new_figure, plain, series_style
+
+PLAIN = ("average", "task_arithmetic")  # methods that treat no interference
+
+CPU = torch.device("cpu")
+BASE, INDIVIDUAL, JOINT = "base", "individual", "joint"
+LOOKED_AT = ("validation", "test")
+
+UNLABELLED = f"{ANALOGY}, λ = 1"
+WAYS = (BASE, *SINGLE, NEAREST, SUM, ANALOGY, UNLABELLED, TRAINED)
+REFERENCES = (BASE, INDIVIDUAL, JOINT)
+BEST, TREATING = "best merge", "best that treats interference"
+NEARER, ABOVE_BASE, BEHIND = 0.05, 0.1, 0.1  # nats a token, of analogies
+GAIN, SHARE, TREATED = 0.2, 50, 0.02  # nats, % and nats, of three domains
+
+
+# The texts that are generated
+
+PARAGRAPHS, SENTENCES_EACH, PEOPLE, TOWNS = 4, 6, 10, 3
+FACT = 0.35  # probability that a sentence tells a fact
+
+
+class Manner(NamedTuple):
+    """How the texts of a task are written.
+
+    Attributes:
+        author: Whose they are: a cast with its facts, places, and a third of all words.
+        genre: Which forms of sentences they have, one of `GENRES`.
+        tense: Of every verb: past or present.
+    """
+
+    author: str
+    genre: str
+    tense: str = "past"
+
+
+GENRES: Mapping[str, tuple[int, ...]] = {
+    "tales": (0, 5, 9, 13),
+    "dialogues": (3, 4, 6, 12),
+    "annals": (1, 7, 8, 11),
+    "narrative": (0, 1, 5, 7, 10, 13),
+    "descriptive": (2, 8, 9, 12),
+}
+"""Genre or style → the numbers of its forms among those of the suite, all as frequent."""
+
+ATTRIBUTES: Mapping[str, Mapping[tuple[str, str], Manner]] = {
+    "authors × genres": {
+        (author, genre): Manner(author, genre) for author in ("first", "second") for genre in ("tales", "dialogues")
+    },
+    "tenses × styles": {
+        (tense, style): Manner("narrator", style, tense)
+        for tense in ("past", "present")
+        for style in ("narrative", "descriptive")
+    },
+}
+"""Two attributes with two values each → the four tasks."""
+
+DOMAINS: Mapping[str, Manner] = {
+    "tales": Manner("first", "tales"),
+    "dialogues": Manner("second", "dialogues"),
+    "annals": Manner("third", "annals"),
+}
+"""Three tasks that have neither author nor genre in common."""
+
+PAST = (*words.ACTS, *words.MOODS, "was", "had", "ate", "looked", "asked", "knew", "said")
+PRESENT = (
+    "finds carries loses mends paints hides sells borrows counts washes lifts drops follows guards forgets "
+    "wants remembers measures covers opens closes burns cleans watches moves buries steals keeps "
+    "laughs sleeps waits sings weeps travels listens whispers shivers smiles stumbles dreams prays hurries "
+    "pauses returns vanishes dances works rests "
+    "is has eats looks asks knows says"
+)
+TO_PRESENT = dict(zip(PAST, PRESENT.split(), strict=True))
+VERBS = re.compile(rf"\b({'|'.join(PAST)})\b")
+
+
+def documents(manner: Manner, split: str, count: int, seed: int) -> Iterator[str]:
+    """Yield the first texts of a split, each a pure function of its manner, split, number and seed.
+
+    Example:
+        >>> next(documents(Manner("narrator", "narrative", "present"), "test", 1, 0)).partition(".")[0]
+        'In the winter Vobar borrows a gate near Radelcliffe'
+    """
+    style, names, facts, towns = author_of(manner.author, seed)
+    forms = GENRES[manner.genre]
+    style = replace(style, weights=list(accumulate((at in forms) / len(forms) for at in range(len(SENTENCES)))))
+
+    def paragraph(dice: Dice) -> str:
+        told = (
+            dice.pick(facts).tell(dice) if dice.chance(FACT) else style.sentence(dice, names, towns)
+            for _ in range(SENTENCES_EACH)
+        )
+        return " ".join(told)
+
+    for number in range(count):
+        dice = Dice("language arithmetic", seed, *manner, split, number)
+        text = "\n".join(paragraph(dice) for _ in range(PARAGRAPHS))
+        yield in_the_present(text) if manner.tense == "present" else text
+
+
+def in_the_present(text: str) -> str:
+    """Return a text of the suite with every verb in the present.
+
+    Example:
+        >>> in_the_present("Everybody knew that Nemir was the shepherd of the village.")
+        'Everybody knows that Nemir is the shepherd of the village.'
+    """
+    return VERBS.sub(lambda found: TO_PRESENT[found[1]], text)
+
+
+@lru_cache
+def author_of(name: str, seed: int) -> tuple[Style, list[str], list[Fact], list[str]]:
+    """Return an author's words, people, facts and places."""
+    dice = Dice("language arithmetic", seed, name)
+    style = Style.draw(dice)
+    return style, *draw_cast(dice, PEOPLE), [words.town(dice) for _ in range(TOWNS)]
+
+
+# The tasks: generated texts, or folders of your own
+
+Task = Manner | str
+"""How generated texts are written, or a place `folder:PATH` with files or folders train, validation and test."""
+
+KIND = "folder:"
+
+
+class Folders(Section):
+    """Texts of your own.
+
+    Attributes:
+        attributes: two attributes, in words → a value of the first → a value of the second → the place of that task's
+            texts, `folder:PATH`; two values each.
+        domains: name → place, of three domains.
+    """
+
+    attributes: dict[str, dict[str, dict[str, str]]] = Field(min_length=1)
+    domains: dict[str, str] = Field(min_length=3, max_length=3)
+
+    @field_validator("attributes")
+    @classmethod
+    def _two_by_two(cls, attributes: dict[str, dict[str, dict[str, str]]]) -> dict[str, dict[str, dict[str, str]]]:
+        for name, first in attributes.items():
+            if (
+                len(first) != 2
+                or {len(second) for second in first.values()} != {2}
+                or len(set().union(*first.values())) != 2
+            ):
+                found = "; ".join(f"{one}: {', '.join(second)}" for one, second in first.items())
+                raise ValueError(
+                    f"'{name}' has {found or 'nothing'}; expected two values of the first attribute, each with the "
+                    "same two of the second"
+                )
+        return attributes
+
+
+class World(NamedTuple):
+    """The tasks of a study.
+
+    Attributes:
+        attributes: Two attributes with two values each → the four tasks.
+        domains: Three tasks that have nothing in common.
+    """
+
+    attributes: Mapping[str, Mapping[tuple[str, str], Task]]
+    domains: Mapping[str, Task]
+
+    @classmethod
+    def of(cls, folders: Folders | None) -> "World":
+        """Return the tasks of these folders; without any, the generated ones."""
+        if folders is None:
+            return cls(ATTRIBUTES, DOMAINS)
+        attributes = {
+            name: {(one, two): place for one, second in first.items() for two, place in second.items()}
+            for name, first in folders.attributes.items()
+        }
+        return cls(attributes, folders.domains)
+
+    @property
+    def tasks(self) -> list[Task]:
+        """All tasks, each once."""
+        four = (task for tasks in self.attributes.values() for task in tasks.values())
+        return list(dict.fromkeys([*self.domains.values(), *four]))
+
+
+def check_places(tasks: Iterable[Task], root: Path) -> None:
+    """Refuse, before anything is trained, folders that a study cannot read.
+
+    Raises:
+        MergeflowError: listing every place that is missing, or lacks a split.
+    """
+    faults = []
+    for place in (task for task in tasks if isinstance(task, str)):
+        try:
+            lacking = [split for split in SPLITS if split not in splits_of(place, root)]
+        except MergeflowError as error:
+            faults.append(str(error))
+            continue
+        if lacking:
+            faults.append(f"'{place}' has no texts of the split {' and '.join(lacking)}")
+    if faults:
+        raise MergeflowError(
+            "the study language_arithmetic cannot read its texts:\n"
+            + "\n".join(f"  {fault}" for fault in faults)
+            + "\nName each task's texts folder:PATH, a folder with train.txt, validation.txt and test.txt, or with "
+            "folders of these names."
+        )
+
+
+def written(task: Task, split: str, count: int, seed: int, root: Path) -> Iterator[str]:
+    """Yield the first texts of a split of a task."""
+    if not isinstance(task, str):
+        yield from documents(task, split, count, seed)
+        return
+    pieces = (example.read() for example in splits_of(task, root)[split]())
+    whole = (list(one) for _, one in groupby(pieces, key=lambda piece: piece["document"]))
+    yield from islice(("".join(piece["text"] for piece in one) for one in whole), count)
+
+
+def splits_of(place: str, root: Path) -> Mapping[str, Callable[[], Iterator[Example]]]:
+    if not place.startswith(KIND):
+        raise MergeflowError(f"'{place}' is not a folder of texts")
+    return open_folder(place, place.removeprefix(KIND), 0, root).splits
+
+
+class Options(Section):
+    """The study's choices.
+
+    Attributes:
+        seeds: of the texts and of the order of the batches.
+        base: what every fine-tuning starts from, a place as `model.pretrained` of the modality `causal`.
+        block: tokens of a block.
+        folders: texts of your own in place of the generated ones; the seed is then that of the batches alone.
+        train: texts that each expert learns from; of a folder the first so many files.
+        validation: texts of each task that λ and the methods' arguments are chosen on.
+        test: texts of each task that are looked at once.
+        tune: of each expert; joint training takes as many steps as the experts together.
+        scales: λ of the analogies and of what they are held against.
+        methods: name in the catalog → argument → the values to try.
+    """
+
+    seeds: list[int] = Field(min_length=1)
+    base: str = "books"
+    block: int = Field(128, ge=8)
+    folders: Folders | None = None
+    train: int = Field(ge=1)
+    validation: int = Field(ge=1)
+    test: int = Field(ge=1)
+    tune: CosineSteps
+    scales: list[float] = Field(min_length=1)
+    methods: dict[str, dict[str, list[Any]]] = Field(min_length=1)
+
+    @field_validator("methods")
+    @classmethod
+    def _taken(cls, methods: dict[str, dict[str, list[Any]]]) -> dict[str, dict[str, list[Any]]]:
+        for name, values in methods.items():
+            grid_of(name, values)
+        if "task_arithmetic" not in methods or not methods.keys() - PLAIN:
+            raise ValueError(
+                f"found {', '.join(methods)}; expected task_arithmetic and a method that treats interference, such as "
+                "ties: a finding compares them"
+            )
+        return methods
+
+
+# Measurement
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The base and the texts of one seed.
+
+    Attributes:
+        options: The study's choices.
+        seed: Of the texts and of the order of the batches.
+        model: Whose weights are overwritten.
+        start: The base's weights.
+        tokenizer: Of the base.
+    """
+
+    options: Options
+    seed: int
+    model: LanguageModel
+    start: State
+    tokenizer: CausalTokenizer
+
+    @classmethod
+    def open(cls, options: Options, seed: int) -> "Bench":
+        """Load the base."""
+        model, _ = load_model(options.base, Path.cwd())
+        return cls(options, seed, model, drawn_weights(model), load_tokenizer(options.base, Path.cwd()))
+
+    @cached_property
+    def world(self) -> World:
+        """The tasks."""
+        return World.of(self.options.folders)
+
+    def texts(self, manners: Sequence[Task], split: str) -> PackedText:
+        """Return the texts of some tasks in blocks, those of one task after those of the other."""
+        count = {"train": self.options.train, "validation": self.options.validation, "test": self.options.test}[split]
+        told = (text for manner in manners for text in written(manner, split, count, self.seed, Path.cwd()))
+        ids = [token for text in told for token in (*self.tokenizer.encode(text), self.tokenizer.end)]
+        return PackedText(split, cut(np.array(ids), self.options.block, self.tokenizer.end), CPU)
+
+    def tuned(self, manners: Sequence[Task]) -> State:
+        """Return the weights after fine-tuning on all texts of some tasks, as many steps for each."""
+        tune = self.options.tune.model_copy(update={"steps": len(manners) * self.options.tune.steps})
+        return trained(self.model, self.start, self.texts(manners, "train"), tune, self.seed)
+
+    @cached_property
+    def held_out(self) -> dict[tuple[Task, str], PackedText]:
+        """The validation and test texts of every task."""
+        return {(manner, split): self.texts([manner], split) for manner in self.world.tasks for split in LOOKED_AT}
+
+    def likelihood(self, state: State, manner: Task, split: str) -> float:
+        """Return the log-likelihood per token of a task's texts, in nats."""
+        self.model.load(state)
+        return -math.log(perplexity(self.model, self.held_out[manner, split]))
+
+
+def measure(lab: Laboratory, options: Options) -> list[Row]:
+    """Return each way to reach a target and each model of three domains, with what is best of them on validation."""
+    check_places(World.of(options.folders).tasks, lab.io.root)
+    rows = lab.by_seed(partial(measure_seed, options), options.seeds)
+    analogies, domains = ([row for row in rows if key in row] for key in ("way", "model"))
+    return [*with_nearest(analogies), *with_best(domains)]
+
+
+def measure_seed(options: Options, seed: int) -> Iterator[Row]:
+    bench = Bench.open(options, seed)
+    experts = {manner: bench.tuned([manner]) for manner in bench.world.tasks}
+    for name, tasks in bench.world.attributes.items():
+        vectors = {" ".join(task): task_vector(experts[manner], bench.start) for task, manner in tasks.items()}
+        for task in tasks:
+            for row in target_rows(bench, tasks, vectors, task):
+                yield {"seed": seed, "attributes": name, **row}
+    for row in domain_rows(bench, experts):
+        yield {"seed": seed, **row}
+
+
+def with_best(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the three domains, and again those of the merges that are best on validation."""
+    merged = [model for model in dict.fromkeys(row["model"] for row in rows) if model not in REFERENCES]
+    best_rows = []
+    for name, among in {BEST: merged, TREATING: [model for model in merged if model not in PLAIN]}.items():
+        for seed in dict.fromkeys(row["seed"] for row in rows):
+            own = {m: [row for row in rows if (row["seed"], row["model"]) == (seed, m)] for m in among}
+            best = max(among, key=lambda model: fmean(row["validation"] for row in own[model]))
+            best_rows += [{**row, "model": name, "method": best} for row in own[best]]
+    return [*rows, *best_rows]
+
+
+def others(tasks: Mapping[tuple[str, str], Task], target: tuple[str, str]) -> tuple[str, str, str]:
+    """Return A, B and C: what has the target's first attribute alone, its second one alone, and neither.
+
+    Example:
+        >>> others(World.of(None).attributes["authors × genres"], ("first", "tales"))
+        ('first dialogues', 'second tales', 'second dialogues')
+    """
+    told = {(one == target[0], two == target[1]): f"{one} {two}" for one, two in tasks}
+    return told[True, False], told[False, True], told[False, False]
+
+
+def target_rows(
+    bench: Bench,
+    tasks: Mapping[tuple[str, str], Task],
+    vectors: Mapping[str, Mapping[str, Tensor]],
+    target: tuple[str, str],
+) -> Iterator[Row]:
+    """Yield the rows of one target: signs of the other tasks' vectors with λ by validation, and what has no λ."""
+    a, b, c = others(tasks, target)
+
+    def likelihood(signs: Mapping[str, float], scale: float, split: str) -> float:
+        state = combined(bench.start, vectors, {task: scale * sign for task, sign in signs.items()})
+        return bench.likelihood(state, tasks[target], split)
+
+    sums: dict[str, dict[str, float]] = {
+        "A": {a: 1},
+        "B": {b: 1},
+        "C": {c: 1},
+        SUM: {a: 1, b: 1},
+        ANALOGY: {a: 1, b: 1, c: -1},
+    }
+    picked: dict[str, tuple[dict[str, float], float | None]] = {
+        BASE: ({}, None),
+        f"{ANALOGY}, λ = 1": (sums[ANALOGY], None),
+        TRAINED: ({" ".join(target): 1}, None),
+    }
+    for way, own in sums.items():
+        best = best_scale(bench.options.scales, partial(likelihood, own, split="validation"))
+        picked[way] = (own, best)
+    for way, (signs, scale) in picked.items():
+        found = {split: likelihood(signs, 1 if scale is None else scale, split) for split in LOOKED_AT}
+        yield {"target": " ".join(target), "way": way, "scale": scale, **found}
+
+
+def domain_rows(bench: Bench, experts: Mapping[Task, State]) -> Iterator[Row]:
+    """Yield a row for each model and domain; the arguments of a merge are those that are best on validation."""
+    domains = bench.world.domains
+    own = {name: experts[manner] for name, manner in domains.items()}
+    merger = CandidateMerger(bench.start, own)
+
+    def score(call: MethodCall) -> dict[str, float]:
+        state = merger.merge(call)
+        return {name: bench.likelihood(state, manner, "validation") for name, manner in domains.items()}
+
+    joint = bench.tuned(list(domains.values()))
+    for model, states in {
+        BASE: dict.fromkeys(domains, bench.start),
+        INDIVIDUAL: own,
+        JOINT: dict.fromkeys(domains, joint),
+    }.items():
+        yield from judged(bench, model, states)
+    for method, values in bench.options.methods.items():
+        tried = list(score_all(method, grid(method, values), score, mean))
+        best = max(tried, key=lambda one: one.value)
+        told = {"args": json.dumps(best.varied), "tried": len(tried)}
+        yield from ({**row, **told} for row in judged(bench, method, dict.fromkeys(domains, merger.merge(best.call))))
+
+
+def judged(bench: Bench, model: str, states: Mapping[str, State]) -> Iterator[Row]:
+    for name, manner in bench.world.domains.items():
+        found = {split: bench.likelihood(states[name], manner, split) for split in LOOKED_AT}
+        yield {"model": model, "domain": name, **found}
+
+
+# What the rows are asked
+
+
+def domains_of(rows: pd.DataFrame, model: str) -> pd.Series:
+    """Return a model's log-likelihood per token on test, the mean over domains, by seed."""
+    return samples(rows, "test", model=model)
+
+
+def lead(model: str, other: str, label: str, rows: pd.DataFrame) -> Samples:
+    return {label: domains_of(rows, model) - domains_of(rows, other)}
+
+
+def closed(values: pd.Series, start: pd.Series, end: pd.Series) -> pd.Series:
+    """Return how much of the way from `start` to `end` each value has gone, in %."""
+    return 100 * (values - start) / (end - start)
+
+
+def closed_by_best(rows: pd.DataFrame) -> Samples:
+    return {"closed": closed(*(domains_of(rows, model) for model in (BEST, BASE, INDIVIDUAL)))}
+
+
+# Claims: the rules were written before the run
+
+# fmt: off
+
+def claims(options: Options) -> list[Claim]:
+    ours, of = "Δ_A + (Δ_B − Δ_C)", "paired difference, mean over the four targets,"
+    about_targets = [
+        claim.of_part(partial(select, attributes=name))
+        for name in World.of(options.folders).attributes
+        for claim in (
+            *(Claim("P22", f"{ours} {says} ({name}).", partial(less, ANALOGY, way), low=low, of=of, unit="nat",
+                    digits=2, ours=way != BASE)
+              for says, way, low in (
+                  ("reaches a task that nobody trained better than the nearest expert", NEAREST, NEARER),
+                  ("is better on that task than the base", BASE, ABOVE_BASE),
+                  ("is better than Δ_A + Δ_B: taking Δ_C away is worth it", SUM, 0),
+                  ("is as good as training on the task", TRAINED, -BEHIND))),
+            Claim("P22", "With λ = 1, which asks for no labelled data, it is better on that task than the base "
+                         f"({name}).", partial(less, UNLABELLED, BASE), low=0, of=of, unit="nat", digits=2),
+        )
+    ]
+    return [
+        *about_targets,
+        Claim("B7", "One merge of three experts writes all three domains better than the base.",
+              partial(lead, BEST, BASE, "best merge less base"), low=GAIN, unit="nat", digits=2, ours=True,
+              of="log-likelihood per token, mean over domains, method and arguments by validation: paired difference"),
+        Claim("B7", "It closes at least half of the gap between the base and the experts.", closed_by_best, low=SHARE,
+              unit="%", ours=True, of="share of the gap"),
+        Claim("B7", "It is as good as joint training of as many steps as the three experts together.",
+              partial(lead, BEST, JOINT, "best merge less joint training"), low=-BEHIND, unit="nat", digits=2,
+              ours=True, of="paired difference"),
+        Claim("B7", "A method that treats interference is better than task arithmetic.",
+              partial(lead, TREATING, PLAIN[1], "best of them, by validation, less task arithmetic"), low=TREATED,
+              unit="nat", digits=2, ours=True, of="paired difference"),
+    ]
+# fmt: on
+
+
+# What is shown
+
+
+def target_table(name: str, rows: pd.DataFrame) -> pd.DataFrame:
+    own = select(rows, attributes=name)
+    base, trained = (samples(own, "test", way=way) for way in (BASE, TRAINED))
+    gaps = own.groupby(["way", "seed"]).test.mean().reset_index()
+    gaps = gaps.assign(gap=closed(gaps.test, gaps.seed.map(base), gaps.seed.map(trained)))
+    share = side_by_side(gaps[~gaps.way.isin([BASE, TRAINED])], "way", {"gap": "of the gap, %"})
+    return ways_table(name, WAYS, rows, digits=2).join(share).fillna("")
+
+
+def domain_table(rows: pd.DataFrame) -> pd.DataFrame:
+    own = rows[rows.model.notna() & (rows.model != TREATING)]
+    base, expert = (domains_of(rows, model) for model in (BASE, INDIVIDUAL))
+    means = own.groupby(["model", "seed"]).test.mean().reset_index()
+    means = means.assign(gap=closed(means.test, means.seed.map(base), means.seed.map(expert)))
+    wide = table(own, "model", "domain", value="test", digits=2).join(table(means, "model", value="test", digits=2))
+    share = side_by_side(means[~means.model.isin([BASE, INDIVIDUAL])], "model", {"gap": "of the gap, %"})
+    arguments = own[own.args.notna() & (own.model != BEST)].groupby("model").args.unique()
+    chosen = arguments.map(lambda args: "; ".join(map(arguments_in_words, args))).rename("chosen on validation")
+    whole = wide.rename(columns={"test": "mean"}).join(share).join(chosen).fillna("")
+    order = means.groupby("model").test.mean().drop(list(REFERENCES)).sort_values(ascending=False)
+    return whole.loc[[*REFERENCES, *order.index]]
+
+
+def arguments_in_words(args: str) -> str:
+    return ", ".join(f"{name} {value}" for name, value in json.loads(args).items())
+
+
+def domains_figure(rows: pd.DataFrame) -> Figure:
+    """Draw the mean over domains of every model."""
+    own = rows[rows.model.notna() & ~rows.model.isin([BEST, TREATING])]
+    means = own.groupby(["model", "seed"]).test.mean().unstack()
+    means = means.loc[means.mean(axis=1).sort_values().index]
+    figure = new_figure(0.75 * FULL_WIDTH, 1.2 + 0.24 * len(means))
+    panel = figure.subplots()
+    dress(panel, "Mean over three domains", "log-likelihood per token, nats", grid="x")
+    centres, halves = zip(*(mean_interval(list(values.dropna())) for _, values in means.iterrows()), strict=True)
+    bars = [half if np.isfinite(half) else 0.0 for half in halves]
+    panel.errorbar(centres, range(len(means)), xerr=bars, capsize=2.5, **{**series_style(0), "linestyle": ""})
+    panel.set_yticks(range(len(means)), labels=[plain(model.replace("_", " ")) for model in means.index])
+    return figure
+
+
+def notes(rows: pd.DataFrame, options: Options) -> list[str]:
+    best, treating = (", ".join(select(rows, model=m).groupby("seed").method.first()) for m in (BEST, TREATING))
+    return [f"The best merge on validation, by seed: {best}; of those that treat interference: {treating}."]
+
+
+STUDY = Study(
+    options=Options,
+    systems=("P22", "B7"),
+    measure=measure,
+    claims=claims,
+    tables=lambda options: {
+        **{
+            f"{name}: log-likelihood per token of the target's test texts, nats": partial(target_table, name)
+            for name in World.of(options.folders).attributes
+        },
+        "Three domains: log-likelihood per token of their test texts, nats": domain_table,
+    },
+    figures={
+        "targets": partial(targets_figure, "log-likelihood per token, nats", height=3.4, wrap=12, sharey=False),
+        "domains": domains_figure,
+    },
+    notes=notes,
+    paper="provable",
+)
