@@ -57,6 +57,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     linearity_command.add_commands(app, root, project)
     advise_command.add_commands(app, root, project)
     _add_accept(app, root)
+    _add_release(app)
     _add_stages(app, root)
     _add_results(app, root)
     app.command("new")(new)
@@ -150,6 +151,34 @@ def _add_accept(app: typer.Typer, root: Path) -> None:
         accepted = accept_outputs(root, stages, because, who)
         lines = [f"{stage}: its outputs, of code {code}, count as they are." for stage, code in accepted.items()]
         typer.echo("\n".join(lines) or "The code of these stages has not changed.")
+
+
+def _add_release(app: typer.Typer) -> None:
+    release = typer.Typer(help="What a new release owes to the projects of the one before.", no_args_is_help=True)
+    app.add_typer(release, name="release")
+
+    @release.command("check")
+    def check(
+        older: Annotated[Path, typer.Argument(help="The previous release: its wheel, or a checkout.")],
+        project: Annotated[
+            list[Path] | None, typer.Option(help="A project that both run, beside small ones of numbers; repeatable.")
+        ] = None,
+        write: Annotated[bool, typer.Option(help="Enter what is equal in the table that the release carries.")] = False,
+    ) -> None:
+        """Run small projects by the previous release and by this code, and compare the bits that each stage makes."""
+        from tempfile import TemporaryDirectory
+
+        from tasks.project.accepted import write_equivalents
+        from tasks.project.release import check_release
+
+        with TemporaryDirectory(prefix="mergeflow-release-") as folder:
+            proofs = check_release(older, Path(folder), project or [])
+        for proof in proofs:
+            typer.echo(f"{proof.stage} {proof.older} → {proof.newer}: {'; '.join(proof.faults[:3]) or 'equal'}")
+        if not proofs:
+            typer.echo("The code of no stage has changed.")
+        if write:
+            write_equivalents({proof.newer: proof.older for proof in proofs if not proof.faults})
 
 
 def connect_library(app: typer.Typer, root: Path) -> Callable[[str], str]:

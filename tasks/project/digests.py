@@ -57,12 +57,22 @@ def strict_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_y
         stage: the stage.
         read: reads the project's files of parameters.
     """
-    unused = () if stage.regime == "iterative" else _ROUNDS
-    code = code_of(root, _methods(root, stage, read)).digest(stage.module, stage.outs, unused)
+    code = code_of(root, _methods(root, stage, read)).digest(stage.module, stage.outs, _unused(stage))
     code = equivalents().get(code, code)
     files = _published(root, stage, read)
     lines = [f"{name} {_bytes_of(path)}" for name, path in files.items()]
     return hashlib.sha256("\n".join([code, *lines]).encode()).hexdigest()[:LENGTH] if files else code
+
+
+def code_files(root: Path, stage: Stage) -> set[Path]:
+    """Return the files of code that the digest of a stage is made of, and those beside them that are not Python."""
+    code = code_of(root, _methods(root, stage, read_yaml))
+    modules = code.closure(stage.module, _unused(stage))
+    return {*modules.values(), *(file for name, path in modules.items() for file in code.data_files(name, path))}
+
+
+def _unused(stage: Stage) -> tuple[str, ...]:
+    return () if stage.regime == "iterative" else _ROUNDS
 
 
 def _published(root: Path, stage: Stage, read: Callable[[Path], Any]) -> dict[str, Path]:

@@ -69,6 +69,24 @@ def read_source(text: bytes, package: str, is_package: bool = False) -> Source:
     return Source(meaning, sorted(names), sorted(whole), sorted(strings), folders, parts, methods, exports)
 
 
+def meaning_of_functions(text: bytes) -> dict[str, str]:
+    """Return what each function and method means, by its qualified name, and under `<module>` all that is outside."""
+    tree = ast.parse(text)
+    _leave_out_what_means_nothing(tree)
+    _empty_messages(tree)
+    found: dict[str, str] = {}
+    waiting: list[tuple[str, ast.Module | ast.ClassDef]] = [("", tree)]
+    while waiting:
+        prefix, block = waiting.pop()
+        for node in block.body:
+            if isinstance(node, ast.ClassDef):
+                waiting.append((f"{prefix}{node.name}.", node))
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found[f"{prefix}{node.name}"] = "".join(_words(node.body))
+                node.body = []
+    return found | {"<module>": "".join(_words(tree))}
+
+
 def _leave_out_what_means_nothing(tree: ast.Module) -> None:
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):
