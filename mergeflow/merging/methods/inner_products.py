@@ -53,9 +53,11 @@ def _by_block(stack: Stack, on: On) -> Iterator[tuple[int, Tensor]]:
     count = len(stack.taus)
     for start, points in _blocks(stack, on):
         part = torch.zeros(count, count, dtype=torch.float64, device=stack.taus.device)
+        room = torch.empty_like(points[0])
         # Sums of products and no product of matrices, whose order of summing depends on the library.
         for row in range(count):
-            part[row, row:] = (points[row] * points[row:]).sum(1)
+            for column in range(row, count):
+                part[row, column] = torch.mul(points[row], points[column], out=room).sum()
         yield start, part.cpu()  # what follows is arithmetic on a few numbers
 
 
@@ -89,19 +91,25 @@ def combined(stack: Stack, coefficients: Tensor, on: On) -> Tensor:
     flat, base = result.reshape(-1), stack.base.reshape(-1)
     for start, points in _blocks(stack, on):
         stop = start + points.shape[1]
-        flat[start:stop] = (column * points).sum(0)
+        flat[start:stop] = points.mul_(column).sum(0)
         if on == "weights":
             flat[start:stop] -= base[start:stop]
     return result
 
 
 def _blocks(stack: Stack, on: On) -> Iterator[tuple[int, Tensor]]:
-    """Yield the first element of each block, and the experts' v in float64, [T, n]; on a device in one piece."""
+    """Yield the first element of each block, and the experts' v in float64, [T, n]; on a device in one piece.
+
+    They lie in memory that the next block takes: fresh memory would cost as much as the arithmetic.
+    """
     base, taus = stack.base.reshape(-1), stack.taus.reshape(len(stack.taus), -1)
     step = BLOCK if base.device.type == "cpu" else max(len(base), 1)
+    room = taus.new_empty(len(taus), min(step, len(base)), dtype=torch.float64)
     for start in range(0, len(base), step):
-        points = taus[:, start : start + step]
-        yield start, (points if on == "task_vectors" else base[start : start + step] + points).double()
+        points = room[:, : min(step, len(base) - start)]
+        for tau, point in zip(taus[:, start : start + step], points, strict=True):
+            point.copy_(tau if on == "task_vectors" else base[start : start + step] + tau)
+        yield start, points
 
 
 def inner_product_pass(on: Callable[[Any], On]) -> Callable[[Any, DType], tuple[Pass, ...]]:
