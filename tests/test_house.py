@@ -111,11 +111,7 @@ def test_no_files_import_each_other() -> None:
 
 def test_no_rooms_import_each_other() -> None:
     """A room is a folder; it and the folder around it may use each other, and a front door only passes names on."""
-    rooms = {
-        name: name.rpartition(".")[0]
-        for name, path in files().items()
-        if path.name != "__init__.py" and not within(name, "studies.old")  # studies that are still folders
-    }
+    rooms = {name: name.rpartition(".")[0] for name, path in files().items() if path.name != "__init__.py"}
     arrows: dict[str, set[str]] = {room: set() for room in rooms.values()}
     for name, room in rooms.items():
         others = {rooms[one] for one in reached(files()[name]) if one in rooms}

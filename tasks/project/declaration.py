@@ -17,7 +17,7 @@ def _none(choices: BaseModel) -> Iterable[str]:
 
 @dataclass(frozen=True)
 class Declaration(Generic[Choices]):
-    """What a study chooses and reads: `DECLARED` of its module `study`, whose function `run` does the work.
+    """What a study chooses and reads; a `studies.lab.Study` says besides what it measures, claims and shows.
 
     A study that reads runs or splits reads the base as well, and the sections `tasks`, `model` and `evaluation` of the
     parameters. One that reads neither depends on its choices alone.

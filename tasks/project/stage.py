@@ -113,7 +113,7 @@ class StageIO:
         if not any(covers(dep, path) for dep in self.stage.deps):
             raise MergeflowError(
                 f"{self.stage.address} does not declare {path}, which it reads. A study names the runs and splits that "
-                f"it reads in DECLARED of its study.py, a stage of {MAIN} its deps."
+                f"it reads in its `Study(runs=…, splits=…)`, a stage of {MAIN} its deps."
             )
         if any(covers(one, path) for one in self.withheld):
             raise MergeflowError(

@@ -1,7 +1,6 @@
 """The studies that a project can have, found by name: those of the papers, and those of its own folder `studies`."""
 
 import ast
-import pkgutil
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -30,7 +29,6 @@ def find_study_modules(root: Path) -> dict[str, str]:
     package = [Path(folder) for folder in import_module(PAPERS).__path__]
     files = {path: f"{PAPERS}.{path.stem}" for folder in package for path in _study_files(folder)}
     modules = {name: module for path, module in files.items() for name in _names_in(path)}
-    modules = _folders() | modules
     ours = {file.resolve() for file in files}
     for path in _study_files(root / "studies"):
         for name in _names_in(path) if path.resolve() not in ours else ():
@@ -40,15 +38,6 @@ def find_study_modules(root: Path) -> dict[str, str]:
                 )
             modules[name] = path.relative_to(root).as_posix()
     return modules
-
-
-def _folders() -> dict[str, str]:
-    papers = f"{PAPERS}.old.papers"
-    return {
-        one.name: f"{papers}.{one.name}.study"
-        for one in pkgutil.iter_modules(import_module(papers).__path__)
-        if find_spec(f"{papers}.{one.name}.study")
-    }
 
 
 def _study_files(folder: Path) -> list[Path]:
@@ -65,7 +54,7 @@ def _names_in(path: Path) -> list[str]:
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if isinstance(target, ast.Name) and target.id == "STUDIES":
-                return [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+                return [str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)]
     return [path.stem]
 
 
@@ -125,7 +114,7 @@ def declared_study(module: ModuleType, name: str) -> Any:
     several = getattr(module, "STUDIES", None)
     if isinstance(several, dict):
         return several.get(name)
-    return getattr(module, "STUDY", getattr(module, "DECLARED", None))
+    return getattr(module, "STUDY", None)
 
 
 def is_embedded(root: Path) -> bool:

@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from registry.store import Store
 from registry.study_log import log_study
-from studies.old.results import Finding, StudyResult
+from studies.lab.claims import Finding
 
 ROWS = [
     {"part": "phase", "seed": 0, "alpha": -0.5, "scale": 0.2, "hinge": 0.1234567890123, "promised": None},
@@ -32,9 +33,9 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def result(rows: list[dict[str, object]] = ROWS) -> StudyResult:
+def result(rows: list[dict[str, object]] = ROWS) -> SimpleNamespace:
     findings = [Finding("P9", "It grows.", "slope 1.0", True), Finding("P11", "It ends.", "never", None)]
-    return StudyResult([], findings, [], rows)
+    return SimpleNamespace(findings=findings, rows=rows)
 
 
 def test_the_rows_come_back_from_the_metrics(store: Store, folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from studies.lab import caching
-from studies.old.rows import Row
+from studies.lab.rows import Row
 from tasks.project.stage import StageIO
 from tests.once import once
 from tests.studies.small_lab import ROOT, make_lab

@@ -3,7 +3,6 @@
 import json
 import shutil
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from tasks.project.bits import compute_on_one_thread
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.stage import Stage, StageIO
-from tasks.project.studies import declared_study, find_study_modules, load_declaration
+from tasks.project.studies import find_study_modules, load_declaration
 from tests.evaluation.small import TASKS, prepare
 
 ROOT = Path(__file__).parents[2]
@@ -68,8 +67,7 @@ def study_io(root: Path, study: str, scratch: Path, workers: int = 1, **options:
 def run_study(root: Path, study: str, scratch: Path, workers: int = 1, **options: Any) -> Path:
     """Run a study in a laboratory, with some of its choices changed; return the folder that it wrote."""
     io = study_io(root, study, scratch, workers, **options)
-    module = import_module(io.stage.module)
-    (module if hasattr(module, "run") else declared_study(module, study)).run(io)
+    find_study(study).run(io)
     return io.scratch / "building" / io.stage.outs[0]
 
 

@@ -9,9 +9,8 @@ from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import CandidateScorer
 from mergeflow.merging import MethodCall, configure
-from studies.lab.inputs import Laboratory
+from studies.lab.inputs import Laboratory, choose_scale
 from studies.lab.published import take_experts
-from studies.old.pieces import choose_scale
 from tests.studies.small_lab import study_io
 from tests.studies.toy_lab import SEEDS
 

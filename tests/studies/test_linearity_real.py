@@ -10,9 +10,8 @@ import yaml
 from mergeflow.linearity.affine import Combination, affine
 from mergeflow.linearity.layers import find_layers
 from studies.lab.nets import World, open_world, train_world
-from studies.old.results import StudyResult
 from tasks.project.studies import find_study_modules, load_declaration
-from tests.studies.small_lab import ROOT, run_study
+from tests.studies.small_lab import ROOT, run_result
 from tests.vision.test_data_real_tasks import make_mnist
 from tests.vision.test_data_real_twelve import make_cifar10, make_cifar100
 
@@ -99,7 +98,6 @@ def test_a_study_of_nets_runs_at_its_real_size(
     study: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torchvision.datasets.utils.check_md5", lambda *_, **__: True)  # of the published files
-    folder = run_study(root, study, tmp_path, **shortened(STUDIES[study]))
-    found = StudyResult.read(folder)
-    assert found.findings
-    assert len(found.rows) > 0
+    result = run_result(root, study, tmp_path, **shortened(STUDIES[study]))
+    assert result.findings
+    assert len(result.rows) > 0

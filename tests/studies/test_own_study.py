@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
 from mergeflow.errors import MergeflowError
 from studies.commands.study import find_studies, run_studies
-from studies.old.results import StudyResult
-from tasks.project.code import Code
+from studies.lab.study import ROWS, read_rows
 from tasks.project.digests import stage_digests
 from tasks.project.graph import load_graph
 from tasks.project.new_study import new_study
@@ -35,12 +35,15 @@ def project(tmp_path: Path) -> Path:
     return root
 
 
-def run_study(root: Path) -> StudyResult:
+def run_all(root: Path) -> None:
     """Run all stages of the studies as DVC does, one after the other."""
     for address, stage in load_graph(root, studies=True).items():
         if address.startswith("studies/"):
             assert run_stage(root, stage), address
-    return StudyResult.read(root / "outputs/studies/how_far")
+
+
+def rows_of(root: Path) -> pd.DataFrame:
+    return read_rows(root / "outputs/studies/how_far" / ROWS)
 
 
 @pytest.mark.parametrize(
@@ -53,15 +56,14 @@ def test_the_graphs_are_what_the_studies_declare(world: Path) -> None:
 
 def test_a_new_study_runs_as_it_is_and_so_does_the_pages(project: Path) -> None:
     run_pipeline(project, ("prepare", "base"))
-    (table,) = run_study(project).tables
-    assert [row["model"] for row in table.rows] == ["base", "average", "experts"]
-    (project / "studies/how_far/study.py").write_text(PYTHON)
+    run_all(project)
+    assert set(rows_of(project).model) == {"base", "average", "experts"}
+    (project / "studies/how_far.py").write_text(PYTHON)
     (project / "studies/params.yaml").write_text(CHOICES)
     refused, made = run_afresh(project)
     assert "run `mergeflow study`, which writes it" in refused
     assert made
-    (table,) = StudyResult.read(project / "outputs/studies/how_far").tables
-    assert [row["scale"] for row in table.rows] == ["0.1", "0.5", "1"]
+    assert set(rows_of(project).scale) == {0.1, 0.5, 1.0}
     assert (project / "outputs/studies/how_far/accuracy.svg").exists()
 
 
@@ -91,14 +93,14 @@ def run_afresh(root: Path) -> tuple[str, bool]:
 def test_it_is_listed_with_its_question_and_not_twice(project: Path) -> None:
     study = find_studies(project)["how_far"]
     assert study.question == "is the average of the experts better than the base?"
-    assert study.stage.module == "studies/how_far/study.py"
+    assert study.stage.module == "studies/how_far.py"
     assert not names_differ(project)
     with pytest.raises(MergeflowError, match="'how_far' is taken"):
         new_study(project, "how_far")
     for name, why in (("mima", "taken"), ("sweep", "taken"), ("train", "taken"), ("New", "lower-case")):
         with pytest.raises(MergeflowError, match=why):
             new_study(project, name)
-    assert [path.name for path in (project / "studies").iterdir() if path.is_dir()] == ["how_far"]
+    assert [path.name for path in (project / "studies").glob("*.py")] == ["how_far.py"]
 
 
 def test_a_second_study_joins_the_choices_and_papers_studies_can_be_chosen(project: Path) -> None:
@@ -119,10 +121,8 @@ def test_a_second_study_joins_the_choices_and_papers_studies_can_be_chosen(proje
 
 
 def test_all_that_is_wrong_is_told_before_anything_runs(project: Path) -> None:
-    (project / "studies/broken").mkdir()
-    (project / "studies/broken/study.py").write_text("DECLARED = 1\n")
-    (project / "studies/lonely").mkdir()
-    (project / "studies/lonely/study.py").write_text("")
+    (project / "studies/broken.py").write_text("STUDY = 1\n")
+    (project / "studies/lonely.py").write_text("")
     values = yaml.safe_load((project / "studies/params.yaml").read_text())
     values["studies"] = {"how_far": {"run": "expert"}, "broken": {}, "how_fra": {}}
     (project / "studies/params.yaml").write_text(yaml.safe_dump(values))
@@ -133,9 +133,9 @@ def test_all_that_is_wrong_is_told_before_anything_runs(project: Path) -> None:
     for part in (
         "has 4 faults",
         "unknown run 'expert': did you mean 'experts'?",
-        "'studies/broken/study.py' is not a study: it must have `DECLARED",
+        "'studies/broken.py' is not a study: it must have `STUDY",
         "unknown study 'how_fra': did you mean 'how_far'?",
-        "the study in studies/lonely has no choices: add `lonely: {…}`",
+        "the study in studies/lonely.py has no choices: add `lonely: {…}`",
     ):
         assert part in str(told.value)
     with pytest.raises(MergeflowError, match="has no choices"):
@@ -160,16 +160,15 @@ def test_its_code_makes_it_stale_alone_and_the_projects_methods_whoever_finds_th
         after = digests()
         return {name for name in after if after[name] != before[name]}
 
-    figures = "studies/how_far/figures.py"
-    assert figures in Code(project).closure("studies/how_far/study.py")
-    assert changed(figures, (project / figures).read_text() + "# a comment\n") == set()
-    assert changed(figures, (project / figures).read_text() + "WIDTH = 2\n") == {"how_far"}
+    study = "studies/how_far.py"
+    assert changed(study, (project / study).read_text() + "# a comment\n") == set()
+    assert changed(study, (project / study).read_text() + "WIDTH = 2\n") == {"how_far"}
     stale = changed("methods/mine.py", "SCALE = 1\n")
     assert {"select", "how_far"} <= stale  # evaluate judges the files that select writes
     assert "sweep" not in stale  # of other methods
     assert not {"prepare", "base"} & stale
     assert "select" in changed("methods/_help.py", "X = 1\n")
-    (project / "studies/how_far/study.py").unlink()
+    (project / "studies/how_far.py").unlink()
     with pytest.raises(MergeflowError, match="is missing, which a stage runs"):
         digests()
 
@@ -181,4 +180,4 @@ def test_a_new_study_beside_choices_that_cannot_be_writes_nothing(project: Path)
     with pytest.raises(MergeflowError, match="nosuch"):
         new_study(project, "another")
     assert choices.read_text() == before
-    assert not (project / "studies/another").exists()
+    assert not (project / "studies/another.py").exists()

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from mergeflow.plugins import load_file
-from studies.old.pieces import Once, kept, kept_side_by_side
+from studies.lab.caching import Lazy, cached, cached_in_processes
 from tasks.project.stage import StageIO
 from tests.flows.prefect_server import wait_for
 from tests.studies.small_lab import ROOT, study_io
@@ -23,12 +23,12 @@ KILLED = """if True:
     import time
     from functools import partial
     from pathlib import Path
-    from studies.old.pieces import kept_side_by_side
+    from studies.lab.caching import cached_in_processes
     from tests.studies.test_pieces import two_workers
 
     if __name__ == "__main__":
         measures = {"quick": partial(dict, number=1), "slow": partial(time.sleep, 600)}
-        kept_side_by_side(two_workers(Path("SCRATCH")), measures)
+        cached_in_processes(two_workers(Path("SCRATCH")), measures)
 """
 
 
@@ -38,17 +38,17 @@ def two_workers(scratch: Path) -> StageIO:
 
 def test_a_kept_piece_is_measured_once(tmp_path: Path) -> None:
     io, calls = study_io(ROOT, "laboratory", tmp_path), iter((1, 2))
-    assert [kept(io, "piece", lambda: {"call": next(calls)}) for _ in range(2)] == [{"call": 1}] * 2
+    assert [cached(io, "piece", lambda: {"call": next(calls)}) for _ in range(2)] == [{"call": 1}] * 2
 
 
 def test_pieces_are_measured_by_other_processes_and_come_in_order(tmp_path: Path) -> None:
     io = two_workers(tmp_path)
-    kept(io, "b", partial(dict, number=5))
+    cached(io, "b", partial(dict, number=5))
     measures = {name: partial(dict, number=number) for number, name in enumerate("abc")}
-    assert kept_side_by_side(io, measures) == [{"number": 0}, {"number": 5}, {"number": 2}]
-    elsewhere = kept_side_by_side(io, {"first": os.getpid, "second": os.getpid})  # type: ignore[dict-item]
+    assert cached_in_processes(io, measures) == [{"number": 0}, {"number": 5}, {"number": 2}]
+    elsewhere = cached_in_processes(io, {"first": os.getpid, "second": os.getpid})  # type: ignore[dict-item]
     assert os.getpid() not in elsewhere
-    assert kept_side_by_side(study_io(ROOT, "laboratory", tmp_path), {"here": os.getpid}) == [os.getpid()]  # type: ignore[dict-item, comparison-overlap]
+    assert cached_in_processes(study_io(ROOT, "laboratory", tmp_path), {"here": os.getpid}) == [os.getpid()]  # type: ignore[dict-item, comparison-overlap]
 
 
 def test_files_of_a_stage_go_to_another_process_without_what_they_hold(tmp_path: Path) -> None:
@@ -65,12 +65,12 @@ def test_code_of_the_projects_own_folder_is_measured_here(tmp_path: Path) -> Non
     (tmp_path / "own.py").write_text("import os\n\ndef measure(number):\n    return os.getpid()\n")
     own = load_file(tmp_path / "own.py")
     measures = {str(number): partial(own.measure, number) for number in range(2)}
-    assert kept_side_by_side(two_workers(tmp_path), measures) == [os.getpid()] * 2
+    assert cached_in_processes(two_workers(tmp_path), measures) == [os.getpid()] * 2
 
 
 def test_what_pieces_share_is_made_once_for_all_processes() -> None:
     made: list[int] = []
-    shared = Once(lambda: made.append(1) or [*made])
+    shared = Lazy(lambda: made.append(1) or [*made])
     there = pickle.loads(pickle.dumps(shared))
     assert shared() == there() == [1]
     assert there() is there()
@@ -80,7 +80,7 @@ def test_a_piece_that_fails_ends_the_rest(tmp_path: Path) -> None:
     io = two_workers(tmp_path)
     measures = {"good": partial(dict, number=1), "bad": partial(int, "x"), **dict.fromkeys("abcdefgh", dict)}
     with pytest.raises(ValueError, match="invalid literal"):
-        kept_side_by_side(io, measures)  # type: ignore[arg-type]
+        cached_in_processes(io, measures)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -97,4 +97,4 @@ def test_a_killed_study_keeps_its_pieces_and_leaves_no_process(tmp_path: Path) -
     wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in workers), 120)
     assert json.loads(quick.read_text()) == {"number": 1}
     measures = {"quick": partial(dict, number=2), "slow": partial(dict, number=3)}
-    assert kept_side_by_side(two_workers(tmp_path), measures) == [{"number": 1}, {"number": 3}]
+    assert cached_in_processes(two_workers(tmp_path), measures) == [{"number": 1}, {"number": 3}]

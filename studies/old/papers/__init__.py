@@ -1,1 +1,0 @@
-"""The papers' experiments, one folder each: study, results, figures."""
