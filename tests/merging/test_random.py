@@ -1,5 +1,8 @@
 """DARE and DELLA: formula, seeds, expectation."""
 
+import hashlib
+
+import numpy as np
 import pytest
 import torch
 
@@ -91,4 +94,6 @@ def test_della_refuses_probabilities_outside_0_1():
 
 def test_masks_do_not_depend_on_where_a_block_is_read():
     whole = uniform_bits(1, "e", "t", 0, 300_000)
+    key = int.from_bytes(hashlib.sha256(b"1\0e\0t\x000").digest(), "little")
+    assert (whole[:131072] == np.random.SFC64(key).random_raw(65536).view(np.uint32)).all()
     assert (whole[131072:262144] == uniform_bits(1, "e", "t", 131072, 131072)).all()

@@ -81,15 +81,12 @@ def uniform_bits(seed: int, expert: str, name: str, start: int, count: int) -> n
     pieces = []
     for block in range(start // BLOCK, -(-(start + count) // BLOCK)):
         key = hashlib.sha256(f"{seed}\0{expert}\0{name}\0{block}".encode()).digest()
-        bits = np.random.SFC64(int.from_bytes(key, "little"))
+        generator = np.random.Generator(np.random.SFC64(int.from_bytes(key, "little")))
         size = min(BLOCK, start + count - block * BLOCK)
-        pieces.append(bits.random_raw((size + 1) // 2).view(np.uint32)[:size])
+        # The raw bits; `random_raw` gives the same ones, but lets no other thread work meanwhile.
+        drawn = generator.integers(0, 2**64 - 1, (size + 1) // 2, dtype=np.uint64, endpoint=True)
+        pieces.append(drawn.view(np.uint32)[:size])
     return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.uint32), *pieces])
-
-
-def _drawn(stack: Stack, seed: int) -> list[np.ndarray]:
-    count = stack.base.numel()
-    return [uniform_bits(seed, name, stack.name, stack.start, count) for name in stack.model.experts]
 
 
 def dare_sparsify(stack: Stack, args: DareArgs) -> Tensor:
@@ -98,11 +95,13 @@ def dare_sparsify(stack: Stack, args: DareArgs) -> Tensor:
     if not any(drops):
         return stack.weighted
     bounds = [np.uint32(min(round(drop * 2**32), 2**32 - 1)) for drop in drops]
-    drawn = zip(_drawn(stack, args.seed), bounds, strict=True)
-    keep = torch.stack([torch.from_numpy(bits >= bound) for bits, bound in drawn])
     factors = torch.tensor(stack.model.weights, dtype=torch.float64) / (1 - torch.tensor(drops, dtype=torch.float64))
     column = factors.to(stack.taus.device, stack.taus.dtype).reshape(stack.weight_column.shape)
-    return torch.where(keep.reshape(stack.taus.shape).to(stack.taus.device), stack.taus * column, 0)
+    sparse = stack.take(weighted=False).mul_(column)
+    for name, bound, tau in zip(stack.model.experts, bounds, sparse, strict=True):
+        drawn = uniform_bits(args.seed, name, stack.name, stack.start, tau.numel())
+        tau.masked_fill_(torch.from_numpy(drawn < bound).reshape(tau.shape).to(tau.device), 0)
+    return sparse
 
 
 def della_sparsify(stack: Stack, args: DellaArgs) -> Tensor:
@@ -121,11 +120,22 @@ def della_sparsify(stack: Stack, args: DellaArgs) -> Tensor:
         bits = torch.from_numpy(uniform_bits(args.seed, name, stack.name, stack.start, tau.numel())).reshape(tau.shape)
         pairs = zip(tau.split(some), bits.split(some), out.split(some), strict=True)
         for rows, drawn, into in pairs:  # some rows of one expert: what a sort holds is ten times its input
-            order = rows.abs().argsort(dim=-1, descending=True, stable=True)
+            order = _falling(rows.abs())
             drop = torch.empty_like(rows).scatter_(-1, order, (by_rank + least).expand_as(rows).contiguous())
             keep = drawn.to(rows.device).double() >= drop.double() * 2**32
             into.copy_(torch.where(keep, rows / (1 - drop), 0))
     return found.reshape(stack.taus.shape).mul_(stack.weight_column)
+
+
+def _falling(magnitudes: Tensor) -> Tensor:
+    """Return the places of magnitudes [m, n] in falling order, row by row; equal ones in the order of their places."""
+    if magnitudes.dtype != torch.float32 or magnitudes.device.type != "cpu":
+        return magnitudes.argsort(dim=-1, descending=True, stable=True)
+    # The bits of magnitudes order as they do. With the place below them numpy sorts numbers, three times as fast.
+    keys = (~magnitudes.view(torch.int32).numpy().view(np.uint32)).astype(np.uint64) << np.uint64(32)
+    keys |= np.arange(magnitudes.shape[-1], dtype=np.uint64)
+    keys.sort(axis=-1)
+    return torch.from_numpy((keys & np.uint64(2**32 - 1)).view(np.int64))
 
 
 def merge_rest(stack: Stack, args: ThenArgs, sparse: Tensor) -> Parts:
