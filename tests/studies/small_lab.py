@@ -81,7 +81,7 @@ def run_result(root: Path, study: str, scratch: Path, workers: int = 1, **option
 def find_study(name: str) -> Study:
     """Return the study of this name."""
     study = load_declaration(ROOT, find_study_modules(ROOT)[name], name)
-    assert isinstance(study, Study), f"{name} is still a folder"
+    assert isinstance(study, Study)
     return study
 
 
