@@ -102,12 +102,12 @@ def start(options: Options, seed: int) -> tuple[Weights, Tensor]:
 
 
 def task_of(options: Options, pattern: Tensor, irrelevant: Tensor) -> PatternTask:
-    """Return the task of a pattern with the study's usual counts."""
+    """Return the task of a pattern with the study's usual counts; the vectors are [width] and [number, width]."""
     return PatternTask(pattern, irrelevant, options.tokens, options.relevant, options.confusing)
 
 
 def trained(options: Options, begin: Weights, output: Tensor, task: PatternTask, seed: int) -> Weights:
-    """Return ΔΨ of a task after the study's usual training."""
+    """Return ΔΨ of a task after the study's usual training; `output` is [width]."""
     settings = Training(options.step, options.batch, options.steps, seed)
     return fine_tune(begin, output, task, settings).minus(begin)
 
@@ -238,7 +238,7 @@ def row_norm_rows(options: Options, seed: int) -> Iterator[Row]:
 
 
 def steps_to(options: Options, begin: Weights, output: Tensor, task: PatternTask, training: Training) -> float:
-    """Return the number of steps until the test hinge is at most `solved`, interpolated."""
+    """Return the number of steps until the test hinge is at most `solved`, interpolated; `output` is [width]."""
     test = test_set(options, task, training.seed)
     found: list[tuple[int, float]] = []
     longest = round(40 / training.step * (options.tokens / task.relevant) ** 2)

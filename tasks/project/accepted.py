@@ -50,6 +50,9 @@ def accept(root: Path, codes: Mapping[str, tuple[str, str]], because: str, who: 
         codes: by a stage's key, the digest of its code today and that of the code that made its outputs.
         because: why they need not be made again.
         who: who decided; by default the user of this machine.
+
+    Raises:
+        MergeflowError: there is no reason.
     """
     if not because.strip():
         raise MergeflowError("say why outputs of older code count: --because 'only a reader of Parquet changed'.")
