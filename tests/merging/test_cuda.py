@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from mergeflow.checkpoints import open_checkpoint
-from mergeflow.merging import FactorCache, configure, merge, methods, prepare
+from mergeflow.merging import FactorCache, configure, merge, methods, prepare, thresholds
 from mergeflow.merging.compression.compressor import compressors, configure_compressor
 from mergeflow.merging.compression.suite_file import compress
 from mergeflow.merging.learned.adamerging import learn
 from mergeflow.merging.linalg import spectra
-from mergeflow.merging.thresholds import select
 from tests.merging.helpers import EDGE, awkward, fitting, recipe, statistics
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -106,8 +105,8 @@ def test_the_full_eigendecomposition_a_device_uses_agrees_with_the_partial_one(m
 
 
 def test_the_filter_of_bits_a_device_uses_agrees_with_numpy_s():
-    bits = select.ordered_bits(torch.randn(5000, generator=torch.Generator().manual_seed(0)))
+    bits = thresholds.ordered_bits(torch.randn(5000, generator=torch.Generator().manual_seed(0)))
     prefix = int(bits[7]) >> 16
-    expected = select._within(bits, prefix, 16)
+    expected = thresholds._within(bits, prefix, 16)
     assert len(expected)
     assert torch.equal(bits[(bits >> 16) == prefix], expected)
