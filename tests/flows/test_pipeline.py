@@ -156,6 +156,12 @@ def test_a_fault_of_ours_is_one_traceback_and_finished_work_counts(project: Path
     assert "select" in ran(done)
 
 
+def record_on_purpose(project: Path, address: str) -> None:
+    """Record an output that a person has changed, as the message about it says."""
+    done = run_in(project, "dvc", "commit", "--force", address)
+    assert done.returncode == 0, done.stderr
+
+
 class TestBadInput:
     """One clear error, a status other than 0, nothing promoted, nothing half-written."""
 
@@ -207,6 +213,7 @@ class TestBadInput:
         state = load_file(path)
         state["visual.proj"][0, 0] = float("nan")
         save_file(state, path)
+        record_on_purpose(project, "finetune@red")
         message = self.failing(project, "sweep", "average")
         assert "red" in message
         assert "visual.proj" in message
@@ -216,6 +223,10 @@ class TestBadInput:
         state = load_file(path)
         state["visual.proj"] = torch.zeros(7, 5)
         save_file(state, path)
+        assert "outputs/experts/red/model.safetensors" in self.failing(
+            project, "sweep", "cart"
+        )
+        record_on_purpose(project, "finetune@red")
         message = self.failing(project, "sweep", "cart")
         assert "red" in message
         assert "visual.proj" in message
