@@ -223,9 +223,7 @@ class TestBadInput:
         state = load_file(path)
         state["visual.proj"] = torch.zeros(7, 5)
         save_file(state, path)
-        assert "outputs/experts/red/model.safetensors" in self.failing(
-            project, "sweep", "cart"
-        )
+        assert "outputs/experts/red/model.safetensors" in self.failing(project, "sweep", "cart")
         record_on_purpose(project, "finetune@red")
         message = self.failing(project, "sweep", "cart")
         assert "red" in message
