@@ -3,9 +3,8 @@
 from mergeflow import layout
 from mergeflow.analysis.geometry import cosine_matrix, norm
 from mergeflow.checkpoints import fingerprint, write_checkpoint
-from mergeflow.checkpoints.reader import KIND
+from mergeflow.checkpoints.reader import BASE, KIND
 from mergeflow.documents import Geometry, write_document
-from mergeflow.merging.files.plan import BASE
 from tasks.models import load_states
 from tasks.project.stage import StageIO
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 # Keys of our notes in a file's metadata.
 KIND = "mergeflow.kind"
+BASE = "mergeflow.base"  # of a task vector: the fingerprint of its base
 TIED = "mergeflow.tied"
 
 

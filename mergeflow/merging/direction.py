@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mergeflow.checkpoints.align_names import bound
 from mergeflow.checkpoints.checks import all_finite, check_compatible, infos_of
@@ -235,7 +233,7 @@ def _config(model: Any) -> dict[str, Any] | None:
     return known.to_dict() if hasattr(known, "to_dict") else None
 
 
-State = Mapping[str, Tensor]
+State: TypeAlias = "Mapping[str, Tensor]"
 
 
 class CandidateMerger:

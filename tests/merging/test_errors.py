@@ -510,7 +510,9 @@ def test_the_configuration_says_the_result_s_type(files, key):
     assert found == {**config, key: "float16"}
     assert list(found) == list(config)
     names = {path.name for path in (files / "out").iterdir()}
-    assert names == copied | {"model.safetensors", "mergeflow.json", "README.md"}
+    licences = {"LICENSE", "LICENSE.md"}  # said to be the base's, for experts may have others
+    named = {"LICENSE-base", "LICENSE-base.md"}
+    assert names == (copied - licences) | named | {"model.safetensors", "mergeflow.json", "README.md"}
 
 
 def test_the_result_carries_what_makes_it_again(files, monkeypatch):

@@ -332,7 +332,11 @@ def test_the_record_makes_the_same_again(three, monkeypatch):
     }
     first = merge(plan(three, "ab", tokenizer={"source": "union", "tokens": tokens, "pad_to_multiple_of": 8}))
     record = json.loads((three / "out/mergeflow.json").read_text())["recipe"]
-    assert record["tokenizer"]["tokens"]["<x>"] == {"source": {"kind": "model", "model": "a"}, "force": False}
+    assert record["tokenizer"]["tokens"]["<x>"] == {
+        "source": {"kind": "model", "model": "a"},
+        "force": False,
+        "new": False,
+    }
     assert merge(record, out=three / "again").fingerprint == first.fingerprint
     wrong = {"sorce": "union", "tokens": {"<x>": {"source": {"kind": "zero", "model": "a"}}}, "pad_to_multiple_of": 0}
     with pytest.raises(MergeflowError) as error:

@@ -99,19 +99,22 @@ def compress(
     survey(f"compressor '{call.name}'", selection, splits, infos, model.tied, model.architecture)
     engine = Engine(call, Stacks(base, experts, model, device), workers)
     stored: dict[str, Tensor] = {}
+    integers: dict[str, dict[int, Tensor]] = {}
     lock = Lock()
 
     def keep(unit: Unit, stack: Stack | None, result: Any) -> None:
-        found = (
-            _integers(unit, result)
-            if stack is None
-            else _named(unit.name, result, model.experts, infos[unit.name].dtype)
-        )
+        if stack is None:  # an integer tensor may come in pieces
+            with lock:
+                integers.setdefault(unit.name, {})[unit.start] = result.reshape(-1).to("cpu", copy=True)
+            return
+        found = _named(unit.name, result, model.experts, infos[unit.name].dtype)
         with lock:
             stored.update({name: tensor.to("cpu", copy=True) for name, tensor in found.items()})
 
     engine.first_passes()
     engine.run(keep, None if not call.method.needs_base else model.shapes)
+    for name, pieces in integers.items():
+        stored[f"shared/{name}/copy"] = torch.cat([pieces[start] for start in sorted(pieces)])
     for task, values in call.method.whole(model).items():
         stored.update({f"task/{task}/{_WHOLE}/{key}": value for key, value in values.items()})
     return Compressed(
@@ -122,11 +125,6 @@ def compress(
         fingerprint(base),
         8 * len(experts) * sum(info.nbytes for info in infos.values()),
     )
-
-
-def _integers(unit: Unit, piece: Tensor) -> dict[str, Tensor]:
-    assert unit.start == 0
-    return {f"shared/{unit.name}/copy": piece.reshape(-1)}
 
 
 def _named(name: str, payload: Payload, tasks: Sequence[str], dtype: DType) -> dict[str, Tensor]:

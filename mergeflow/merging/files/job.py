@@ -11,7 +11,7 @@ from torch import Tensor
 from mergeflow.checkpoints.fingerprint import combine, matches
 from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import TIED
+from mergeflow.checkpoints.reader import BASE, TIED
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.merging.direction import settled
 from mergeflow.merging.engine import Engine
@@ -27,7 +27,7 @@ from mergeflow.merging.files.output import (
     untie,
     write_index,
 )
-from mergeflow.merging.files.plan import BASE, Inputs, Plan, another_base, make_plan, open_inputs, step_folder
+from mergeflow.merging.files.plan import Inputs, Plan, another_base, make_plan, open_inputs, step_folder
 from mergeflow.merging.files.recipe import Recipe, Resolve
 from mergeflow.merging.files.steps import PREFIX
 from mergeflow.merging.reader import Stacks, Unit

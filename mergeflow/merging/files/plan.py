@@ -19,7 +19,7 @@ from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, schem
 from mergeflow.checkpoints.folders import adapters_of, folder_of
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import KIND, LazyStateDict
+from mergeflow.checkpoints.reader import BASE, KIND, LazyStateDict
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError, together
 from mergeflow.late import torch
@@ -57,8 +57,6 @@ from mergeflow.merging.vocabulary.companions import TokenizerFiles, chosen_templ
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-BASE = "mergeflow.base"  # metadata of a task vector: the fingerprint of its base
 
 
 def another_base(name: str, taken: str, found: str) -> MergeflowError:

@@ -13,11 +13,11 @@ from mergeflow.checkpoints.checks import all_finite, not_finite
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, scheme_of, short
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import FLOAT32, FLOAT64, TensorInfo
-from mergeflow.checkpoints.reader import KIND, LazyStateDict
+from mergeflow.checkpoints.reader import BASE, KIND, LazyStateDict
 from mergeflow.checkpoints.writer import StreamWriter
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.output import check_file
-from mergeflow.merging.files.plan import BASE, another_base, no_task_vector, open_base
+from mergeflow.merging.files.plan import another_base, no_task_vector, open_base
 
 Pathlike = str | Path
 
