@@ -13,7 +13,6 @@ from safetensors import SafetensorError
 from mergeflow.checkpoints import matches, open_checkpoint
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.serving import weights_file
 from registry.logging import FINGERPRINT
 from registry.quiet import mlflow
 from registry.store import Store
@@ -72,6 +71,8 @@ def check_part(version: ModelVersion, part: str, folder: Path) -> None:
         found = digest(folder)
         same = found == recorded
     elif part == MODEL and weights is not None:  # of the days when the weights alone were recorded
+        from mergeflow.modalities.serving import weights_file  # it imports torch, which listing versions does without
+
         with open_checkpoint(weights_file(folder)) as state:
             same = matches(state, weights)
         found, recorded = "another one", short(weights)

@@ -22,6 +22,18 @@ from tests.merging.helpers import fitting, recipe, statistics
 
 SIDE = 96
 TALL = ("knots",)  # what it holds of tall matrices is foretold of all
+# Foretold as before they worked in place and read tensors twice: a bound that is too high, never too low.
+SPARING = (
+    "breadcrumbs",
+    "breadcrumbs_ties",
+    "dare",
+    "dare_ties",
+    "karcher",
+    "model_stock",
+    "multislerp",
+    "nuslerp",
+    "slerp",
+)
 WIDER = {"pcb": 362}  # beside a smaller matrix its counts are no trifle
 
 
@@ -64,9 +76,8 @@ def test_of_every_method(count: int) -> None:
         shape = (WIDER.get(name, SIDE),) * 2
         held, experts = peak(name, shape, count)
         shares[name] = foretold(name, shape, experts) / held
-    assert {
-        name: share for name, share in shares.items() if not 0.97 <= share <= (1.75 if name in TALL else 1.25)
-    } == {}
+    highest = dict.fromkeys(methods(), 1.25) | dict.fromkeys(TALL, 1.75) | dict.fromkeys(SPARING, 2.75)
+    assert {name: share for name, share in shares.items() if not 0.97 <= share <= highest[name]} == {}
     assert [name for name, one in methods().items() if one.on_device is SOME_COPIES] == []
 
 
