@@ -14,7 +14,6 @@ from registry.championship import Event, read_snapshot, resolve
 from registry.evidence import read_evidence
 from registry.files import MODEL, check_part, fetched, reading
 from registry.logging import FINGERPRINT
-from registry.pyfunc_model import as_pyfunc
 from registry.quiet import mlflow
 from registry.store import Store
 from registry.versions import (
@@ -263,6 +262,8 @@ def load(store: Store, name: str, which: str | int = CHAMPION, *, foreign: bool 
         if version.tags.get(FINGERPRINT) is not None:
             with fetched(store, str(version.source), MODEL) as folder:
                 check_part(version, MODEL, folder)
+                from registry.pyfunc_model import as_pyfunc  # it imports torch, which listing versions does without
+
                 return as_pyfunc(folder)
         if not foreign:
             raise MergeflowError(

@@ -13,14 +13,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from mergeflow.errors import MergeflowError
-from mergeflow.memory.serving import placed
 from mergeflow.modalities.served import SERVED, WEIGHTS_FILES, Kind, Served
-from mergeflow.modalities.serving import read_model
 from registry.quiet import mlflow
-from registry.served_model import MergedModel
 
 CODE = Path(__file__).with_name("served_model.py")
 _REQUIRED = ("mergeflow", "mlflow", "torch", "safetensors", "numpy", "pandas")
@@ -75,6 +71,12 @@ def as_pyfunc(folder: Path) -> Any:
     Args:
         folder: holds the version's `artifacts/model`; of the rest of a version nothing is read.
     """
+    import torch  # here and below: whoever lists or promotes versions does without
+
+    from mergeflow.memory.serving import placed
+    from mergeflow.modalities.serving import read_model
+    from registry.served_model import MergedModel
+
     model = MergedModel()
     loaded = model.loaded = placed(read_model(folder, torch.device("cpu")))
     served = SERVED.get(loaded.modality.name)
@@ -87,7 +89,7 @@ def as_pyfunc(folder: Path) -> Any:
 class _Answering:
     """What MLflow's wrapper asks; it enforces the signature first."""
 
-    def __init__(self, model: MergedModel) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
 
     def predict(self, rows: pd.DataFrame) -> pd.DataFrame:
