@@ -10,13 +10,12 @@ from matplotlib.figure import Figure
 
 from mergeflow.evaluation.accuracy import accuracies, losses
 from mergeflow.linearity.affine import DIRECTION, LENGTH, TRIVIAL, Linearity, combine
-from mergeflow.linearity.layers import short_names
 from mergeflow.modality import Examples, Model, State
 from studies.lab.claims import Claim, Samples
 from studies.lab.plots import table
 from studies.lab.rows import Row
-from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, panels, plain, series_style
-from tasks.plotting.palette import INK, MUTED
+from tasks.plotting.drawing import dress, panels, plain, series_style
+from tasks.plotting.linearity import finish_layers
 
 
 @dataclass(frozen=True)
@@ -178,11 +177,5 @@ def layers_figure(rows: pd.DataFrame, by: str) -> Figure:
             panel.errorbar(places, means[middle], yerr=drawn, label=label, capsize=2.5, elinewidth=1.0, **style)
         hollow = style | {"markerfacecolor": "none", "markeredgecolor": style["color"], "markeredgewidth": 1.2}
         distance.plot(places, means.base, **hollow)
-    coef.axhline(1, color=INK, linewidth=0.8, linestyle="--")
-    names = short_names(layers)
-    slant = 40 if sum(map(len, names)) > 40 else 0  # else they run into each other
-    for panel in (distance, coef):
-        panel.set_xticks(range(len(layers)), labels=names, fontsize=SMALL, rotation=slant)
-    distance.plot([], [], "o", color=MUTED, markerfacecolor="none", label="hollow: the baseline")
-    legend(figure, FULL_WIDTH, loc="outside lower center")
+    finish_layers(figure, distance, coef, layers)
     return figure

@@ -1,8 +1,9 @@
 """Features of combined weights beside combined features: 1 − cos with its baseline by layer, and coef as violins."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mergeflow.linearity.affine import Linearity
@@ -38,6 +39,18 @@ def linearity_figure(found: Mapping[str, Mapping[str, Linearity]]) -> Figure:
             body.set_facecolor(SERIES[number % len(SERIES)])
         for part in ("cmedians", "cbars", "cmins", "cmaxes"):
             drawn[part].set(color=SERIES[number % len(SERIES)], linewidth=0.8)
+    finish_layers(figure, distance, coef, layers)
+    return figure
+
+
+def finish_layers(figure: Figure, distance: Axes, coef: Axes, layers: Sequence[str]) -> None:
+    """Name the layers on both panels, mark a coef of 1, and draw the legend.
+
+    Args:
+        figure: of the panels.
+        distance, coef: the panels of direction and length, with a place for each layer.
+        layers: their names, in order.
+    """
     coef.axhline(1, color=INK, linewidth=0.8, linestyle="--")
     names = short_names(layers)
     slant = 40 if sum(map(len, names)) > 40 else 0  # else they run into each other
@@ -45,4 +58,3 @@ def linearity_figure(found: Mapping[str, Mapping[str, Linearity]]) -> Figure:
         panel.set_xticks(range(len(layers)), labels=names, fontsize=SMALL, rotation=slant)
     distance.plot([], [], "o", color=MUTED, markerfacecolor="none", label="hollow: the baseline")
     legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
