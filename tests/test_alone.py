@@ -13,8 +13,6 @@ HALVES = (
     "checkpoints",
     "training",
     "evaluation",
-    "estimates.fisher",
-    "estimates.gram",
     "memory",
     "linearity",
 )
