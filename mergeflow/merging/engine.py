@@ -75,33 +75,39 @@ class Engine:
         self._map(self._tasks(sink, sorted(self.stacks.infos if names is None else names)))
 
     def _tasks(self, sink: Sink, names: Sequence[str]) -> Iterator[Task]:
-        """Yield what is to be done, in order: a tensor that is read twice is merged after the next one's first reading.
+        """Yield what is to be done, in order: each reading of a tensor comes after the one before of the next tensor.
 
-        So nobody waits for the last piece of a first reading, and the second one finds the data in memory.
+        So nobody waits for the last piece of a reading, and the next one finds the data in memory.
         """
 
-        def merge(facts: _Facts, unit: Unit) -> None:
-            facts.ready.wait()
-            sink(unit, *self.result(unit))
+        def merge(facts: _Facts | None, unit: Unit) -> None:
+            if facts is None or facts.complete():
+                sink(unit, *self.result(unit))
 
-        later: list[Task] = []
+        waiting: list[list[list[Task]]] = []
         for name in names:
             units = list(units_of(self.call, self.model, self.stacks.infos, [name]))
-            facts = _Facts(self, name, self._passes_within(name), len(units))
-            yield from ((unit, facts.observe) for unit in units if facts.passes)
-            yield from later
-            later = [(unit, partial(merge, facts)) for unit in units]
-        yield from later
+            readings, facts = list[list[Task]](), None
+            for one in self._passes_within(name):
+                facts = _Facts(self, name, one, len(units), facts)
+                readings.append([(unit, facts.observe) for unit in units])
+            waiting.append([*readings, [(unit, partial(merge, facts)) for unit in units]])
+            for tensor in reversed(waiting):
+                yield from tensor.pop(0)
+            waiting = [tensor for tensor in waiting if tensor]
+        for tensor in waiting:
+            yield from (task for reading in tensor for task in reading)
 
     def _passes_within(self, name: str) -> list[Pass]:
         """Return the passes that find something of a tensor by itself, and have not yet."""
-        args, model, own = self.call.arguments, self.model, self.model.tied.get(name, name)
+        args, model = self.call.arguments, self.model
+        first = model.tied.get(name, name)
         return [
             one
             for one in self._within
             if name in model.shapes
-            and own not in model.known.setdefault(one.name, {})
-            and (one.only is None or one.only(args, own, model))
+            and first not in model.known.setdefault(one.name, {})
+            and (one.only is None or one.only(args, first, model))
         ]
 
     @cached_property
@@ -116,9 +122,9 @@ class Engine:
         """
         if unit.name not in self.model.shapes:
             return None, self.stacks.copied(unit)
-        if self._within and (passes := self._passes_within(unit.name)):
+        for one in self._passes_within(unit.name) if self._within else ():
             units = list(units_of(self.call, self.model, self.stacks.infos, [unit.name]))
-            facts = _Facts(self, unit.name, passes, len(units))
+            facts = _Facts(self, unit.name, one, len(units))
             for piece in units:
                 facts.observe(piece)
         stack, args = self.stacks.stack(unit, self.stacks.on_piece), self.arguments(unit.name)
@@ -200,40 +206,47 @@ class Engine:
 
 
 class _Facts:
-    """What passes find of one tensor by itself, from its pieces, on any threads.
+    """What a pass finds of one tensor by itself, from its pieces, on any threads.
 
-    Attributes:
-        passes: The passes, all in one reading.
-        ready: Set when all pieces are read, or one could not be.
+    Args:
+        engine: Reads the pieces.
+        name: The tensor.
+        one: The pass.
+        pieces: How many pieces the tensor has.
+        before: What an earlier pass finds of the tensor, which this one needs.
     """
 
-    def __init__(self, engine: Engine, name: str, passes: Sequence[Pass], pieces: int) -> None:
-        self.passes, self.ready = passes, Event()
-        self._engine, self._name, self._left = engine, name, pieces if passes else 0
-        self._totals = [one.start(engine.model, engine.call.arguments) for one in passes]
-        self._lock = Lock()
-        if not passes:
-            self.ready.set()
+    def __init__(self, engine: Engine, name: str, one: Pass, pieces: int, before: _Facts | None = None) -> None:
+        self._engine, self._name, self._pass, self._left, self._before = engine, name, one, pieces, before
+        self._total = one.start(engine.model, engine.call.arguments)
+        self._lock, self._ended, self._failed = Lock(), Event(), False
 
     def observe(self, unit: Unit) -> None:
         """Read a piece; the last one settles what is known of the tensor."""
-        model, args = self._engine.model, self._engine.arguments(self._name)
+        if self._before is not None and not self._before.complete():
+            return self._end(failed=True)
+        model, args, one = self._engine.model, self._engine.arguments(self._name), self._pass
         try:
             stack = self._engine.stacks.stack(unit)
-            parts = [one.observe(one.start(model, args), stack, args) for one in self.passes]
+            part = one.observe(one.start(model, args), stack, args)
             with self._lock:
-                self._totals = [
-                    one.merge(total, part) for one, total, part in zip(self.passes, self._totals, parts, strict=True)
-                ]
-                self._left -= 1
+                self._total, self._left = one.merge(self._total, part), self._left - 1
                 if self._left:
-                    return
-            for one, total in zip(self.passes, self._totals, strict=True):
-                model.known[one.name][stack.name] = one.finish(total, model, args)
+                    return None
+            model.known[one.name][stack.name] = one.finish(self._total, model, args)
         except BaseException:
-            self.ready.set()
+            self._end(failed=True)
             raise
-        self.ready.set()
+        return self._end()
+
+    def complete(self) -> bool:
+        """Wait for the last piece; returns whether all could be read. The error is raised where one could not."""
+        self._ended.wait()
+        return not self._failed
+
+    def _end(self, failed: bool = False) -> None:
+        self._failed |= failed
+        self._ended.set()
 
 
 def units_of(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], names: Iterable[str]) -> Iterator[Unit]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import FLOAT32, DType
 from mergeflow.late import np, torch
-from mergeflow.merging.stack import Model, Pass, Stack
+from mergeflow.merging.stack import Elementwise, Model, Pass, Stack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -298,6 +298,102 @@ def kth_largest_passes(
         )
         for digit in range(search.digits)
     )
+
+
+@dataclass(frozen=True)
+class _Ranked:
+    """The leading bits of the magnitudes that are searched, and their ranks, from 0, among those that share them."""
+
+    bits: list[list[int]]
+    ranks: list[list[int]]
+
+
+@dataclass
+class _Histograms:
+    """How often 16 bits occur: in all magnitudes of an expert, or in those that share the leading bits of one."""
+
+    counts: dict[tuple[int, int], NDArray[Any]] = field(default_factory=dict)
+    among: _Ranked | None = None
+
+    def merge(self, other: _Histograms) -> _Histograms:
+        """Add what another worker has counted."""
+        for key, counts in other.counts.items():
+            self.counts[key] = self.counts[key] + counts if key in self.counts else counts
+        return _Histograms(self.counts, self.among or other.among)
+
+
+Ranks = Callable[[Any, int, int], list[list[int]]]
+
+
+def kth_smallest_passes(ranks: Ranks, name: str, only: Elementwise) -> Callable[[Any, DType], tuple[Pass, ...]]:
+    """Return the passes that find some k-th smallest magnitudes of each expert's task vector, tensor by tensor.
+
+    One reading for each 16 bits of the type: the histogram of the leading ones, then that of the next ones among the
+    magnitudes that share the leading ones of the k-th.
+
+    Args:
+        ranks: (args, elements of a tensor, experts) → for each expert the k's, 1 … elements.
+        name: Key of the result: by tensor, for each expert the magnitude at each k.
+        only: Which tensors are searched.
+    """
+
+    def passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
+        count = dtype.itemsize * 8 // DIGIT
+        names = [*(f"{name}.{digit}" for digit in range(count - 1)), name]
+        return tuple(
+            Pass(
+                names[digit],
+                lambda model, args: _Histograms(),
+                partial(_observe_magnitudes, digit, names[digit - 1]),
+                _Histograms.merge,
+                partial(_next_bits, digit == count - 1, ranks),
+                only=only,
+                within=True,
+            )
+            for digit in range(count)
+        )
+
+    return passes
+
+
+def _observe_magnitudes(digit: int, before: str, found: _Histograms, stack: Stack, args: Any) -> _Histograms:
+    found.among = stack.model.known[before][stack.name] if digit else None
+    room = stack.base.new_empty(stack.base.numel(), device="cpu")
+    for expert, tau in enumerate(stack.taus.flatten(1).cpu()):
+        bits = torch.abs(tau, out=room).numpy().view(f"u{room.itemsize}")
+        number, shift = bits.dtype.type, 8 * room.itemsize - DIGIT * (digit + 1)
+        if found.among is None:
+            found.counts[expert, 0] = _histogram(bits >> number(shift))
+            continue
+        leading = bits >> number(shift + DIGIT)
+        for place, prefix in enumerate(found.among.bits[expert]):
+            among = bits[np.flatnonzero(leading == number(prefix))]
+            found.counts[expert, place] = _histogram(among >> number(shift) & number(_BINS - 1))
+    return found
+
+
+def _histogram(digits: NDArray[Any]) -> NDArray[Any]:
+    # torch's takes half of the time of numpy's, which makes integers of 64 bits first.
+    return torch.bincount(torch.from_numpy(digits.view(f"i{digits.itemsize}")), minlength=_BINS).numpy()
+
+
+def _next_bits(last: bool, ranks: Ranks, found: _Histograms, model: Model, args: Any) -> Any:
+    """Return the bits so far of each magnitude that is searched; the magnitudes, where these bits are the last."""
+    experts = len(model.experts)
+    if (among := found.among) is None:
+        wanted = ranks(args, int(found.counts[0, 0].sum()), experts)
+        among = _Ranked([[0] * len(row) for row in wanted], [[k - 1 for k in row] for row in wanted])
+    bits, rest = [list(row) for row in among.bits], [list(row) for row in among.ranks]
+    for expert in range(experts):
+        for place, rank in enumerate(among.ranks[expert]):
+            below = found.counts[expert, place if found.among else 0].cumsum()
+            digit = int(np.searchsorted(below, rank, side="right"))
+            bits[expert][place] = among.bits[expert][place] << DIGIT | digit
+            rest[expert][place] = rank - (int(below[digit - 1]) if digit else 0)
+    if not last:
+        return _Ranked(bits, rest)
+    kind = f"{model.dtype.itemsize}"
+    return [[float(np.array(one, f"u{kind}").view(f"f{kind}")) for one in row] for row in bits]
 
 
 def threshold_passes(

@@ -9,7 +9,7 @@ import torch
 from mergeflow.merging import configure, engine, methods, prepare, reader
 from mergeflow.merging.engine import BUFFER, Engine, sampled_units, treats_elements_alone, unit_bytes
 from mergeflow.merging.linalg import outside, spectra
-from mergeflow.merging.methods import dropout, inner_products, optimised, subspace, ties
+from mergeflow.merging.methods import dropout, inner_products, optimised, sparse, subspace, ties
 from mergeflow.merging.reader import Stacks, Unit, model_of
 from studies.theory.peak_memory import peak_tensor_bytes
 from tests.merging.helpers import EDGE, fitting
@@ -55,16 +55,20 @@ def test_a_method_holds_no_more_than_it_says(name, weights, models, monkeypatch)
             assert held <= unit_bytes(call, model, unit) + 65536, (args, tensor)
 
 
-@pytest.mark.parametrize("name", ["slerp", "nuslerp", "multislerp", "karcher", "model_stock"])
-def test_a_large_tensor_is_read_twice_in_blocks_with_the_same_bits(name, models, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("name", ["slerp", "nuslerp", "multislerp", "karcher", "model_stock", "breadcrumbs"])
+def test_a_large_tensor_is_read_again_in_blocks_with_the_same_bits(name, workers, dtype, models, monkeypatch):
     base, experts = models[0], fitting(name, models[1])
+    base = {tensor: value.to(dtype) for tensor, value in base.items()}
     monkeypatch.setattr(inner_products, "BLOCK", 4096)
     whole = prepare(name, base, experts)
-    monkeypatch.setattr(inner_products, "LARGE", prod(base[TALL].shape))
+    for module in (inner_products, sparse):
+        monkeypatch.setattr(module, "LARGE", prod(base[TALL].shape))
     monkeypatch.setattr(engine, "BLOCK", 4096)
     monkeypatch.setattr(reader, "BLOCK", 4096)
     monkeypatch.setattr(reader, "PIECE", 2 * 4096 * 4 * 4)
-    blocks = prepare(name, base, experts)
+    blocks = prepare(name, base, experts, workers=workers)
     assert treats_elements_alone(configure(name), model_of(base, experts), EMBEDDING)
     assert not treats_elements_alone(configure(name), model_of(base, experts), TALL)
     for tensor, direction in whole.direction.items():

@@ -100,7 +100,9 @@ def dare_sparsify(stack: Stack, args: DareArgs) -> Tensor:
     sparse = stack.take(weighted=False).mul_(column)
     for name, bound, tau in zip(stack.model.experts, bounds, sparse, strict=True):
         drawn = uniform_bits(args.seed, name, stack.name, stack.start, tau.numel())
-        tau.masked_fill_(torch.from_numpy(drawn < bound).reshape(tau.shape).to(tau.device), 0)
+        kept = torch.from_numpy(drawn >= bound).reshape(tau.shape).to(tau.device)
+        # As integers, so that what is dropped is +0 and no −0; `masked_fill_` takes eight times as long.
+        tau.view(torch.int32 if tau.dtype == torch.float32 else torch.int64).mul_(kept)
     return sparse
 
 

@@ -57,7 +57,7 @@ def disjoint_merge(
         out: Where the agreeing entries go, [T, …], which may be the values; a new tensor by default.
     """
     elected = values.sum(0).sign_()
-    elected.masked_fill_(elected == 0, majority)
+    elected.add_(torch.eq(elected, 0, out=torch.empty_like(elected)), alpha=majority)
     # Signs are ±1, so the magnitudes that agree are exactly the positive products.
     agreeing = torch.mul(values, elected, out=out).relu_()
     total = agreeing.sum(0)
