@@ -18,7 +18,8 @@ by EMR and by CART-Indexing at 8 %; storage is the file with θ0 where that is n
 ± is over seeds: the order of the batches.
 
 **Source.** CART, Table 2 (eight tasks of GLUE, RoBERTa-base): individual 85.6, CART 70.8, task arithmetic 66.7, TIES
-64.0, average 51.3, in per cent; Table 4 (the same tasks, compressed); the further methods as in docs/methods.md.
+64.0, average 51.3, in per cent; Table 4 (the same tasks, compressed); the further methods as in
+`mergeflow methods`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -5,7 +5,7 @@ that people merge write texts. Does Δ_A + (Δ_B − Δ_C) write texts that nobo
 a tense and a style? And what is left of three domains when their experts are merged, by every method that needs no
 data?
 
-**Method.** Texts by the grammar of the corpus [books](../books.md), by the authors of each seed: an author has a cast
+**Method.** Texts by the grammar of the corpus `books`, by the authors of each seed: an author has a cast
 with facts, places, and a third of all words; a genre or style is a set of forms of sentences; the present tense, which
 the base has never seen, replaces every verb. From the embedded base Ψ⁰, a Llama of half a million parameters, an expert
 is fine-tuned on each of four tasks: two authors × two genres, and past or present × narrative or descriptive by one

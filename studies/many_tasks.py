@@ -12,7 +12,7 @@ of tasks, on the first seed, by the rule of the study `adaptation`. Joint traini
 step; MIMA merges and tunes in rounds; all training has as many steps a task as the experts. Normalised accuracy is
 (1/T) Σ_t merged_t / expert_t. ± is over seeds: the order of the batches.
 
-**Source.** CART, Tables 1 and 3, Figures 4 and 9, Appendix B; the further methods as in docs/methods.md.
+**Source.** CART, Tables 1 and 3, Figures 4 and 9, Appendix B; the further methods as `mergeflow methods` explains them.
 """
 
 import math

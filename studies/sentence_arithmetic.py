@@ -3,7 +3,7 @@
 **Question.** Sentiment + acceptability: does one encoder do both when their task vectors are added, and only one when
 the other is taken away? And does Δ_A + (Δ_B − Δ_C) reach a task that nobody trained?
 
-**Method.** Texts of the embedded suite [sentences8](../sentences-suite.md), drawn anew for each seed, and its base.
+**Method.** Texts of the embedded suite `sentences8`, drawn anew for each seed, and its base.
 Sentiment is asked of reviews, acceptability of sentences about events: the suite's own tasks. From the base, with a
 head fitted to its features of the training texts, an expert is tuned on each. Heads are never merged: an encoder is
 read by the head that was trained with the task's expert, or by one fitted to this encoder's own features.

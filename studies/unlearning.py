@@ -5,7 +5,7 @@ subtracts the task vector of one of them, and finds that this book is forgotten 
 nearly as far, and one of another author least. Does it hold here, and how does it compare with what people would do
 instead?
 
-**Method.** The corpus [books](../books.md): `harbour` and `lighthouse` have one author (style, people, facts),
+**Method.** The corpus `books`: `harbour` and `lighthouse` have one author (style, people, facts),
 `orchard` has another; each seed has books of its own. From the embedded base Ψ⁰, a Llama of half a million parameters:
 Ψ⁰′ is fine-tuned on all three books, the experts on one each, with a fifth of general text in every fine-tuning; τ is
 the difference of the expert of `harbour` and Ψ⁰, of all weights or by adapters of rank 32 on all linear layers.

@@ -15,7 +15,7 @@ from mergeflow.merging import methods
 from tasks.project.parameters import params_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 ALL_PAGES = sorted({*PAGES, *(ROOT / "docs/research").glob("*.md"), *(ROOT / "examples").rglob("*.md")})
 
 
@@ -33,8 +33,9 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         if not target.startswith(("http:", "https:", "mailto:")):
             there = page.parent / target if target else page
-            assert there.exists() or there.is_relative_to(DRAWN), target
-            assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
+            made = there.is_relative_to(DRAWN) or there.parent == ROOT / "docs/reference"  # `make site` checks these
+            assert there.exists() or made, target
+            assert not anchor or made or anchor in anchors(there), f"{target}#{anchor}"
 
 
 @cache
@@ -46,11 +47,17 @@ def anchors(page: Path) -> set[str]:
 
 def test_readme_is_short_and_its_folders_are_on_the_disk() -> None:
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 125
+    assert len(text.splitlines()) <= 120
     assert max(map(len, text.splitlines())) <= 120
     folders = re.findall(r"`(\w+/)`", text.split("## Where things are")[1])
     assert len(folders) >= 6
     assert all((ROOT / name).is_dir() for name in folders), folders
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_has_at_most_1500_words_beside_its_code(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert len(text.split()) <= (1800 if page.name == "operations.md" else 1500)  # the runbook is followed in order
 
 
 def test_readme_counts_the_methods() -> None:
@@ -60,7 +67,7 @@ def test_readme_counts_the_methods() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_the_documents_exist(page: Path, group: typer.core.TyperGroup) -> None:
     known = every_command(group)
-    for line in re.findall(r"(?:^|`)mergeflow ([a-z-]+[^`#|;&\n]*)", page.read_text(), re.MULTILINE):
+    for line in re.findall(r"(?:^|`)mergeflow ([a-z][a-z-]*[^`#|;&\n]*)", page.read_text(), re.MULTILINE):
         words = line.split()
         command = known.get(" ".join(words[:2])) or known.get(words[0])
         assert command, line
@@ -68,9 +75,14 @@ def test_commands_in_the_documents_exist(page: Path, group: typer.core.TyperGrou
         assert set(re.findall(r"(?<!\S)--[\w-]+", line)) <= {*options, "--help"}, line
 
 
-def test_the_page_of_commands_is_current(group: typer.core.TyperGroup) -> None:
-    written = (ROOT / "docs/commands.md").read_text()
-    assert written == commands_page(group), "write it again: make docs"
+def test_the_page_of_commands_has_every_command_and_option(group: typer.core.TyperGroup) -> None:
+    page = commands_page(group)
+    for words, command in every_command(group).items():
+        section = page.partition(f"## `mergeflow {words}`")[2].partition("\n## ")[0]
+        assert section, words
+        for parameter in command.params:
+            name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.name.upper()
+            assert f"`{name}" in section or name == "--help", (words, name)
 
 
 def test_every_argument_of_a_command_has_help(group: typer.core.TyperGroup) -> None:

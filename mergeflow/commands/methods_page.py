@@ -1,7 +1,5 @@
-"""The page of methods, written from the catalog: `python -m mergeflow.commands.methods_page docs/methods.md`."""
+"""The page of methods, written from the catalog: `mergeflow docs methods`."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,12 +10,11 @@ from mergeflow.merging.method import Method, section_of
 
 _HEAD = """# Merge methods
 
-Written from the catalog by `python -m mergeflow.commands.methods_page docs/methods.md`; a test keeps it so.
 `mergeflow methods NAME` prints the section of one method.
 
 τ_t = θ_t − θ0 are the task vectors of T experts, w_t their weights (1 by default). Every result is
 **anchor + scale · direction**. "Matrix" means a 2-D weight with both sides > 1, or each one of a
-3-D stack of experts, that `matrices` selects by its role: see [architectures](architectures.md). Arithmetic is float32
+3-D stack of experts, that `matrices` selects by its role: see `mergeflow docs architectures`. Arithmetic is float32
 (float64 where an input is), results are cast to the base's types, integer tensors are the base's
 (tables of integers that differ, as quantised weights do, are refused).
 """
@@ -90,7 +87,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value if value != () else "none")
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(methods_page(), encoding="utf-8")

@@ -1,15 +1,14 @@
-"""The page of commands, written from the command line itself: `make docs`."""
+"""The page of commands, written from the command line itself: `mergeflow docs commands`."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from mergeflow.commands import ANYWHERE
 
 _HEAD = """# Commands
 
-Written from the command line by `make docs`; a test keeps it so. The commands marked *project* work inside a project
-folder: one with `dvc.yaml` and `params.yaml`. Bad input ends with one message and status 2.
+The commands marked *project* work inside a project folder: one with `dvc.yaml` and `params.yaml`.
+Bad input ends with one message and status 2.
 """
 _LIBRARY = "mergeflow.commands"
 
@@ -32,6 +31,8 @@ def commands_page(group: Any) -> str:
         anywhere = words in ANYWHERE or command.callback.__module__.startswith(_LIBRARY)
         kind = "" if anywhere else " *project*"
         parts.append(f"## `mergeflow {words}`{kind}\n\n{' '.join((command.help or '').split())}")
+        if command.epilog:
+            parts.append(f"```console\n{command.epilog.removeprefix('Example: ')}\n```")
         rows = [row for parameter in command.params for row in _row(parameter)]
         if rows:
             parts.append("| argument | default | meaning |\n|---|---|---|\n" + "\n".join(rows))
@@ -47,13 +48,3 @@ def _row(parameter: Any) -> Iterator[str]:
     name = ", ".join(names) if option else parameter.name.upper()
     shown = "" if default is None or default is False else "on" if default is True else str(default)
     yield f"| `{name}` | {shown} | {parameter.help or ''} |"
-
-
-if __name__ == "__main__":
-    import typer
-
-    from mergeflow.cli import add_all_commands, app
-
-    root = Path(__file__).parents[2]
-    add_all_commands(root)
-    (root / "docs/commands.md").write_text(commands_page(typer.main.get_command(app)), encoding="utf-8")

@@ -194,7 +194,7 @@ def test_scores_of_other_checkpoints_do_not_count(run):
 
 
 def test_the_pages_python_runs(run):
-    (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/soup.md").read_text(), flags=re.S)
+    (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/recipes.md").read_text(), flags=re.S)
     names: dict[str, object] = {}
     exec(text, names)
     assert weight() == 1.0
@@ -228,7 +228,7 @@ def test_a_run_of_the_trainer(tmp_path, monkeypatch):
     app = Typer()
     app.callback()(lambda: None)
     add_commands(app)
-    line = re.search(r"mergeflow (soup .* --weights greedy .*) +#", (ROOT / "docs/soup.md").read_text())
+    line = re.search(r"mergeflow (soup .* --weights greedy .*) +#", (ROOT / "docs/recipes.md").read_text())
     assert line is not None
     done = CliRunner().invoke(app, line.group(1).split())
     assert done.exit_code == 0, done.output

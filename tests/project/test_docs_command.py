@@ -27,6 +27,12 @@ def test_a_page_is_shown_by_its_name_as_messages_write_it(name: str) -> None:
     assert CliRunner().invoke(app, ["docs", name]).stdout.strip() == (ROOT / "docs/training.md").read_text().strip()
 
 
+@pytest.mark.parametrize("name", pages.FROM_CODE)
+def test_a_page_that_is_written_from_the_code_is_listed_and_shown(name: str) -> None:
+    assert pages.FROM_CODE[name][:20] in CliRunner().invoke(app, ["docs"]).stdout
+    assert CliRunner().invoke(app, ["docs", f"docs/{name}.md"]).stdout.startswith("# ")
+
+
 def test_an_unknown_page_gets_the_nearest() -> None:
     with pytest.raises(MergeflowError, match="unknown page 'trainning': did you mean 'training'"):
         CliRunner().invoke(app, ["docs", "trainning"], catch_exceptions=False)

@@ -60,7 +60,7 @@ def count_key(architecture: Architecture, blocks: int, path: str) -> str:
         kind = f"model_type {model_type}" if model_type else "no config.json with a model_type"
         raise MergeflowError(
             f"'{path}' ({kind}): layers can be taken only from models whose blocks are known to be alike, decoders "
-            "such as llama, mistral, qwen2 or gpt2 in a folder with config.json; docs/architectures.md lists them."
+            "such as llama, mistral, qwen2 or gpt2 in a folder with config.json; see `mergeflow docs architectures`."
         )
     key = next((key for key in COUNTS if key in config), None)
     if key is None or config[key] != blocks:

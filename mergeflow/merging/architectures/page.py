@@ -1,7 +1,4 @@
-"""docs/architectures.md, written from the tables: `make docs`."""
-
-import sys
-from pathlib import Path
+"""The page of architectures, written from the tables: `mergeflow docs architectures`."""
 
 from mergeflow.merging.architectures.blocks import STACKED
 from mergeflow.merging.architectures.families import BARE, FAMILIES, Family
@@ -9,12 +6,12 @@ from mergeflow.merging.architectures.roles import ROLES, TREATED, vocabulary
 
 _HEAD = """# Architectures
 
-Written from the code by `make docs`; a test keeps it so. Spectral methods ask here what each tensor is. The family
-comes from `model_type` in config.json, which is read beside the weights of a model folder (for weights in memory, pass
-it: `prepare(…, config=model.config.to_dict())`); without one from names that only one family has; else from names
-alone. `mergeflow check` prints, for a recipe and its files, what is treated by role, what is not, and how each fused
-weight is cut. The tables are tested against transformers' own classes: every parameter has a role that fits its module,
-every matrix inside the blocks is taken, and cuts are tried on the models' outputs.
+Spectral methods look up here what each tensor is. The family comes from `model_type` in config.json, which is read
+beside the weights of a model folder (for weights in memory, pass it: `prepare(…, config=model.config.to_dict())`);
+without one from names that only one family has; else from names alone. `mergeflow check` prints, for a recipe and its
+files, what is treated by role, what is not, and how each fused weight is cut. The tables are tested against
+transformers' own classes: every parameter has a role that fits its module, every matrix inside the blocks is taken, and
+cuts are tried on the models' outputs.
 
 ## What `matrices` takes
 
@@ -84,7 +81,3 @@ def architectures_page() -> str:
             for index, (pattern, rule) in enumerate(BARE)
         ),
     )
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(architectures_page(), encoding="utf-8")
