@@ -1,14 +1,18 @@
 """Prints the end of a run: the result table, the registered model, the path of the report."""
 
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from mergeflow import layout
-from mergeflow.documents import Registration, Test, read_registration, read_test
+from mergeflow.documents import Registration, Test, read_registration, read_selection, read_test
 from mergeflow.errors import MergeflowError
+from mergeflow.merging import configure
 from tasks.plotting.rows import experts_behind_base, task_title
 from tasks.project.files import read_yaml
 from tasks.project.studies import EMBEDDED
@@ -26,6 +30,8 @@ def print_summary(root: Path, console: Console) -> None:
     test = read_test(path)
     console.print(result_table(test))
     console.print(f"Chosen on validation: {chosen_arguments(test)}.", highlight=False)
+    for line in grid_ends(root):
+        console.print(f"[bold yellow]At the end of its grid:[/] {line}", highlight=False, soft_wrap=True)
     behind = experts_behind_base(test["rows"])
     if behind:
         told = ", ".join(f"{task} ({100 * own:.1f} against {100 * base:.1f})" for task, (own, base) in behind.items())
@@ -36,10 +42,14 @@ def print_summary(root: Path, console: Console) -> None:
             soft_wrap=True,
         )
     sources = read_yaml(root / "params.yaml")["tasks"]
-    if any(source.startswith(EMBEDDED) for source in sources.values()):
+    drawn = [task for task in test["tasks"] if str(sources.get(task)).startswith(EMBEDDED)]
+    if drawn:
+        which = "Embedded suite" if len(drawn) == len(test["tasks"]) else f"Embedded suite ({', '.join(drawn)})"
         console.print(
-            "[dim]Embedded suite: examples drawn by this project. It shows mechanisms; do not compare these numbers "
-            "with tables of papers.[/]"
+            f"[dim]{which}: examples drawn by this project. They show mechanisms; do not compare these numbers "
+            "with tables of papers.[/]",
+            highlight=False,
+            soft_wrap=True,
         )
     registration = root / layout.REGISTRATION
     if registration.exists():
@@ -73,6 +83,52 @@ def chosen_arguments(test: Test) -> str:
         if row["args"]
     ]
     return "; ".join(chosen)
+
+
+def grid_ends(root: Path) -> Iterator[str]:
+    """Yield a line for each argument whose chosen value is at an end of its grid, with values to add.
+
+    Args:
+        root: the project folder, whose `select` has run.
+    """
+    path = root / layout.SELECTION
+    if not path.exists():
+        return
+    grids = read_yaml(root / "params.yaml")["sweep"]
+    for method, choice in read_selection(path)["methods"].items():
+        for name in choice["at_grid_edge"]:
+            grid = sorted(value for value in grids.get(method, {}).get(name, []) if isinstance(value, int | float))
+            chosen = choice["args"][name]
+            if len(grid) < 3 or chosen not in (grid[0], grid[-1]):
+                continue  # the grid has changed since
+            more = [value for value in values_beyond(grid, chosen) if is_valid(method, choice["args"] | {name: value})]
+            advice = f"; add {', '.join(map(str, more))} to sweep.{method}.{name}" if more else ""
+            yield f"{method} {name} {chosen} of {grid[0]} … {grid[-1]}{advice}"
+
+
+def values_beyond(grid: Sequence[float], chosen: float) -> list[float]:
+    """Continue a sorted grid by two values beyond the end that was chosen.
+
+    Steps are repeated where the grid has equal ones, else ratios. Grids of positive numbers stay positive.
+
+    Example:
+        >>> values_beyond([0.1, 0.2, 0.3, 0.4], 0.4), values_beyond([1.0, 2.0, 4.0], 1.0)
+        ([0.5, 0.6], [0.25, 0.5])
+    """
+    end, inner = (grid[-1], grid[-2]) if chosen == grid[-1] else (grid[0], grid[1])
+    step, positive = end - inner, grid[0] > 0
+    equal = all(abs((b - a) - (grid[1] - grid[0])) < 1e-9 for a, b in pairwise(grid))
+    added = [end + step, end + 2 * step] if equal or not positive else [end * end / inner, end * (end / inner) ** 2]
+    return sorted(float(f"{value:.3g}") for value in added if value > 1e-9 or not positive)
+
+
+def is_valid(method: str, args: Mapping[str, Any]) -> bool:
+    """Return whether a method takes these arguments."""
+    try:
+        configure(method, dict(args))
+    except MergeflowError:
+        return False
+    return True
 
 
 def _print_registration(found: Registration, console: Console) -> None:

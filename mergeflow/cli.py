@@ -18,6 +18,7 @@ from mergeflow.commands import (
     ANYWHERE,
     adapters,
     compression,
+    help_groups,
     language,
     merging,
     pages,
@@ -34,7 +35,6 @@ app = typer.Typer(
     help="A model-merging factory: one base, many experts, every merge method, one registry.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 
@@ -51,6 +51,8 @@ def add_all_commands(start: Path) -> Callable[[str], str] | None:
     commands = import_module("flows.commands")
     commands.add_commands(app, project or start, project is not None)
     import_module("studies.commands.study").add_commands(app, project or start)
+    resolve: Callable[[str], str] | None = commands.connect_library(app, project) if project else None
+    help_groups.arrange(app)
 
     @app.callback()
     def _root(
@@ -70,9 +72,6 @@ def add_all_commands(start: Path) -> Callable[[str], str] | None:
             )
         require("dvc", "mlflow", "prefect")
 
-    if project is None:
-        return None
-    resolve: Callable[[str], str] = commands.connect_library(app, project)
     return resolve
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.summary import print_summary
+from flows.summary import grid_ends, print_summary
 from mergeflow import layout
 
 
@@ -29,3 +29,33 @@ def printed(root: Path, signs: float) -> str:
 def test_an_expert_that_is_worse_than_its_base_is_named(tmp_path: Path, signs: float, told: bool) -> None:
     line = "Experts worse than the base on test: signs (20.0 against 60.0)."
     assert (line in printed(tmp_path, signs)) is told
+
+
+def test_an_argument_at_the_end_of_its_grid_is_named_with_values_to_add(tmp_path: Path) -> None:
+    chosen = {"args": {"scale": 0.4, "rank_ratio": 1.0}, "at_grid_edge": ["scale", "rank_ratio"]}
+    path = tmp_path / layout.SELECTION
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"methods": {"cart": chosen, "ties": {"args": {"keep": 0.2}, "at_grid_edge": []}}}))
+    grid = "{scale: [0.1, 0.2, 0.3, 0.4], rank_ratio: [0.25, 0.5, 1.0]}"
+    (tmp_path / "params.yaml").write_text(f"sweep: {{cart: {grid}, ties: {{keep: [0.2]}}}}\n")
+    assert list(grid_ends(tmp_path)) == [
+        "cart scale 0.4 of 0.1 … 0.4; add 0.5, 0.6 to sweep.cart.scale",
+        "cart rank_ratio 1.0 of 0.25 … 1.0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ({"signs": "suite:pocket8", "land": "folder:land"}, "Embedded suite (signs): examples drawn"),
+        ({"signs": "suite:pocket8", "land": "suite:pocket8"}, "Embedded suite: examples drawn"),
+        ({"signs": "folder:signs", "land": "folder:land"}, None),
+    ],
+)
+def test_only_drawn_tasks_are_not_to_be_compared(tmp_path: Path, sources: dict[str, str], expected: str | None) -> None:
+    printed(tmp_path, 0.6)
+    (tmp_path / "params.yaml").write_text(json.dumps({"tasks": sources}))
+    console = Console(width=200)
+    with console.capture() as shown:
+        print_summary(tmp_path, console)
+    assert (expected in shown.get()) if expected else ("Embedded" not in shown.get())

@@ -1,0 +1,34 @@
+"""`mergeflow --help`: every command is in a group and has an example that its own parser takes."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from mergeflow.cli import add_all_commands, app
+from mergeflow.commands.help_groups import EXAMPLES, GROUPS
+from mergeflow.commands.reference import every_command
+
+add_all_commands(Path(__file__).parents[2])
+COMMANDS = every_command(typer.main.get_command(app))
+
+
+def test_every_command_has_an_example_and_a_group() -> None:
+    assert set(EXAMPLES) == set(COMMANDS)
+    assert {name for names in GROUPS.values() for name in names.split()} == {words.split()[0] for words in COMMANDS}
+
+
+@pytest.mark.parametrize("words", sorted(EXAMPLES))
+def test_the_example_is_taken_by_the_commands_parser(words: str) -> None:
+    line = EXAMPLES[words]
+    assert line.startswith(f"mergeflow {words}")
+    COMMANDS[words].make_context(words, shlex.split(line)[1 + len(words.split()) :])
+
+
+def test_help_shows_groups_and_examples() -> None:
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
+    assert all(f"─ {title} ─" in shown for title in GROUPS)
+    shown = CliRunner().invoke(app, ["registry", "promote", "--help"]).output
+    assert f"Example: {EXAMPLES['registry promote']}" in shown
