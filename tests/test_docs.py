@@ -1,6 +1,7 @@
 """The documents are true: trees match the disk, commands exist, links lead somewhere, parameters are all there."""
 
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -118,3 +119,19 @@ def test_no_file_names_a_package_host_or_this_machine() -> None:
         text = path.read_text(errors="replace")
         assert not hosts.search(text), name
         assert str(ROOT) + "/" not in text, name
+
+
+def test_a_release_has_one_version_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    heading = re.search(r"^## (\S+) · (\d{4}-\d\d-\d\d|unreleased)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heading
+    assert heading[1] == version
+
+
+def test_the_licence_of_every_direct_dependency_is_listed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    names = {re.split(r"[\[<>=!]", text)[0] for text in wanted} - {"mergeflow"}
+    listed = (ROOT / "LICENCES.md").read_text()
+    assert [name for name in sorted(names) if not re.search(rf"\b{re.escape(name)}\b", listed)] == []

@@ -31,9 +31,9 @@ class Block:
         return [words for line in self.text.splitlines() if (words := shlex.split(line, comments=True))]
 
 
-def read_blocks(names: dict[str, str]) -> list[Block]:
-    """Return the page's blocks in order; `names` are what the page leaves to its reader, and what stands there."""
-    text = PAGE.read_text(encoding="utf-8")
+def read_blocks(names: dict[str, str], page: Path = PAGE) -> list[Block]:
+    """Read a page's blocks in order; `names` are what the page leaves to its reader, with the values for them."""
+    text = page.read_text(encoding="utf-8")
     for name, value in names.items():
         text = re.sub(rf"\b{name}\b", value, text)
     return [Block(found["how"] or "run", found["language"], found["text"]) for found in _BLOCK.finditer(text)]

@@ -1,0 +1,54 @@
+"""Sphinx's configuration. `make site` writes the reference and the gallery from the code, then builds all pages."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(ROOT), str(DOCS)]
+
+from mergeflow.version import version as installed_version  # noqa: E402
+
+project = "mergeflow"
+author = "The mergeflow maintainers"
+version = release = installed_version()
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["research/studies"]
+source_suffix = {".md": "markdown"}
+default_role = "code"
+myst_heading_anchors = 4
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+html_theme = "furo"
+html_title = "mergeflow"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_extra_path = ["reference/files"]
+html_show_sphinx = False
+html_copy_source = False
+
+
+def write_generated(app: Any) -> None:
+    """Write the pages and pictures that are made from the code; none of them is tracked."""
+    from pages_of_code import write_reference
+
+    write_reference(DOCS / "reference")
+
+
+def without_links_to_files(app: Any, name: str, source: list[str]) -> None:
+    """Show links to files outside of the pages as their text, because the site does not hold these files."""
+    source[0] = re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?!research|reference)[^)]*\)", r"\1", source[0])
+
+
+def escape_formulas(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Take the signs of formulas in docstrings as they are, not as markup."""
+    lines[:] = [re.sub(r"(?<!`)[*|](?!`)", r"\\\g<0>", line) for line in lines]
+
+
+def setup(app: Any) -> None:
+    """Connect what is written before and while Sphinx reads the pages."""
+    app.connect("builder-inited", write_generated)
+    app.connect("source-read", without_links_to_files)
+    app.connect("autodoc-process-docstring", escape_formulas)

@@ -1,0 +1,196 @@
+"""The pages of the site that are written from the code: commands, methods, architectures, parameters, API, gallery."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
+
+ROOT = Path(__file__).parents[1]
+MODALITIES = ("vision", "text", "causal", "toy")
+API = {
+    "mergeflow": "The names that `import mergeflow` offers.",
+    "mergeflow.search.sweep": "Sweeps.",
+    "mergeflow.search.soup": "Averages of the checkpoints of one run.",
+    "mergeflow.merging.method": "Merge methods of your own.",
+    "mergeflow.modality": "The protocols of a modality.",
+    "mergeflow.data.prepare": "Preparation of a task.",
+    "registry.lookup": "Questions to the registry.",
+    "registry.promotion": "Registering, promoting, rolling back.",
+    "registry.gates": "The gates.",
+    "registry.lineage": "Where a version comes from.",
+}
+FIGURES = {
+    "mima": "Rounds of merging while tuning",
+    "rank_curve": "Accuracy over the rank of CART",
+    "many_tasks": "Eight to twenty tasks",
+    "landscape": "The landscape between experts",
+    "interference": "Interference by layer",
+    "linearity_pairs": "Linearity of features by layer",
+    "coloured_clip": "Coefficients that the theory promises",
+    "unlearning": "Unlearning a book",
+}
+
+
+def write_reference(folder: Path) -> None:
+    """Write all generated pages and pictures into a folder.
+
+    Args:
+        folder: `docs/reference`, which is not tracked.
+    """
+    import typer
+
+    from mergeflow.cli import add_all_commands, app
+    from mergeflow.commands.methods_page import methods_page
+    from mergeflow.commands.reference import commands_page
+    from mergeflow.merging.architectures.page import architectures_page
+
+    folder.mkdir(exist_ok=True)
+    add_all_commands(ROOT)
+    pages = {
+        "commands": commands_page(typer.main.get_command(app)),
+        "methods": methods_page(),
+        "architectures": architectures_page(),
+        "parameters": parameters_page(),
+        "api": api_page(),
+        "gallery": gallery_page(folder),
+    }
+    for name, text in pages.items():
+        path = folder / f"{name}.md"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:  # Sphinx reads again what is newer
+            path.write_text(text, encoding="utf-8")
+
+
+def parameters_page() -> str:
+    """Write the page of params.yaml: every key with its type and default, and the file of each modality."""
+    from tasks.project.parameters import params_of
+
+    parts = [
+        "# Parameters",
+        "Every value that a person may choose is in a project's `params.yaml`. Unknown keys are refused, and "
+        "`mergeflow check` lists all faults at once. [Training](../training.md), [data](../data.md) and "
+        "[registry](../registry.md) explain the sections.",
+        "| key | type | default |\n|---|---|---|\n" + "\n".join(_rows(params_of({"modality": "vision"}), "")),
+    ]
+    for modality in MODALITIES:
+        model = params_of({"modality": modality})
+        rows = [
+            *_rows(model.model_fields["model"].annotation, "model."),
+            *_rows(model.model_fields["data"].annotation, "data."),
+        ]
+        parts.append(f"## `model` and `data` of the modality `{modality}`")
+        parts.append("| key | type | default |\n|---|---|---|\n" + "\n".join(rows))
+    parts.append("## A whole file\n\nThis is the file of the repository's own project.")
+    parts.append(f"```yaml\n{(ROOT / 'params.yaml').read_text(encoding='utf-8').strip()}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(model: Any, prefix: str) -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if (
+            isinstance(field.annotation, type)
+            and issubclass(field.annotation, BaseModel)
+            and name not in ("model", "data")
+        ):
+            yield from _rows(field.annotation, f"{prefix}{name}.")
+        elif name not in ("model", "data") or prefix:
+            default = "required" if field.is_required() else f"`{field.get_default(call_default_factory=True)}`"
+            yield f"| `{prefix}{name}` | {_type(field.annotation)} | {default} |"
+
+
+def _type(annotation: Any) -> str:
+    if get_origin(annotation) in (types.UnionType,):
+        return " or ".join(_type(part) for part in get_args(annotation))
+    if str(get_origin(annotation)) == "typing.Literal":
+        return ", ".join(f"`{value}`" for value in get_args(annotation))
+    name = getattr(annotation, "__name__", str(annotation)) if not get_args(annotation) else str(annotation)
+    return {"NoneType": "null", "str": "text", "int": "integer", "float": "number", "bool": "true or false"}.get(
+        name, name.replace("|", "or")
+    )
+
+
+def api_page() -> str:
+    """Write the page of the Python API, which Sphinx fills from the docstrings."""
+    parts = ["# Python API", "[In Python](../python.md) shows the use; this page has every public name."]
+    for module, text in API.items():
+        members = "" if module != "mergeflow" else ":imported-members:\n"
+        parts.append(f"## `{module}`\n\n{text}")
+        parts.append(f"```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n   {members}\n   :noindex:\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def gallery_page(folder: Path) -> str:
+    """Write the gallery: a run's report, lineage and curves, and figures of studies, each with its command.
+
+    Args:
+        folder: where the pictures are written; those that are there already are not made again.
+    """
+    if not (folder / "files/report.html").exists():
+        _run_project(folder)
+    draw_figures(ROOT / "docs/research/figures")
+    curves = [path.name for path in sorted(folder.glob("run_*.svg"))]
+    parts = [
+        "# Gallery",
+        "Pictures that mergeflow draws, each with the command that draws it.",
+        "## The report of a run\n\n```console\nmergeflow new shapes --modality toy\ncd shapes\nmergeflow run\n```\n\n"
+        "The run writes `outputs/report.html`; [open it alone](../report.html).\n\n"
+        '<iframe class="report" src="../report.html" title="Report of a run"></iframe>',
+        "## Lineage of a version\n\n```console\nmergeflow registry lineage champion --picture lineage.svg\n```\n\n"
+        "![Lineage of version 1](lineage.svg)",
+        "## Curves of a sweep\n\n`mergeflow run` draws them into `outputs/figures`.",
+        *(f"![{name.removeprefix('run_').removesuffix('.svg')}]({name})" for name in curves),
+        "## Studies\n\n`mergeflow study --pages --figures` draws every figure of the [research pages]"
+        "(../research/README.md) from the recorded rows.",
+    ]
+    for study, title in FIGURES.items():
+        figures = sorted((ROOT / "docs/research/figures").glob(f"{study}_*.svg"))
+        if figures:
+            name = figures[0].name
+            parts.append(
+                f"### {title}\n\n```console\nmergeflow study {study} --judge\n```\n\n"
+                f"![{title}](../research/figures/{name})"
+            )
+    return "\n\n".join(parts) + "\n"
+
+
+def _run_project(folder: Path) -> None:
+    """Run the pipeline of a project of small nets, about half a minute, and keep its pictures."""
+    with tempfile.TemporaryDirectory() as scratch:
+        project = Path(scratch) / "shapes"
+        for words, where in (
+            (("new", "shapes", "--modality", "toy"), project.parent),
+            (("run",), project),
+            (("registry", "lineage", "champion", "--picture", "lineage.svg"), project),
+        ):
+            command = [sys.executable, "-m", "mergeflow.cli", *words]
+            env = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+            subprocess.run(command, cwd=where, env=env, check=True, stdout=subprocess.DEVNULL)
+        (folder / "files").mkdir(parents=True, exist_ok=True)
+        shutil.copy(project / "lineage.svg", folder)
+        for figure in (project / "outputs/figures").glob("*.svg"):
+            shutil.copy(figure, folder / f"run_{figure.name}")
+        shutil.copy(project / "outputs/report.html", folder / "files")
+
+
+def draw_figures(folder: Path) -> None:
+    """Draw the studies' figures, unless they are newer than all records."""
+    from studies.commands.study import find_studies
+    from studies.lab.pages import draw
+    from studies.lab.records import FOLDER, recorded
+
+    records = list((ROOT / FOLDER).glob("*.parquet"))
+    if folder.exists() and min(map(_time, folder.glob("*.svg")), default=0) > max(map(_time, records)):
+        return
+    names = {path.stem for path in records}
+    chosen = {study.stage.name: study for study in find_studies(ROOT).values() if study.stage.name in names}
+    draw(folder, {name: recorded(ROOT, study) for name, study in chosen.items()})
+
+
+def _time(path: Path) -> float:
+    return path.stat().st_mtime
