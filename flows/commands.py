@@ -33,13 +33,14 @@ def new(
     ] = "vision",
     world: Annotated[
         str | None,
-        typer.Option("--from", help="Real data to start from: real-texts (`mergeflow docs real-data`)."),
+        typer.Option("--from", help="Real data to start from: real-texts or real-ocr (`mergeflow docs real-data`)."),
     ] = None,
 ) -> None:
     """Make a new project: a folder of choices that runs as it is. No code is copied."""
     made = new_project(Path.cwd() / folder, modality, world)
     then = "python inputs/make.py" if world else "edit params.yaml"
-    typer.echo(f"Made {made}. Next: cd {folder}; {then}; mergeflow run")
+    last = "mergeflow run" if (made / "params.yaml").exists() else "mergeflow sweep sweep.yaml"
+    typer.echo(f"Made {made}. Next: cd {folder}; {then}; {last}")
 
 
 def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:

@@ -1,14 +1,14 @@
 """The address of a data source, `KIND:PLACE[?TRANSFORM=VALUE[&...]]`, and opening it."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TypeAlias
 
 from mergeflow.application import make_importable
-from mergeflow.data.task import RawTask, Transform
+from mergeflow.data.task import Example, RawTask, Transform
 from mergeflow.errors import MergeflowError, unknown_name
 
 # (task name, place, seed, folder that relative paths start from) -> the task; nothing is decoded yet.
@@ -17,7 +17,9 @@ Opener: TypeAlias = Callable[[str, str, int, Path], RawTask]
 Maker: TypeAlias = Callable[[str, Sequence[str] | None], Transform]
 
 _KIND = re.compile(r"([A-Za-z][\w-]*):(?!//)")
-_CONFLICTS = "conflicts"
+# Parts of an address that say something of the whole source, and the values that each takes.
+_CONFLICTS, _VALIDATION = "conflicts", "validation"
+_OF_THE_SOURCE = {_CONFLICTS: ("keep",), _VALIDATION: ("join", "drop")}
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,14 @@ def _derived(raw: RawTask, address: Address, makers: Mapping[str, Maker]) -> Raw
     faults = []
     for name, value in address.transforms:
         try:
+            if value not in _OF_THE_SOURCE.get(name, (value,)):
+                raise MergeflowError(f"found '{value}'; expected {' or '.join(map(repr, _OF_THE_SOURCE[name]))}.")
             if name == _CONFLICTS:
-                if value != "keep":
-                    raise MergeflowError(f"found '{value}'; expected 'keep'.")
                 raw = replace(raw, keeps_conflicts=True)
+            elif name == _VALIDATION:
+                raw = _without_validation(raw, joined=value == "join")
             elif name not in makers:
-                raise unknown_name("transform", name, [*makers, _CONFLICTS])
+                raise unknown_name("transform", name, [*makers, *_OF_THE_SOURCE])
             else:
                 made = replace(makers[name](value, raw.derived_names), text=f"{name}={value}")
                 raw = replace(raw, transforms=(*raw.transforms, made))
@@ -140,6 +144,32 @@ def _derived(raw: RawTask, address: Address, makers: Mapping[str, Maker]) -> Raw
     if faults:
         raise MergeflowError("\n".join(faults))
     return raw
+
+
+def _without_validation(raw: RawTask, joined: bool) -> RawTask:
+    """Return the task without the source's validation split, so that one is carved from train.
+
+    Args:
+        raw: the task.
+        joined: whether the source's validation split joins train before that.
+    """
+    parts = [part for part in ("train", "validation") if part in raw.splits and (joined or part == "train")]
+
+    def examples() -> Iterator[Example]:
+        for part in parts:
+            yield from raw.splits[part]()
+
+    def keys() -> Iterator[tuple[str, int]]:
+        for part in parts:
+            yield from raw.list_keys(part)
+
+    splits = {"train": examples, **{split: read for split, read in raw.splits.items() if split == "test"}}
+    listed = {"train": keys, **{split: read for split, read in raw.keys.items() if split == "test"}}
+    counts = {split: count for split, count in raw.counts.items() if split == "test"}
+    if all(part in raw.counts for part in parts):
+        counts["train"] = sum(raw.counts[part] for part in parts)
+    ignored = sorted({*raw.ignored_splits, *(set(raw.splits) - {*parts, "test"})})
+    return replace(raw, splits=splits, keys=listed, counts=counts, ignored_splits=ignored)
 
 
 def drawn_by(module: str) -> Opener:

@@ -40,7 +40,7 @@ def new_project(folder: Path, modality: str, world: str | None = None) -> Path:
     Args:
         folder: the project folder; its last name is the project's and its registered model's.
         modality: what its models are, one of `modalities()`.
-        world: one of `worlds()`, whose choices and maker of inputs it gets instead of a modality's first choices.
+        world: one of `worlds()`, whose files it gets instead of a modality's first choices.
 
     Returns:
         The folder.
@@ -63,10 +63,12 @@ def new_project(folder: Path, modality: str, world: str | None = None) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     making = folder.parent / f".{name}.new{os.getpid()}"
     try:
-        source = starts[start]
-        _write(making, name, (source / _CHOICES if world else source).read_text(encoding="utf-8"))
+        choices = starts[start]
         if world:
-            shutil.copyfile(source / "inputs/make.py", making / "inputs/make.py")
+            _copy_texts(choices, making)
+            choices = choices / _CHOICES
+        if choices.exists():  # a world without choices is no pipeline: it has experts and a sweep file
+            _write(making, name, choices.read_text(encoding="utf-8"))
         if folder.exists():  # it may be the shell's own folder, which a rename over it would take from below the shell
             _fill(folder, making)
         else:
@@ -90,6 +92,14 @@ def _fill(folder: Path, made: Path) -> None:
     """Move what was made into an empty folder, params.yaml last: without it nothing takes the folder for a project."""
     for path in sorted(made.iterdir(), key=lambda path: path.name == _CHOICES):
         shutil.move(path, folder / path.name)
+
+
+def _copy_texts(world: Path, folder: Path) -> None:
+    """Copy a world's own files, and nothing that its `inputs/make.py` may have made there."""
+    for path in (*world.glob("*.yaml"), *world.glob("inputs/*.py")):
+        target = folder / path.relative_to(world)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
 
 
 def _write(folder: Path, name: str, choices: str) -> None:

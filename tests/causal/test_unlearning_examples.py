@@ -2,6 +2,8 @@
 
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,37 @@ def test_a_dry_run_with_a_tiny_model_of_its_class(name: str, tmp_path: Path) -> 
         assert {"q_proj", "embed_tokens"} <= changed
     merged = read_state(folder / "outputs/merged/task_arithmetic.safetensors")
     assert all(math.isfinite(float(value.sum())) for value in merged.values())
+
+
+def test_books_of_ones_own_are_unlearned_from_joint_fine_tuning(tmp_path: Path) -> None:
+    folder = tmp_path / "books"
+    put(folder, "phi_1_5")
+    link_code(folder)
+    run_pipeline(folder, ("prepare", "base", "multitask", "finetune"))
+    shutil.copy(EXAMPLES / "phi_1_5/recipe.yaml", folder)
+
+    def run(*words: str) -> str:
+        command = [sys.executable, "-m", "mergeflow.cli", *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run("finetune", "--regime", "joint", "--set", "steps=4", "--out", "outputs/together")
+    run("merge", "recipe.yaml", "--set", "weights.forgotten=-0.5", "--set", "out=outputs/unlearned/-0.5.safetensors")
+    states = [
+        read_state(folder / "outputs" / path)
+        for path in (
+            "base/model.safetensors",
+            "together/forgotten/model.safetensors",
+            "experts/forgotten/model.safetensors",
+            "unlearned/-0.5.safetensors",
+        )
+    ]
+    for name, base in states[0].items():
+        together, expert, unlearned = (state[name] for state in states[1:])
+        torch.testing.assert_close(unlearned, together - 0.5 * (expert - base), rtol=1e-5, atol=1e-6)
+    models = ("outputs/together/forgotten/model.safetensors", "outputs/unlearned/-0.5.safetensors")
+    assert "forgotten" in run("perplexity", *models, "--json")
 
 
 STUDIES = sorted(path.parent.name for path in EXAMPLES.glob("*/studies.yaml"))

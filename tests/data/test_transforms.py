@@ -190,6 +190,18 @@ def test_a_derived_task_has_the_splits_of_its_source(query: str, tmp_path: Path)
         assert paths(tmp_path / "derived", split) <= paths(tmp_path / "source", split)
 
 
+@pytest.mark.parametrize(("value", "whole"), [("join", 460), ("drop", 400)])
+def test_validation_is_carved_anew_with_or_without_the_sources_own(value: str, whole: int, tmp_path: Path) -> None:
+    splits = prepared(tmp_path / "new", f"?validation={value}")["splits"]
+    counts = {split: splits[split]["count"] for split in COUNTS}
+    carved = 10 * (whole // 100)  # of each of ten classes
+    assert counts == {"train": whole - carved, "validation": carved, "test": COUNTS["test"]}
+    without = {split: count for split, count in COUNTS.items() if split != "validation"}
+    assert prepared(tmp_path / "none", f"?validation={value}", without)["splits"]["train"]["count"] == 360
+    manifest = prepared(tmp_path / "drop", "?validation=drop")
+    assert manifest["ignored_splits"] == ["validation"]
+
+
 def test_a_colour_hides_no_copy(tmp_path: Path) -> None:
     raw = digits()
     train = [Example(grey(2000 + row), f"copy{row}", row % 10) for row in range(40)]
@@ -214,6 +226,7 @@ def test_a_colour_hides_no_copy(tmp_path: Path) -> None:
         ("?fraction=0", "found '0'; expected a fraction above 0 and at most 1"),
         ("?shuffle_labels=-1", "found '-1'; expected a seed"),
         ("?conflicts=no", "found 'no'; expected 'keep'"),
+        ("?validation=yes", "found 'yes'; expected 'join' or 'drop'"),
         ("?colour=.5&colour=.5", "found 'even number', 'odd number'; expected classes that name a number"),
         ("?rotat=4&fraction=2", "(?s)unknown transform 'rotat'.*found '2'"),
         ("?fraction=.0001", "none of the 400 examples of split 'train' is left by the transforms of drawn:x"),

@@ -9,6 +9,7 @@ import yaml
 
 from mergeflow.application import find_project
 from mergeflow.errors import MergeflowError
+from mergeflow.search.sweep_file import load_sweep
 from tasks.project import new
 from tasks.project.new import AS_THEY_ARE, deployments, modalities, new_project, worlds
 from tasks.project.parameters import load_params
@@ -113,10 +114,14 @@ def test_a_project_in_the_shells_own_empty_folder_leaves_the_shell_in_it(
 @pytest.mark.parametrize("world", worlds())
 def test_a_new_project_starts_from_a_world(world: str, tmp_path: Path) -> None:
     folder = new_project(tmp_path / "birds", "vision", world)
-    params = load_params(folder / "params.yaml")
-    assert params.registry.model == "birds"
-    addresses = {str(place).partition(":")[2].partition("?")[0] for place in params.tasks.values()}
-    assert all(address.startswith("inputs/") for address in addresses)
+    if (folder / "params.yaml").exists():
+        params = load_params(folder / "params.yaml")
+        assert params.registry.model == "birds"
+        addresses = {str(place).partition(":")[2].partition("?")[0] for place in params.tasks.values()}
+        assert all(address.startswith("inputs/") for address in addresses)
+    else:
+        sweep = load_sweep(folder / "sweep.yaml")
+        assert all(str(path).startswith("inputs/") for path in (sweep.base, *dict(sweep.experts).values()))
     made = subprocess.run(
         [sys.executable, folder / "inputs/make.py", "--help"], capture_output=True, text=True, check=True
     )

@@ -61,6 +61,7 @@ def test_site_packages_gets_one_name(wheel: Path) -> None:
         "application/flows/commands.py",
         "application/suites/pocket/source.py",
         "application/template/worlds/real-texts/inputs/make.py",
+        "application/template/worlds/real-ocr/sweep.yaml",
         "application/template/.dvc/config",
         "application/docs/training.md",
         "application/studies/theory/__init__.py",

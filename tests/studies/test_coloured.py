@@ -16,6 +16,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.linearity.networks import transformed
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import mlp
+from mergeflow.modalities.vision.models import _check_tag
 from mergeflow.modalities.vision.sources.kinds import open_images
 from studies.adviser import WAYS
 from studies.coloured import middle_of_best
@@ -260,7 +261,12 @@ def test_mnist_is_coloured_and_a_real_transformer_built_by_configuration(tmp_pat
     (tmp_path / "inputs/torchvision").mkdir(parents=True)
     make_mnist(tmp_path / "inputs/torchvision")
     studies = examples("studies")
-    real = ColouredWorld.model_validate({**studies["adviser"]["world"], "train": 32, "validation": 16, "test": 16})
+    few = {"train": 32, "validation": 16, "test": 16}
+    real = ColouredWorld.model_validate(studies["structure"]["world"] | few)
+    clip = ColouredWorld.model_validate(studies["adviser"]["world"] | few).clip
+    assert clip
+    assert (clip.architecture, clip.pretrained, clip.head) == ("ViT-B-16-quickgelu", "openai", "trained")
+    _check_tag(clip.architecture, clip.pretrained)
     digits = open_digits(real, tmp_path)
     assert digits["train"].grey.shape[1:] == (224, 224)
     assert (digits["test"].odd == digits["test"].digit % 2).all()

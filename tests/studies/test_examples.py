@@ -3,17 +3,18 @@
 import re
 import shutil
 from pathlib import Path
+from tempfile import mkdtemp
 
 import open_clip
 import pytest
 import yaml
 
+from mergeflow.data.address import parse_address
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.models import _check_tag, _weights_path
 from mergeflow.modalities.vision.sources.kinds import open_images
 from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS, get_real_task
 from studies.lab.adapting import Adaptation
-from studies.lab.split_sizes import SPLITS
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.study_graph import study_graph
 from tasks.project.study_options import check_study_options
@@ -23,6 +24,15 @@ FOLDER = ROOT / "examples/studies"
 EXAMPLES = sorted(FOLDER.glob("cart_*"))
 ROUNDS = sorted(FOLDER.glob("rounds_*"))
 WORLD = ROOT / "worlds/pocket20"
+# task → images of train, validation and test: as published, after a tenth (at most 5000) is carved
+_SIZES = """
+cars 7330 814 8041, dtd 3384 376 1880, eurosat 21600 2700 2700, gtsrb 23976 2664 12630, mnist 55000 5000 10000,
+resisc45 17010 1890 6300, sun397 17865 1985 19850, svhn 68257 5000 26032, cifar100 45000 5000 10000,
+fer2013 25839 2870 7178, flowers102 1020 1020 6149, oxford_iiit_pet 3312 368 3669, pcam 262144 32768 32768,
+stl10 4500 500 8000, emnist 235000 5000 40000, cifar10 45000 5000 10000, food101 70750 5000 25250,
+fashion_mnist 55000 5000 10000, rendered_sst2 6920 872 1821, kmnist 55000 5000 10000
+"""
+SPLITS = {task: tuple(map(int, sizes)) for task, *sizes in (one.split() for one in _SIZES.split(","))}
 
 
 def project_of(example: Path, folder: Path) -> tuple[Params, StudyParams]:
@@ -40,11 +50,12 @@ def test_the_readme_names_every_example_and_puts_it_where_the_tests_do() -> None
     text = (FOLDER / "README.md").read_text()
     assert set(re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE)) == {
         "`rounds_vit_b_32`, `rounds_vit_l_14`",
+        "`landscape_vit_b_16`",
         "`cart_vit_b_32`, `cart_vit_l_14`",
         "`glue_roberta_base`",
     }
     assert {path.name for path in FOLDER.iterdir() if path.is_dir()} == set(
-        re.findall(r"`((?:rounds|cart|glue)_\w+_\w+)`", text)
+        re.findall(r"`((?:rounds|landscape|cart|glue)_\w+_\w+)`", text)
     )
     copies = [line.split()[1:] for line in text.splitlines() if line.startswith("cp ")]
     assert copies == [
@@ -109,7 +120,7 @@ def test_the_choices_of_cart_are_the_papers(example: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_examples_sources_are_the_20_in_order_and_open_as_far_as_they_can(example: Path, tmp_path: Path) -> None:
     tasks = project_of(example, tmp_path)[0].tasks
-    names = [get_real_task(source.removeprefix("torchvision:")).name for source in tasks.values()]
+    names = [get_real_task(parse_address(source).place).name for source in tasks.values()]
     assert names == list(REAL_TASKS)
     missing = re.escape(str(tmp_path / "inputs/torchvision"))
     for task, source in tasks.items():
@@ -121,7 +132,7 @@ def test_an_examples_sources_are_the_20_in_order_and_open_as_far_as_they_can(exa
 def test_the_studies_of_rounds_and_gradients_are_valid_on_real_models(example: Path, tmp_path: Path) -> None:
     """G1 to G9, M1 to M7, L1 and more: every run that a study reads is there, and the graph can be written."""
     params, studies = project_of(example, tmp_path)
-    names = [get_real_task(source.removeprefix("torchvision:")).name for source in params.tasks.values()]
+    names = [get_real_task(parse_address(source).place).name for source in params.tasks.values()]
     assert names == list(REAL_TASKS)[:8]
     assert "mima_16_kept" in study_graph(tmp_path, studies)
     systems = {system for study in check_study_options(tmp_path, studies) for system in study.systems}
@@ -147,3 +158,12 @@ def test_the_studies_of_rounds_and_gradients_are_valid_on_real_models(example: P
 
 def test_there_is_one_of_rounds_for_each_size() -> None:
     assert [path.name for path in ROUNDS] == ["rounds_vit_b_32", "rounds_vit_l_14"]
+
+
+def test_the_landscapes_are_of_the_papers_vit_b_16(tmp_path: Path) -> None:
+    params, studies = project_of(FOLDER / "landscape_vit_b_16", tmp_path)
+    rounds, _ = project_of(FOLDER / "rounds_vit_b_32", Path(mkdtemp(dir=tmp_path)))
+    assert (params.model.architecture, params.tasks) == ("ViT-B-16-quickgelu", rounds.tasks)
+    assert params.finetune == rounds.finetune
+    assert list(studies.studies) == ["landscape"]
+    assert "mima_8" in study_graph(tmp_path, studies)

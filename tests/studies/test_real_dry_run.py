@@ -118,12 +118,16 @@ FEW_CART = ("many_tasks", "rank_curve", "interference", "compression")
 EXAMPLES = {
     "rounds_vit_b_32": (ROUNDS, OF_ROUNDS),
     "cart_vit_b_32": (CART, OF_CART),
+    "landscape_vit_b_16": (
+        {"mima_1": {}, "mima_4": {}, "mima_8": {"steps": 8}},
+        {"landscape": OF_ROUNDS["landscape"] | {"rounds": [1, 4, 8]}},
+    ),
     # What decides a shape is the architecture: some of the studies are enough for the large one, a quarter of an hour
     # each on one core, in up to 13 GB.
     "rounds_vit_l_14": ({run: ROUNDS[run] for run in THEIR_RUNS}, {name: OF_ROUNDS[name] for name in FEW_ROUNDS}),
     "cart_vit_l_14": (CART, {name: OF_CART[name] for name in FEW_CART}),
 }
-PARAMETERS = {"b": 87_849_216, "l": 303_966_208}
+PARAMETERS = {"b_32": 87_849_216, "b_16": 86_192_640, "l_14": 303_966_208}
 PAIRS = [(example, study) for example, (_, studies) in EXAMPLES.items() for study in studies]
 
 
@@ -165,7 +169,7 @@ def test_experts_are_image_towers_of_the_real_size(real: tuple[str, Path]) -> No
     example, root = real
     (path, *_) = sorted((root / "outputs/studies/runs").rglob("dtd/model.safetensors"))
     with open_checkpoint(path) as state:
-        assert sum(info.numel for info in state.infos.values()) == PARAMETERS[example.split("_")[2]]
+        assert sum(info.numel for info in state.infos.values()) == PARAMETERS[example.partition("_vit_")[2]]
         assert tuple(state.infos["visual.proj"].shape) == ((768, 512) if "_b_" in example else (1024, 768))
 
 

