@@ -1,52 +1,43 @@
 """Where the winner comes from, as one picture: data → experts → merge → registered version."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from mergeflow.checkpoints.fingerprint import short
+from tasks.plotting.boxes import Box, boxes_figure
 from tasks.report.files import Json, RunFiles
-from tasks.report.svg import Picture
 from tasks.report.tables import arguments_text
 
-_WIDTH, _PITCH, _HEIGHT, _TOP = 1120.0, 60.0, 48.0, 26.0
-_DATA, _EXPERT, _MERGE, _VERSION = (0.0, 280.0), (326.0, 280.0), (652.0, 210.0), (908.0, 212.0)  # (left, width)
+_GAP, _TOP = 10.0, 22.0  # points between rows, and above the first
+_DATA, _EXPERT, _MERGE, _VERSION = (1.0, 260.0), (301.0, 260.0), (601.0, 190.0), (831.0, 190.0)  # (left, width)
+_HEADINGS = ((_DATA, "data"), (_EXPERT, "base and experts"), (_MERGE, "merge"), (_VERSION, "registered version"))
 
 
-@dataclass(frozen=True)
-class Box:
-    """One ancestor: a bold line, and quiet lines below it."""
-
-    title: str
-    lines: tuple[str, ...]
-    style: str = "box"
-
-
-def lineage_picture(run: RunFiles) -> str:
-    """Return the picture as SVG: a row per expert and one for the base; what the registry knows where there is one."""
-    tasks = run.selection["tasks"]
-    known = {expert["task"]: expert for expert in lineage_of(run).get("experts") or []}
+def lineage_figure(run: RunFiles) -> Figure:
+    """Return the picture: a row per expert and one for the base; what the registry knows where there is one."""
+    records = {expert["task"]: expert for expert in lineage_of(run).get("experts") or []}
     base = _base_box(run)
-    first = _TOP + max(_PITCH, _size(base) + _PITCH - _HEIGHT)  # where the experts' rows begin
-    height = first + _PITCH * len(tasks)
-    picture = Picture(_WIDTH, height, "Lineage: data, experts, merge, registered version")
-    _headings(picture, run.registration is not None)
-    middle = _TOP + (height - _TOP) / 2 - (_PITCH - _HEIGHT) / 2
+    boxes, links, bottom = [base], [], base.top + base.height
     merge, version = _merge_box(run), _version_box(run)
-    port = (_MERGE[0], middle)
-    picture.curve((sum(_EXPERT), _TOP + _size(base) / 2), port, "link")
-    _draw(picture, base, _EXPERT, _TOP)
-    for row, task in enumerate(tasks):
-        top = first + row * _PITCH
-        picture.curve((sum(_EXPERT), top + _HEIGHT / 2), port, "link")
-        picture.curve((sum(_DATA), top + _HEIGHT / 2), (_EXPERT[0], top + _HEIGHT / 2), "link")
-        _draw(picture, _data_box(run, task), _DATA, top)
-        _draw(picture, _expert_box(run, task, known.get(task, {})), _EXPERT, top)
+    pairs = []
+    for task in run.selection["tasks"]:
+        data = replace(_data_box(run, task), top=bottom + _GAP)
+        expert = replace(_expert_box(run, task, records.get(task, {})), top=data.top)
+        pairs.append((data, expert))
+        bottom = data.top + data.height
+    middle = (_TOP + bottom) / 2
+    merge = replace(merge, top=middle - merge.height / 2)
+    boxes += [box for pair in pairs for box in pair] + [merge]
+    links = [*pairs, *((expert, merge) for expert in (base, *(expert for _, expert in pairs)))]
     if version is not None:
-        picture.curve((sum(_MERGE), middle), (_VERSION[0], middle), "link")
-        _draw(picture, version, _VERSION, middle - _size(version) / 2)
-    _draw(picture, merge, _MERGE, middle - _size(merge) / 2)
-    return picture.markup()
+        version = replace(version, top=middle - version.height / 2)
+        boxes.append(version)
+        links.append((merge, version))
+    headings = [(left + 1, text) for (left, _), text in _HEADINGS[: 4 if version else 3]]
+    return boxes_figure(boxes, links, headings)
 
 
 def lineage_of(run: RunFiles) -> Json:
@@ -72,34 +63,16 @@ def origin(run: RunFiles) -> list[tuple[str, str]]:
     return pairs + [("Missing", str(text)) for text in tree.get("missing") or []]
 
 
-def _headings(picture: Picture, registered: bool) -> None:
-    columns = [("data", _DATA), ("base and experts", _EXPERT), ("merge", _MERGE)]
-    for text, (left, _) in columns + ([("registered version", _VERSION)] if registered else []):
-        picture.text(left + 1, 12, text, "quiet")
-
-
-def _draw(picture: Picture, box: Box, column: tuple[float, float], top: float) -> None:
-    left, width = column
-    picture.rect(left + 0.5, top + 0.5, width - 1, _size(box) - 1, box.style)
-    picture.text(left + 12, top + 20, box.title, "strong", width - 40)
-    for number, line in enumerate(box.lines, start=1):
-        picture.text(left + 12, top + 20 + 18 * number, line, "quiet", width - 12)
-
-
-def _size(box: Box) -> float:
-    return 30 + 18 * len(box.lines)
-
-
 def _data_box(run: RunFiles, task: str) -> Box:
     splits = run.manifests.get(task, {}).get("splits", {})
     counts = " · ".join(f"{facts['count']} {split}" for split, facts in splits.items() if "count" in facts)
     source = str(run.params.get("tasks", {}).get(task, "?"))
-    return Box(source, (counts or f"{run.test['examples'].get(task, '?')} test",))
+    return Box([source, counts or f"{run.test['examples'].get(task, '?')} test"], *_DATA, _TOP)
 
 
 def _base_box(run: RunFiles) -> Box:
     model = run.params.get("model", {})
-    return Box(f"base: {model.get('modality', 'vision')}", tuple(base_facts(model)))
+    return Box([f"base: {model.get('modality', 'vision')}", *base_facts(model)], *_EXPERT, _TOP)
 
 
 def base_facts(model: Mapping[str, Any]) -> list[str]:
@@ -118,14 +91,14 @@ def _expert_box(run: RunFiles, task: str, known: Mapping[str, Any]) -> Box:
     seed = known.get("seed", expert.get("seed", run.params.get("seed", 0)))
     fingerprint = str(expert.get("fingerprint") or known.get("fingerprint") or "?")
     words = [str(regime)] if regime else []
-    return Box(task, (" · ".join([*words, f"seed {seed}", f"weights {short(fingerprint)}"]),))
+    return Box([task, " · ".join([*words, f"seed {seed}", f"weights {short(fingerprint)}"])], *_EXPERT, _TOP)
 
 
 def _merge_box(run: RunFiles) -> Box:
     winner = run.selection["winner"]
     choice = run.selection["methods"][winner]
     arguments = [arguments_text({name: value}) for name, value in choice["args"].items()]
-    return Box(winner, (*arguments, f"weights {short(choice['fingerprint'])}"), "box main")
+    return Box([winner, *arguments, f"weights {short(choice['fingerprint'])}"], *_MERGE, _TOP, main=True)
 
 
 def _version_box(run: RunFiles) -> Box | None:
@@ -134,5 +107,5 @@ def _version_box(run: RunFiles) -> Box | None:
         return None
     aliases = " ".join(f"@{alias}" for alias in found["aliases"]) or "no alias"
     commit = str(lineage_of(run).get("git_commit") or "").partition(" ")[0]
-    lines = [f"version {found['version']}", aliases, *([f"commit {commit[:12]}"] if commit else [])]
-    return Box(found["model"], tuple(lines), "box main" if "champion" in found["aliases"] else "box")
+    lines = [found["model"], f"version {found['version']}", aliases, *([f"commit {commit[:12]}"] if commit else [])]
+    return Box(lines, *_VERSION, _TOP, main="champion" in found["aliases"])

@@ -10,14 +10,16 @@ from typing import Any
 import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
+from tasks.plotting.drawing import to_svg
 from tasks.plotting.palette import DARK, LIGHT
 from tasks.plotting.rows import base_row, experts_behind_base, model_name
 from tasks.project.writing import write_atomically
-from tasks.report.decision import decision_picture
-from tasks.report.drawings import drawings
+from tasks.report.decision import decision_figure
+from tasks.report.drawings import drawings, inline
 from tasks.report.files import RunFiles, read_run
-from tasks.report.lineage import base_facts, lineage_picture, origin
+from tasks.report.lineage import base_facts, lineage_figure, origin
 from tasks.report.tables import (
     Table,
     arguments_text,
@@ -98,9 +100,9 @@ def render(run: RunFiles, texts: Table | None = None, unlearned: Table | None = 
         started=_started(run),
         registration=registration,
         decision=decision,
-        lineage_picture=Markup(lineage_picture(run)),
+        lineage_picture=_picture("lineage", "Lineage: data, experts, merge, registered version", lineage_figure(run)),
         origin=origin(run),
-        decision_picture=Markup(decision_picture(decision) or ""),
+        decision_picture=_picture("decision", "Change against the champion", decision_figure(decision)),
         gates=gates_table(decision) if decision and decision.get("gates") else None,
         drawings=drawings(run.figures),
         recipe=_recipe(run.selection["methods"][winner]),
@@ -108,6 +110,10 @@ def render(run: RunFiles, texts: Table | None = None, unlearned: Table | None = 
         style=Markup((_PARTS / "page.css").read_text(encoding="utf-8")),
         script=Markup((_PARTS / "page.js").read_text(encoding="utf-8")),
     )
+
+
+def _picture(name: str, label: str, figure: Figure | None) -> Markup:
+    return Markup(inline(name, to_svg(figure, label).decode()) if figure else "")
 
 
 def _recipe(choice: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Texts that the experts and the merge answer differently: what stands behind the figures of a project of texts."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,16 @@ from mergeflow import layout
 from tasks.project.recorded import digest
 from tasks.project.stage import STATE
 from tasks.project.writing import write_atomically
-from tasks.report.continued import changed_passages
 from tasks.report.files import RunFiles
 from tasks.report.tables import Cell, Column, Row, Table
 
 LOOKED_AT = 200  # validation examples of a task: a second for an encoder of a million parameters
 SHOWN = 4  # of a task
+PASSAGES, PASSAGES_SHOWN = 24, 3  # of causal models: two seconds for half a million parameters
 LARGEST = 1 << 30  # bytes of weights: a page is written on the processor, where a larger model is asked for minutes
 OF_TEXTS = ("text", "causal")
 UNLEARNED_TEXTS = f"{STATE}/unlearned_texts.json"  # written by `mergeflow unlearn`
+Answers = list[dict[str, Any]]
 UNLEARNED = ("task", "text", "right", "before", "after")
 
 
@@ -167,3 +168,71 @@ def _table(texts: list[Changed]) -> Table:
     rows = [Row([Cell(vars(one)[name] or "", vars(one)[name] or "") for name in titles]) for one in texts]
     caption = "Answers that changed between expert and merge, of the first validation texts of each task"
     return Table(caption, [Column(title, numeric=False) for title in titles.values()], rows)
+
+
+def changed_passages(root: Path, winner: str, tasks: Sequence[str]) -> Answers:
+    """Return where expert and merge write other texts: of each task those where the merge lost most words.
+
+    Args:
+        root: the project folder.
+        winner: the merge.
+        tasks: the tasks' names.
+
+    Returns:
+        `task`, `text`, `text_pair` (None), `right`, `expert` and `merge` of each.
+    """
+    from mergeflow.modalities.causal.opening import open_language
+
+    opened = open_language(layout.BASE_MODEL, root)
+    found: Answers = []
+    for task in tasks:
+        told = []
+        for checkpoint in (layout.expert_model(task), layout.merge(winner)):
+            opened.load(root / checkpoint)
+            told.append(_told(opened, root / layout.split("validation", task), task))
+        pairs = [pair for pair in zip(*told, strict=True) if pair[0]["told"] != pair[1]["told"]]
+        pairs.sort(key=lambda pair: pair[1]["score"] - pair[0]["score"])
+        found += [
+            {
+                "task": task,
+                "text": expert["text"],
+                "text_pair": None,
+                "right": expert["right"],
+                "expert": expert["told"],
+                "merge": merge["told"],
+            }
+            for expert, merge in pairs[:PASSAGES_SHOWN]
+        ]
+    return found
+
+
+def _told(opened: Any, folder: Path, task: str) -> Answers:
+    """Return what a model says of each of the first examples: `text`, `right`, `told`, and a `score`."""
+    import pyarrow.parquet as pq
+    import torch
+
+    from mergeflow.modalities.causal.generation import go_on, held_out
+    from mergeflow.modalities.causal.modality import open_examples
+    from mergeflow.modalities.causal.questions import Questions
+
+    passages = held_out(folder, "validation", PASSAGES)
+    if passages:
+        return [
+            {"text": one.prompt, "right": one.own, "told": one.written, "score": one.right}
+            for one in go_on(opened.model.module, opened.tokenizer, passages)
+        ]
+    examples = open_examples(task, folder, "validation", None, torch.device("cpu"))
+    assert isinstance(examples, Questions)
+    rows = torch.arange(min(PASSAGES, len(examples)))
+    with torch.inference_mode():
+        chosen = examples.likelihoods(opened.model, rows).argmax(dim=1).tolist()
+    cells = pq.read_table(folder / "validation.parquet").slice(0, len(rows)).to_pylist()
+    return [
+        {
+            "text": cell["text"],
+            "right": cell["choices"][cell["answer"]],
+            "told": cell["choices"][choice],
+            "score": int(choice == cell["answer"]),
+        }
+        for cell, choice in zip(cells, chosen, strict=True)
+    ]

@@ -70,7 +70,7 @@ def test_a_picture_is_svg_and_stands_beside_json(store, make_candidate, command)
     assert not Path("tree.png").exists()
     both = command("lineage", "merged/1", "--json", "--picture", "tree.svg")
     assert json.loads(both.stdout)["version"] == "1"
-    assert Path("tree.svg").read_text().startswith("<svg")
+    assert "<svg" in Path("tree.svg").read_text()
 
 
 def test_serving_nothing_tells_no_address(store, make_candidate, command):

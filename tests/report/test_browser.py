@@ -43,8 +43,9 @@ say.tables = [...document.querySelectorAll("table")].map((one) => {
   return orders.every((order, i) => i === 0 || compare(orders[i - 1], order) * (ascending ? 1 : -1) <= 0);
 });
 const lineage = document.querySelector("#figure-lineage svg");
-say.boxes = lineage.querySelectorAll("rect").length;
-say.spilt = [...lineage.querySelectorAll("text")].filter((text) => text.getBBox().x + text.getBBox().width > 1120);
+say.boxes = lineage.querySelectorAll("[id*=box-]").length;
+const right = (text) => text.getBBox().x + text.getBBox().width;
+say.spilt = [...lineage.querySelectorAll("text")].filter((text) => right(text) > lineage.viewBox.baseVal.width);
 say.spilt = say.spilt.map((text) => text.textContent);
 const drawing = document.querySelector("#figure-accuracy svg");
 say.drawing = [drawing.getBoundingClientRect().width, drawing.getBoundingClientRect().height];
