@@ -53,7 +53,7 @@ def _answers(asked: Asked, ready: Ready) -> "Answers":
 def _assigned(asked: Asked, ready: Ready) -> dict[str, Any]:
     """Return samples by expert: the project's own, one source for all, or one source for each in their order."""
     from mergeflow.analysis.provable.questions import one_each
-    from mergeflow.modalities.subset import Subset
+    from mergeflow.modalities.classification import Subset
 
     sources, names = ready.sources, list(asked.paths())
     if not asked.data:

@@ -208,7 +208,7 @@ class Asked:
         if self.project is None or self.params is None or foreign:
             raise MergeflowError("--data is missing: name a source of samples; they need no labels.")
         from mergeflow.modalities.catalog import MODALITIES
-        from mergeflow.modalities.subset import Subset
+        from mergeflow.modalities.classification import Subset
 
         section: Any = self.params.model
         modality = MODALITIES.get(section.modality)

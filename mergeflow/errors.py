@@ -49,11 +49,6 @@ def first_line(error: BaseException) -> str:
 def unknown_name(kind: str, name: str, options: Iterable[str]) -> MergeflowError:
     """Return the error for a name that is not among `options`, with the nearest right one.
 
-    Args:
-        kind: what such a name names: "method".
-        name: what was found.
-        options: all names that there are.
-
     Example:
         >>> str(unknown_name("method", "tsi", ["ties", "cart"]))
         "unknown method 'tsi': did you mean 'ties'? Known: cart, ties."

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any
 class Late:
     """Stands for a module; its attributes are found, and kept, when they are first asked for.
 
-    Args:
-        name: The module's name.
-
     Example:
         >>> Late("math").floor(2.5)
         2
@@ -31,10 +28,6 @@ class Late:
 
 def late_names(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a module's `__getattr__`: names that other modules hold, which are imported when one is first used.
-
-    Args:
-        module: The module that passes the names on.
-        homes: The module that holds each name.
 
     Example:
         >>> late_names("here", {"floor": "math"})("floor")(2.5)

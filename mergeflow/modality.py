@@ -92,9 +92,7 @@ class Examples(Predictions, Protocol):
         """Return what the named submodules give for `rows`, [n, ...] each.
 
         Args:
-            model: whose module has the layers.
             rows: int64 [n].
-            layers: names of submodules.
 
         Raises:
             MergeflowError: the module has no submodule of such a name.
@@ -156,8 +154,6 @@ def check_fit(source: str, found: State, expected: State) -> None:
 
     Args:
         source: what an error message calls the weights.
-        found: the weights.
-        expected: the model's own.
 
     Raises:
         MergeflowError: listing every difference.

@@ -99,7 +99,6 @@ def load_part(package: str, part: str, what: str) -> ModuleType:
 
     Args:
         package: The package's name, private where it lies in the project.
-        part: The module's name in it.
         what: What an error message calls the package.
 
     Raises:
@@ -175,7 +174,6 @@ def last_place(error: BaseException, belongs: Callable[[FrameType], bool]) -> Pl
     """Return the last line that an error came through in some files, such as a user's; None where it passed none.
 
     Args:
-        error: It has a traceback.
         belongs: Whether a frame of it lies in those files.
     """
     walk = traceback.walk_tb(error.__traceback__)
@@ -506,11 +504,7 @@ def _folder(package: str, name: str, kind: str) -> Path:
 
 
 def failed_in_own_code(error: BaseException) -> MergeflowError | None:
-    """Return the message for an error that was raised in a file that the shelf loaded, or below it; else None.
-
-    Args:
-        error: What nobody caught.
-    """
+    """Return the message for an error that was raised in a file that the shelf loaded, or below it; else None."""
     place = last_place(error, lambda frame: str(frame.f_globals.get("__name__", "")).startswith(PRIVATE))
     if place is None:
         return None

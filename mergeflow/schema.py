@@ -34,8 +34,6 @@ def validated(model: type[Record], values: Any, origin: str) -> Record:
     """Return the values as a record.
 
     Args:
-        model: What they are validated as.
-        values: A mapping, as a file gives it.
         origin: Where they come from, for the message.
 
     Raises:
@@ -68,7 +66,6 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """Return the faults of a validation error, a line each.
 
     Args:
-        error: What pydantic found.
         model: What was validated; it knows the keys that are right.
     """
     return [line for fault in error.errors() for line in lines_of(fault, model)]
@@ -79,7 +76,6 @@ def lines_of(fault: Any, model: type[BaseModel]) -> list[str]:
 
     Args:
         fault: One of pydantic's `errors()`.
-        model: What was validated.
     """
     *above, last = fault["loc"] or [""]
     place = ".".join(map(str, fault["loc"]))

@@ -49,7 +49,6 @@ def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
     """Return how many values a node stands for where each alias is a copy; of a node inside itself none.
 
     Args:
-        node: The node.
         sizes: Those that are known, by the identity of the node.
     """
     if id(node) not in sizes:
@@ -64,7 +63,6 @@ def parse_yaml(text: str, name: str) -> Any:
     """Return the value of a YAML (or JSON) text.
 
     Args:
-        text: The text.
         name: What it is, for messages: "recipe 'a.yaml'".
 
     Raises:

@@ -73,7 +73,7 @@ def as_pyfunc(folder: Path) -> Any:
     """
     import torch  # here and below: whoever lists or promotes versions does without
 
-    from mergeflow.memory.serving import placed
+    from mergeflow.memory import placed
     from mergeflow.modalities.serving import read_model
     from registry.served_model import MergedModel
 

@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import PythonModel
 
 from mergeflow.errors import MergeflowError
-from mergeflow.memory.serving import placed
+from mergeflow.memory import placed
 from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modalities.serving import read_model
 from mergeflow.training.arithmetic import arithmetic

@@ -40,8 +40,7 @@ from mergeflow.evaluation.averages import mean
 from mergeflow.merging import make_recipe
 from mergeflow.merging.learned.adamerging import Learned
 from mergeflow.merging.matrices import is_matrix
-from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.subset import Subset
+from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modality import Examples
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid
 from studies.lab.adapting import (

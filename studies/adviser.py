@@ -55,8 +55,7 @@ from mergeflow.analysis.provable.correlation import correlations, responses
 from mergeflow.analysis.provable.questions import ask_all, one_each
 from mergeflow.analysis.provable.ranges import scales_of_lengths, scales_of_theory, suggested
 from mergeflow.evaluation.averages import draw_subsets, mean
-from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.subset import Subset
+from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.search.candidates import score_all
 from mergeflow.search.optuna import optuna_search
 from mergeflow.search.sweep_file import SearchPart

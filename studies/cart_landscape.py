@@ -37,7 +37,7 @@ from pydantic import Field
 
 from mergeflow.evaluation import CandidateScorer, losses
 from mergeflow.merging import configure
-from mergeflow.modalities.subset import Subset
+from mergeflow.modalities.classification import Subset
 from mergeflow.modality import Examples
 from studies.lab import Claim, Laboratory, Row, Section, Study
 from studies.lab.claims import Samples, Verdict, all_hold, with_interval, within

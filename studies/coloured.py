@@ -44,8 +44,7 @@ from torch import Tensor
 from mergeflow.analysis.geometry import cosine_matrix
 from mergeflow.analysis.provable.answers import Answers, ask
 from mergeflow.analysis.provable.correlation import Correlations, correlations
-from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.subset import Subset
+from mergeflow.modalities.classification import Classification, Subset
 from studies.lab import Claim, Laboratory, Row, Section, Study, grid, table
 from studies.lab.caching import Lazy
 from studies.lab.claims import Samples, Verdict, all_hold, with_interval, within

@@ -34,7 +34,7 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from mergeflow.analysis.geometry import norm
-from mergeflow.modalities.subset import Subset
+from mergeflow.modalities.classification import Subset
 from mergeflow.training import FineTuneSettings, fine_tune
 from studies.lab import Claim, Laboratory, Row, Section, Study, curves, per_seed, select, table
 from studies.lab.claims import with_interval

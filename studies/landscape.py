@@ -27,7 +27,7 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from mergeflow.merging import configure
-from mergeflow.modalities.subset import Subset
+from mergeflow.modalities.classification import Subset
 from studies.lab import Claim, Laboratory, Row, Section, Study, per_seed, select, table
 from studies.lab.rows import Samples, each, samples, steps
 from studies.theory.landscape import Grid, angle_between, measure_grid, plane_through, valley

@@ -53,9 +53,8 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.averages import mean, mean_interval
 from mergeflow.merging import MethodCall
 from mergeflow.merging.direction import CandidateMerger
-from mergeflow.modalities.causal.blocks import cut
 from mergeflow.modalities.causal.model import LanguageModel, load_model
-from mergeflow.modalities.causal.packed import PackedText
+from mergeflow.modalities.causal.packed import PackedText, cut
 from mergeflow.modalities.causal.perplexity import perplexity
 from mergeflow.modalities.causal.sources.folder import open_folder
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenizer

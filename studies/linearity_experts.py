@@ -32,7 +32,7 @@ from pydantic import Field
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.layers import find_layers
 from mergeflow.linearity.pairs import measure_pairs
-from mergeflow.modalities.subset import Subset
+from mergeflow.modalities.classification import Subset
 from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
 from studies.lab.linearity import (
     TunedModels,

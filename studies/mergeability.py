@@ -45,7 +45,7 @@ from pydantic import Field
 from mergeflow.analysis.geometry import dot, norm
 from mergeflow.linearity.affine import Combination, Featured, affine, combine
 from mergeflow.linearity.layers import find_layers
-from mergeflow.modalities.subset import Subset
+from mergeflow.modalities.classification import Subset
 from mergeflow.training import LinearisedModel
 from studies.lab import Claim, Laboratory, Row, Section, Study, curves
 from studies.lab.claims import Samples, with_interval

@@ -38,7 +38,7 @@ from mergeflow.evaluation import losses
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, methods
-from mergeflow.modalities.subset import Subset
+from mergeflow.modalities.classification import Subset
 from mergeflow.modality import Examples
 from mergeflow.search.candidates import best_on_line, line, score_all
 from studies.lab import Claim, Laboratory, Row, Section, Study, select, table

@@ -49,10 +49,10 @@ from torch import Tensor
 from mergeflow import layout
 from mergeflow.checkpoints import read_state
 from mergeflow.evaluation.averages import mean
-from mergeflow.memory import training_needs
-from mergeflow.modalities.classification import Classification
+from mergeflow.memory import Workload
+from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modalities.nets import on_pixels
-from mergeflow.modalities.subset import Subset
+from mergeflow.modality import Model
 from mergeflow.training import LoraModel
 from mergeflow.training.settings import LoraSettings
 from studies.coloured import CASES, FIRST, ONTO, TARGET
@@ -186,14 +186,16 @@ def lora_variant(options: Options, base: Pretrained, digits: Digits, rank: int, 
 def memory_rows(world: ColouredWorld, ranks: Sequence[int]) -> Iterator[Row]:
     """Yield what a step of tuning takes of a device's memory at its peak, foretold, of all weights and of adapters."""
 
-    def blank(count: int) -> Classification:
+    def build(rank: int | None) -> Model:
+        net = small_transformer(world, 2, 0)
+        return net if rank is None else LoraModel.of(net, adapter_settings(rank), 0)
+
+    def blank(model: Model, count: int) -> Classification:
         images = torch.zeros(count, world.size, world.size, 3, dtype=torch.uint8)
         return Classification("blank", images, torch.zeros(count, dtype=torch.int64), encode=on_pixels)
 
     for rank in (None, *ranks):
-        net = small_transformer(world, 2, 0)
-        model = net if rank is None else LoraModel.of(net, adapter_settings(rank), 0)
-        need, _ = training_needs(model, blank, world.tune.settings())
+        need, _ = Workload(partial(build, rank), blank).training(world.tune.settings())
         yield {"part": "memory", "kind": FULL if rank is None else LORA, "amount": rank, "bytes": need.total}
 
 

@@ -51,7 +51,7 @@ from mergeflow.evaluation.averages import (
 )
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure
-from mergeflow.modalities.subset import Subset
+from mergeflow.modalities.classification import Subset
 from mergeflow.modality import Examples
 from mergeflow.search.candidates import grid_of
 from studies.lab import Claim, Laboratory, Row, Section, Study

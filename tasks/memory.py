@@ -1,6 +1,7 @@
 """What a project's stages take of a device's memory, found before they start; a batch that cannot fit is refused."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -8,10 +9,9 @@ from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
-from mergeflow.memory import Forecast, Need, Work, blank_model, fewer, judging_need, largest, training_needs
+from mergeflow.memory import Forecast, Need, Work, Workload, blank_model, fewer, largest
 from mergeflow.merging.device_memory import fits, free_bytes
 from mergeflow.modalities.catalog import MODALITIES
-from mergeflow.modality import Examples, Model
 from mergeflow.training.settings import TOGETHER, FineTuneSettings
 from tasks.project.devices import device_names
 from tasks.project.parameters import Params
@@ -39,18 +39,15 @@ def forecast(
     Of the studies' training runs the one that takes most is told, and every other that does not fit.
 
     Args:
-        root: the project folder.
-        params: its parameters.
         wanted: device, instead of `run.device`.
         stages: names of those to look at; all of them if None. Whatever judges a model beside them is a study.
-        runs: the studies' training runs to look at, by name.
 
     Raises:
         MergeflowError: there is no such device.
     """
     names = device_names(wanted or params.run.device)
     free = None if "cpu" in names else min(free_bytes(name) for name in names)
-    needs = _Needs(root, params, free is not None)
+    needs = _Needs(root, params)
     works = [*_works(needs, params, stages), *(_run_works(needs, params, runs, free) if runs else ())]
     return Forecast(", ".join(names), free, tuple(works))
 
@@ -76,14 +73,14 @@ def _run_works(
     distinct: dict[str, tuple[str, FineTuneSettings]] = {}
     for name, settings in runs.items():  # rates and lengths take no memory
         distinct.setdefault(settings.model_dump_json(exclude=_TAKE_NOTHING), (name, settings))
-    found = [
+    options = [
         [*_training_works(needs, f"train@{name}", settings, params.evaluation.batch_size, f"runs.{name}")]
         for name, settings in distinct.values()
     ]
-    found.sort(key=lambda works: -max(work.need.total for work in works))
-    yield from found[0]
+    options.sort(key=lambda works: -max(work.need.total for work in works))
+    yield from options[0]
     if free is not None:
-        yield from (work for works in found[1:] for work in works if not fits(work.need.total, free))
+        yield from (work for works in options[1:] for work in works if not fits(work.need.total, free))
 
 
 def _training_works(needs: "_Needs", stage: str, settings: FineTuneSettings, judged: int, place: str) -> Iterator[Work]:
@@ -105,8 +102,7 @@ def _split(settings: FineTuneSettings, needs: "_Needs", place: str, free: int) -
     rows = largest(max(most, 1), lambda rows: needs.training(changed(rows), 1)[0], free)
     if not rows:
         return "Not even one example at a time fits: take a smaller model, the regime lora or a larger device."
-    found = changed(rows)
-    name, value = ("batch_size", rows) if whole else ("accumulate", found.accumulate)
+    name, value = ("batch_size", rows) if whole else ("accumulate", changed(rows).accumulate)
     return f"Set {place}.{name} to {value}: the result is the same but for rounding."
 
 
@@ -118,44 +114,39 @@ def _smaller(judged: int, need: Callable[[int], Need], free: int) -> str:
 class _Needs:
     """Finds what work takes in one project."""
 
-    def __init__(self, root: Path, params: Params, cuda: bool) -> None:
-        self._params, self._cuda = params, cuda
+    def __init__(self, root: Path, params: Params) -> None:
+        self._params, base = params, root / layout.BASE_MODEL
         self._modality = MODALITIES.get(params.lookup("model.modality"))
-        prepared = [root / layout.manifest_folder(task) for task in params.tasks]
-        known = [len(load_manifest(folder)["class_names"]) for folder in prepared if folder.exists()]
-        self._classes = max(known) if len(known) == len(prepared) else _CLASSES
-        self._base = root / layout.BASE_MODEL
+        folders = [root / layout.manifest_folder(task) for task in params.tasks]
+        counts = [len(load_manifest(folder)["class_names"]) for folder in folders if folder.exists()]
+        classes = max(counts) if len(counts) == len(folders) else _CLASSES
+        self._has_base, record = base.exists(), dict[str, str]()
+        if self._has_base:
+            with open_checkpoint(base) as state:
+                record = dict(state.metadata)
+        self._workload = Workload.of(self._modality, params.model, record, params.data, classes)
 
     @property
     def are_known(self) -> bool:
         """Whether the modality has blank examples, and builds its models before there is a base, if there is none."""
+        if self._workload is None:
+            return False
         try:
-            return self._modality.blank is not None and bool(self._build())
+            blank_model(self._workload.build)
         except MergeflowError:
-            if self._base.exists():
+            if self._has_base:
                 raise
             return False
+        return True
 
     def training(self, settings: FineTuneSettings, judged: int) -> tuple[Need, Need]:
         """Return what steps with these settings take, and validations of so many examples at once."""
-        plain = self._build()
-        model = blank_model(lambda: tuned_model(plain, settings, 0, self._modality.tower))
-        tasks = len(self._params.tasks)
-        return training_needs(model, self._blank(plain), settings, judged=judged, tasks=tasks, cuda=self._cuda)
+        assert self._workload is not None
+        build, tower = self._workload.build, self._modality.tower
+        workload = replace(self._workload, build=lambda: tuned_model(build(), settings, 0, tower))
+        return workload.training(settings, judged, len(self._params.tasks))
 
     def judging(self, rows: int) -> Need:
         """Return what a forward pass of so many examples takes."""
-        model = self._build()
-        return judging_need(model, self._blank(model), judged=rows, cuda=self._cuda)
-
-    def _build(self) -> Model:
-        record: dict[str, str] = {}
-        if self._base.exists():
-            with open_checkpoint(self._base) as state:
-                record = dict(state.metadata)
-        return blank_model(lambda: self._modality.build(self._params.model, record))
-
-    def _blank(self, model: Model) -> Callable[[int], Examples]:
-        make = self._modality.blank
-        assert make is not None
-        return lambda count: make(model, self._params.model, self._params.data, count, self._classes)
+        assert self._workload is not None
+        return self._workload.judging(rows)

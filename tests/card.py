@@ -34,7 +34,7 @@ _tallies: list[Tally] = []
 @contextmanager
 def counted() -> Iterator[Tally]:
     """Count the bytes of the tensors that are made on cards inside, as long as something holds them."""
-    _tallies.append(tally := Tally(cuda=False))
+    _tallies.append(tally := Tally())
     yield tally
     _tallies.remove(tally)
 

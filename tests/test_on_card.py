@@ -29,14 +29,13 @@ from mergeflow.merging.compression.compressor import configure_compressor
 from mergeflow.merging.compression.suite_file import compress
 from mergeflow.merging.device_memory import check_room
 from mergeflow.merging.files.plan import open_inputs
-from mergeflow.modalities.catalog import MODALITIES
+from mergeflow.modalities.catalog import MODALITIES, open_recorded
 from mergeflow.modalities.causal.generation import continued
 from mergeflow.modalities.causal.model import LanguageModule
 from mergeflow.modalities.causal.packed import PackedText
 from mergeflow.modalities.causal.perplexity import perplexity
 from mergeflow.modalities.causal.sections import Generation
 from mergeflow.modalities.heads import load_head
-from mergeflow.modalities.recorded import open_recorded
 from mergeflow.modalities.served import SERVED
 from mergeflow.modalities.serving import read_model
 from mergeflow.modalities.vision.models import image_model

@@ -24,10 +24,9 @@ from benchmarks.on_device.common import (
     task,
 )
 from mergeflow.checkpoints import write_checkpoint
-from mergeflow.memory import blank_model, training_needs
+from mergeflow.memory import Workload
 from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.vision.modality import blank
-from mergeflow.modalities.vision.models import image_model, load_clip
+from mergeflow.modalities.vision.modality import MODALITY
 from mergeflow.modalities.vision.sections import DataSection, ModelSection
 from mergeflow.modality import Network
 from mergeflow.training import FineTuneSettings, IterativeRun, fine_tune
@@ -56,7 +55,7 @@ def finetune(rehearse: bool) -> Iterator[Row]:
             for name, changes in variants.items():
                 half = changes.get("precision") == "bfloat16"  # the other settings take the same memory, about
                 if half not in foretold:
-                    foretold[half] = foretold_gib(shape, changes, data.inputs.shape[1], device)
+                    foretold[half] = foretold_gib(shape, changes, data.inputs.shape[1])
                 with fresh(device, model):
                     ours = ours_per_second(model, data, shape, changes)
                     memory = peak_gib(device)
@@ -76,23 +75,18 @@ def finetune(rehearse: bool) -> Iterator[Row]:
                 }
 
 
-def foretold_gib(shape: Shape, changes: dict[str, Any], side: int, device: torch.device) -> float:
+def foretold_gib(shape: Shape, changes: dict[str, Any], side: int) -> float:
     """Return what `mergeflow check` would say that a step takes.
 
     Args:
         shape: the model and the batch size.
         changes: as of `ours_per_second`.
         side: pixels along a side of an image.
-        device: for which.
     """
-    section = ModelSection(architecture=shape.architecture, pretrained="")
-    plain = blank_model(lambda: image_model(load_clip(shape.architecture)))
-    step, _ = training_needs(
-        plain,
-        lambda count: blank(plain, section, DataSection(image_size=side), count, 10),
-        settings_of(shape, changes),
-        cuda=device.type == "cuda",
-    )
+    section, data = ModelSection(architecture=shape.architecture, pretrained=""), DataSection(image_size=side)
+    workload = Workload.of(MODALITY, section, {}, data, 10)
+    assert workload is not None
+    step, _ = workload.training(settings_of(shape, changes))
     return step.total / 2**30
 
 

@@ -40,7 +40,7 @@ class Passages:
             project: the folder with base and prepared splits.
             tasks: texts; those to forget first.
         """
-        from mergeflow.modalities.causal.passages import held_out
+        from mergeflow.modalities.causal.generation import held_out
         from mergeflow.modalities.causal.tokenizer import CausalTokenizer
 
         with open_checkpoint(project / layout.BASE_MODEL) as base:
@@ -61,8 +61,7 @@ class Passages:
         Raises:
             MergeflowError: the package rouge-score is not installed.
         """
-        from mergeflow.modalities.causal.passages import go_on
-        from mergeflow.modalities.causal.recall import rouge_l
+        from mergeflow.modalities.causal.generation import go_on, rouge_l
 
         found = {}
         for task, texts in self.texts.items():
@@ -85,7 +84,7 @@ class Passages:
         Returns:
             `task`, `text`, `right` (the passage's own next words), `before` and `after` of each.
         """
-        from mergeflow.modalities.causal.passages import go_on
+        from mergeflow.modalities.causal.generation import go_on
 
         told = []
         for state in (before, after):

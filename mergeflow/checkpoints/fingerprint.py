@@ -76,7 +76,6 @@ def matches(state: Mapping[str, Tensor], recorded: str, known: str | None = None
 
     Args:
         state: Tensors by name; read only where its fingerprint is not known in the recorded scheme.
-        recorded: The fingerprint to compare with.
         known: The state's fingerprint, if it was taken already.
     """
     scheme = scheme_of(recorded)
@@ -94,13 +93,7 @@ def short(recorded: str) -> str:
 
 
 def tensor_digest_of(state: Mapping[str, Tensor], name: str, scheme: str = SCHEME) -> str:
-    """Return the digest of one tensor, hexadecimal; of a lazy one only a block is held at a time.
-
-    Args:
-        state: The tensors by name, in memory or lazy.
-        name: The tensor.
-        scheme: Of the digests.
-    """
+    """Return the digest of one tensor, hexadecimal; of a lazy one only a block is held at a time."""
     if not isinstance(state, LazyStateDict):
         return tensor_digest((block_digest(part, scheme) for part in blocks(state[name])), scheme)
     count = state.infos[name].numel
@@ -121,13 +114,7 @@ def block_digest(part: Tensor | memoryview, scheme: str = SCHEME) -> bytes:
 
 
 def leaf_digests(data: memoryview, itemsize: int, scheme: str = SCHEME) -> list[bytes]:
-    """Return the digest of each leaf of a piece that begins with one.
-
-    Args:
-        data: The piece's bytes.
-        itemsize: Bytes of an element.
-        scheme: Of the digests.
-    """
+    """Return the digest of each leaf of a piece that begins with one."""
     leaf = BLOCK * itemsize
     return [block_digest(data[at : at + leaf], scheme) for at in range(0, len(data), leaf)]
 

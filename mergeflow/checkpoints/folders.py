@@ -109,9 +109,6 @@ def named_base(adapter: str | Path) -> NamedBase | None:
 def common_base(experts: Mapping[str, str]) -> str | None:
     """Return the path or id of the base that all adapters among the experts name; None where none of them does.
 
-    Args:
-        experts: Paths by name.
-
     Raises:
         MergeflowError: They name different bases, or a folder that is not on this machine.
     """
@@ -131,7 +128,6 @@ def adapters_of(base: str, experts: Mapping[str, str]) -> str:
 
     Args:
         base: Its path or id, as a recipe has it.
-        experts: Paths by name.
     """
     return ", ".join(f"'{name}'" for name, named in _named_bases(experts).items() if named.path == base)
 

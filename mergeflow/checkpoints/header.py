@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 class DType:
     """A type of elements; its text is that of torch's type, which fingerprints count.
 
-    Attributes:
-        name: What torch calls it.
-        itemsize: Bytes of an element.
-        is_floating_point: Whether elements are real numbers.
-        is_complex: Whether they are complex.
-
     Example:
         >>> print(DTYPES["BF16"], DTYPES["BF16"].itemsize)
         torch.bfloat16 2
@@ -144,7 +138,6 @@ def read_header(file: BinaryIO, path: str) -> Header:
 
     Args:
         file: The open file, positioned anywhere.
-        path: Its name, for messages.
 
     Raises:
         MergeflowError: The file is truncated or its header does not describe its bytes exactly.

@@ -42,7 +42,6 @@ class Packed:
     """One packed weight.
 
     Attributes:
-        layout: Its layout.
         stem: What the names of its parts begin with.
         bits: Of a code; 0 where they are told later.
         shape: Of the weight, where names and shapes tell it.
@@ -136,9 +135,6 @@ def unpacked(state: State, name: str, one: Packed, declared: Mapping[str, Any]) 
     packed: s_g (q − 2^(b−1) − z_g);  MXFP4: number of the code · 2^(e − 127) of its block of 32
 
     Args:
-        state: The checkpoint.
-        name: The weight, for messages.
-        one: What is known of it.
         declared: `quantization_config` of config.json.
 
     Returns:
@@ -233,7 +229,6 @@ class Quantised:
     """The quantised weights of a checkpoint.
 
     Attributes:
-        weights: Layout of each weight, by its plain name.
         parts: Names of tensors that belong to them: scales, zero points, maps.
         formats: What cannot be read, in words, with a name.
         declared: `quantization_config` of config.json.
@@ -311,8 +306,6 @@ def dequantised_info(state: LazyStateDict, name: str, layout: Layout | Packed) -
 
     Args:
         state: The checkpoint; of 4-bit weights the note beside the codes is read.
-        name: The weight.
-        layout: How it is quantised.
     """
     if isinstance(layout, Packed):
         return packed_shape(state, layout)
@@ -327,8 +320,6 @@ def dequantise(state: LazyStateDict, name: str, layout: Layout | Packed, declare
 
     Args:
         state: The checkpoint, with the codes and what stands beside them.
-        name: The weight.
-        layout: How it is quantised.
         declared: `quantization_config` of config.json, which gives the size of blocks; {} where there is none.
 
     Returns:

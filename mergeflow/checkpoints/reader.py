@@ -120,7 +120,6 @@ class LazyStateDict(Mapping[str, "Tensor"]):
     Attributes:
         entries: Where the data of each tensor comes from.
         infos: Shape and dtype per tensor, known without reading data.
-        metadata: The text metadata of the file(s).
         path: What was opened.
         is_task_vector: Whether the tensors are differences from a base (a task vector or an adapter); names that are
             missing then mean a difference of zero.
@@ -171,7 +170,6 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         """Return a piece of a flattened tensor, in its storage type.
 
         Args:
-            name: The tensor.
             start: The first element, from 0.
             stop: One behind the last element.
 
@@ -184,7 +182,6 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         """Fill a tensor that exists with a piece of a flattened tensor.
 
         Args:
-            name: The tensor.
             out: [n], flat and contiguous; the type is converted where it is not the stored one.
             start: The first element to read, from 0.
         """
@@ -198,7 +195,6 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         """Announce that a piece of a tensor will be read soon; it does nothing for tensors that are in memory.
 
         Args:
-            name: The tensor.
             start: The first element, from 0.
             stop: One behind the last element.
         """
@@ -302,11 +298,9 @@ def view(
 
     Args:
         state: The state; its metadata, path and configuration go along.
-        names: Of the tensors that are kept.
         entries: Where their data come from, by name; the state's by default.
         infos: Their shapes and types, by name; the state's by default.
         tied: Names that share storage, each with the first of its group; the state's by default.
-        rename: New names, by the state's own.
     """
     entries, infos, rename = entries or state.entries, infos or state.infos, rename or {}
     ties = state.tied if tied is None else tied

@@ -13,7 +13,6 @@ def local(context: typer.Context, path: str | Path) -> str:
 
     Args:
         context: its object is what follows references, or None.
-        path: what was given.
 
     Raises:
         MergeflowError: a reference outside a project, or one that leads nowhere.

@@ -66,7 +66,7 @@ def perplexity(
     from mergeflow.commands.device_memory import tell
     from mergeflow.commands.judged import opened_models
     from mergeflow.commands.texts import prepared_block, project_models, project_texts, read_texts
-    from mergeflow.memory.language import foretell_perplexity
+    from mergeflow.evaluation.memory import foretell_perplexity
     from mergeflow.modalities.causal.perplexity import total_loss
     from mergeflow.training.arithmetic import arithmetic
 

@@ -104,7 +104,7 @@ def adamerge(
     from mergeflow.evaluation.memory import foretell_coefficients
     from mergeflow.evaluation.statistics import check_learned_place
     from mergeflow.merging import load_recipe
-    from mergeflow.modalities.recorded import is_recorded
+    from mergeflow.modalities.catalog import is_recorded
     from mergeflow.training.arithmetic import arithmetic
 
     loaded = load_recipe(recipe, overrides or [])

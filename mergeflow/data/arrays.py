@@ -47,7 +47,6 @@ def array_file(folder: Path, split: str, name: str) -> Path:
     """Return the path of one array of a split.
 
     Args:
-        folder: of the prepared split.
         split: train, validation or test.
         name: of the array, such as `labels`.
     """
@@ -141,8 +140,6 @@ def label_error(where: str, label: object, class_names: Sequence[str]) -> Mergef
 
     Args:
         where: what the message calls the example.
-        label: what was found.
-        class_names: those that there are.
     """
     return MergeflowError(
         f"{where}: label {label} is outside the class names (0 to {len(class_names) - 1}, "

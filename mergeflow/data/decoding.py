@@ -71,7 +71,6 @@ class Source:
 
     Args:
         name: the kind, as the tasks of params.yaml name it: `csv` for `csv:inputs/birds.csv`.
-        modality: the modality whose examples it gives.
         open: task name, place, seed and project folder to the task; nothing is decoded yet.
     """
 

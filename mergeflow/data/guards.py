@@ -59,15 +59,7 @@ class Copies:
         self.conflicts = 0
 
     def first_split(self, digest: bytes, split: str, row: int, label: int, path: str) -> str:
-        """Return the split that had this content first, which is `split` where the content is new.
-
-        Args:
-            digest: of the source's content.
-            split: where the example belongs.
-            row: in the source's split.
-            label: of the source.
-            path: of the example.
-        """
+        """Return the split that had this content first, which is `split` where the content is new."""
         number = self._first.setdefault(digest, len(self._rows))
         if number == len(self._rows):
             self._splits.append(SPLITS.index(split))
@@ -113,10 +105,7 @@ def check_filled(raw: RawTask, split: str, read: int, left_out: int, kept: int) 
     """Refuse a split that is empty, of which transforms leave nothing, or whose examples are all copies.
 
     Args:
-        raw: the task.
         split: train, validation or test.
-        read: examples that the source gave.
-        left_out: those that transforms left out.
         kept: those that are not copies of others.
 
     Raises:
@@ -141,7 +130,6 @@ def check_classes(raw: RawTask, per_class: Mapping[str, np.ndarray]) -> list[str
     """Refuse a class without a training or test example; return a warning where validation lacks some.
 
     Args:
-        raw: the task.
         per_class: split to examples of each class, int64 [C].
 
     Raises:

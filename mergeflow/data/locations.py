@@ -40,7 +40,6 @@ class Location:
     """A file or folder on some file system.
 
     Args:
-        files: the fsspec file system.
         path: path within it, without protocol and trailing slash.
     """
 
@@ -151,10 +150,6 @@ class Location:
 
 def decoded(content: bytes, path: str) -> str:
     """Return the text that a file holds.
-
-    Args:
-        content: the file's bytes.
-        path: what a message calls the file.
 
     Raises:
         MergeflowError: it is not in UTF-8.

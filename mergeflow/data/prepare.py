@@ -152,7 +152,6 @@ def map_ordered(
     Args:
         function: called on the pool's threads.
         items: taken one at a time, as results are asked for.
-        pool: the threads.
         ahead: items in work at most, at least 1.
 
     Example:

@@ -19,7 +19,6 @@ class PlannedSplit:
     """Where a split's examples come from.
 
     Args:
-        origin: the source's split that is read.
         rows: bool [rows of origin], True for those that belong here; None means all.
         count: examples before duplicates are removed; None when the source does not know.
     """
@@ -35,10 +34,6 @@ def plan_splits(raw: RawTask, seed: int) -> dict[str, PlannedSplit]:
     A split that the source lacks is carved from `train`: 10 %, at most 5000 images, stratified by class, chosen by
     SHA-256 of (seed, split, path). An example therefore keeps its side when others join the source, up to the
     counts. Transforms come later: a task and those derived from it have the same split.
-
-    Args:
-        raw: the task.
-        seed: any integer.
 
     Returns:
         A plan for each of the three splits, test first: the order in which duplicates are decided.
@@ -73,7 +68,6 @@ def check_name(path: str, where: str) -> None:
     """Refuse a file's name whose bytes are no UTF-8: neither a digest nor Parquet can take it.
 
     Args:
-        path: of the example.
         where: what a message calls its place.
 
     Raises:

@@ -139,7 +139,6 @@ def check_names(task: str, class_names: Sequence[str] | None, templates: Sequenc
     """Refuse class names and templates from which no classifier can be built.
 
     Args:
-        task: the task's name.
         class_names: None where the task has no classes.
         templates: None where the task has no prompts.
 

@@ -30,7 +30,6 @@ def choose_classes(value: str, class_names: Sequence[str] | None) -> Transform:
 
     Args:
         value: labels and ranges of labels: `5-9`, `0,2,4`, `0-3,7`; at least two labels.
-        class_names: of the task.
 
     Raises:
         MergeflowError: not of this form, a label that the task lacks, or fewer than two.
@@ -66,7 +65,6 @@ def shuffle_labels(value: str, class_names: Sequence[str] | None) -> Transform:
 
     Args:
         value: the seed of the draw, an integer from 0; the preparation's own seed has no say in it.
-        class_names: of the task.
 
     Raises:
         MergeflowError: not such an integer.
@@ -96,7 +94,6 @@ def take_fraction(value: str, class_names: Sequence[str] | None) -> Transform:
 
     Args:
         value: f, above 0 and at most 1.
-        class_names: of the task.
 
     Raises:
         MergeflowError: not such a number.

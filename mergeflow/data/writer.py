@@ -27,7 +27,6 @@ def disk_guard(path: Path, needed: Callable[[], str]) -> Iterator[None]:
     """Turn a full disk into one error that names the file and the space that is needed.
 
     Args:
-        path: the file being written.
         needed: returns the needed space in words; called only when the disk is full.
 
     Raises:
@@ -90,9 +89,7 @@ class SplitWriter:
     """The files of a split, open for appending; a context manager. Arrays are opened by the first example.
 
     Args:
-        folder: an existing folder.
         split: train, validation or test.
-        schema: of the Parquet file.
         expected: examples that will be written at most, if known; serves the message of a full disk.
     """
 

@@ -21,8 +21,6 @@ def example_scores(model: Model, examples: Examples, batch_size: int = 256) -> n
     example's influence on it, in float64.
 
     Args:
-        model: judged as it stands.
-        examples: N examples of one split.
         batch_size: examples per forward pass; only rounding depends on it.
     """
     found = [examples.scores(model, rows) for rows in _prefetched(examples, batch_size)]
@@ -34,8 +32,6 @@ def accuracies(model: Model, tasks: Mapping[str, Examples], batch_size: int = 25
     """Return each task's accuracy, the mean of its scores, in [0, 1]; or its figure by another metric, at most 1.
 
     Args:
-        model: judged as it stands.
-        tasks: the examples of each task by its name.
         batch_size: examples per forward pass; only rounding depends on it.
     """
     return {
@@ -49,8 +45,6 @@ def losses(model: Model, tasks: Mapping[str, Examples], batch_size: int = 256) -
     """Return each task's mean loss L_t; of classes the cross-entropy in nats. A multi-task loss is Σ_t L_t.
 
     Args:
-        model: judged as it stands.
-        tasks: examples by task.
         batch_size: examples per forward pass; it changes the result by rounding alone.
 
     Example:
@@ -97,7 +91,6 @@ def write_scores(path: Path, scores: Mapping[str, np.ndarray]) -> None:
     `numpy.savez` leaves the version of the format in the file's headers to Python, and releases of one Python differ.
 
     Args:
-        path: the file.
         scores: task → float32 [n] in [0, 1], in the split's order.
     """
     with zipfile.ZipFile(path, "w") as archive:

@@ -17,9 +17,9 @@ from mergeflow.merging.device import check_device
 from mergeflow.merging.files.plan import open_inputs
 from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.merging.learned.adamerging import Learned, learn
+from mergeflow.modalities.catalog import is_recorded, open_recorded
 from mergeflow.modalities.classification import Classification, Regression
 from mergeflow.modalities.heads import load_head, read_head
-from mergeflow.modalities.recorded import is_recorded, open_recorded
 from mergeflow.modalities.vision.models import ClipModel, image_model
 from mergeflow.modalities.vision.opening import check_head, open_model
 from mergeflow.modality import Examples, Modality, Model, Predictions

@@ -192,10 +192,8 @@ def draw_subsets(items: Sequence[str], size: int, count: int, seed: int) -> list
     A larger `count` with the same seed continues the same list, as long as there are more subsets than wanted.
 
     Args:
-        items: n different names.
         size: N of each subset, from 1 to n.
         count: m ≥ 1; there are at most C(n, N).
-        seed: decides the draw.
 
     Returns:
         min(m, C(n, N)) subsets, each in the order of `items`.

@@ -44,7 +44,6 @@ class CandidateScorer:
 
     Args:
         model: What the merges are weights of, on its device; its weights are overwritten.
-        tasks: What to score on.
         base: θ0, in memory or lazy.
         experts: State dicts by name.
         statistics: Of data, for methods that need them: kind → expert → tensor.

@@ -19,10 +19,9 @@ from mergeflow.merging import Recipe, load_recipe
 from mergeflow.merging.device import check_device
 from mergeflow.merging.files.output import check_file
 from mergeflow.merging.files.recipe import recipe_text
-from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.catalog import is_recorded, open_recorded
+from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modalities.heads import Head, load_head
-from mergeflow.modalities.recorded import is_recorded, open_recorded
-from mergeflow.modalities.subset import Subset
 from mergeflow.modalities.vision.models import image_model
 from mergeflow.modalities.vision.opening import check_head, open_model
 from mergeflow.modality import Model, Predictions

@@ -123,9 +123,6 @@ def affine(
 
     Args:
         model: What the weights are loaded into; it has its own weights back at the end.
-        sources: Name → samples.
-        ends: Name → weights θ_i.
-        combinations: Name → what is combined.
         layers: Names of submodules, whose outputs are the features.
         batch_size: Samples in memory at a time; no result depends on it.
         report: Called as `report(done, total)` after each batch.

@@ -15,8 +15,8 @@ from mergeflow.data.locations import decoded
 from mergeflow.data.task import Example, Place, RawTask
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.linearity.affine import Featured
-from mergeflow.modalities.activations import activations
-from mergeflow.modalities.text.places import from_place
+from mergeflow.modalities.modules import activations
+from mergeflow.modalities.pretrained import from_place
 from mergeflow.modality import Model, Network, check_fit, device_of
 
 _UNSEEN_FIRST = ("test", "validation", "train")
@@ -89,7 +89,6 @@ def read_images(raw: RawTask, decode: Callable[[Example, str], Any], count: int)
     Args:
         raw: The source; its test split, else validation, else train.
         decode: As `Decoding.decode`.
-        count: How many at most.
 
     Raises:
         MergeflowError: an image cannot be decoded, or the split is empty.
@@ -113,7 +112,6 @@ def transformed(raw: RawTask, example: Example, place: Place) -> Example | None:
 
     Args:
         raw: The task, whose transforms are applied in order.
-        example: As the source gives it.
         place: Where the example stands: split and index, which seed what is random.
     """
     seen: Example | None = example
@@ -124,10 +122,6 @@ def transformed(raw: RawTask, example: Example, place: Place) -> Example | None:
 
 def read_prepared(folder: Path, count: int) -> Tensor:
     """Return images of a prepared task, spread evenly over the first of validation, test and train that is there.
-
-    Args:
-        folder: The prepared task.
-        count: How many images at most.
 
     Returns:
         uint8 [N, height, width, 3] with N ≤ count.
@@ -153,7 +147,6 @@ def read_texts(path: Path, tokenizer: Any, count: int, length: int) -> Sequences
     Args:
         path: The file, one text a line; empty lines are left out.
         tokenizer: Of transformers; it pads on the right, with its end token where it has no padding token.
-        count: How many texts at most.
         length: Tokens per text at most; longer ones are cut.
 
     Raises:
@@ -253,10 +246,6 @@ def _torchvision(name: str, base: Mapping[str, Tensor]) -> Opened:
 
 def count_classes(name: str, base: Mapping[str, Tensor]) -> int:
     """Return for how many classes one of torchvision's classifiers was built, whatever the order of its tensors.
-
-    Args:
-        name: As torchvision calls it.
-        base: Its weights.
 
     Raises:
         MergeflowError: they are not this net's.

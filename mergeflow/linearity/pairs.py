@@ -113,9 +113,7 @@ def measure_pairs(
 
     Args:
         model: What the weights are loaded into.
-        sources: Name → samples.
         experts: Name → weights; at least two.
-        layers: Names of submodules.
         alphas: α, each above 0 and below 1.
         own: Whether a pair is looked at on the two sources that have the experts' names; else on all of them.
         batch_size: Samples in memory at a time.

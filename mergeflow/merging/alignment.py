@@ -24,8 +24,6 @@ class Place:
     """Where units lie in a tensor: unit u holds the entries start + u · size … start + (u + 1) · size − 1 of an axis.
 
     Attributes:
-        name: The tensor.
-        axis: Which of its axes.
         start: Where the first unit begins.
         size: Entries of a unit: 1 for a neuron, the head's width for a head.
     """
@@ -53,8 +51,6 @@ class Group:
     """Units that one permutation reorders wherever they lie.
 
     Attributes:
-        name: What it is called in messages.
-        units: How many.
         places: All of them; a permutation of all leaves the net's function as it was.
     """
 
@@ -67,7 +63,6 @@ def permute(state: Mapping[str, Tensor], groups: Sequence[Group], orders: Sequen
     """Return weights with each group's units reordered.
 
     Args:
-        state: The weights.
         groups: As `find_groups` gives them.
         orders: For each group a permutation, int64 [units]: unit u of the result is unit `order[u]` of `state`.
 
@@ -170,7 +165,6 @@ def find_groups(shapes: Shapes, config: Config | None = None) -> list[Group]:
     """Return the groups of units that may be permuted without changing the function.
 
     Args:
-        shapes: Name → shape of every tensor.
         config: config.json, where there is one: the number of attention heads. Without it heads keep their order.
 
     Returns:

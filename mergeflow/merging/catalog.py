@@ -57,12 +57,7 @@ M = TypeVar("M", bound=Configurable)
 
 @dataclass(frozen=True)
 class Call(Generic[M]):
-    """A method or compressor with all its arguments: frozen, hashable, replayable from its name and `args`.
-
-    Attributes:
-        method: What is called with (stack, arguments).
-        arguments: All its arguments.
-    """
+    """A method or compressor with all its arguments: frozen, hashable, replayable from its name and `args`."""
 
     method: M
     arguments: Any
@@ -103,7 +98,6 @@ def configure(name: str, args: Mapping[str, Any] | None = None) -> MethodCall:
     """Validate a method's arguments and return the frozen call.
 
     Args:
-        name: A name of the catalog.
         args: Arguments by name; those not given take their defaults.
 
     Raises:
@@ -129,12 +123,6 @@ A = TypeVar("A", bound=BaseModel)
 
 def arguments_of(kind: str, name: str, model: type[A], args: Mapping[str, Any] | None) -> A:
     """Return the arguments of a method or compressor, validated.
-
-    Args:
-        kind: "method" or "compressor", for the message.
-        name: Its name.
-        model: The type of its arguments.
-        args: Those that are given.
 
     Raises:
         MergeflowError: As `configure`.
@@ -170,7 +158,6 @@ def weights_by_name(
 
     Args:
         weights: Factors by name, where a missing one is 1; or one per expert, in their order; None for 1 each.
-        experts: The experts, of which only the names matter.
         call: The configured method: it may take no weights, or need a sum that is not 0.
 
     Raises:
@@ -204,8 +191,6 @@ def check_inputs(call: MethodCall, experts: Mapping[str, Any], data: Mapping[str
     """Check the number of experts, arguments that depend on it, and that needed data statistics are there.
 
     Args:
-        call: The configured method.
-        experts: The experts by name.
         data: Statistics of data, by kind and expert; None where there are none.
 
     Raises:

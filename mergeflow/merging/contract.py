@@ -33,9 +33,7 @@ def check(method: Method | str, args: Mapping[str, Any] | None = None, dtypes: S
     blocks.
 
     Args:
-        method: The method, or its name.
         args: Its arguments; defaults where missing.
-        dtypes: Types of the models.
 
     Raises:
         MergeflowError: All clauses that are broken, with type and tensor.
@@ -179,9 +177,6 @@ def awkward(dtype: torch.dtype, experts: int = 3, seed: int = 0, long: int = 0) 
     """Return a base and experts with 0-d, empty, 5-element, integer, constant and tied tensors, and some matrices.
 
     Args:
-        dtype: Type of the tensors that are not integers.
-        experts: Number of experts.
-        seed: Of the numbers.
         long: Elements of one more tensor, `long`; none by default.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -221,8 +216,6 @@ def statistics(base: State, experts: Mapping[str, State], seed: int = 5) -> dict
 
     Args:
         base: The contract's base, whose shapes the Fishers take; tied tensors get one Fisher.
-        experts: The experts, of which only the names matter.
-        seed: Of the random numbers.
 
     Returns:
         Kind ("fisher", "gram") → expert → tensor's name → statistic.

@@ -22,8 +22,6 @@ def held_elements(copies: Copies, experts: int, unit: Unit) -> int:
     """Return how many elements, of the arithmetic's type, a method holds while it merges a unit.
 
     Args:
-        copies: what it says that it holds.
-        experts: how many it merges.
         unit: a whole tensor, or a block of one.
 
     Example:
@@ -41,9 +39,6 @@ def device_bytes(call: Call[Any], model: Model, units: Iterable[Unit], workers: 
     """Return the bytes of a device that work on units takes at its peak.
 
     Args:
-        call: the configured method.
-        model: what is known of the model.
-        units: the pieces of work.
         workers: threads, each with a piece of work.
         buffer: bytes that may be in flight beyond the largest piece, in the processor's memory.
     """
@@ -53,7 +48,7 @@ def device_bytes(call: Call[Any], model: Model, units: Iterable[Unit], workers: 
         taken += unit_bytes(call, model, unit)
         if held and taken > most + buffer:
             break
-        held += held_elements(call.method.on_device, len(model.experts), unit)
+        held += held_elements(call.method.on_device(call.arguments), len(model.experts), unit)
     return held * model.dtype.itemsize
 
 
@@ -61,8 +56,6 @@ def check_room(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], d
     """Return the bytes of a device that a merge takes at its peak.
 
     Args:
-        call: the configured method.
-        model: what is known of the model.
         infos: shape and type of the base's tensors.
         device: cuda, cuda:1 …
 

@@ -43,8 +43,6 @@ def is_matrix(name: str, shape: Sequence[int], selection: Selection, architectur
     """Whether a selection takes a tensor as a matrix; without an architecture its name alone decides.
 
     Args:
-        name: The tensor.
-        shape: Its shape.
         selection: "attn_mlp", "mlp", "all", or glob patterns of names.
         architecture: What the model's tensors are; by default as the name tells.
 
@@ -87,7 +85,6 @@ class Treatment:
         family: The architecture's family, and what told it.
         treated: Names of the tensors treated as matrices, by role.
         left: Names of the other matrices, by role.
-        cuts: Of each tensor that is cut or stacked, into what.
     """
 
     family: str
@@ -123,10 +120,7 @@ def survey(
     Args:
         owner: Who treats them, for the message: "method 'cart'".
         selection: What its arguments say; None where no matrices are treated apart.
-        split_fused: Whether fused weights are cut.
-        infos: The base's tensors.
         tied: Names that share storage, each with the first name of its group, by which both go.
-        architecture: The base's architecture.
 
     Raises:
         MergeflowError: A matrix whose role no rule knows, a selection that takes nothing, fused weights whose layout is

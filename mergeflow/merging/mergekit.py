@@ -231,7 +231,6 @@ def converted(
 
     Args:
         documents: Its documents: merges, all but one with a name by which others read their results.
-        origin: Its name, for messages.
 
     Raises:
         MergeflowError: What cannot be carried over, all of it, or a form that mergekit does not document.

@@ -74,11 +74,6 @@ _CONFIGURATION = ("merge_method", "models", "base_model", "modules", "output_mod
 def argument_hint(method: str, argument: str, known: Iterable[str]) -> str:
     """Return what mergekit's argument is here, as the end of a message; empty where it is not one of mergekit's.
 
-    Args:
-        method: The method here.
-        argument: The argument that was given for it.
-        known: The arguments that it has.
-
     Example:
         >>> argument_hint("ties", "density", ["keep", "scale"])
         "; mergekit's 'density' is `keep` here"

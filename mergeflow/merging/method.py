@@ -163,7 +163,6 @@ def tensors(count: Callable[[int], float], weighted: bool = False) -> Workspace:
     """Return the workspace of a method that holds some tensors of the treated one's size.
 
     Args:
-        count: Number of experts → number of tensors.
         weighted: Whether the task vectors are multiplied by their weights first, where these are not 1.
     """
 
@@ -258,7 +257,7 @@ class Method:
         given: The statistics of data it takes.
         linear: From its arguments: whether the result is θ0 + Σ c_t τ_t with factors that no weight plays a part in.
         workspace: (args, tensor's name, model) → bytes held beside base and task vectors of a tensor treated whole.
-        on_device: What it holds on a device, base and task vectors among it.
+        on_device: From its arguments: what it holds on a device, base and task vectors among it.
     """
 
     name: str
@@ -272,7 +271,7 @@ class Method:
     given: tuple[Datum, ...]
     linear: Callable[[Any], bool] = lambda _args: False
     workspace: Workspace = TWO_TENSORS
-    on_device: Copies = SOME_COPIES
+    on_device: Callable[[Any], Copies] = lambda _args: SOME_COPIES
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -319,8 +318,6 @@ def all_but_matrices(args: Any, name: str, model: Model) -> bool:
 
     Args:
         args: The method's arguments, with `matrices`.
-        name: The tensor.
-        model: What is known of the model.
     """
     return not model.architecture.treats(name, model.shapes[name], args.matrices)
 
@@ -337,7 +334,7 @@ def method(
     data: tuple[Datum, ...] = (),
     linear: bool | Callable[[Any], bool] = False,
     workspace: Workspace = TWO_TENSORS,
-    on_device: Copies = SOME_COPIES,
+    on_device: Copies | Callable[[Any], Copies] = SOME_COPIES,
 ) -> Callable[[Callable[[Stack, Any], Parts]], Method]:
     """Declare a function (stack, args) → (anchor, direction) as a method; the catalog finds it in its module.
 
@@ -356,7 +353,7 @@ def method(
             the models; then adapters are merged by algebra of their factors.
         workspace: (args, tensor's name, model) → bytes held beside base and task vectors of a tensor treated whole, at
             most; see `mergeflow.merging.method`. By default two tensors, the direction and one more.
-        on_device: What it holds on a device, as `Copies`; by default more than most methods do.
+        on_device: What it holds on a device, as `Copies`, or args → that; by default more than most methods do.
 
     Example:
         >>> @method("halved", Args, elementwise=True)
@@ -370,8 +367,7 @@ def method(
         alone = elementwise if callable(elementwise) else lambda _args, _name, _model: bool(elementwise)
         of_factors = linear if callable(linear) else lambda _args: bool(linear)
         first = passes or (lambda _args, _dtype: ())
-        return Method(
-            name, function, args, alone, first, anchor, weights, experts, data, of_factors, workspace, on_device
-        )
+        held = on_device if callable(on_device) else lambda _args: on_device
+        return Method(name, function, args, alone, first, anchor, weights, experts, data, of_factors, workspace, held)
 
     return declare

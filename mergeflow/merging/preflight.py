@@ -55,8 +55,6 @@ def difference(subject: str, base: Any, others: Mapping[str, Any], refused: bool
 
     Args:
         subject: What differs; a recipe's `allow` speaks of it.
-        base: The base's value.
-        others: The values of the experts that have another one, by name.
         refused: Whether it changes what weights mean.
         way_out: What to do, put behind the values.
     """
@@ -83,11 +81,7 @@ def _short(value: Any) -> str:
 
 
 def running_findings(names: Iterable[str]) -> list[Finding]:
-    """Return that statistics of BatchNorm are among the tensors to be merged.
-
-    Args:
-        names: The tensors to be merged.
-    """
+    """Return that statistics of BatchNorm are among the tensors to be merged."""
     found = sorted(name for name in names if name.endswith(RUNNING))
     if not found:
         return []
@@ -99,7 +93,6 @@ def check_findings(findings: Iterable[Finding], allow: Iterable[str]) -> None:
     """Refuse what changes the meaning of weights, all of it in one message.
 
     Args:
-        findings: What differs.
         allow: Patterns of subjects that the recipe accepts.
 
     Raises:
@@ -151,8 +144,6 @@ def config_findings(base: Config, experts: Mapping[str, Config], tensors: Mappin
 
     Args:
         base: The base's config.json; {} where there is none.
-        experts: The experts' by name.
-        tensors: The base's tensors by name.
     """
     experts = {name: config for name, config in experts.items() if config}
     if not base or not experts:
@@ -210,8 +201,6 @@ def tokenizer_findings(base: Path | None, experts: Folders, resized: Mapping[str
     """Return how the experts' tokens differ from the base's, where nothing aligns them.
 
     Args:
-        base: The base's folder.
-        experts: The experts' folders by name.
         resized: Experts whose tables have another number of rows, with the words for it.
     """
     found = [
@@ -331,7 +320,6 @@ def licence_files(folders: Mapping[str, Path | None], holder: str | None) -> dic
     """Return the licence files of a merged model's folder: those of all its inputs, each text once.
 
     Args:
-        folders: The inputs' folders by name.
         holder: The input whose licence the result has; its files keep their names, others get their input's name.
 
     Returns:
@@ -450,10 +438,6 @@ def adapter_findings(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) 
 
     One whose base is on this machine is refused where some of its weights differ from this base's; where they cannot be
     compared, and the names differ, that is a warning.
-
-    Args:
-        base: The base.
-        experts: The experts by name.
     """
     named = {name: named_base(state.path) for name, state in experts.items() if state.is_task_vector}
     return [one for name, wanted in named.items() if wanted is not None and (one := _finding(name, wanted, base))]
@@ -503,8 +487,6 @@ def compare(
     """Return how the experts' folders differ from the base's; a file outside a model folder says nothing.
 
     Args:
-        base: The base.
-        experts: The experts by name.
         tokenizer: Whose tokens the result has, where the recipe says it and they are aligned.
         templated: Whether the recipe says which chat template.
     """

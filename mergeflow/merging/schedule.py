@@ -72,14 +72,7 @@ class Schedule:
 
 
 def work_through(schedule: Schedule, work: Callable[[int], None], workers: int, beside: Callable[[], None]) -> None:
-    """Do all the work of a schedule on threads, and something else in this one; the first error of either is raised.
-
-    Args:
-        schedule: Which numbers are worked on.
-        work: Called with each of them, on some thread.
-        workers: Number of threads.
-        beside: Called in this thread.
-    """
+    """Do all the work of a schedule on threads, and something else in this one; the first error of either is raised."""
 
     def run() -> None:
         try:

@@ -24,10 +24,7 @@ class Merged:
     """What a merge made.
 
     Attributes:
-        path: The file or folder.
-        fingerprint: Of the result.
         inputs: Fingerprint per input.
-        recipe: The complete recipe.
         seconds: Wall time.
         notes: What an adapter holds and loses, a line each.
         warnings: What to know of: settings, tokens, templates, licences of the inputs that differ.
@@ -60,7 +57,6 @@ def merge(
         recipe: A record, a mapping, or the path of a file; it is checked whole, with the headers of all files, before
             any weight is read.
         out: Where to write instead of the recipe's `out`: a `.safetensors` file, or a folder.
-        progress: Called as work proceeds.
         resume: Continue a sharded merge that was stopped, with those of its shards that are still as they were written;
             without it an unfinished one is started again.
         resolve: Turns references such as models:/name@alias into local paths; the version it means now is recorded.

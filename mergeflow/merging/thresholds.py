@@ -35,7 +35,6 @@ class Tally:
     """How often each value occurs.
 
     Attributes:
-        total: Number of values.
         full: Whether there were too many distinct ones: nothing but their number is known then.
     """
 
@@ -282,9 +281,7 @@ def kth_largest_passes(
     Args:
         values: (stack, args) → values [T, …] in the type of arithmetic.
         rank: (args, n) → k, 0 … n, for n elements in the model.
-        dtype: The type of arithmetic.
         name: Key of the result: a float64 tensor [T], +∞ where k = 0.
-        magnitudes: Whether the magnitudes of the values are meant.
     """
     search = _Search(values, rank, dtype, name, magnitudes)
     return tuple(
@@ -404,7 +401,6 @@ def threshold_passes(
     Args:
         values: (stack, args) → values [T, …] in the type of arithmetic.
         keep: args → the share that is kept, 0 … 1, of the n elements of the model.
-        dtype: The type of arithmetic.
         name: Key of the result: a float64 tensor [T], +∞ where nothing is kept.
     """
     return kth_largest_passes(values, lambda args, n: kept_of(keep(args), n), dtype, name, magnitudes=True)
@@ -624,7 +620,6 @@ def trimming_passes(rank: Rank, name: str = "threshold") -> tuple[Pass, ...]:
 
     Args:
         rank: (args, n) → k, 0 … n, for n elements in the model.
-        name: Key of the thresholds.
     """
     sample = Pass(
         f"{name}.sample",

@@ -38,7 +38,6 @@ def check(model: type[BaseModel], constant: Mapping[str, Any], varied: Mapping[s
 
     Args:
         model: The type of the method's arguments.
-        constant: Arguments with one value.
         varied: Arguments that vary over depth, names or experts.
     """
     faults = []
@@ -102,10 +101,6 @@ def over_depth(value: Any) -> bool:
 def check_depth(values: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
     """Check that a model has blocks where values run over its depth: else every tensor had the last one.
 
-    Args:
-        values: Values that vary, by name.
-        shapes: Of the model's tensors, by name.
-
     Raises:
         MergeflowError: Not one tensor's name has the number of a block.
     """
@@ -122,7 +117,6 @@ def at(value: Any, name: str, depth: float) -> float | None:
 
     Args:
         value: A number; numbers over depth; a filter with its value, or a list of these and numbers for all the rest.
-        name: The tensor's name.
         depth: Where its block stands, 0 … 1.
 
     Example:
@@ -160,8 +154,6 @@ def resolved(args: Args, name: str, depth: float, experts: Sequence[str]) -> Arg
     """Return a method's arguments for one tensor.
 
     Args:
-        args: Its arguments.
-        name: The tensor's name.
         depth: Where its block stands, 0 … 1.
         experts: Names of the experts, in the order in which `each` of the result has arguments by expert.
     """

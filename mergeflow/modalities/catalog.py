@@ -1,6 +1,60 @@
-"""The modalities by name, as far as models and examples go."""
+"""The modalities by name; and models whose base says itself what it is, by the section `model` in its metadata."""
 
-from mergeflow.modality import Modality
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.sections import SECTIONS
+from mergeflow.modality import Modality, Model
 from mergeflow.plugins import Parts
+from mergeflow.schema import validated
 
 MODALITIES = Parts("modality", Modality, "mergeflow.modalities", "modalities", "modality")
+SECTION = "model"
+
+
+def is_recorded(architecture: str) -> bool:
+    """Return whether an architecture is given as the file of a base instead of a name.
+
+    Example:
+        >>> is_recorded("pocket-clip"), is_recorded("outputs/base/model.safetensors")
+        (False, True)
+    """
+    return architecture.endswith(".safetensors")
+
+
+def open_recorded(base: str | Path, device: str | torch.device) -> tuple[Modality, Model]:
+    """Return the modality and the model of a base, with the base's weights.
+
+    Raises:
+        MergeflowError: the file has no such record.
+    """
+    modality, section, record = read_record(base)
+    with open_checkpoint(base) as state:
+        model = modality.build(section, record)
+        model.load(state)
+    model.module.to(device)
+    return modality, model
+
+
+def read_record(base: str | Path) -> tuple[Modality, Any, Mapping[str, str]]:
+    """Return the modality of a base, its section `model`, and all that its file records; no weight is read.
+
+    Raises:
+        MergeflowError: the file has no such record.
+    """
+    with open_checkpoint(base) as state:
+        record = dict(state.metadata)
+    if SECTION not in record:
+        raise MergeflowError(
+            f"{base} does not say what kind of model it is: name its architecture, or give the base that the stage "
+            "`base` of a project of texts has written."
+        )
+    values = json.loads(record[SECTION])
+    modality = MODALITIES.get(values["modality"])
+    return modality, validated(SECTIONS.get(modality.name).model, values, f"the record of {base}"), record

@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.activations import activations
 from mergeflow.modalities.heads import Head
-from mergeflow.modality import Metric, Model
+from mergeflow.modalities.modules import activations
+from mergeflow.modality import Examples, Metric, Model
 
 _copying: dict[torch.device, Any] = {}  # one stream a device
 
@@ -92,7 +92,6 @@ class Classification:
     """One split of a task whose examples have one label each.
 
     Attributes:
-        task: The task's name.
         inputs: N inputs; they may stay on disk. A batch of a tensor goes to the labels' device, pinned and beside
             what a CUDA device computes; others go to `encode`.
         labels: int64 [N] on the model's device, each below C.
@@ -191,7 +190,6 @@ def check_classes(task: str, head: Head | None, class_names: Sequence[str]) -> N
     """Refuse a head of other classes than the data's.
 
     Args:
-        task: the task's name, for the message.
         head: None where the task has none.
         class_names: those of the prepared data, in label order.
 
@@ -211,9 +209,6 @@ def open_split(
     """Return a prepared split with one label for each example; the inputs stay on disk.
 
     Args:
-        array: the array that holds the inputs.
-        task: the task's name.
-        folder: of the prepared split.
         split: train, validation or test.
         head: of the task, on `device`; None where it has none.
         device: of the labels, to which batches go.
@@ -282,3 +277,51 @@ class Regression:
     def prefetch(self, rows: Tensor) -> None:
         """Begin to gather `rows`, int64 [n], for a call after the next one."""
         self.numbered.prefetch(rows)
+
+
+@dataclass(frozen=True)
+class Subset:
+    """The examples `rows` of others, in that order.
+
+    Attributes:
+        chosen: Which of them, int64 [n].
+    """
+
+    whole: Examples
+    chosen: Tensor
+
+    @classmethod
+    def first(cls, examples: Examples, count: int) -> "Subset":
+        """Return the first `count` examples, or all where there are fewer.
+
+        A split goes through the classes in turn or in random order, so the first are a fair sample.
+        """
+        return cls(examples, torch.arange(min(count, len(examples))))
+
+    @property
+    def task(self) -> str:
+        return self.whole.task
+
+    @property
+    def head(self) -> nn.Module | None:
+        return self.whole.head
+
+    @property
+    def metric(self) -> Metric | None:
+        return self.whole.metric
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def loss(self, model: Model, rows: Tensor) -> Tensor:
+        return self.whole.loss(model, self.chosen[rows])
+
+    def scores(self, model: Model, rows: Tensor) -> Tensor:
+        return self.whole.scores(model, self.chosen[rows])
+
+    def log_p(self, model: Model, rows: Tensor) -> Tensor:
+        return self.whole.log_p(model, self.chosen[rows])
+
+    def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return what the named submodules give for `rows`, [n, ...] each."""
+        return self.whole.features(model, self.chosen[rows], layers)

@@ -18,7 +18,6 @@ def load_splits(
     """Return the data sets of train, validation and test, and the names of the splits that are none of these.
 
     Args:
-        hub_id: id of the hub, or a local folder.
         config: of a data set with several; None for the only one.
         revision: commit, tag or branch; None for the newest.
         renamed: the hub's name of a split to ours, where these differ beyond val, valid and dev.
@@ -93,7 +92,6 @@ def load_tables(place: HubPlace, renamed: Mapping[str, str]) -> tuple[dict[str, 
     """Return the table of each split, with the metadata that name classes, and the splits that are not used.
 
     Args:
-        place: the data set.
         renamed: the hub's name of a split to ours, where these differ beyond val, valid and dev.
 
     Raises:

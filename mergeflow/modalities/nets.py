@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.random_numbers import own_generator
+from mergeflow.modalities.modules import own_generator
 
 
 def mlp(widths: Sequence[int], seed: int = 0) -> nn.Sequential:

@@ -60,9 +60,7 @@ def classify(
     """Classify each row among its task's classes; of a task of numbers tell the number.
 
     Args:
-        loaded: the model.
         columns: the columns `inputs`, and `task` with the tasks' names.
-        inputs: columns that an example is read from.
         read: a row's inputs to what is put into a batch; it raises a MergeflowError for inputs that cannot be read.
         batch: what was read of some rows to what the module takes.
         optional: further columns that an example is read from, None where they are missing.
@@ -120,9 +118,7 @@ def read_rows(
     """Return what is read of each row, and its task.
 
     Args:
-        heads: of the tasks that may be asked for.
         columns: the request, with all of `inputs` and `task`.
-        inputs: columns that an example is read from.
         read: a row's inputs to an example.
         done: what a message says cannot be done with a row.
 

@@ -4,14 +4,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from math import ceil
 
-import torch
-
-from mergeflow.memory import Forecast, Need, Work, fewer, forecast_on
-from mergeflow.memory.described import described
+from mergeflow.memory import Forecast, Need, Work, described, fewer, forecast_on
 from mergeflow.merging.device_memory import device_bytes
 from mergeflow.merging.engine import BUFFER, default_workers, units_of
 from mergeflow.merging.files.plan import Inputs, open_inputs
-from mergeflow.modality import Examples, Model
 from mergeflow.search.scoreboard import largest_rank_ratio
 from mergeflow.search.sweep_file import Sweep
 
@@ -33,25 +29,18 @@ def foretell_sweep(sweep: Sweep, resolve: Callable[[str], str] | None = None) ->
     if sweep.model is None:  # somebody else's scorer: it says itself what it takes
         return forecast_on(sweep.device, Work("sweep: merging", merging, lambda free: "Set device to cpu."))
     folders = [part.data for part in sweep.tasks.values() if part.data is not None]
-    found = described(sweep.model.architecture, folders, 1 if len(folders) == len(sweep.tasks) else _CLASSES)
-    assert found is not None
-
-    def judging(rows: int) -> Need:
-        return found.need(partial(_judge, rows), rows)
-
-    judged = judging(sweep.batch_size)
+    workload = described(sweep.model.architecture, folders, 1 if len(folders) == len(sweep.tasks) else _CLASSES)
+    assert workload is not None
+    judged = workload.judging(sweep.batch_size)
     merging = Need(judged.weights, sums=merging.sums, merging=merging.merging, rows=0)
-    smaller = partial(fewer, "batch_size", sweep.batch_size, judging, "the result is the same but for rounding")
+    smaller = partial(
+        fewer, "batch_size", sweep.batch_size, workload.judging, "the result is the same but for rounding"
+    )
     return forecast_on(
         sweep.device,
         Work("sweep: merging", merging, lambda free: "Set device to cpu."),
         Work("sweep: judging", judged, smaller),
     )
-
-
-@torch.inference_mode()
-def _judge(rows: int, model: Model, examples: Examples) -> None:
-    examples.scores(model, torch.arange(rows))
 
 
 def _merging(sweep: Sweep, resolve: Callable[[str], str] | None) -> Iterator[Need]:

@@ -51,7 +51,6 @@ class CandidateModel:
     Attributes:
         state: Its tensors, in memory or lazy.
         base: The base's path; a folder's configuration and tokenizer go with every candidate.
-        scratch: Where a folder is made.
         complete: Gives a folder what is not the base's: tokenizer and chat template.
     """
 
@@ -110,12 +109,7 @@ class SweepScorer(Protocol):
 
 
 class CheckedScorer:
-    """A scorer whose answers are checked: a finite number for each of the same tasks, every time.
-
-    Args:
-        score: Takes a model and what it is.
-        name: What messages call it.
-    """
+    """A scorer whose answers are checked: a finite number for each of the same tasks, every time."""
 
     def __init__(self, score: Callable[[CandidateModel, Candidate], Any], name: str) -> None:
         self._score, self._name = score, name

@@ -32,8 +32,6 @@ class Soup:
     """An average that was made.
 
     Attributes:
-        path: The file or folder.
-        fingerprint: Of its weights.
         weights: Of the checkpoints in it, by name, in the order of the run; they sum to 1.
         scores: Mean score on validation of each checkpoint and of the `soup`; empty without a scorer.
         warnings: What speaks against averaging, a sentence each.
@@ -98,7 +96,6 @@ def soup(
         run: A folder of `checkpoint-N`.
         out: A `.safetensors` file, or a folder, which gets the last checkpoint's configuration and tokenizer.
         window: How many of the last checkpoints; all by default.
-        weights: uniform, linear or greedy.
         score: Who scores on validation, as in a sweep's file; greedy needs it.
         force: Replace an output file even if mergeflow did not make it.
 
@@ -148,9 +145,7 @@ def _recipe(places: Mapping[str, Path], chosen: Mapping[str, float], out: str | 
     """Return the recipe of an average; of adapters it has the base that they name.
 
     Args:
-        places: Where each checkpoint lies.
         chosen: Weights of those that are averaged, in the order of the run.
-        out: What to make.
 
     Raises:
         MergeflowError: An adapter that names no base, or as `make_recipe`.

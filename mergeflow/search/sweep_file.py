@@ -11,7 +11,7 @@ from mergeflow.merging import Recipe, get, make_recipe
 from mergeflow.merging.files.fields import Paths
 from mergeflow.merging.files.recipe import TOKENIZER_SOURCE
 from mergeflow.merging.vocabulary.companions import TokenizerChoice, tokenizer_choice
-from mergeflow.modalities.recorded import is_recorded
+from mergeflow.modalities.catalog import is_recorded
 from mergeflow.schema import Frozen, faults_of, validated
 from mergeflow.search.candidates import Space, check_space, grid_of, values_of
 from mergeflow.yaml_text import read_yaml

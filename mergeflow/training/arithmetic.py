@@ -29,7 +29,6 @@ def arithmetic(*, tf32: bool = False, deterministic: bool = False) -> Iterator[N
 
     Args:
         tf32: Whether float32 factors may be cut.
-        deterministic: Whether only deterministic algorithms are used.
 
     Example:
         >>> with arithmetic(deterministic=True):

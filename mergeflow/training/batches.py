@@ -17,7 +17,6 @@ class Part:
     Attributes:
         task: which of the run's training sets.
         indices: int64 [n] into its examples.
-        weight: its factor.
     """
 
     task: int
@@ -46,7 +45,6 @@ def plan_batches(sizes: Sequence[int], settings: FineTuneSettings, seed: int) ->
     (`sum`), or shuffled batches of all examples together, whose parts weigh their share (`proportional`).
 
     Args:
-        sizes: examples of each task.
         settings: regime, batch size and how a batch is split.
         seed: of the order, at least 0.
 

@@ -30,7 +30,6 @@ class IterativeRun:
     Attributes:
         folder: where the rounds are kept; of this run alone.
         base: checkpoint of θ0.
-        tasks: names.
         settings: with `regime="iterative"`.
         seed: of the batch order, which goes on from round to round.
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.random_numbers import draws, own_generator
+from mergeflow.modalities.modules import draws, own_generator
 from mergeflow.modality import Examples, Model, device_of, prefetch
 from mergeflow.training.arithmetic import arithmetic
 from mergeflow.training.batches import Batches, Part, plan_batches

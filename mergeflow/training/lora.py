@@ -101,7 +101,6 @@ class LoraModel:
 
     Attributes:
         base: The model with the base's weights.
-        module: Its module with the adapters.
     """
 
     base: Model

@@ -12,9 +12,6 @@ def read_later(values: Sequence[Tensor]) -> Callable[[], list[float]]:
     A CUDA device copies them to the processor as it comes to them; a plain `float(value)` would wait until everything
     that was handed to it is done.
 
-    Args:
-        values: Tensors of one element each, on one device.
-
     Example:
         >>> read_later([torch.tensor(0.5), torch.tensor([2.0])])()
         [0.5, 2.0]

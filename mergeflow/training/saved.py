@@ -29,7 +29,6 @@ def load_state(path: Path, run: Mapping[str, Any] | None = None) -> dict[str, An
     """Read what `save_state` wrote into the processor's memory; nothing but tensors and plain values is unpickled.
 
     Args:
-        path: the file.
         run: what tells runs apart; it must equal the state's entry `run`.
 
     Raises:

@@ -40,7 +40,6 @@ class Cost:
     """What a run took; not part of any fingerprint, because it differs from run to run.
 
     Attributes:
-        steps: optimiser steps.
         examples: examples that went through the model in training.
         seconds: wall time of the training steps and validations.
         gpu_seconds: the part of `seconds` that held a CUDA device; 0 on a CPU.
@@ -102,7 +101,6 @@ class Trajectory:
         """End the epoch under way with a row.
 
         Args:
-            steps: optimiser steps so far.
             parameters: the trained parameters θ, of any shapes.
             start: what they were before the run.
             accuracy: on validation, in [0, 1].
@@ -141,7 +139,6 @@ class Trajectory:
 
         Args:
             value: the state, wherever its tensors lie.
-            place: where gradients are summed.
         """
         sums = {name: [tensor.to(place) for tensor in value[name]] for name in ("gradient_sum", "first_gradient")}
         return cls(**{**value, **sums, "rows": [EpochRow(**row) for row in value["rows"]]})

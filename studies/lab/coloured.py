@@ -15,8 +15,8 @@ from mergeflow.data.task import Place
 from mergeflow.data.transforms import chance
 from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.modules import own_generator
 from mergeflow.modalities.nets import on_pixels
-from mergeflow.modalities.random_numbers import own_generator
 from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.sources.kinds import open_images
 from mergeflow.modalities.vision.transforms import PARITY, colour

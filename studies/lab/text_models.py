@@ -13,7 +13,7 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import unknown_name
 from mergeflow.linearity.networks import Opened, Sequences, open_network
 from mergeflow.linearity.pairs import check_related, check_samples
-from mergeflow.modalities.random_numbers import own_generator
+from mergeflow.modalities.modules import own_generator
 from mergeflow.modality import Model, Network, device_of
 from studies.lab.linearity import TunedModels
 from studies.lab.tuning import CosineSteps, drawn_weights, trained

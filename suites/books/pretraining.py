@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from mergeflow.modalities.random_numbers import own_generator
+from mergeflow.modalities.modules import own_generator
 from mergeflow.schema import Frozen
 from suites.books.book import general
 from suites.language_bases import check_empty, muon_and_adamw, write_base

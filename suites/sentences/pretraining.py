@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from mergeflow.modalities.random_numbers import own_generator
+from mergeflow.modalities.modules import own_generator
 from mergeflow.schema import Frozen
 from suites.language_bases import check_empty, muon_and_adamw, write_base
 from suites.pretraining import SHARDS, Progress, descend_all

@@ -29,7 +29,6 @@ def scale_curves(sweeps: Sweeps, choices: Mapping[str, Row]) -> Figure | None:
     """Draw normalised validation accuracy over `scale`: a panel per method, a line per value of its other arguments.
 
     Args:
-        sweeps: method to its candidates.
         choices: method to what was chosen of it, in the order that gives a method its colour.
 
     Returns:
@@ -59,7 +58,6 @@ def argument_curves(sweeps: Sweeps, choices: Mapping[str, Row]) -> Figure | None
     """Draw normalised validation accuracy over each other numeric argument (CART's rank), at the best of the rest.
 
     Args:
-        sweeps: method to its candidates.
         choices: method to what was chosen of it, in the order that gives a method its colour.
 
     Returns:

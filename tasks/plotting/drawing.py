@@ -34,7 +34,6 @@ def panels(count: int, columns: int, height: float, **shared: Any) -> tuple[Figu
     """Return a figure of panels in rows.
 
     Args:
-        count: how many panels.
         columns: how many at most stand in a row.
         height: of each panel, in inches; the figure is `FULL_WIDTH` wide, of one column `HALF_WIDTH`.
         shared: passed to matplotlib's `subplots`, such as `sharey=True`.
@@ -57,10 +56,7 @@ def dress(axes: Axes, title: str, x: str = "", y: str = "", grid: str = "y") -> 
     """Give the axes their title, labels and quiet lines.
 
     Args:
-        axes: what is dressed.
         title: above them, on the left; a long one is shortened, as the labels are.
-        x: label of the x axis.
-        y: label of the y axis.
         grid: the axis that has grid lines: "x", "y" or "both".
     """
     axes.set_facecolor("none")
@@ -93,7 +89,6 @@ def ring(axes: Axes, x: float, y: float, label: str) -> None:
 
     Args:
         axes: where the curve is; their limits are final.
-        x, y: the point.
         label: what it says, above the point, moved to the side where it would leave the panel.
     """
     axes.plot([x], [y], color=INK, marker="o", markersize=12, markerfacecolor="none", markeredgewidth=1.6)
@@ -119,9 +114,7 @@ def legend(target: Axes | Figure, room: float, title: str | None = None, **where
     """Add a legend in the figure's quiet style; what several panels have in common stands in it once.
 
     Args:
-        target: a panel, or the figure for all its panels.
         room: its width in inches; it has as many columns as go into it.
-        title: above the entries.
         where: passed to matplotlib's `legend`, such as `loc="lower center"`.
     """
     axes = target.axes if isinstance(target, Figure) else [target]
@@ -138,9 +131,7 @@ def number_ticks(axes: Axes, values: Sequence[float], logarithmic: bool) -> None
     """Put the x ticks at the values that were tried, thinned where they would touch.
 
     Args:
-        axes: whose x axis is marked.
         values: rising; more than seven are thinned.
-        logarithmic: whether the axis is.
     """
     axes.set_xscale("log" if logarithmic else "linear")
     axes.set_xticks([], minor=True)

@@ -36,8 +36,6 @@ def over(axes: Axes, xs: Points, ys: Points, label: str, **style: Any) -> None:
 
     Args:
         axes: with the heat map; their limits stay.
-        xs, ys: the points.
-        label: in the legend.
         style: passed to matplotlib's `plot`, such as `linestyle="--"`.
     """
     limits = axes.get_xlim(), axes.get_ylim()
@@ -49,9 +47,7 @@ def colour_bar(axes: Sequence[Axes], drawn: QuadMesh, label: str) -> None:
     """Put the scale of colours beside the panels that share it.
 
     Args:
-        axes: the panels.
         drawn: a heat map of theirs.
-        label: what the colours are.
     """
     bar = drawn.figure.colorbar(drawn, ax=list(axes))
     bar.set_label(label, fontsize=NORMAL, color=MUTED)
@@ -62,8 +58,6 @@ def numbered(axes: Axes, names: Sequence[str], values: Sequence[Sequence[float]]
     """Draw a square matrix with its first row on top and the number in each cell.
 
     Args:
-        axes: dressed already.
-        names: of rows and columns.
         values: [len(names)][len(names)].
         low, high: of the colours; numbers have two digits behind the point where they go to 1.
     """

@@ -16,11 +16,7 @@ def curve(axes: Axes, samples: Samples, label: str, number: int, **style: Any) -
     """Draw the mean of each x's samples as series `number`, with an error bar where an x has two or more.
 
     Args:
-        axes: where.
-        samples: x → one value per seed.
-        label: in the legend.
         number: which of the series' colours and markers.
-        style: what replaces the series' style.
     """
     xs = sorted(samples)
     centres, halves = zip(*(mean_interval(samples[x]) for x in xs), strict=True)

@@ -19,8 +19,6 @@ def place_labels(panel: Axes, labels: Mapping[str, Point], clear: Iterable[Point
 
     Args:
         panel: with its final limits and size.
-        labels: text → its point.
-        clear: further points to keep clear.
     """
     to_points = panel.transData.transform
     scale = 72 / panel.figure.dpi

@@ -47,9 +47,7 @@ def finish_layers(figure: Figure, distance: Axes, coef: Axes, layers: Sequence[s
     """Name the layers on both panels, mark a coef of 1, and draw the legend.
 
     Args:
-        figure: of the panels.
         distance, coef: the panels of direction and length, with a place for each layer.
-        layers: their names, in order.
     """
     coef.axhline(1, color=INK, linewidth=0.8, linestyle="--")
     names = short_names(layers)

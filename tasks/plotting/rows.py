@@ -46,7 +46,6 @@ def task_title(test: Mapping[str, Any], task: str) -> str:
 
     Args:
         test: content of outputs/results/test.json.
-        task: one of its tasks.
 
     Example:
         >>> task_title({"metrics": {"stars": "spearman"}}, "stars"), task_title({}, "signs")

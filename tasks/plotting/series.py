@@ -11,13 +11,7 @@ Row = Mapping[str, Any]
 
 
 def write_series(folder: Path, name: str, rows: Iterable[Row]) -> None:
-    """Write `<folder>/<name>.json`, one record a line; without rows an empty list, which DVC takes.
-
-    Args:
-        folder: an existing folder.
-        name: of the file, without its ending.
-        rows: the records, with the same keys each.
-    """
+    """Write `<folder>/<name>.json`, one record a line; without rows an empty list, which DVC takes."""
     lines = ",".join(f"\n{json.dumps(row)}" for row in rows)
     (folder / f"{name}.json").write_text(f"[{lines}\n]\n" if lines else "[]\n")
 

@@ -22,14 +22,11 @@ class RunFiles:
     Attributes:
         params: params.yaml, but model, tasks and seed of the run as far as it wrote them down.
         selection: the choices on validation.
-        test: the one look at test.
         sweeps: method to its scored candidates; those of a method that has none are left out.
         experts: task to the record of its expert's training, where there is one.
-        manifests: task to its manifest, where there is one.
         geometry: norms and cosines of the task vectors; None where the file is missing.
         registration: what became of the winner in the registry; None where the file is missing.
         costs: a record per stage that has one, in the order in which they started.
-        figures: name to SVG.
     """
 
     params: Json

@@ -24,7 +24,6 @@ class Cell:
     """One cell.
 
     Attributes:
-        text: as shown.
         order: what sorting compares: a number, or a text.
         strong: shown in bold.
         depth: strength of the background, 0 to 1.

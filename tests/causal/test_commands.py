@@ -22,7 +22,7 @@ from mergeflow.evaluation import accuracies
 from mergeflow.memory import Forecast
 from mergeflow.modalities.causal.modality import MODALITY
 from mergeflow.modalities.causal.opening import open_language
-from mergeflow.modalities.causal.places import ASSETS
+from mergeflow.modalities.causal.tokenizer import ASSETS
 from mergeflow.search.lm_eval import find_tasks
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import LmEvalScore, make_sweep
@@ -85,7 +85,7 @@ def test_every_model_is_foretold_with_its_longest_blocks(monkeypatch: pytest.Mon
         asked.append((json.loads(config)["max_position_embeddings"], block))
         return Forecast(device, 10**9, ())
 
-    monkeypatch.setattr("mergeflow.memory.language.foretell_perplexity", foretold)
+    monkeypatch.setattr("mergeflow.evaluation.memory.foretell_perplexity", foretold)
     monkeypatch.setattr(
         "mergeflow.commands.texts.prepared_block", lambda source, block: 48 if source == "held" else None
     )

@@ -13,10 +13,9 @@ from transformers import AutoModelForCausalLM
 from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe, merge
-from mergeflow.modalities.causal.blocks import cut
 from mergeflow.modalities.causal.generation import continued
 from mergeflow.modalities.causal.model import build_model, check_vocabulary, draw_model, load_model
-from mergeflow.modalities.causal.packed import PackedText
+from mergeflow.modalities.causal.packed import PackedText, cut
 from mergeflow.modalities.causal.perplexity import perplexity, total_loss
 from mergeflow.modalities.causal.sections import Generation
 from mergeflow.modalities.causal.tokenizer import load_tokenizer

@@ -20,11 +20,11 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import example_scores
 from mergeflow.evaluation.adamerging import entropies
 from mergeflow.evaluation.statistics import diagonal_fisher, input_grams
+from mergeflow.modalities.catalog import open_recorded
 from mergeflow.modalities.causal.modality import MODALITY
 from mergeflow.modalities.causal.questions import Questions
-from mergeflow.modalities.recorded import open_recorded
+from mergeflow.modalities.classification import Subset
 from mergeflow.modalities.served import SERVED, Loaded
-from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples, Model
 from tasks.project.graph import load_graph
 from tasks.project.runner import run_stage

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.rebuild.passages import Passages
-from mergeflow.modalities.causal.blocks import cut
+from mergeflow.modalities.causal.generation import recited, rouge_l
 from mergeflow.modalities.causal.model import load_model
-from mergeflow.modalities.causal.packed import PackedText
-from mergeflow.modalities.causal.recall import recited, rouge_l
+from mergeflow.modalities.causal.packed import PackedText, cut
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
 from suites.books.book import general
 

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from mergeflow.checkpoints import read_state
-from mergeflow.modalities.causal.places import ASSETS
+from mergeflow.modalities.causal.tokenizer import ASSETS
 from studies.lab.rows import select
 from studies.unlearning import BOOKS, FORGOTTEN, rise
 from tasks.project.parameters import load_params, load_study_params

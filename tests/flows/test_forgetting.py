@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from flows.rebuild.forgetting import Bounds, Figures, Tried, choose, written
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.causal.blocks import cut
-from mergeflow.modalities.causal.packed import PackedText
+from mergeflow.modalities.causal.packed import PackedText, cut
 from mergeflow.modalities.causal.questions import Questions
 
 BEFORE = Figures({"tale": 0.6, "rest": 0.6}, {"tale": 1.0, "rest": 1.0})

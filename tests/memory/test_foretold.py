@@ -11,16 +11,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.adamerging import learn_coefficients
-from mergeflow.evaluation.memory import foretell_coefficients, foretell_statistic
+from mergeflow.evaluation.memory import foretell_coefficients, foretell_perplexity, foretell_statistic
 from mergeflow.evaluation.statistics import StatisticOrder, write_statistic
-from mergeflow.memory import Forecast
-from mergeflow.memory.language import foretell_perplexity
-from mergeflow.memory.serving import answering_need, placed
+from mergeflow.memory import Forecast, answering_need, placed
 from mergeflow.merging import make_recipe
 from mergeflow.modalities.catalog import MODALITIES
-from mergeflow.modalities.causal.blocks import Blocks
 from mergeflow.modalities.causal.model import build_model
-from mergeflow.modalities.causal.packed import PackedText
+from mergeflow.modalities.causal.packed import Blocks, PackedText
 from mergeflow.modalities.causal.perplexity import perplexity
 from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.served import SERVED, Loaded

@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mergeflow.evaluation import accuracies
 from mergeflow.evaluation.adamerging import entropy_gradient
 from mergeflow.evaluation.statistics import diagonal_fisher, input_grams
-from mergeflow.memory import blank_model, judging_need, tallied, training_needs, without_values
+from mergeflow.memory import Workload
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.text.sections import DataSection as Tokens
 from mergeflow.modalities.text.sections import ModelSection as Encoder
 from mergeflow.modalities.toy.sections import DataSection as Numbers
 from mergeflow.modalities.toy.sections import ModelSection as Net
 from mergeflow.modalities.vision.sections import DataSection, ModelSection
-from mergeflow.modality import Examples, Model
+from mergeflow.modality import Examples, Model, Network
 from mergeflow.training import FineTuneSettings, fine_tune
 from mergeflow.training.settings import LoraSettings, Regime
 from studies.theory.peak_memory import peak_tensor_bytes
@@ -48,29 +47,24 @@ RECORD = {
 SETTINGS = FineTuneSettings(batch_size=32, steps=4, warmup=0.0)
 
 
-def blank(modality: str) -> Callable[[int], Examples]:
-    make = MODALITIES.get(modality).blank
-    assert make is not None
-    plain, sections = MODALITIES.get(modality).build(SECTIONS[modality][0], RECORD), SECTIONS[modality]
-    return lambda count: make(plain, *sections, count, 5)
+def workload(name: str, settings: FineTuneSettings) -> Workload:
+    modality, (section, data) = MODALITIES.get(name), SECTIONS[name]
+    plain = Workload.of(modality, section, RECORD, data, 5)
+    assert plain is not None
+    return replace(plain, build=lambda: tuned_model(plain.build(), settings, 0, modality.tower))
 
 
-def model(modality: str, settings: FineTuneSettings) -> Model:
-    found = MODALITIES.get(modality)
-    return tuned_model(found.build(SECTIONS[modality][0], RECORD), settings, 0, found.tower)
-
-
-def measured(modality: str, settings: FineTuneSettings, judged: int, tasks: int) -> int:
+def measured(work: Workload, settings: FineTuneSettings, judged: int, tasks: int) -> int:
     """The peak of a real run with weights, without the examples."""
-    made, whole = model(modality, settings), 2 * settings.batch_size  # two batches in an epoch
-    data = [blank(modality)(whole) for _ in range(tasks)]
+    made, whole = work.build(), 2 * settings.batch_size  # two batches in an epoch
+    data = [work.blank(made, whole) for _ in range(tasks)]
     modules = [made.module, *(one.head for one in data if one.head is not None)]
     held = {t.data_ptr(): t.nbytes for one in modules for t in (*one.parameters(), *one.buffers())}
 
     def run() -> None:
         fine_tune(made, data, settings, 0, Path("none"), lambda: accuracies(made, {"a": judge}, judged)["a"])
 
-    judge = replace(blank(modality)(judged), head=data[0].head)  # type: ignore[type-var]
+    judge = replace(work.blank(made, judged), head=data[0].head)  # type: ignore[type-var]
     return peak_tensor_bytes(run) + sum(held.values())
 
 
@@ -91,17 +85,14 @@ TRAINED: list[tuple[str, dict[str, Any], int]] = [
 def test_training(modality: str, changes: dict[str, Any], judged: int) -> None:
     settings = SETTINGS.model_copy(update={"epochs": 2, **changes})
     tasks = 2 if settings.regime == "joint" else 1
-    needs = training_needs(
-        blank_model(lambda: model(modality, settings)), blank(modality), settings,
-        judged=judged, tasks=tasks, cuda=False,
-    )  # fmt: skip
-    expected = measured(modality, settings, judged, tasks)
+    work = workload(modality, settings)
+    needs, expected = work.training(settings, judged, tasks), measured(work, settings, judged, tasks)
     assert max(need.total for need in needs) == pytest.approx(expected, rel=0.03)
     assert all(part >= 0 for need in needs for part in vars(need).values())
 
 
 def test_weights_gradients_and_optimiser_are_what_they_are() -> None:
-    need, _ = training_needs(model("toy", SETTINGS), blank("toy"), SETTINGS, cuda=False)
+    need, _ = workload("toy", SETTINGS).training(SETTINGS)
     size = 4 * (64 * 256 + 256 * 96 + 5 * 96 + 5)
     assert (need.weights, need.gradients, need.sums) == (size, size, 3 * size)
     assert need.optimiser == 2 * size + 4 * 4  # a step count for each of four parameters
@@ -109,41 +100,9 @@ def test_weights_gradients_and_optimiser_are_what_they_are() -> None:
 
 @pytest.mark.slow
 def test_activations_are_linear_in_the_batch() -> None:
-    found = [judging_need(model("vision", SETTINGS), blank("vision"), judged=rows) for rows in (16, 32, 48)]
-    steps = [b.total - a.total for a, b in pairwise(found)]
+    totals = [workload("vision", SETTINGS).judging(rows).total for rows in (16, 32, 48)]
+    steps = [after - before for before, after in pairwise(totals)]
     assert steps[0] == pytest.approx(steps[1], rel=0.01)
-
-
-def test_bfloat16_on_a_card_takes_less_than_float32_and_more_than_on_the_processor() -> None:
-    """CUDA's autocast computes layer norms in float32, the processor's does not."""
-
-    def peak(precision: str, cuda: bool) -> int:
-        layers = [part for _ in range(4) for part in (nn.Linear(64, 64), nn.GELU())]
-        net = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), *layers)
-        with tallied(cuda) as tally, torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-            without_values(net)(torch.empty(512, 64)).sum().backward()
-        return tally.peak
-
-    assert peak("bfloat16", False) < peak("bfloat16", True) < 0.9 * peak("float32", True)
-
-
-@pytest.mark.parametrize(("precision", "copies"), [("float32", 1), ("bfloat16", 0)])
-def test_a_card_s_attention_in_float32_leaves_a_copy_behind(precision: str, copies: int) -> None:
-    """As an H100 did with ViT-L/14: one copy of each block's attention in float32, none in bfloat16."""
-
-    def held(cuda: bool) -> int:
-        dtype = getattr(torch, precision)
-        net = nn.MultiheadAttention(64, 4, batch_first=True).to(dtype)
-        with tallied(cuda) as tally:
-            without_values(net)
-            tokens, before = torch.empty(8, 16, 64, dtype=dtype, requires_grad=True), tally.held
-            kept = net(tokens, tokens, tokens, need_weights=False)
-            del tokens
-            assert kept
-            return tally.held - before
-
-    size = 8 * 16 * 64 * getattr(torch, precision).itemsize
-    assert held(cuda=True) - held(cuda=False) == copies * size
 
 
 def entropy(made: Model, data: Examples) -> None:
@@ -158,38 +117,35 @@ def grams(made: Model, data: Examples) -> None:
     input_grams(made, data, batch_size=8)
 
 
+def weights_of(model: Model, data: Examples) -> int:
+    assert data.head is not None
+    return sum(t.nbytes for t in (*model.module.state_dict().values(), *data.head.state_dict().values()))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("work", [entropy, fisher, grams])
 def test_statistics_and_adamerging(work: Callable[[Model, Examples], None]) -> None:
-    plain, make = model("vision", SETTINGS), blank("vision")
-    weights = sum(value.nbytes for value in plain.module.state_dict().values())
-    expected = weights + peak_tensor_bytes(lambda: work(plain, make(8)))
-    made = blank_model(lambda: model("vision", SETTINGS))
-    with tallied(cuda=False) as tally:
-        without_values(made.module)
-        work(made, without_values(make(8)))
-    assert tally.peak == pytest.approx(expected, rel=0.05)
+    vision = workload("vision", SETTINGS)
+    model = vision.build()
+    data = vision.blank(model, 8)
+    expected = weights_of(model, data) + peak_tensor_bytes(lambda: work(model, data))
+    assert vision.need(work, 8).total == pytest.approx(expected, rel=0.05)
 
 
 def test_judging() -> None:
-    made, data = model("vision", SETTINGS), blank("vision")(64)
-    weights = sum(t.nbytes for t in (*made.module.state_dict().values(), *data.head.state_dict().values()))  # type: ignore[union-attr]
-    expected = peak_tensor_bytes(lambda: accuracies(made, {"a": data}, 64)) + weights
-    found = judging_need(blank_model(lambda: model("vision", SETTINGS)), blank("vision"), judged=64, cuda=False)
-    assert found.total == pytest.approx(expected, rel=0.03)
+    vision = workload("vision", SETTINGS)
+    model = vision.build()
+    data = vision.blank(model, 64)
+    expected = weights_of(model, data) + peak_tensor_bytes(lambda: accuracies(model, {"a": data}, 64))
+    assert vision.judging(64).total == pytest.approx(expected, rel=0.03)
 
 
-def test_shared_parameters_stay_shared_and_a_card_rounds_up() -> None:
-    first = nn.Linear(3, 3, bias=False)
-    second = nn.Linear(3, 3, bias=False)
-    second.weight = first.weight
-    with tallied(cuda=True) as tally:
-        made = without_values(nn.Sequential(first, second))
-        assert made[0].weight is made[1].weight
-        assert isinstance(made[0].weight, nn.Parameter)
-        assert tally.held == 512
-        found: list[Tensor] = without_values([torch.ones(2)])
-        assert tally.held == 1024
-        assert found[0].shape == (2,)
-        del found
-        assert tally.held == 512
+def test_a_weight_that_two_layers_share_counts_once() -> None:
+    def build() -> Model:
+        first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+        second.weight = first.weight
+        return Network(nn.Sequential(first, second))
+
+    need = Workload(build, workload("toy", SETTINGS).blank).need(lambda model, data: None, 2)
+    head = 4 * (5 * 96 + 5)
+    assert (need.weights, need.activations) == (36 + head, 0)

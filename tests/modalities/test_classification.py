@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import accuracies, example_scores, losses
-from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modalities.heads import Head, load_head, save_head
-from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Network
 
 

@@ -14,7 +14,7 @@ import torch
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, load_recipe, merge
-from mergeflow.modalities.subset import Subset
+from mergeflow.modalities.classification import Subset
 from studies import adaptation, cart_landscape, compression, interference, many_tasks, rank_curve, subset_scaling
 from studies.lab import Laboratory, Row
 from studies.lab.adapting import Adaptation, adapt, choose_rate

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.causal.places import ASSETS
+from mergeflow.modalities.causal.tokenizer import ASSETS
 from studies.lab.analogies import TRAINED
 from studies.lab.rows import per_seed, select
 from studies.language_arithmetic import BASE, INDIVIDUAL, JOINT, Folders, World, check_places, written

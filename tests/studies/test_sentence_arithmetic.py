@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from mergeflow.modalities.text.places import ASSETS
+from mergeflow.modalities.text.tokenizer import ASSETS
 from mergeflow.modality import State
 from studies.lab.analogies import ANALOGY
 from studies.lab.rows import Row, select

@@ -17,9 +17,9 @@ from mergeflow.commands.statistics import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.adamerging import entropies, entropy_gradient
 from mergeflow.evaluation.statistics import diagonal_fisher
+from mergeflow.modalities.catalog import open_recorded
+from mergeflow.modalities.classification import Subset
 from mergeflow.modalities.heads import load_head
-from mergeflow.modalities.recorded import open_recorded
-from mergeflow.modalities.subset import Subset
 from mergeflow.modality import Examples, Model
 from tests.text.small_project import TASKS
 

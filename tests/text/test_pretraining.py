@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.text import places
+from mergeflow.modalities.text.tokenizer import ASSETS
 from suites.sentences.corruption import IGNORED, Corruption, CorruptionSettings
 from suites.sentences.pretraining import PretrainSettings, pretrain, train_base
 from suites.sentences.regenerate import regenerate
@@ -20,7 +19,7 @@ from suites.sentences.stream import Passage, passages
 from suites.sentences.tokenizer import SPECIAL, word_tokenizer
 from suites.sentences.vocabulary import word_groups
 
-BASE = Path(places.__file__).parent / "assets" / "sentences8"
+BASE = ASSETS / "sentences8"
 TINY = PretrainSettings(steps=3, batch=8, width=32, layers=1, seed=4)
 
 

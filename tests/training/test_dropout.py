@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.random_numbers import own_generator
+from mergeflow.modalities.modules import own_generator
 from mergeflow.modality import Network
 from mergeflow.training import FineTuneSettings, fine_tune
 

@@ -36,8 +36,6 @@ class PairAdvice:
     """What to expect of two experts.
 
     Attributes:
-        first: Name of one.
-        second: Name of the other.
         alpha: α̂ of their answers (Equation 11).
         changes: α̂ of what tuning changed of the base's answers.
         cosine: Of their task vectors.
@@ -67,8 +65,6 @@ def advise_pairs(
     """Return the advice for each pair.
 
     Args:
-        alphas: α̂ of the experts' answers.
-        changes: α̂ of what tuning changed.
         cosines: of their task vectors, [T][T], in the same order.
         c: the loss that counts as forgotten, in (0, 1).
     """
@@ -95,9 +91,6 @@ def advise_pairs(
 
 def range_json(interval: Interval) -> list[float | None] | None:
     """Return a range as [low, high], an open end as None, an empty range as None.
-
-    Args:
-        interval: the range.
 
     Example:
         >>> range_json(Interval(-math.inf, 0)), range_json(Interval(1, 0))

@@ -26,14 +26,11 @@ class Advice:
     """What to try with some experts. A part that could not be computed is None, and a remark says why.
 
     Attributes:
-        names: The experts'.
         weighed: Those whose task vectors could be computed.
         cosines: Of these task vectors, in their order.
         alphas: α̂ of their answers, by Equation 11; its names may be fewer.
         changes: α̂ of what tuning changed of the base's answers.
-        pairs: For each pair what to expect.
         scales: The λ to try for the sum of all task vectors.
-        theory: The range of the theory, beside it.
         linear: Pair → whether its features combine as its weights do, as `mergeflow linearity --out` found.
         remarks: What was not computed, and why; what to be careful with.
     """
@@ -50,11 +47,7 @@ class Advice:
     remarks: list[str] = field(default_factory=list)
 
     def costs(self, forget: str) -> list[tuple[str, float]]:
-        """Return the other tasks with their cosine to the task to forget, those that will lose most first.
-
-        Args:
-            forget: an expert's name.
-        """
+        """Return the other tasks with their cosine to the task to forget, those that will lose most first."""
         if self.cosines is None or forget not in self.weighed:
             return []
         row = self.cosines[self.weighed.index(forget)]
@@ -100,7 +93,6 @@ def advise(
 
     Args:
         base: the weights that the experts were tuned from.
-        experts: weights by name, at least two.
         ask: gives the answers of base and experts; without it the weights alone are judged.
         remarks: what is known already not to be computed.
         survives: errors that become remarks; others are raised.
@@ -140,14 +132,7 @@ def advise(
 def or_remark(
     what: str, compute: Callable[[], Part], remarks: list[str], survives: type[Exception] = MergeflowError
 ) -> Part | None:
-    """Return a part of the advice, or None and add the remark that it was not computed.
-
-    Args:
-        what: the part, in words.
-        compute: gives it.
-        remarks: added to.
-        survives: errors that become remarks.
-    """
+    """Return a part of the advice, or None and add the remark that it was not computed."""
     try:
         return compute()
     except survives as error:

@@ -34,10 +34,8 @@ def check_numbers(
 
     Args:
         what: is computed from them, for the message.
-        alphas: correlations of two tasks.
         gammas: correlations of a task with the experts'.
         beta: what is lost per unit of λ.
-        c: the theory's constant.
 
     Raises:
         MergeflowError: naming all that are out of range, or NaN.

@@ -23,12 +23,7 @@ class Correlations:
     left_out: int
 
     def of(self, first: str, second: str) -> float:
-        """Return α̂ of two experts.
-
-        Args:
-            first: an expert's name.
-            second: the other's.
-        """
+        """Return α̂ of two experts."""
         return self.values[self.names.index(first)][self.names.index(second)]
 
 

@@ -15,7 +15,6 @@ class Criterion:
     """What is asked of one task, and what was found.
 
     Attributes:
-        task: The task's name.
         kept: Whether it must be solved; else it must have been forgotten.
         form: What `measured` and `limit` are: losses ≥ 0, or accuracies or recalls of Rouge-L in [0, 1].
         measured: Of the merged model.

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.analysis.provable.answers import Answers, Asked, ask
-from mergeflow.modalities.classification import Regression
-from mergeflow.modalities.subset import Subset
+from mergeflow.modalities.classification import Regression, Subset
 from mergeflow.modality import Model, State
 
 
@@ -61,8 +60,6 @@ def ask_all(
     Args:
         model: a module that weights are loaded into; its weights are overwritten.
         base: the weights that the experts were tuned from.
-        experts: weights by name.
-        sources: samples by the names of the experts.
         batch_size: samples per forward pass.
     """
     return ask(model, base, experts, {task: source for task, source in sources.items() if len(source)}, batch_size)

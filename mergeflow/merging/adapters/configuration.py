@@ -24,13 +24,7 @@ def adapter_config(
     """Return adapter_config.json.
 
     Args:
-        held: The adapter's factors.
-        whole: Modules that are stored whole.
         biases: Whether biases of adapted modules are stored.
-        names: All names of the model.
-        model: Its config.json.
-        base: Path or id of the base.
-        revision: Of the base, where it has one.
         in_out: Whether adapted linear weights are stored as [in, out].
     """
     sizes = {

@@ -54,7 +54,6 @@ def stacks_of(factors: Mapping[str, Factors], counts: Mapping[str, int]) -> dict
 
     Args:
         factors: By matrix; those of no stack are passed over.
-        counts: The number of experts of each stack.
 
     Returns:
         By stack, A and B with the factor that all experts share.
@@ -161,7 +160,6 @@ def check_known_experts(
     """Check that every expert of a mixture is a linear module, or part of a stack that is known in memory.
 
     Args:
-        shapes: Of the tensors that some expert has, by name in memory.
         slots: Names of those that can be kept as factors.
         architecture: What the model's tensors are.
 
@@ -190,9 +188,6 @@ def slot_of(
     """Return where the factors of a weight go; None for what PEFT can only keep whole.
 
     Args:
-        name: The tensor's name.
-        shape: Its shape.
-        architecture: The model's.
         names: All names of the model: torch's own attention is one module for PEFT, with two weights.
         whole: Roles of tensors that are not kept as factors.
     """
@@ -239,7 +234,6 @@ def whole_modules(
 
     Args:
         changed: Tensors that the merge changes and that no factors can hold.
-        names: All tensors of the model.
         slots: The tensors that are kept as factors, by name.
 
     Raises:

@@ -45,8 +45,6 @@ class Architecture:
         """Whether a selection takes a tensor as a matrix or a stack of matrices.
 
         Args:
-            name: The tensor.
-            shape: Its shape.
             selection: "attn_mlp", "mlp", "all", or glob patterns of names.
         """
         if not self.is_wide(name, shape):
@@ -65,9 +63,7 @@ class Architecture:
         """Return how a treated tensor is made of matrices.
 
         Args:
-            name: Its name.
             shape: Its shape, [m, n] or [E, m, n].
-            split_fused: Whether fused weights are cut.
 
         Raises:
             MergeflowError: config.json does not say how a fused weight is cut.

@@ -46,11 +46,6 @@ _FREE = re.compile(
 def count_key(architecture: Architecture, blocks: int, path: str) -> str:
     """Return the key of config.json that holds the number of blocks, where they may be put one behind the other.
 
-    Args:
-        architecture: The model's.
-        blocks: How many its tensors have.
-        path: The model, for messages.
-
     Raises:
         MergeflowError: Nothing says that blocks of this architecture are alike, or config.json is of another model.
     """
@@ -88,7 +83,6 @@ def stacked_config(configs: Sequence[Config], key: str, chosen: Sequence[tuple[i
 
     Args:
         configs: Those of all models; the first one's counts where they may differ.
-        key: The key of the number of blocks.
         chosen: Of each block the model's index and the block's in it.
 
     Returns:

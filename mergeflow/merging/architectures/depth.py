@@ -19,8 +19,6 @@ def depth(name: str, shapes: Mapping[str, Any], architecture: Architecture | Non
     Outside the blocks embeddings and positions come before, heads after them; of other tensors their names tell.
 
     Args:
-        name: The tensor.
-        shapes: Of all tensors, by name.
         architecture: What the model's tensors are; by default nothing but their names is known.
 
     Example:

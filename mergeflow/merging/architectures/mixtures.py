@@ -20,7 +20,6 @@ class Target:
         expert_name: Matrix {part} of expert {expert} in block {block}.
         count: The key of the number of experts.
         parts: The dense model's matrices.
-        names: What they are called in an expert.
         shared: Whether there is an expert that every token passes through.
     """
 
@@ -80,9 +79,6 @@ def mixture_config(
     """Return the config.json of a mixture.
 
     Args:
-        dense: The base's.
-        target: The mixture's architecture.
-        experts: Number of experts.
         per_token: How many a token passes through.
         shared: Whether there is a shared expert; where the architecture has one all the same, its width is 1.
 

@@ -59,7 +59,6 @@ def role_of(name: str, shape: Sequence[int], own: Patterns = ()) -> Role | None:
     """Return a tensor's role by its name, or None where no pattern fits and it could be a matrix.
 
     Args:
-        name: The tensor's name.
         shape: Its shape: what is not 2-D, or has one row, and has no known name is `other`.
         own: Patterns of its architecture; they come before the shared ones.
 

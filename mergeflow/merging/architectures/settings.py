@@ -18,10 +18,6 @@ def comparable(
 
     transformers, which is slow to import, is asked only where a setting that counts is missing on one side.
 
-    Args:
-        configs: config.json of each model.
-        counts: Whether the setting of a name counts.
-
     Returns:
         The settings of each model, and its class; no classes where the settings are as they were read.
     """

@@ -76,7 +76,6 @@ def compress(
     """Compress the experts of a suite.
 
     Args:
-        call: The configured compressor.
         base: θ0, in memory or lazy.
         experts: State dicts by task, in memory or lazy.
         workers: Threads, by default one per core.
@@ -142,7 +141,6 @@ def extract_task(path: str | Path, task: str, base: str | Path | None = None) ->
 
     Args:
         path: A file that `Compressed.write` made.
-        task: The task's name.
         base: Path of θ0, for compressors that need it.
 
     Raises:

@@ -31,7 +31,6 @@ def front_matter_of(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
     """Return the metadata of the card: base_model, relation, library, licence, task, tags.
 
     Args:
-        recipe: The recipe.
         inputs: Its opened inputs; their cards say their licences, their folders which models they are.
     """
     places = owners_of(recipe)
@@ -75,8 +74,6 @@ def write_licences(recipe: Recipe, inputs: Inputs, folder: Path) -> None:
     """Give a result's folder the licence files of its inputs, that of its own licence under its own name.
 
     Args:
-        recipe: The recipe.
-        inputs: Its opened inputs.
         folder: The folder; it may have the base's files.
     """
     licences = licences_of(recipe, inputs)
@@ -96,12 +93,7 @@ def _local(name: str, path: str, inputs: Inputs) -> str:
 
 
 def hub_id(path: str, place: str) -> str | None:
-    """Return the Hub's id of an input: it was given by it, lies in the Hub's cache, or says from where it was saved.
-
-    Args:
-        path: How the recipe names it.
-        place: Where it lies.
-    """
+    """Return the Hub's id of an input: it was given by it, lies in the Hub's cache, or says from where it was saved."""
     if not Path(path).expanduser().exists() and _ID.fullmatch(path.partition("@")[0]):
         return path.partition("@")[0]
     cached = cached_id(str(Path(place).absolute()))
@@ -191,12 +183,6 @@ def model_card(
     """Return the card: what was merged, how, with which fingerprints, and how to make it again.
 
     Args:
-        recipe: The complete recipe.
-        plan: What it does.
-        opened: The opened inputs.
-        result: Fingerprint of the result.
-        inputs: Fingerprint of each input that was read whole.
-        version: Of mergeflow.
         notes: What else there is to say of the result.
     """
     method, public = plan.call.method, published(recipe)
@@ -296,7 +282,6 @@ def push(
     Args:
         folder: The folder; the files that its record lists are sent, after their weights were compared with it.
         repo: `owner/name`; the repository is made where it is not there.
-        private: Whether it is made private.
         dry_run: Check all and send nothing; needs neither a network nor an account.
         say: Takes a line about what is done.
 

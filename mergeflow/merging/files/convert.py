@@ -36,9 +36,6 @@ class Converted:
     """What a conversion made.
 
     Attributes:
-        path: The file or folder.
-        fingerprint: Of the result.
-        tensors: Number of its tensors.
         dequantised: How many of them were codes.
     """
 

@@ -73,10 +73,6 @@ class Diff:
 def diff(a: str | Path, b: str | Path) -> Diff:
     """Compare two checkpoints block by block.
 
-    Args:
-        a: Path of one checkpoint.
-        b: Path of the other.
-
     Returns:
         Norms, cosine and digests per tensor, in float64, whatever the types.
     """

@@ -76,10 +76,6 @@ class Job:
         """Return another job with the same workers, buffer and progress.
 
         Args:
-            recipe: What the other job merges.
-            inputs: Its opened inputs.
-            plan: What was planned for them.
-            target: Where its result goes.
             known: Fingerprints of inputs that are known already, by name.
         """
         engine, scheme = self.engine, self.digests.scheme
@@ -231,7 +227,6 @@ def after_steps(
     """Write the steps that must be files, then do what is to be done with them, and remove them when it is.
 
     Args:
-        job: The merge.
         resolve: Turns references into local paths.
         resume: Whether steps and shards of a stopped merge that are done stay.
         finish: Makes the result of the inputs, opened with the steps' files, and the fingerprints of what these read.

@@ -77,8 +77,6 @@ def check_place(out: str | None, shard_size: int | None, inputs: Mapping[str, st
     """Return where a merge's result goes, once it is known that neither it nor its card replaces a file of others.
 
     Args:
-        out: Where the result should go.
-        shard_size: The recipe's.
         inputs: Paths of what is read, by name: never overwritten.
         force: Whether a file that mergeflow did not make may be replaced; a folder never is.
 
@@ -95,8 +93,6 @@ def check_place(out: str | None, shard_size: int | None, inputs: Mapping[str, st
 def check_adapter_place(out: str | None, shard_size: int | None, inputs: Mapping[str, str]) -> Path:
     """Return the folder that an adapter goes to, checked.
 
-    Args: As of `check_place`.
-
     Raises:
         MergeflowError: As `check_place`, or it is a file, or shards are wanted.
     """
@@ -109,8 +105,6 @@ def check_adapter_place(out: str | None, shard_size: int | None, inputs: Mapping
 
 def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str], force: bool = False) -> Path:
     """Return the output path, checked against the inputs.
-
-    Args: As of `check_place`.
 
     Raises:
         MergeflowError: No output, one that is an input or lies in one, a file or a folder of somebody else, or shards
@@ -137,7 +131,6 @@ def check_file(out: str | Path, inputs: Mapping[str, str], force: bool = False) 
     """Return the path of a result that is one safetensors file, checked as `check_out` does.
 
     Args:
-        out: Where the result should go.
         inputs: Paths of what is read, by name: never overwritten.
         force: Whether a file that mergeflow did not make may be replaced; a folder never is.
 
@@ -265,9 +258,6 @@ class OutputFolder:
     Beside `name` a merge at work has `.name.partial`, the unfinished folder, `.name.journal`, which of its shards are
     finished, and `.name.lock`. `.name.replaced` is an older folder for the moment in which the new one gets its name.
 
-    Args:
-        target: The folder.
-
     Attributes:
         partial: Where to write.
         shards: Of each finished shard, the digest of every tensor.
@@ -318,7 +308,6 @@ class OutputFolder:
         Args:
             identity: All that the shards' content depends on, as JSON values: a stopped merge of another one starts
                 again, as does one without a readable journal.
-            shards: The tensors of each shard.
             resume: Whether to go on with a stopped merge. Shards whose tensors have other digests than the journal
                 recorded are made again.
             scheme: Of digests; a merge that goes on keeps that of its journal.
@@ -362,13 +351,7 @@ class OutputFolder:
                 _remove(self._replaced)
 
     def finish(self, file: str, digests: dict[str, str], inputs: dict[str, dict[str, str]]) -> None:
-        """Record a shard that is whole, and the digests of all inputs' tensors so far.
-
-        Args:
-            file: The shard's name.
-            digests: Of its tensors, by name.
-            inputs: Digests of the tensors read so far, by input and name.
-        """
+        """Record a shard that is whole, and the digests of all inputs' tensors so far."""
         self.shards[file], self.inputs = digests, inputs
         known = {"scheme": self.scheme, "identity": self._identity, "shards": self.shards, "inputs": self.inputs}
         write_text(self._journal, json.dumps(known))
@@ -455,10 +438,7 @@ class Digests:
 
         Args:
             owner: Whose tensor it is: "base", an expert's name.
-            name: The tensor.
             start: Its first element in the flattened tensor: a multiple of the fingerprints' `BLOCK`.
-            data: Its bytes, as stored.
-            itemsize: Bytes of an element.
         """
         found = {start + at * BLOCK: one for at, one in enumerate(leaf_digests(data, itemsize, self.scheme))}
         with self.lock:
@@ -524,13 +504,7 @@ def shards_like(states: Sequence[LazyStateDict], infos: Mapping[str, TensorInfo]
 
 
 def write_index(folder: Path, shards: Mapping[str, Iterable[str]], size: int) -> None:
-    """Write which shard holds which tensor, where there is more than one.
-
-    Args:
-        folder: Where the shards are.
-        shards: The names of the tensors in each file.
-        size: Bytes of all tensors together.
-    """
+    """Write which shard holds which tensor, where there is more than one."""
     if len(shards) > 1:
         places = {name: file for file, names in shards.items() for name in names}
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
@@ -544,9 +518,6 @@ def copy_companions(base: Path, folder: Path, dtype: str | None = None, own: Map
 
     Args:
         base: The model folder; of a single file nothing is copied.
-        folder: Where to.
-        dtype: The result's type, where it has one of its own.
-        own: The result's config.json, where it is not the base's.
     """
     if not base.is_dir():
         return
@@ -574,10 +545,7 @@ def untie(config: Path, loaded: Mapping[str, Any], before: Mapping[str, str], af
     Without it transformers would tie the two again, and one of them would be lost.
 
     Args:
-        config: The file.
-        loaded: The base's.
         before: Digests of the base's tensors.
-        after: Digests of the result's.
     """
     stored = {loaded_name(loaded, name): name for name in after}
     pair = head_and_embedding(loaded, stored)

@@ -63,7 +63,6 @@ def another_base(name: str, taken: str, found: str) -> MergeflowError:
     """Return the error for a task vector of another base.
 
     Args:
-        name: The task vector's name or path.
         taken: Fingerprint of the base it was taken from.
         found: Fingerprint of the base it met.
     """
@@ -104,11 +103,8 @@ class Inputs:
     """The opened inputs of a merge.
 
     Attributes:
-        call: The method with all its arguments.
-        base: The base.
         experts: Experts and task vectors by name, in the order of the recipe.
         data: Statistics of data, by kind, then expert.
-        paths: Local paths of all inputs, by what they are.
         model: What a method may know of them: names, weights, shapes, ties.
         notes: What was done to make them fit each other.
         warnings: What to know of: settings, tokens, templates, licences that differ.
@@ -143,7 +139,6 @@ class Computed:
     """A step whose tensors are computed when they are read, with the bits that a file of it would hold.
 
     Args:
-        inputs: Its opened inputs.
         device: Where arithmetic happens.
         infos: Shape and type of its tensors.
     """
@@ -171,9 +166,7 @@ class Computed:
         """Return elements start..stop of a flattened tensor of the result.
 
         Args:
-            name: The tensor.
             start: The first element, from 0.
-            stop: One behind the last element.
 
         Returns:
             [stop − start], in the result's type.
@@ -229,7 +222,6 @@ def open_inputs(
     """Open every input of a recipe and check that they fit each other, from headers and the files beside them alone.
 
     Args:
-        recipe: The recipe.
         resolve: Turns references into local paths.
         made: Where results of steps lie that were written; the others are computed when they are read.
 
@@ -440,10 +432,6 @@ def steps_to_write(recipe: Recipe, inputs: Inputs) -> tuple[str, ...]:
 
     A step is computed as it is read where that computes nothing twice: its result is read once, in pieces that its
     method can make one by one. Else its result is written first.
-
-    Args:
-        recipe: The recipe.
-        inputs: Its inputs, opened with no step written.
     """
     steps = dict(recipe.steps or ())
     reads = {name: [found for path in step.paths() if (found := step_named(path))] for name, step in steps.items()}
@@ -502,7 +490,6 @@ class StepFolder:
     """The temporary folder beside an output that holds the results of steps; a merge that ends well removes it.
 
     Attributes:
-        path: The folder.
         finished: Of each step that is done, all that it was made of, its fingerprint and its inputs' ones.
     """
 
@@ -548,9 +535,7 @@ class StepFolder:
         """Record that a step is done.
 
         Args:
-            name: The step.
             identity: All that its result depends on, as JSON values.
-            result: The result's fingerprint.
             inputs: Fingerprints of what was read, by name.
         """
         self.finished[name] = {"identity": dict(identity), "fingerprint": result, "inputs": dict(inputs)}
@@ -600,13 +585,9 @@ class Plan:
     """What a merge will do.
 
     Attributes:
-        call: The method with all its arguments.
-        experts: Names of the experts.
-        tensors: Number of tensors of the result.
         treatment: Which of them the method treats as matrices.
         parameters: Number of floating-point elements.
         bytes_read: Bytes read from all inputs, over all passes.
-        bytes_written: Bytes of the result.
         passes: Times the inputs are read.
         peak_memory: Estimated bytes of memory at most.
         shards: Names of the tensors of each output file.
@@ -614,7 +595,6 @@ class Plan:
         notes: What was done to make the inputs fit each other.
         rank: Largest rank of a matrix, where the result is an adapter.
         warnings: What to know of: settings, tokens, templates, licences that differ.
-        steps: Each step, in words.
         written: Those of them that are written before the merge, in order.
     """
 
@@ -668,7 +648,6 @@ def check_recipe(
     """Validate a recipe against its files and return what the merge will do; reads headers only.
 
     Args:
-        recipe: The recipe: a record, a mapping, or the path of a file.
         resolve: Turns references into local paths.
         buffer: Bytes the merge may hold beyond its largest stack.
         force: Whether the merge may replace a file that mergeflow did not make.
@@ -726,8 +705,6 @@ def make_plan(
     """Return what a merge of opened inputs will do.
 
     Args:
-        recipe: The recipe.
-        inputs: Its inputs.
         buffer: Bytes the merge may hold beyond its largest stack.
         written: The steps that are written first; by default those of `steps_to_write`.
         workers: Threads, by default one per core: each holds one piece of work.
@@ -780,12 +757,7 @@ def _elements(one: Pass, model: Model) -> int:
 
 
 def process_bytes(threads: int, whole: bool) -> int:
-    """Return the bytes that a merge holds besides the tensors it works on.
-
-    Args:
-        threads: Workers.
-        whole: Whether some tensor is treated whole.
-    """
+    """Return the bytes that a merge holds besides the tensors it works on."""
     return _PROCESS + threads * _WORKER + (_ALGEBRA + threads * _HEAP if whole else 0)
 
 

@@ -58,10 +58,8 @@ class Recipe(Frozen):
     """A merge, as a frozen record.
 
     Attributes:
-        method: A name of the catalog.
         args: Its arguments; those missing take their defaults.
         base: Path of the base; by default the one that adapters name; where the result depends on none, none.
-        experts: Paths of the experts, named.
         task_vectors: Paths of task vectors that stand where experts stand, named.
         weights: One per expert, in order or by name; all 1 by default. One may vary over the model, as arguments may.
         matrices: Which matrices the spectral methods treat (moved into `args`).
@@ -275,11 +273,6 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 def make_recipe(values: Mapping[str, Any], origin: str = "recipe", *, step: bool = False) -> Recipe:
     """Validate a mapping as a recipe.
-
-    Args:
-        values: The mapping.
-        origin: Its name, for messages.
-        step: Whether it is a step of another recipe, which has the steps that it reads.
 
     Raises:
         MergeflowError: As `load_recipe`.

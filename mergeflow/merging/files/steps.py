@@ -34,7 +34,6 @@ class Slice(Frozen):
     """Blocks of one model.
 
     Attributes:
-        model: The model.
         layers: First block, and the one behind the last, counted from 0; all blocks by default.
     """
 
@@ -89,10 +88,6 @@ def stacked(slices: Sequence[Slice], states: Sequence[LazyStateDict]) -> LazySta
     What comes before the blocks (embeddings, positions) is the first model's, what comes behind them (norm, head) the
     last one's; a head that is tied to the embedding follows it. config.json is the first one's, with the number of
     blocks, and the lists that have an entry per block, as they are now.
-
-    Args:
-        slices: The slices.
-        states: The opened model of each.
 
     Raises:
         MergeflowError: An architecture whose blocks are not known to be alike, a slice beyond the last block, models
@@ -171,12 +166,9 @@ class Router:
 
     Args:
         base: The model whose hidden states or embeddings count.
-        config: Its config.json.
         gate: hidden, cheap_embed or random.
-        prompts: Of each expert.
         seed: Of random ones.
         width: Length of a row.
-        blocks: Number of blocks.
     """
 
     def __init__(
@@ -291,7 +283,6 @@ class Expert(Frozen):
     """One dense model of a mixture.
 
     Attributes:
-        model: The model.
         prompts: Texts that it should answer; gates other than `random` need some.
         negative_prompts: Texts that it should not answer.
     """
@@ -305,7 +296,6 @@ class Shared(Frozen):
     """The expert that every token passes through.
 
     Attributes:
-        model: The model.
         scale: Factor of its output.
     """
 
@@ -390,10 +380,6 @@ def mixed(mixture: Mixture, states: Mapping[str, LazyStateDict]) -> LazyStateDic
 
     Router row of expert e in block l: the unit vector of mean(x over its prompts) − mean(x over its negative prompts),
     x as `gate` says. The weights of the chosen experts sum to 1, so that equal experts give the dense model.
-
-    Args:
-        mixture: What it is made of.
-        states: The opened models by path.
 
     Raises:
         MergeflowError: A model that is not dense Llama, Mistral, Qwen2 or Qwen3 of the base's sizes, or what the
@@ -548,10 +534,6 @@ def lifted(values: Mapping[str, Any]) -> dict[str, Any]:
 def check_steps(steps: Mapping[str, Any], paths: Iterable[str]) -> None:
     """Check that steps and what is read of them fit: every name is a step, every step is read, none reads itself.
 
-    Args:
-        steps: The steps of a recipe, by name.
-        paths: What the recipe itself reads.
-
     Raises:
         MergeflowError: All faults.
     """
@@ -570,13 +552,7 @@ def check_steps(steps: Mapping[str, Any], paths: Iterable[str]) -> None:
 
 
 def parse_steps(value: Any, merge: type, parse_merge: Callable[[Any, str], Any]) -> Any:
-    """Return steps as pairs of a name and a checked record.
-
-    Args:
-        value: What a recipe has as its steps.
-        merge: The record of a step that is a merge.
-        parse_merge: (mapping, its name for messages) → such a record.
-    """
+    """Return steps as pairs of a name and a checked record."""
     if value is None or isinstance(value, tuple):
         return value or None
     if not isinstance(value, Mapping):

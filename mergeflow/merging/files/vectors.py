@@ -61,8 +61,6 @@ def add(
     """Write the weighted sum of task vectors, Σ w_t τ_t.
 
     Args:
-        vectors: Paths of task vectors of one base.
-        out: The file to make.
         weights: One per vector, any real numbers; all 1 by default.
         force: Replace `out` even if mergeflow did not make it.
 
@@ -90,9 +88,6 @@ def scale(vector: Pathlike, factor: float, out: Pathlike, *, force: bool = False
     """Write factor · τ.
 
     Args:
-        vector: Path of τ.
-        factor: Any finite number.
-        out: The file to make.
         force: Replace `out` even if mergeflow did not make it.
 
     Returns:
@@ -108,8 +103,6 @@ def negate(vector: Pathlike, out: Pathlike, *, force: bool = False) -> str:
     """Write −τ, which unlearns what τ learned.
 
     Args:
-        vector: Path of τ.
-        out: The file to make.
         force: Replace `out` even if mergeflow did not make it.
 
     Returns:
@@ -128,10 +121,6 @@ def analogy(a: Pathlike, b: Pathlike, c: Pathlike, out: Pathlike, *, force: bool
     """Write τ_c + (τ_b − τ_a): "a is to b as c is to" the result.
 
     Args:
-        a: Path of τ_a.
-        b: Path of τ_b.
-        c: Path of τ_c.
-        out: The file to make.
         force: Replace `out` even if mergeflow did not make it.
 
     Returns:

@@ -55,8 +55,6 @@ class LowRank:
     """SVD_k(θ_t − θ̄) on the mean θ̄, as factors in one file per expert; tensors that are not matrices have none.
 
     Args:
-        stacks: Base and experts.
-        args: Which matrices, and their rank.
         folder: For the files; it must last as long as this object.
     """
 

@@ -60,9 +60,6 @@ def own_directions(tall: Tensor, common: Outside | None, rank: int, longer: bool
 
     Args:
         tall: A_t, [T, m, n] with n ≤ m.
-        common: The common space, if there is one.
-        rank: How many of each.
-        longer: Whether the common space is one of the longer side.
     """
     moved = [expert for expert, one in enumerate(tall) if not is_zero(one)]
     of_one = _outside_long if longer else _outside_short

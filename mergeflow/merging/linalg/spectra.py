@@ -112,7 +112,6 @@ def truncate(matrix: Tensor, rank: int, cache: FactorCache | None = None) -> Ten
     Args:
         matrix: A, [m, n].
         rank: k, 1 … min(m, n).
-        cache: Where factors are kept between calls.
     """
     if rank >= min(matrix.shape):
         return matrix.clone()
@@ -151,7 +150,6 @@ def low_rank_factors(matrix: Tensor, rank: int, cache: FactorCache | None = None
     Args:
         matrix: A, [m, n].
         rank: k, 1 … min(m, n).
-        cache: Where factors are kept between calls.
     """
     found = cache.factors(matrix, rank, leading_factors) if cache is not None else leading_factors(matrix, rank)
     # Contiguous whatever they were cut from: products of the same numbers in another layout may differ in the last bit.

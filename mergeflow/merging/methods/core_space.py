@@ -57,8 +57,6 @@ def merged_in_core(pairs: list[Pair | None], weights: tuple[float, ...], args: C
 
     Args:
         pairs: A_t and B_t of each expert, or None; one at least is not None.
-        weights: w_t, one per expert.
-        args: How the cores are merged.
 
     Returns:
         The merged matrix [m, n], in float64.
@@ -100,7 +98,7 @@ def _workspace(args: CoreSpaceArgs, name: str, model: Model) -> int:
 _IN_CORES, _TRIMMED = matrices(_core_space_bytes), TWO_TENSORS
 
 
-@method("core_space", CoreSpaceArgs, elementwise=_in_blocks, workspace=_workspace, on_device=Copies(11, 8))
+@method("core_space", CoreSpaceArgs, elementwise=_in_blocks, workspace=_workspace, on_device=Copies(11, 8.3))
 def core_space(stack: Stack, args: CoreSpaceArgs) -> Parts:
     """Low-rank task vectors merged as small cores between bases that all their factors share.
 

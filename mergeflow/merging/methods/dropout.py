@@ -1,4 +1,4 @@
-"""Random sparsification: DARE and DELLA, then a sum or a TIES merge of what is left.
+"""Sparsification before a sum or a TIES merge: DARE, DELLA and breadcrumbs.
 
 Every mask is drawn from a generator seeded by (seed, expert, tensor, block), so neither the order of the experts nor
 the number of threads changes a bit.
@@ -16,8 +16,9 @@ from pydantic import Field, model_validator
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import np, torch
-from mergeflow.merging.method import Args, Copies, Model, Parts, Stack, method
-from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass
+from mergeflow.merging.method import Args, Copies, Model, Parts, Stack, method, tensors
+from mergeflow.merging.methods.sparse import BreadcrumbsArgs, breadcrumbs_sparsify
+from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass, ties_copies
 from mergeflow.merging.stack import Pass
 from mergeflow.merging.thresholds import threshold_passes, trim_to
 
@@ -69,11 +70,7 @@ def uniform_bits(seed: int, expert: str, name: str, start: int, count: int) -> n
     """Return random bits for a piece of one expert's tensor: the same for every division of the tensor into pieces.
 
     Args:
-        seed: Of all masks.
-        expert: The expert's name.
-        name: The tensor's name.
         start: The piece's first element: a multiple of the fingerprints' `BLOCK`.
-        count: Elements of the piece.
 
     Returns:
         uint32 [count], uniform.
@@ -171,7 +168,12 @@ def rest_passes(sparsify: Callable[[Stack, Any], Tensor]) -> Callable[[Any, DTyp
     return passes
 
 
-@method("dare", DareArgs, elementwise=True, passes=rest_passes(dare_sparsify), on_device=Copies(3.25, 1))
+def dare_copies(args: DareArgs) -> Copies:
+    """Say what DARE holds on a device."""
+    return ties_copies(args) if args.then == "ties" else Copies(1, 2)
+
+
+@method("dare", DareArgs, elementwise=True, passes=rest_passes(dare_sparsify), on_device=dare_copies)
 def dare(stack: Stack, args: DareArgs) -> Parts:
     """Random entries dropped and the rest rescaled, then summed or merged by TIES.
 
@@ -188,20 +190,21 @@ def dare(stack: Stack, args: DareArgs) -> Parts:
 
 
 def della_workspace(args: DellaArgs, name: str, model: Model) -> int:
-    """Return the bytes of DELLA: what is kept, one expert's bits, some rows that are sorted, and what follows.
-
-    Args:
-        args: Its arguments.
-        name: The tensor.
-        model: What is known of the model.
-    """
+    """Return the bytes of DELLA: what is kept, one expert's bits, some rows that are sorted, and what follows."""
     count, numel = len(model.experts), prod(model.shapes[name])
     rows = 48 * min(numel, max(_DRAWN, model.shapes[name][-1] if model.shapes[name] else 1))
     further = 2 * count + 2 if args.then == "ties" else 1
     return (count + 1 + further) * numel * model.dtype.itemsize + rows
 
 
-@method("della", DellaArgs, passes=rest_passes(della_sparsify), workspace=della_workspace, on_device=Copies(2, 10.5))
+def della_copies(args: DellaArgs) -> Copies:
+    """Say what DELLA holds on a device."""
+    if args.then == "task_arithmetic":
+        return Copies(2, 10.3)
+    return Copies(4, 6.3) if args.reduce == "weighted_mean" else Copies(3, 8.3)
+
+
+@method("della", DellaArgs, passes=rest_passes(della_sparsify), workspace=della_workspace, on_device=della_copies)
 def della(stack: Stack, args: DellaArgs) -> Parts:
     """Like DARE, but large entries are dropped less often.
 
@@ -215,3 +218,90 @@ def della(stack: Stack, args: DellaArgs) -> Parts:
         Deep et al., DELLA-Merging (2024), section 3.1.
     """
     return merge_rest(stack, args, della_sparsify(stack, args))
+
+
+_SCALE = "factor of the direction; any real number"
+
+
+class DareTiesArgs(DareArgs):
+    """Arguments of `dare_ties`."""
+
+    scale: float = Field(1.0, description=_SCALE)
+    then: Literal["ties"] = Field("ties", description="always TIES")
+
+
+class DellaTiesArgs(DellaArgs):
+    """Arguments of `della_ties`."""
+
+    scale: float = Field(1.0, description=_SCALE)
+    then: Literal["ties"] = Field("ties", description="always TIES")
+
+
+class BreadcrumbsTiesArgs(BreadcrumbsArgs):
+    """Arguments of `breadcrumbs_ties`."""
+
+    reduce: Reduce = Field("mean", description=f"how TIES reduces; {REDUCE}")
+
+
+@method("dare_ties", DareTiesArgs, elementwise=True, passes=rest_passes(dare_sparsify), on_device=dare_copies)
+def dare_ties(stack: Stack, args: DareTiesArgs) -> Parts:
+    """Random entries dropped, the rest rescaled and merged by TIES: `dare` with `then: ties`.
+
+    m_t ~ Bernoulli(1 − drop),  τ̃_t = m_t ⊙ τ_t / (1 − drop),  θ = θ0 + scale · TIES of the w_t τ̃_t
+
+    Property:
+        At drop 0 it is TIES of whole task vectors.
+
+    Source:
+        Yu et al., Language models are Super Mario (ICML 2024), section 3; Yadav et al. (NeurIPS 2023).
+    """
+    return merge_rest(stack, args, dare_sparsify(stack, args))
+
+
+@method(
+    "della_ties",
+    DellaTiesArgs,
+    passes=rest_passes(della_sparsify),
+    workspace=della_workspace,
+    on_device=della_copies,
+)
+def della_ties(stack: Stack, args: DellaTiesArgs) -> Parts:
+    """Like `dare_ties`, but large entries are dropped less often: `della` with `then: ties`.
+
+    p = drop − window/2 + window · r/(n−1), r = rank by falling magnitude in the row;  τ̃_t = m_t ⊙ τ_t / (1 − p)
+    θ = θ0 + scale · TIES of the w_t τ̃_t
+
+    Property:
+        At window 0 it is `dare_ties`.
+
+    Source:
+        Deep et al., DELLA-Merging (2024), section 3.
+    """
+    return merge_rest(stack, args, della_sparsify(stack, args))
+
+
+def _breadcrumbs_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
+    return (majority_pass(breadcrumbs_sparsify),)
+
+
+@method(
+    "breadcrumbs_ties",
+    BreadcrumbsTiesArgs,
+    passes=_breadcrumbs_passes,
+    workspace=tensors(lambda experts: 3 * experts + 4, weighted=True),
+    on_device=ties_copies,
+)
+def breadcrumbs_ties(stack: Stack, args: BreadcrumbsTiesArgs) -> Parts:
+    """Task vectors without their smallest and largest entries, merged by TIES.
+
+    m_t = 0 for the ⌊β·n⌋ smallest and the ⌊γ·n⌋ largest magnitudes of each tensor, else 1
+    γ = sign(Σ w_t m_t ⊙ τ_t),  θ = θ0 + scale · mean over {t : sign(w_t τ_t) = γ} of w_t m_t ⊙ τ_t
+
+    Property:
+        With β = γ = 0 it is TIES of whole task vectors; neither outliers nor minorities have an influence.
+
+    Source:
+        Davari and Belilovsky, Model breadcrumbs (ECCV 2024), with the sign election of Yadav et al. (NeurIPS 2023).
+    """
+    sparse, majority = breadcrumbs_sparsify(stack, args), stack.model.known["majority"]
+    return stack.base, disjoint_merge(sparse, majority, args.reduce, stack.weight_column)

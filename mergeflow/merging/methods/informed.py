@@ -72,11 +72,6 @@ class AdamergingArgs(Args):
     def form(self, known: Architecture, name: str, shape: Sequence[int]) -> Form | None:
         """Return how a tensor is made of the matrices whose directions of `cart` have a low rank.
 
-        Args:
-            known: The model's architecture.
-            name: The tensor.
-            shape: Its shape.
-
         Returns:
             None where the tensor has no direction: it is the experts' mean.
         """
@@ -204,7 +199,7 @@ def _no_low_rank(args: AdamergingArgs, name: str, model: Model) -> bool:
     anchor="θ0 or mean θ_t",
     data=(COEFFICIENTS,),
     workspace=matrices(_adamerging_bytes),
-    on_device=Copies(1, 3),
+    on_device=lambda args: Copies(3, 6) if args.on == "cart" else Copies(1, 3),
 )
 def adamerging(stack: Stack, args: AdamergingArgs) -> Parts:
     """Sum of directions with coefficients learned by entropy minimisation.

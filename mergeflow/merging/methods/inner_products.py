@@ -28,13 +28,7 @@ _NAME = "inner_products"
 
 
 def in_blocks(args: Any, name: str, model: Model) -> bool:
-    """Whether a tensor is so large that it is read twice; `elementwise` of methods that read `inner_products`.
-
-    Args:
-        args: The method's arguments.
-        name: The tensor.
-        model: What is known of the model.
-    """
+    """Whether a tensor is so large that it is read twice; `elementwise` of methods that read `inner_products`."""
     return prod(model.shapes[name]) > LARGE
 
 
@@ -85,7 +79,6 @@ def combined(stack: Stack, coefficients: Tensor, on: On) -> Tensor:
     Args:
         stack: Base and task vectors of a tensor, or of a block of one.
         coefficients: c_t, [T] in float64.
-        on: What v is.
     """
     result, column = torch.empty_like(stack.base), coefficients.to(stack.base.device)[:, None]
     flat, base = result.reshape(-1), stack.base.reshape(-1)
@@ -113,11 +106,7 @@ def _blocks(stack: Stack, on: On) -> Iterator[tuple[int, Tensor]]:
 
 
 def inner_product_pass(on: Callable[[Any], On]) -> Callable[[Any, DType], tuple[Pass, ...]]:
-    """Return the passes of a method that reads `inner_products`: one over large tensors alone.
-
-    Args:
-        on: args → what the inner products are of.
-    """
+    """Return the passes of a method that reads `inner_products`: one over large tensors alone."""
 
     def observe(found: dict[int, Rows], stack: Stack, args: Any) -> dict[int, Rows]:
         # Python's numbers: small tensors would lie between the large ones that are freed, and leave holes of 3 GB.

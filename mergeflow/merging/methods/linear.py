@@ -67,7 +67,7 @@ def passthrough(stack: Stack, args: PassthroughArgs) -> Parts:
     elementwise=True,
     weights="shares",
     linear=lambda args: args.normalize,
-    on_device=Copies(1, 3),
+    on_device=lambda args: Copies(1, 3 if args.normalize else 4),
 )
 def average(stack: Stack, args: AverageArgs) -> Parts:
     """Mean of the experts; with weights, their soup.

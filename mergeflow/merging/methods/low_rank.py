@@ -47,7 +47,6 @@ def sum_truncated(stack: Stack, taus: Tensor, args: LowRankArgs) -> Tensor:
     """Return Σ w_t SVD_k(τ_t) of each matrix of a tensor, in the place of τ_1, which is overwritten.
 
     Args:
-        stack: The tensor, and the weights.
         taus: τ_t, centred or not, [T, *base.shape].
         args: Rank, and how the tensor is cut into matrices.
 

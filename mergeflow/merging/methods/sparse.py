@@ -93,7 +93,7 @@ def _ranks(args: BreadcrumbsArgs, n: int, count: int) -> list[list[int]]:
     elementwise=_in_blocks,
     passes=kth_smallest_passes(_ranks, "kept", _in_blocks),
     workspace=tensors(lambda experts: 3),
-    on_device=Copies(2.25, 1.5),
+    on_device=Copies(1, 3),
 )
 def breadcrumbs(stack: Stack, args: BreadcrumbsArgs) -> Parts:
     """Sum of the task vectors without their smallest and largest entries.

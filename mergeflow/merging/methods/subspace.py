@@ -295,7 +295,13 @@ def _summed(args: KnotsArgs, name: str, model: Model) -> bool:
     return args.then == "task_arithmetic"
 
 
-@method("knots", KnotsArgs, elementwise=_summed, workspace=_knots_workspace, on_device=Copies(1, 17))
+@method(
+    "knots",
+    KnotsArgs,
+    elementwise=_summed,
+    workspace=_knots_workspace,
+    on_device=lambda args: Copies(1, 17 if args.then == "ties" else 2),
+)
 def knots(stack: Stack, args: KnotsArgs) -> Parts:
     """Task vectors aligned in one joint SVD, then merged by TIES or summed.
 

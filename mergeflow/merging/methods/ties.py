@@ -96,7 +96,6 @@ def trim_rounded(block: Tensor, rest: Tensor, keep: float) -> None:
     """Trim a block [r, n] in place as it was before it was rounded.
 
     Args:
-        block: Rounded to its type.
         rest: What the rounding took from it, [r, n]: it tells entries apart that became equal at the cut.
         keep: Share of the entries that is kept, 0 … 1.
     """
@@ -144,13 +143,18 @@ def _passes(args: TiesArgs, dtype: DType) -> tuple[Pass, ...]:
     return (*trimming_passes(lambda args, n: kept_of(args.keep, n)), *full, majority)
 
 
+def ties_copies(args: Any) -> Copies:
+    """Say what a TIES merge of task vectors holds on a device."""
+    return Copies(3, 4) if args.reduce == "weighted_mean" else Copies(2, 4)
+
+
 @method(
     "ties",
     TiesArgs,
     elementwise=lambda args, _name, _model: args.trim == "global",
     passes=_passes,
     workspace=tensors(lambda experts: experts + 4),
-    on_device=Copies(2, 4),
+    on_device=ties_copies,
 )
 def ties(stack: Stack, args: TiesArgs) -> Parts:
     """Disjoint mean of the trimmed task vectors.

@@ -41,7 +41,6 @@ class Alignment:
     """Rows of the models' tables in the order of the merged vocabulary; -1 where there is none.
 
     Attributes:
-        rows: Number of rows of the merged vocabulary.
         own: Of each model, the row of each token; -1 where it lacks the token, or must take it from elsewhere.
         donors: Of each model, the rows that it gives to those without an own one.
         spare: Which rows are no token's, [rows].
@@ -69,9 +68,6 @@ def align(
     that lacks a token takes the base's row, or the only model's that has it, or the mean of all that have it.
 
     Args:
-        wanted: The merged vocabulary: row of each token.
-        rows: Its number of rows.
-        models: Of each model, the base among them: row of each token, and its number of rows.
         tokens: What the recipe says of single tokens.
 
     Raises:
@@ -154,7 +150,6 @@ def rows_wanted(choice: TokenizerChoice, needed: int, held: int) -> int:
     Args:
         choice: The recipe's `tokenizer`.
         needed: One more than the largest id of the merged vocabulary.
-        held: Rows of the tables that the vocabulary is taken from.
     """
     if choice.pad_to_multiple_of is None:
         return max(needed, held)
@@ -258,11 +253,6 @@ States = Mapping[str, LazyStateDict]
 def rows_of(state: LazyStateDict, architecture: Architecture, owner: str) -> int:
     """Return the number of rows that a model's tables of tokens have.
 
-    Args:
-        state: The model.
-        architecture: What its tensors are.
-        owner: What messages call the model.
-
     Raises:
         MergeflowError: No tensor is such a table.
     """
@@ -289,11 +279,6 @@ def token_axes(state: LazyStateDict, architecture: Architecture, rows: int) -> d
     """Return the tensors with one row for each token (embeddings, heads and their biases), with the axis of the rows.
 
     An axis that is not the first has only axes of length 1 before it, as in `final_logits_bias` [1, V].
-
-    Args:
-        state: The model.
-        architecture: What its tensors are.
-        rows: How many rows its tables of tokens have.
     """
     found = {}
     for name, info in state.infos.items():
@@ -310,11 +295,8 @@ def aligned(
     """Return one model's state with its tables in the rows of the merged vocabulary.
 
     Args:
-        name: The model.
         states: All models by name, the base among them.
         axes: As `token_axes` gives them for the base.
-        held: Rows of each model's tables.
-        plan: Which rows are taken.
     """
     state = states[name]
     entries, infos = dict(state.entries), dict(state.infos)
@@ -377,10 +359,6 @@ def union(base: Vocabulary, others: Mapping[str, Vocabulary]) -> tuple[Vocabular
 
     New merges of BPE come after all of the base's, new pieces of Unigram have their expert's score; text is normalised
     and cut up as the base does it. Added tokens become part of the model's vocabulary, which fixes their ids.
-
-    Args:
-        base: The base's tokenizer.
-        others: The experts' tokenizers by name.
 
     Returns:
         The union (the base's own where no expert has more), and notes.
@@ -460,8 +438,6 @@ class Fitted:
     """Models of one vocabulary.
 
     Attributes:
-        base: The base.
-        experts: The experts by name.
         files: What the result's folder holds for it.
         notes: What was done, a sentence each.
     """
@@ -476,8 +452,6 @@ def fit_vocabularies(choice: TokenizerChoice, base: LazyStateDict, experts: Mapp
     """Bring the embeddings and heads of all models to one vocabulary, token by token.
 
     Args:
-        choice: Which vocabulary, and what single tokens' embeddings are.
-        base: The base.
         experts: The experts by name; an adapter without a tokenizer has the base's.
 
     Raises:

@@ -121,7 +121,6 @@ def read_vocabulary(folder: Path | None, owner: str, path: str) -> Vocabulary:
     Args:
         folder: The folder; None where the model is a file without one.
         owner: What the model is to the merge, for the message.
-        path: Its path, for the message.
 
     Raises:
         MergeflowError: There is none, it is a slow one, or its tokens are not readable.
@@ -320,8 +319,6 @@ class TokenizerFiles:
     """What a merge writes for its vocabulary.
 
     Attributes:
-        result: The merged vocabulary.
-        base: The base's.
         source: The vocabulary whose files are copied: the base's, or an expert's.
         rows: Rows of the merged vocabulary, and of the base's.
         moved: The tables whose rows are not those of the base's file.
@@ -367,7 +364,6 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
     """Copy the files of a model's tokenizer, with its chat templates.
 
     Args:
-        source: The model's folder.
         folder: Where to; it has none of them.
     """
     for pattern in (*_DERIVED, *_OTHER):

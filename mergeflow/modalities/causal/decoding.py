@@ -11,7 +11,7 @@ import pyarrow as pa
 from mergeflow.data.decoding import Decoded, Decoding
 from mergeflow.data.task import Example
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.causal.pieces import PIECE
+from mergeflow.modalities.causal.sources.texts import PIECE
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer
 
 ROW = PIECE + 16  # tokens of a piece; some tokenizers begin a text with one of their own
@@ -27,7 +27,6 @@ def causal_decoding(tokenizer: CausalTokenizer, block: int) -> Decoding:
     (int32 [N, 17], where the question and each choice end), `answers` (int64 [N]).
 
     Args:
-        tokenizer: of the base.
         block: tokens that a model sees at once.
     """
 

@@ -1,12 +1,18 @@
-"""How a causal model goes on from texts: greedily, or drawn with a seed."""
+"""How a causal model goes on from texts: drawn or greedily, beside held-out passages, and what it knows by heart."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import torch
 
+from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.model import LanguageModule
 from mergeflow.modalities.causal.sections import Generation
-from mergeflow.modalities.random_numbers import own_generator
+from mergeflow.modalities.causal.tokenizer import CausalTokenizer
+from mergeflow.modalities.modules import own_generator
 
 
 @torch.no_grad()
@@ -17,11 +23,8 @@ def continued(module: LanguageModule, prompts: Sequence[Sequence[int]], how: Gen
     machine the same model and prompt give the same answer.
 
     Args:
-        module: the model.
         prompts: tokens, at least one each; of a prompt that leaves no room among the model's positions the first are
             left out.
-        how: how many tokens, and how they are chosen.
-        end: the id of the token that ends a text.
     """
     whole = module.eval().whole
     device = next(module.parameters()).device
@@ -50,10 +53,8 @@ def greedy(module: LanguageModule, given: Sequence[Sequence[int]], tokens: int, 
     """Return the likeliest tokens behind prompts of one length, as many for each whatever comes.
 
     Args:
-        module: the model.
         given: the prompts' tokens, [n][L].
         tokens: how many are written: an end token would stop a row, and what is behind it would be padding.
-        end: the id of the token that ends a text.
     """
     prompts = torch.tensor([list(ids) for ids in given], device=next(module.parameters()).device)
     ids = module.eval().whole.generate(
@@ -66,3 +67,124 @@ def greedy(module: LanguageModule, given: Sequence[Sequence[int]], tokens: int, 
     )
     found: list[list[int]] = ids[:, prompts.shape[1] :].tolist()
     return found
+
+
+PROMPT, WRITTEN = 16, 32  # tokens: a sentence is given, two are written
+
+
+@dataclass(frozen=True)
+class Continued:
+    """What a model writes behind the beginning of a passage.
+
+    Attributes:
+        own: The passage's own next words.
+        right: Tokens of the model's that stand at the same place in the passage.
+    """
+
+    prompt: str
+    own: str
+    written: str
+    right: int
+
+
+def held_out(folder: Path, split: str, count: int) -> list[str]:
+    """Return pieces of a prepared split of texts, spread evenly over it; none of a split of questions."""
+    rows = pq.read_table(folder / f"{split}.parquet", columns=["text", "document"]).to_pylist()
+    texts = [row["text"] for row in rows if row["document"] is not None]
+    if not texts:
+        return []
+    return [texts[number] for number in np.unique(np.linspace(0, len(texts) - 1, min(count, len(texts))).astype(int))]
+
+
+def go_on(
+    module: LanguageModule, tokenizer: CausalTokenizer, passages: Sequence[str], most: int | None = None
+) -> list[Continued]:
+    """Return how a model goes on from the first 16 tokens of each passage with 32 more, the likeliest ones.
+
+    Args:
+        passages: texts; those that end before they could be told are left out.
+        most: how many of the others are continued, the first ones; all by default.
+    """
+    found = [ids for ids in map(tokenizer.encode, passages) if len(ids) >= PROMPT + WRITTEN][:most]
+    if not found:
+        return []
+    told = greedy(module, [ids[:PROMPT] for ids in found], WRITTEN, tokenizer.end)
+    continued = []
+    for known, new in zip(found, told, strict=True):
+        own = known[PROMPT : PROMPT + WRITTEN]
+        right = sum(a == b for a, b in zip(own, new, strict=True))
+        before = known[:PROMPT]
+        rest, written = (tokenizer.decode_further(before, ids) for ids in (own, new))
+        continued.append(Continued(tokenizer.decode(before), rest, written, right))
+    return continued
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """What a model makes of a passage.
+
+    Attributes:
+        written: The text that it puts behind the prompt.
+        recall: Rouge-L recall of it against the passage's own words, in [0, 1].
+        f1: Rouge-L F1, in [0, 1].
+        exact: Tokens from the first that are the passage's own.
+    """
+
+    written: str
+    recall: float
+    f1: float
+    exact: int
+
+
+def recited(
+    module: LanguageModule, tokenizer: CausalTokenizer, passages: Sequence[str], prompt: int = 16, tokens: int = 32
+) -> list[Recalled]:
+    """Return how a model goes on, greedily, from the first tokens of each passage.
+
+    Args:
+        passages: texts; of a passage the tokens behind the first `prompt + tokens` play no part.
+
+    Raises:
+        MergeflowError: the package rouge-score is not installed.
+        ValueError: a passage is shorter than the prompt and a token.
+    """
+    found = [tokenizer.encode(passage)[: prompt + tokens] for passage in passages]
+    if short := [passage for passage, ids in zip(passages, found, strict=True) if len(ids) <= prompt]:
+        raise ValueError(f"'{short[0]}' is not longer than the prompt of {prompt} tokens")
+    told = greedy(module, [ids[:prompt] for ids in found], tokens, tokenizer.end)
+    pairs = zip(found, told, strict=True)
+    return [_held(own[prompt:], new[: len(own) - prompt], tokenizer) for own, new in pairs]
+
+
+def rouge_l(reference: str, written: str) -> tuple[float, float]:
+    """Return recall and F1 of Rouge-L, by the package rouge-score without stemming.
+
+    L the length of the longest common subsequence of words: recall L/|reference|, precision L/|written|, F1 their
+    harmonic mean. Words are runs of letters and digits in lower case.
+
+    Returns:
+        Both in [0, 1].
+
+    Raises:
+        MergeflowError: the package is not installed.
+
+    Example:
+        >>> [round(value, 3) for value in rouge_l("the red boat is old", "the boat was old")]
+        [0.6, 0.667]
+
+    Source: Lin 2004, ROUGE: A package for automatic evaluation of summaries, section 3.
+    """
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ModuleNotFoundError as error:
+        raise MergeflowError("Rouge-L needs the package rouge-score: install mergeflow[rouge].") from error
+    score = RougeScorer(["rougeL"], use_stemmer=False).score(reference, written)["rougeL"]
+    return float(score.recall), float(score.fmeasure)
+
+
+def _held(own: Sequence[int], new: Sequence[int], tokenizer: CausalTokenizer) -> Recalled:
+    written = tokenizer.decode(new)
+    exact = next(
+        (at for at, pair in enumerate(zip(own, new, strict=False)) if pair[0] != pair[1]), min(len(own), len(new))
+    )
+    return Recalled(written, *rouge_l(tokenizer.decode(own), written), exact)

@@ -10,15 +10,14 @@ import torch
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.causal.blocks import Blocks, cut, stream
+from mergeflow.modalities.catalog import SECTION
 from mergeflow.modalities.causal.model import LanguageModel, build_model, check_vocabulary, draw_model, load_model
-from mergeflow.modalities.causal.packed import PackedText
+from mergeflow.modalities.causal.packed import Blocks, PackedText, cut, stream
 from mergeflow.modalities.causal.questions import Questions
 from mergeflow.modalities.causal.sections import DataSection, ModelSection
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
 from mergeflow.modalities.heads import Head
-from mergeflow.modalities.prepared_tokens import check_prepared
-from mergeflow.modalities.recorded import SECTION
+from mergeflow.modalities.pretrained import check_prepared
 from mergeflow.modality import Base, Modality, Model
 
 
@@ -39,8 +38,6 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
     Args:
         section: `model` of params.yaml.
         data: `data` of params.yaml.
-        manifests: of every task by its name.
-        base: where the file goes.
 
     Raises:
         MergeflowError: the model cannot be loaded or drawn, does not know the tokenizer's tokens or a block's

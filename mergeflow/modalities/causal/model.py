@@ -10,10 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.causal.places import causal_place
-from mergeflow.modalities.random_numbers import own_generator
-from mergeflow.modalities.text.encoder import architecture_text
-from mergeflow.modalities.text.places import from_place, quiet, transformers
+from mergeflow.modalities.causal.tokenizer import ASSETS
+from mergeflow.modalities.modules import own_generator
+from mergeflow.modalities.pretrained import (
+    architecture_text,
+    check_whole,
+    load_pretrained,
+    quiet,
+    transformers,
+)
 from mergeflow.modality import State, check_fit
 
 
@@ -50,11 +55,7 @@ class LanguageModule(nn.Module):
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """A causal language model all of whose weights are shared; of tied weights there is one.
-
-    Attributes:
-        module: The module.
-    """
+    """A causal language model all of whose weights are shared; of tied weights there is one."""
 
     module: LanguageModule
 
@@ -98,7 +99,6 @@ def draw_model(values: Mapping[str, Any], seed: int, tokens: int) -> tuple[Langu
 
     Args:
         values: of config.json; `vocab_size` may be missing.
-        seed: of the weights.
         tokens: of the tokenizer's vocabulary.
 
     Returns:
@@ -141,16 +141,8 @@ def load_model(place: str, root: Path) -> tuple[LanguageModel, str]:
     Raises:
         MergeflowError: it cannot be read, is not a causal model, or lacks weights.
     """
-    found = causal_place(place, root)
-    options = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
-    with own_generator(0):  # for weights that the file lacks
-        model, told = from_place(
-            "the causal model", place, lambda: transformers("AutoModelForCausalLM").from_pretrained(found, **options)
-        )
-    lacking = sorted(told["missing_keys"])
-    if lacking:
-        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-        raise MergeflowError(f"the model of '{place}' lacks the weights {', '.join(lacking[:3])}{more}: save it whole.")
+    model, lacking = load_pretrained("AutoModelForCausalLM", "the causal model", place, root, ASSETS)
+    check_whole(place, lacking)
     return LanguageModel(LanguageModule(model).eval()), architecture_text(model.config.to_dict())
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint, write_text
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.catalog import SECTION, is_recorded
 from mergeflow.modalities.causal.model import LanguageModel, build_model, load_model
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenizer
-from mergeflow.modalities.recorded import SECTION, is_recorded
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class Opened:
     Attributes:
         model: With the weights that were loaded last.
         config: Its configuration, as the base's record has it.
-        tokenizer: Of its base.
     """
 
     model: LanguageModel
@@ -54,7 +53,6 @@ class Opened:
         """Write a folder that transformers reads: config.json, the tokenizer, model.safetensors.
 
         Args:
-            folder: made where it is missing.
             state: the weights; those of the model by default.
         """
         write_companions({"config": self.config, **self.tokenizer.record}, folder)
@@ -112,7 +110,6 @@ def write_companions(record: Mapping[str, str], folder: Path) -> None:
 
     Args:
         record: `config`, `tokenizer`, `end` and perhaps `start` of a base's metadata.
-        folder: made where it is missing.
     """
     from tokenizers import Tokenizer
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from mergeflow.modalities.causal.blocks import Blocks, windows
-from mergeflow.modalities.causal.packed import PackedText
+from mergeflow.modalities.causal.packed import Blocks, PackedText, windows
 from mergeflow.modality import Model
 
 
@@ -20,8 +19,6 @@ def perplexity(
     is not predicted.
 
     Args:
-        model: as it stands.
-        examples: the split.
         batch_size: blocks that are computed at once; it changes the result by rounding alone.
         stride: tokens between the beginnings of two windows as long as a block, 1 to block − 1; None for blocks that do
             not overlap. It takes block / stride times as long.
@@ -34,7 +31,7 @@ def perplexity(
     Example:
         >>> from torch import nn
         >>> from mergeflow.modality import Network
-        >>> from mergeflow.modalities.causal.blocks import Blocks
+        >>> from mergeflow.modalities.causal.packed import Blocks
         >>> even = Network(nn.Embedding.from_pretrained(torch.zeros(5, 5)))  # gives every token the same chance
         >>> blocks = Blocks(torch.tensor([[1, 2, 3, 0]], dtype=torch.int32), torch.tensor([3]))
         >>> round(perplexity(even, PackedText("tales", blocks, torch.device("cpu"))), 4)
@@ -51,8 +48,6 @@ def total_loss(
     """Return −Σ_j log p(x_j | x_<j) in nats, summed in float64, and how many tokens are predicted.
 
     Args:
-        model: as it stands.
-        examples: the split.
         batch_size: blocks that are computed at once.
         stride: as `perplexity` has it.
         start: as `perplexity` has it.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from mergeflow.modalities.activations import activations
+from mergeflow.modalities.modules import activations
 from mergeflow.modality import Model
 
 # The log-likelihood of a choice that a question does not have. Not −∞, of which p·log p is not a number.
@@ -36,7 +36,6 @@ class Questions:
     is not divided by the choice's length.
 
     Attributes:
-        task: The task's name.
         ids: int32 [N, R]: the question's tokens, then those of each choice; it may lie on disk.
         ends: int32 [N, K + 1]: where the question and each choice end; what is behind the last repeats its end.
         answers: int64 [N], on the processor.

@@ -3,11 +3,11 @@
 from typing import Any
 
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.catalog import SECTION
 from mergeflow.modalities.causal.generation import continued
 from mergeflow.modalities.causal.model import LanguageModule
 from mergeflow.modalities.causal.sections import ModelSection
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer
-from mergeflow.modalities.recorded import SECTION
 from mergeflow.modalities.served import Columns, Loaded, Served
 from mergeflow.modalities.serving import check_columns, read_rows
 

@@ -1,16 +1,15 @@
 """A tokenizer as one text that goes wherever the model goes, and the token that ends a document."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mergeflow.errors import MergeflowError
-from mergeflow.modalities.causal.places import causal_place
-from mergeflow.modalities.text.places import from_place, transformers
+from mergeflow.modalities.pretrained import fast_tokenizer
+
+ASSETS = Path(__file__).with_name("assets")
 
 _BEFORE = "a"  # a text that white space ends
 
@@ -96,7 +95,6 @@ class CausalTokenizer:
 
         Args:
             before: what stands in front; its text is left out.
-            ids: what goes on.
         """
         start, whole = self.decode(before), self.decode([*before, *ids])
         # They differ where a character lies in both: then its first bytes are no text without the rest.
@@ -109,15 +107,6 @@ def load_tokenizer(place: str, root: Path) -> CausalTokenizer:
     Raises:
         MergeflowError: there is none, it has no fast form, or no token that ends a text.
     """
-    found = causal_place(place, root)
-    tokenizer: Any = from_place("the tokenizer", place, lambda: transformers("AutoTokenizer").from_pretrained(found))
-    if not getattr(tokenizer, "is_fast", False) or tokenizer.eos_token_id is None:
-        lacking = (
-            "no token that ends a text (eos_token)" if getattr(tokenizer, "is_fast", False) else "no tokenizer.json"
-        )
-        raise MergeflowError(f"the tokenizer of '{place}' has {lacking}, which documents are joined by: add it there.")
-    backend = tokenizer.backend_tokenizer
-    backend.no_padding()
-    backend.no_truncation()
-    content = json.dumps(json.loads(backend.to_str()), ensure_ascii=False, separators=(",", ":"))
+    lacks, hint = "no token that ends a text (eos_token)", ", which documents are joined by: add it there."
+    tokenizer, content = fast_tokenizer(place, root, ASSETS, "eos_token", lacks, hint)
     return CausalTokenizer(content, int(tokenizer.eos_token_id), tokenizer.bos_token_id)

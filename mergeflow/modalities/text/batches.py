@@ -54,7 +54,6 @@ class Tokens:
         ids: int32 [N, max_length].
         lengths: int64 [N], in memory.
         segments: uint8 [N, max_length]; None where the model takes none.
-        device: Where batches go.
     """
 
     ids: np.ndarray
@@ -78,11 +77,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class BlankTokens:
-    """Tokens without content, for predictions of memory: every example is as long as one may be.
-
-    Attributes:
-        length: tokens of an example.
-    """
+    """Tokens without content, for predictions of memory: every example is as long as one may be."""
 
     length: int
 
@@ -124,7 +119,6 @@ def stack(ids: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None
     """Return tokens of a few examples in memory, on the processor.
 
     Args:
-        ids: of each example.
         segments: of each example; None where the model takes none.
         pad: the id that fills the rows.
     """

@@ -1,7 +1,7 @@
 """An encoder of transformers: built from its configuration, loaded from a folder or the hub, pooled to features."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.activations import activations
-from mergeflow.modalities.random_numbers import own_generator
+from mergeflow.modalities.modules import activations, own_generator
+from mergeflow.modalities.pretrained import (
+    architecture_text,
+    check_whole,
+    load_pretrained,
+    quiet,
+    transformers,
+)
 from mergeflow.modalities.text.batches import Group, TokenBatch
-from mergeflow.modalities.text.places import find_place, from_place, quiet, transformers
+from mergeflow.modalities.text.tokenizer import ASSETS
 
-# What differs from machine to machine and from release to release, and decides nothing.
-_NOT_ARCHITECTURE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 _ROUNDING = 1e-4  # of the largest feature; encoders that heed the mask differ by 1e-6
 
 
@@ -96,12 +100,7 @@ def load_encoder(place: str, root: Path, pooling: str) -> tuple[TextEncoder, str
     Raises:
         MergeflowError: it cannot be read, is not an encoder, or lacks weights.
     """
-    found = find_place(place, root)
-    options = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
-    with own_generator(0):  # for weights that the file lacks
-        model, told = from_place(
-            "the model", place, lambda: transformers("AutoModel").from_pretrained(found, **options)
-        )
+    model, lacking = load_pretrained("AutoModel", "the model", place, root, ASSETS)
     config = model.config
     decodes = any(getattr(config, name, False) for name in ("is_encoder_decoder", "is_decoder"))
     if decodes or hasattr(model, "decoder"):  # of T5 transformers builds both, whichever part was saved
@@ -113,21 +112,8 @@ def load_encoder(place: str, root: Path, pooling: str) -> tuple[TextEncoder, str
             f"model.pretrained '{place}' is a {config.model_type}, whose features depend on a text's padding, since "
             "it takes no attention mask; expected an encoder that takes one, such as BERT."
         )
-    lacking = sorted(name for name in told["missing_keys"] if "pooler." not in name)
-    if lacking:
-        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-        raise MergeflowError(f"the model of '{place}' lacks the weights {', '.join(lacking[:3])}{more}: save it whole.")
+    check_whole(place, lacking)
     return TextEncoder(model, pooling).eval(), architecture_text(config.to_dict())
-
-
-def architecture_text(config: Mapping[str, Any]) -> str:
-    """Return a configuration as text, without what says nothing of the architecture.
-
-    Example:
-        >>> architecture_text({"model_type": "bert", "transformers_version": "5.0"})
-        '{"model_type": "bert"}'
-    """
-    return json.dumps({name: value for name, value in sorted(config.items()) if name not in _NOT_ARCHITECTURE})
 
 
 @torch.no_grad()
@@ -135,7 +121,6 @@ def check_length(encoder: TextEncoder, pad: int, max_length: int) -> None:
     """Refuse texts that may be longer than the positions that an encoder knows.
 
     Args:
-        encoder: on the processor.
         pad: the id of the token for padding.
         max_length: tokens of the longest example.
 
@@ -160,7 +145,6 @@ def check_padding(encoder: TextEncoder, pad: int, max_length: int, place: str) -
     ConvBERT's convolutions look at padding, Nystromformer's landmarks are means over it; both take a mask.
 
     Args:
-        encoder: on the processor.
         pad: the id of the token for padding.
         max_length: tokens of the longest example.
         place: as params.yaml names the model.

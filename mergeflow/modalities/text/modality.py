@@ -11,11 +11,11 @@ import torch
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.catalog import SECTION
 from mergeflow.modalities.classification import Classification, Regression, check_classes
 from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modalities.metrics import find_metric, metric_of
-from mergeflow.modalities.prepared_tokens import check_prepared
-from mergeflow.modalities.recorded import SECTION
+from mergeflow.modalities.pretrained import check_prepared
 from mergeflow.modalities.text.batches import BlankTokens, Tokens
 from mergeflow.modalities.text.encoder import (
     TextEncoder,
@@ -48,8 +48,6 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
     Args:
         section: `model` of params.yaml.
         data: `data` of params.yaml.
-        manifests: of every task by its name.
-        base: where the files go.
 
     Raises:
         MergeflowError: the encoder cannot be loaded or takes no texts of `data.max_length` tokens, or texts were
@@ -81,8 +79,6 @@ def open_examples(
     """Return one prepared split; tokens stay on disk.
 
     Args:
-        task: the task's name.
-        folder: of the prepared split.
         split: train, validation or test.
         head: of the task, on `device`; None where the estimate needs none.
         device: of the labels, to which batches go.
@@ -102,7 +98,6 @@ def warm(section: ModelSection, model: Model, examples: Examples) -> None:
 
     Args:
         section: The section `model` of params.yaml.
-        model: The base's encoder.
         examples: Training examples of the task, whose head is fitted in place.
     """
     if section.head == "probed":

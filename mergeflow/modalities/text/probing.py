@@ -26,7 +26,6 @@ def probe(model: Model, examples: Classification, targets: np.ndarray) -> None:
     """Fit a trained head in place, to the features that a model gives.
 
     Args:
-        model: the base.
         examples: of training; their head is fitted.
         targets: classes, int [N], or numbers, floating-point [N].
 

@@ -1,14 +1,15 @@
 """A tokenizer as one text that goes wherever the model goes, and what it makes of a text or a pair of texts."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.text.places import find_place, from_place, transformers
+from mergeflow.modalities.pretrained import fast_tokenizer
+
+ASSETS = Path(__file__).with_name("assets")
 
 
 @dataclass(frozen=True)
@@ -75,16 +76,7 @@ def load_tokenizer(place: str, root: Path, max_length: int) -> TextTokenizer:
     Raises:
         MergeflowError: there is none, it has no fast form, or no token for padding.
     """
-    found = find_place(place, root)
-    tokenizer: Any = from_place("the tokenizer", place, lambda: transformers("AutoTokenizer").from_pretrained(found))
-    if not getattr(tokenizer, "is_fast", False) or tokenizer.pad_token_id is None:
-        lacking = "no token for padding" if getattr(tokenizer, "is_fast", False) else "no tokenizer.json"
-        raise MergeflowError(
-            f"the tokenizer of '{place}' has {lacking}: name a base of an encoder that was saved whole."
-        )
-    backend = tokenizer.backend_tokenizer
-    backend.no_padding()
-    backend.no_truncation()
-    content = json.dumps(json.loads(backend.to_str()), ensure_ascii=False, separators=(",", ":"))
+    hint = ": name a base of an encoder that was saved whole."
+    tokenizer, content = fast_tokenizer(place, root, ASSETS, "pad_token", "no token for padding", hint)
     segments = "token_type_ids" in tokenizer.model_input_names
     return TextTokenizer(content, int(tokenizer.pad_token_id), segments, max_length)

@@ -28,8 +28,6 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
     Args:
         section: `model` of params.yaml.
         data: `data` of params.yaml.
-        manifests: of every task by its name.
-        base: where the files go.
 
     Raises:
         MergeflowError: the examples have another number of inputs than the net, or more classes than its logits.

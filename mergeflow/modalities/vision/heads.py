@@ -17,7 +17,6 @@ def build_head(clip: ClipModel, class_names: Sequence[str], templates: Sequence[
 
     Args:
         clip: the model whose text tower and logit scale are used.
-        class_names: names in label order.
         templates: prompts in which `{}` stands for the class name.
 
     Returns:

@@ -34,8 +34,6 @@ def find_columns(schema: pa.Schema, where: str, numbered: Sequence[str] = ()) ->
     A column that the metadata declares as Image or ClassLabel wins; among several, one named `image` or `label`.
 
     Args:
-        schema: schema of a Parquet file.
-        where: the file, for error messages.
         numbered: class names by label for data whose labels are bare numbers or truth values; else there is an error.
 
     Raises:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.modalities.random_numbers import own_generator
+from mergeflow.modalities.modules import own_generator
 from mergeflow.modalities.vision.tokenizer import WordTokenizer, knows_vocabulary
 from mergeflow.modality import Network, check_fit
 
@@ -234,9 +234,6 @@ class ImageEncoder(nn.Module):
     """The image tower: uint8 images in, unit features out; its weights are what experts and merges hold.
 
     The tower is shared with the ClipModel that it is made from, not copied.
-
-    Args:
-        clip: the model whose image tower to use.
 
     Example:
         >>> encoder = ImageEncoder(load_clip("pocket-clip"))

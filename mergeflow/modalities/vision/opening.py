@@ -12,7 +12,6 @@ def open_model(
 
     Args:
         architecture: An open_clip architecture, or pocket-clip.
-        device: Where it goes.
         pretrained: A tag or local file with the whole CLIP, where the text tower is needed.
         image_size: Side of the images in pixels, where the caller counts on one.
 
@@ -32,10 +31,8 @@ def check_head(task: str, head: Head, class_names: list[str], clip: ClipModel) -
     """Refuse a head of other classes than the data's, or of other features than the model's.
 
     Args:
-        task: the task's name, for the message.
         head: of C classes on features [n, D].
         class_names: those of the data, in label order.
-        clip: the model that gives the features.
 
     Raises:
         MergeflowError: the head's classes or its width do not fit.

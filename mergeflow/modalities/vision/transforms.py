@@ -22,7 +22,6 @@ def rotate(value: str, class_names: Sequence[str] | None) -> Transform:
 
     Args:
         value: the angle in degrees, from -360 to 360.
-        class_names: of the task.
 
     Raises:
         MergeflowError: not such a number.

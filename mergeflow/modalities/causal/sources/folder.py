@@ -19,7 +19,6 @@ def open_folder(task: str, place: str, seed: int, root: Path) -> RawTask:
     """Open a text file, or a folder of them, as a task.
 
     Args:
-        task: the task's name.
         place: path or URI. Files named after splits (train.txt), or in folders that are, make these; others are all of
             the training split, from which validation and test are carved, section by section of about 8 KiB.
         seed: decides the carved splits.

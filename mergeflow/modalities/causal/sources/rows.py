@@ -15,7 +15,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.sources.texts import ACCURACY, checked, text_task
 from mergeflow.modalities.hub import load_tables, parse_place
 from mergeflow.modalities.text.sources.columns import without_test
-from mergeflow.modalities.text.sources.files import Read, lines_table, parquet_table, read_tables
+from mergeflow.modalities.text.sources.files import lines_table, open_rows, parquet_table
 
 TEXTS = ("text", "content")
 QUESTIONS, CHOICES, ANSWERS = (
@@ -31,8 +31,6 @@ def task_of(
     """Return the task that tables of rows amount to: of texts, or of questions where there is a column of choices.
 
     Args:
-        task: the task's name.
-        tables: of each split.
         where: of each split, what a message calls its table.
         seed: decides the carved splits.
         ignored: splits of the source that are not used; a test split whose answers are secret joins them.
@@ -107,28 +105,10 @@ def _questions(table: pa.Table, columns: Sequence[str], where: str) -> Iterator[
         yield Example({"text": texts[0], "choices": texts[1:], "answer": int(answer)}, name)
 
 
-def open_rows(read: Read, ending: str, task: str, place: str, seed: int, root: Path) -> RawTask:
-    """Open a file, or a folder with files for each split, as a task.
-
-    Args:
-        read: one file to its table.
-        ending: of the files' names.
-        task: the task's name.
-        place: path or URI, as sources of encoders take it.
-        seed: decides the carved splits.
-        root: what a relative path starts from.
-
-    Raises:
-        MergeflowError: missing path, unknown split names, a file that cannot be read, or other columns.
-    """
-    return task_of(task, *read_tables(read, ending, task, place, root), seed)
-
-
 def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
     """Open a data set of the hub, or a local folder, as a task; `datasets` downloads it to its own cache once.
 
     Args:
-        task: the task's name.
         place: `OWNER/NAME[#CONFIG][@REVISION]`, or a local folder.
         seed: decides the carved splits.
         root: what a relative path of a local folder starts from.
@@ -141,7 +121,7 @@ def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
 
 
 ROWS: Mapping[str, Opener] = {
-    "jsonl": partial(open_rows, lines_table, "jsonl"),
-    "parquet": partial(open_rows, parquet_table, "parquet"),
+    "jsonl": partial(open_rows, task_of, lines_table, "jsonl"),
+    "parquet": partial(open_rows, task_of, parquet_table, "parquet"),
     "hf": open_hub,
 }

@@ -79,12 +79,8 @@ def task_of(
     whose labels are kept secret: it is left out, and validation becomes test.
 
     Args:
-        task: the task's name.
-        tables: of each split.
         where: of each split, what a message calls its table.
-        seed: decides the carved splits.
         ignored: splits of the source that are not used.
-        more: further fields of the task.
 
     Raises:
         MergeflowError: columns that are not of texts and labels or differ between splits, a label that train lacks, or

@@ -19,46 +19,27 @@ Read: TypeAlias = Callable[[IO[bytes]], pa.Table]
 _TEXTS = {*SINGLES, *(name for pair in PAIRS for name in pair)}
 
 
-def open_rows(read: Read, ending: str, task: str, place: str, seed: int, root: Path) -> RawTask:
+def open_rows(
+    task_of: Callable[..., RawTask], read: Read, ending: str, task: str, place: str, seed: int, root: Path
+) -> RawTask:
     """Open a file, or a folder with files for each split, as a task.
 
     Args:
-        read: one file to its table.
-        ending: of the files' names.
-        task: the task's name.
+        task_of: the task's name, tables and their names in messages by split, and a seed to the task.
         place: path or URI. A folder holds files named after their split; one file is a training split from which the
             others are carved.
-        seed: decides the carved splits.
         root: what a relative path starts from.
 
     Raises:
-        MergeflowError: missing path, unknown split names, a file that cannot be read, or columns that are not of texts.
-    """
-    return task_of(task, *read_tables(read, ending, task, place, root), seed)
-
-
-def read_tables(
-    read: Read, ending: str, task: str, place: str, root: Path
-) -> tuple[dict[str, pa.Table], dict[str, str]]:
-    """Return the table of each split, and what a message calls it.
-
-    Args:
-        read: one file to its table.
-        ending: of the files' names.
-        task: the task's name.
-        place: path or URI, as `open_rows` takes it.
-        root: what a relative path starts from.
-
-    Raises:
-        MergeflowError: missing path, unknown split names, a file that cannot be read, two columns of one name, or files
-            of one split whose columns differ in type.
+        MergeflowError: missing path, unknown split names, a file that cannot be read, two columns of one name, files of
+            one split whose columns differ in type, or columns that `task_of` does not take.
     """
     location = Location.open(rooted(place, root))
     tables, where = {}, {}
     for split, paths in list_shards(location, task, ending).items():
         tables[split] = _joined(split, [_table(location, path, read) for path in paths])
         where[split] = paths[0].rsplit("/", 1)[-1] if len(paths) == 1 else split
-    return tables, where
+    return task_of(task, tables, where, seed)
 
 
 def _table(location: Location, path: str, read: Read) -> pa.Table:
@@ -167,8 +148,8 @@ def _are_numbers(values: pa.ChunkedArray, written: pa.ChunkedArray) -> bool:
 
 
 FILES: Mapping[str, Opener] = {
-    "parquet": partial(open_rows, parquet_table, "parquet"),
-    "jsonl": partial(open_rows, lines_table, "jsonl"),
-    "csv": partial(open_rows, partial(_separated, delimiter=",", quotes=True), "csv"),
-    "tsv": partial(open_rows, partial(_separated, delimiter="\t", quotes=False), "tsv"),
+    "parquet": partial(open_rows, task_of, parquet_table, "parquet"),
+    "jsonl": partial(open_rows, task_of, lines_table, "jsonl"),
+    "csv": partial(open_rows, task_of, partial(_separated, delimiter=",", quotes=True), "csv"),
+    "tsv": partial(open_rows, task_of, partial(_separated, delimiter="\t", quotes=False), "tsv"),
 }

@@ -20,9 +20,7 @@ def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
     labels of its test splits secret, so its validation split is test, and validation is carved from train.
 
     Args:
-        task: the task's name.
         place: `OWNER/NAME[#CONFIG][@REVISION]`, or a local folder.
-        seed: decides the carved splits.
         root: what a relative path of a local folder starts from.
 
     Raises:

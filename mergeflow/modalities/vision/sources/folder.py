@@ -19,7 +19,6 @@ def open_folder(task_name: str, uri: str, templates: Sequence[str], seed: int) -
     """Open a folder of class folders as a task; the class names are the folder names, sorted.
 
     Args:
-        task_name: task name.
         uri: path or fsspec URI of the folder. When it holds a folder `train`, its folders are splits (train;
             validation, val or valid; test) and the class folders are below; else its folders are the classes.
         templates: prompts with `{}`.
@@ -64,8 +63,6 @@ def open_loose(task_name: str, uri: str, seed: int) -> RawTask:
     """Open every image below a folder, whatever its layout, as one split without classes.
 
     Args:
-        task_name: task name.
-        uri: path or fsspec URI of the folder.
         seed: decides the chance in transforms.
 
     Raises:

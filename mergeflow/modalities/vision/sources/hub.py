@@ -21,9 +21,7 @@ def open_hub(task_name: str, place: str, seed: int, root: Path) -> RawTask:
     whose copy on the hub has bare numbers or truth values for labels get their class names by label.
 
     Args:
-        task_name: task name.
         place: `NAME[#CONFIG][@REVISION]`; NAME one of the real data sets, an id `owner/name`, or a local folder.
-        seed: decides the carved splits.
         root: what a relative path of a local folder starts from.
 
     Raises:

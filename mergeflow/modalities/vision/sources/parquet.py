@@ -20,7 +20,6 @@ def open_parquet(task_name: str, uri: str, templates: Sequence[str], seed: int) 
     """Open a folder of Parquet shards, or one Parquet file, as a task.
 
     Args:
-        task_name: task name.
         uri: path or fsspec URI. A folder holds shards named after their split (also val, valid, dev), directly, in
             `data/` or in one folder per split. One file is a training split from which the others are carved.
         templates: prompts with `{}`.

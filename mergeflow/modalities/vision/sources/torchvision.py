@@ -17,10 +17,8 @@ def open_torchvision(task_name: str, place: str, seed: int, root: Path) -> RawTa
     present; nothing of EuroSAT; train and test of all others. What is left is carved.
 
     Args:
-        task_name: task name.
         place: `NAME[@ROOT]`, ROOT as given to torchvision, default `inputs/torchvision`. RESISC45, which torchvision
             lacks, is read from ROOT/NWPU-RESISC45/CLASS/*.jpg.
-        seed: decides the carved splits.
         root: what a relative ROOT starts from.
 
     Raises:

@@ -57,7 +57,6 @@ def array_rows(images: Any, labels: Any, split: str) -> Rows:
     Args:
         images: uint8 [N, H, W] or [N, H, W, 3].
         labels: [N].
-        split: names the rows, with their index.
     """
     keys = [(f"{split}/{row:06d}.png", int(label)) for row, label in enumerate(labels)]
     return Rows(keys, lambda row: Image.fromarray(images[row]))
@@ -68,7 +67,6 @@ def like_mnist(root: Path, classes: Sequence[str], train: str = "train", test: s
 
     Args:
         root: the folder with `raw`.
-        classes: names in label order.
         train: how the names of the training split's two files begin.
         test: and those of the test split's.
     """
@@ -97,7 +95,6 @@ def select_rows(rows: Rows, wanted: dict[str, set[str]], base: Path) -> dict[str
 
     Args:
         rows: all that the data set holds.
-        wanted: list to the names of its files.
         base: the folder that these names start from.
 
     Raises:

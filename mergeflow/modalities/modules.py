@@ -1,12 +1,16 @@
-"""Torch's global generator for one thread at a time: models with dropout draw from it, whoever else does."""
+"""Modules of torch, whatever they are: the random numbers they draw, and what their layers give."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import RLock
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from mergeflow.errors import unknown_name
+
+# Torch has one global generator: models with dropout draw from it, whoever else does.
 _HOLDING = RLock()
 
 
@@ -51,3 +55,42 @@ def draws(module: nn.Module) -> bool:
 
 def _is_dropout(part: nn.Module) -> bool:
     return isinstance(part, nn.modules.dropout._DropoutNd)
+
+
+def activations(module: nn.Module, layers: Sequence[str], compute: Callable[[], Any]) -> dict[str, Tensor]:
+    """Return the outputs of named submodules during one computation.
+
+    Args:
+        layers: Names as `module.named_modules` gives them; "" is the module itself.
+
+    Returns:
+        Layer → its output; of a submodule that returns several values the first.
+
+    Raises:
+        MergeflowError: The module has no submodule of such a name; the message has the nearest.
+
+    Example:
+        >>> import torch
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+        >>> [value.shape for value in activations(net, ["0", ""], lambda: net(torch.zeros(5, 2))).values()]
+        [torch.Size([5, 3]), torch.Size([5, 3])]
+    """
+    known = dict(module.named_modules())
+    for layer in layers:
+        if layer not in known:
+            raise unknown_name("layer", layer, known)
+    found: dict[str, Tensor] = {}
+
+    def watch(layer: str) -> Callable[..., None]:
+        def hook(_: nn.Module, __: Any, output: Any) -> None:
+            found[layer] = output if isinstance(output, Tensor) else output[0]
+
+        return hook
+
+    hooks = [known[layer].register_forward_hook(watch(layer)) for layer in layers]
+    try:
+        compute()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

@@ -1,0 +1,175 @@
+"""What models of transformers have in common: where a base and its tokenizer are, and how they are read."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from threading import RLock
+from typing import Any, TypeVar
+
+from mergeflow.errors import MergeflowError, unknown_name
+
+# Transformers fills itself in while it is imported: a second thread that imports it meanwhile finds it half done.
+_IMPORTING = RLock()
+# What differs from machine to machine and from release to release, and decides nothing.
+_NOT_ARCHITECTURE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+T = TypeVar("T")
+
+
+def transformers(name: str) -> Any:
+    """Return a class of transformers, imported when it is first asked for: that takes seconds.
+
+    Example:
+        >>> transformers("AutoConfig").__name__
+        'AutoConfig'
+    """
+    with _IMPORTING:
+        return getattr(import_module("transformers"), name)
+
+
+def find_place(place: str, root: Path, assets: Path) -> str:
+    """Return what transformers is given: the path of a folder, or an id of the hub.
+
+    Args:
+        place: a folder relative to `root` or absolute, the name of an embedded base, or an id `owner/name`.
+
+    Raises:
+        MergeflowError: it is none of these.
+    """
+    if (root / place).is_dir():
+        return str(root / place)
+    embedded = {folder.name: folder for folder in assets.iterdir() if folder.is_dir()} if assets.is_dir() else {}
+    if place in embedded:
+        return str(embedded[place])
+    if place.startswith((".", "/", "inputs/")) or place.count("/") > 1:
+        raise MergeflowError(
+            f"there is no folder '{place}'; expected one with config.json, model.safetensors and tokenizer.json."
+        )
+    if "/" not in place:
+        raise unknown_name("base", place, embedded)
+    return place
+
+
+def from_place(what: str, place: str, load: Callable[[], T]) -> T:
+    """Read something of transformers', quietly.
+
+    Args:
+        what: what an error message calls it, such as "the tokenizer".
+        place: as `find_place` returned it.
+
+    Raises:
+        MergeflowError: it cannot be read; the first line of transformers' own message says why.
+    """
+    try:
+        with quiet():
+            return load()
+    # Files, the hub's client and the parsers raise errors of many types; all mean that nothing can be read there.
+    except Exception as error:
+        if isinstance(error, MergeflowError):
+            raise
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise MergeflowError(
+            f"{what} of '{place}' cannot be read ({type(error).__name__}: {first}). Name a folder with config.json, "
+            "model.safetensors and tokenizer.json; without a network only folders and the local cache can be read."
+        ) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' remarks and progress bars off the terminal: what is missing is checked by the caller."""
+    with _IMPORTING:
+        from transformers.utils import logging
+    known: Any = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(known[0])
+        if known[1]:
+            logging.enable_progress_bar()
+
+
+def load_pretrained(auto: str, what: str, place: str, root: Path, assets: Path) -> tuple[Any, list[str]]:
+    """Return a pre-trained model of transformers in float32, and the names of the weights that its file lacks.
+
+    Args:
+        auto: the class that loads it, such as AutoModel.
+        what: what an error message calls it.
+        place, root, assets: as `find_place` takes them.
+
+    Raises:
+        MergeflowError: it cannot be read.
+    """
+    import torch
+
+    from mergeflow.modalities.modules import own_generator
+
+    found = find_place(place, root, assets)
+    options = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
+    with own_generator(0):  # for weights that the file lacks
+        model, info = from_place(what, place, lambda: transformers(auto).from_pretrained(found, **options))
+    return model, sorted(name for name in info["missing_keys"] if "pooler." not in name)
+
+
+def check_whole(place: str, lacking: list[str]) -> None:
+    """Refuse a model whose file lacks weights.
+
+    Raises:
+        MergeflowError: naming three of them.
+    """
+    if lacking:
+        more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
+        raise MergeflowError(f"the model of '{place}' lacks the weights {', '.join(lacking[:3])}{more}: save it whole.")
+
+
+def fast_tokenizer(place: str, root: Path, assets: Path, token: str, lacks: str, hint: str) -> tuple[Any, str]:
+    """Return a tokenizer, and its tokenizer.json without padding and truncation.
+
+    Args:
+        place, root, assets: as `find_place` takes them.
+        token: its token that must not be missing, such as `pad_token`.
+        lacks: what a message calls that token.
+        hint: the message's end.
+
+    Raises:
+        MergeflowError: there is none, it has no fast form, or it lacks the token.
+    """
+    found = find_place(place, root, assets)
+    tokenizer: Any = from_place("the tokenizer", place, lambda: transformers("AutoTokenizer").from_pretrained(found))
+    fast = getattr(tokenizer, "is_fast", False)
+    if not fast or getattr(tokenizer, f"{token}_id") is None:
+        raise MergeflowError(f"the tokenizer of '{place}' has {lacks if fast else 'no tokenizer.json'}{hint}")
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()
+    backend.no_truncation()
+    return tokenizer, json.dumps(json.loads(backend.to_str()), ensure_ascii=False, separators=(",", ":"))
+
+
+def architecture_text(config: Mapping[str, Any]) -> str:
+    """Return a configuration as text, without what says nothing of the architecture.
+
+    Example:
+        >>> architecture_text({"model_type": "bert", "transformers_version": "5.0"})
+        '{"model_type": "bert"}'
+    """
+    return json.dumps({name: value for name, value in sorted(config.items()) if name not in _NOT_ARCHITECTURE})
+
+
+def check_prepared(manifests: Mapping[str, Any], digest: str, named: str, pretrained: str) -> None:
+    """Refuse splits that were prepared with another tokenizer than the base's.
+
+    Args:
+        named: `data.tokenizer` of params.yaml.
+        pretrained: `model.pretrained`.
+
+    Raises:
+        MergeflowError: the manifests of some tasks have another digest; they are all named.
+    """
+    other = [task for task, one in manifests.items() if one["decoding"].get("tokenizer") != digest]
+    if other:
+        raise MergeflowError(
+            f"the texts of {', '.join(other)} were prepared with the tokenizer of '{named}' (data.tokenizer), "
+            f"which is not that of '{pretrained}' (model.pretrained): give both the same name."
+        )
