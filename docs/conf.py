@@ -27,6 +27,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["reference/files"]
 html_show_sphinx = False
+html_show_copyright = False
 html_copy_source = False
 
 

@@ -1,30 +1,36 @@
 """The pages of the site that are written from the code: commands, methods, architectures, parameters, API, gallery."""
 
+import importlib
+import inspect
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 ROOT = Path(__file__).parents[1]
 MODALITIES = ("vision", "text", "causal", "toy")
 API = {
-    "mergeflow": "The names that `import mergeflow` offers.",
-    "mergeflow.search.sweep": "Sweeps.",
-    "mergeflow.search.soup": "Averages of the checkpoints of one run.",
-    "mergeflow.merging.method": "Merge methods of your own.",
-    "mergeflow.modality": "The protocols of a modality.",
-    "mergeflow.data.prepare": "Preparation of a task.",
-    "registry.lookup": "Questions to the registry.",
-    "registry.promotion": "Registering, promoting, rolling back.",
-    "registry.gates": "The gates.",
-    "registry.lineage": "Where a version comes from.",
+    "mergeflow": "merge prepare configure methods load_recipe check_recipe open_checkpoint write_checkpoint",
+    "mergeflow.search.sweep": "run_sweep",
+    "mergeflow.search.soup": "soup",
+    "mergeflow.merging.contract": "check",
+    "mergeflow.modality": "Model Predictions Examples Base Modality",
+    "mergeflow.data": "load_split",
+    "mergeflow.data.prepare": "prepare_task",
+    "registry.store": "connect",
+    "registry.lookup": "current list_models list_versions show compare history download load",
+    "registry.promotion": "register promote rollback",
+    "registry.gates": "decide",
+    "registry.lineage": "lineage lineage_nodes tree_lines",
 }
 FIGURES = {
     "mima": "Rounds of merging while tuning",
@@ -76,7 +82,7 @@ def parameters_page() -> str:
         "Every value that a person may choose is in a project's `params.yaml`. Unknown keys are refused, and "
         "`mergeflow check` lists all faults at once. [Training](../training.md), [data](../data.md) and "
         "[registry](../registry.md) explain the sections.",
-        "| key | type | default |\n|---|---|---|\n" + "\n".join(_rows(params_of({"modality": "vision"}), "")),
+        _table(_rows(params_of({"modality": "vision"}), "")),
     ]
     for modality in MODALITIES:
         model = params_of({"modality": modality})
@@ -85,43 +91,63 @@ def parameters_page() -> str:
             *_rows(model.model_fields["data"].annotation, "data."),
         ]
         parts.append(f"## `model` and `data` of the modality `{modality}`")
-        parts.append("| key | type | default |\n|---|---|---|\n" + "\n".join(rows))
+        parts.append(_table(rows))
     parts.append("## A whole file\n\nThis is the file of the repository's own project.")
     parts.append(f"```yaml\n{(ROOT / 'params.yaml').read_text(encoding='utf-8').strip()}\n```")
     return "\n\n".join(parts) + "\n"
 
 
 def _rows(model: Any, prefix: str) -> Iterator[str]:
+    """Yield a row for each value of a section, and of the sections in it."""
+    meanings = _meanings(model)
     for name, field in model.model_fields.items():
-        if (
-            isinstance(field.annotation, type)
-            and issubclass(field.annotation, BaseModel)
-            and name not in ("model", "data")
-        ):
-            yield from _rows(field.annotation, f"{prefix}{name}.")
-        elif name not in ("model", "data") or prefix:
-            default = "required" if field.is_required() else f"`{field.get_default(call_default_factory=True)}`"
-            yield f"| `{prefix}{name}` | {_type(field.annotation)} | {default} |"
+        annotation = field.annotation
+        if not prefix and name in ("model", "data"):
+            continue
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from _rows(annotation, f"{prefix}{name}.")
+            continue
+        default = "required" if field.is_required() else f"`{json.dumps(field.get_default(call_default_factory=True))}`"
+        yield f"| `{prefix}{name}` | {_type(annotation)} | {default} | {meanings.get(name, '')} |"
+
+
+def _meanings(model: Any) -> dict[str, str]:
+    """Take what a section's docstring says of each of its values: a list of attributes, or sentences."""
+    text = inspect.cleandoc(model.__doc__ or "")
+    pairs = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE)
+    if not pairs:
+        names = "|".join(map(re.escape, model.model_fields))
+        pieces = re.split(rf"(?:^|\s)`?({names})`?: ", " ".join(text.split()))
+        pairs = list(zip(pieces[1::2], pieces[2::2], strict=True))
+    return {name: " ".join(meaning.split()).rstrip(".").replace("|", "or") for name, meaning in pairs}
+
+
+def _table(rows: Iterable[str]) -> str:
+    return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
 
 
 def _type(annotation: Any) -> str:
-    if get_origin(annotation) in (types.UnionType,):
-        return " or ".join(_type(part) for part in get_args(annotation))
-    if str(get_origin(annotation)) == "typing.Literal":
-        return ", ".join(f"`{value}`" for value in get_args(annotation))
-    name = getattr(annotation, "__name__", str(annotation)) if not get_args(annotation) else str(annotation)
-    return {"NoneType": "null", "str": "text", "int": "integer", "float": "number", "bool": "true or false"}.get(
-        name, name.replace("|", "or")
-    )
+    """Name a type in words."""
+    arguments, origin = get_args(annotation), get_origin(annotation)
+    if origin in (types.UnionType, Union):
+        return " or ".join(_type(part) for part in arguments)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (dict, list):
+        return "mapping" if origin is dict else f"list of {_type(arguments[0])}"
+    words = {"NoneType": "null", "str": "text", "int": "integer", "float": "number", "bool": "true or false"}
+    name = getattr(annotation, "__name__", str(annotation))
+    return words.get(name, name)
 
 
 def api_page() -> str:
     """Write the page of the Python API, which Sphinx fills from the docstrings."""
-    parts = ["# Python API", "[In Python](../python.md) shows the use; this page has every public name."]
-    for module, text in API.items():
-        members = "" if module != "mergeflow" else ":imported-members:\n"
-        parts.append(f"## `{module}`\n\n{text}")
-        parts.append(f"```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n   {members}\n   :noindex:\n```")
+    parts = ["# Python API", "[In Python](../python.md) shows how these are used."]
+    for module, names in API.items():
+        home = importlib.import_module(module)  # here, because Sphinx would import it as a type checker does
+        kinds = [(name, "class" if isinstance(getattr(home, name), type) else "function") for name in names.split()]
+        lines = [f".. auto{kind}:: {module}.{name}\n{'   :members:' * (kind == 'class')}\n" for name, kind in kinds]
+        parts.append(f"## `{module}`\n\n```{{eval-rst}}\n" + "\n".join(lines) + "```")
     return "\n\n".join(parts) + "\n"
 
 
