@@ -34,10 +34,12 @@ def print_summary(root: Path, console: Console) -> None:
         console.print(f"[bold yellow]At the end of its grid:[/] {line}", highlight=False, soft_wrap=True)
     behind = experts_behind_base(test["rows"])
     if behind:
-        told = ", ".join(f"{task} ({100 * own:.1f} against {100 * base:.1f})" for task, (own, base) in behind.items())
+        figures = ", ".join(
+            f"{task} ({100 * expert:.1f} against {100 * base:.1f})" for task, (expert, base) in behind.items()
+        )
         console.print(
-            f"[bold yellow]Experts worse than the base on test:[/] {told}. Look at how they were trained: the report "
-            "shows their courses.",
+            f"[bold yellow]Experts worse than the base on test:[/] {figures}. Look at how they were trained: the "
+            "report shows their courses.",
             highlight=False,
             soft_wrap=True,
         )
@@ -131,15 +133,16 @@ def is_valid(method: str, args: Mapping[str, Any]) -> bool:
     return True
 
 
-def _print_registration(found: Registration, console: Console) -> None:
+def _print_registration(registration: Registration, console: Console) -> None:
     """Print what the run registered, as it was then; people may have promoted another version since."""
-    names = ", ".join(f"@{alias}" for alias in found["aliases"])
+    names = ", ".join(f"@{alias}" for alias in registration["aliases"])
     alias = f"as {names}" if names else "without an alias"
-    text = f"[bold]Registered[/]  {found['model']} version {found['version']} {alias}, method {found['method']}"
+    version = f"{registration['model']} version {registration['version']}"
+    text = f"[bold]Registered[/]  {version} {alias}, method {registration['method']}"
     console.print(text, highlight=False, soft_wrap=True)
-    decision = found["decision"]
+    decision = registration["decision"]
     if decision and not decision["promote"]:
-        over = f" over version {found['champion']}" if found["champion"] else ""
+        over = f" over version {registration['champion']}" if registration["champion"] else ""
         console.print(f"[bold]Not promoted then[/]{over}:", highlight=False)
         for reason in decision["reasons"]:
             console.print(f"  · {reason}", highlight=False, soft_wrap=True)

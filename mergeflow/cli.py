@@ -106,15 +106,15 @@ def main() -> None:
     try:
         app(obj=resolve)
     except Exception as error:
-        told = _told(error)
-        if told is None:
+        message = _message_of(error)
+        if message is None:
             raise
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(str(told))}")
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(str(message))}")
         sys.exit(2)
 
 
-def _told(error: Exception) -> Exception | None:
-    """Return what a user is told of an error; None for one that is our own fault."""
+def _message_of(error: Exception) -> Exception | None:
+    """Translate an error into a message for the user; None for a fault of this library."""
     if isinstance(error, ModuleNotFoundError):
         return not_installed(error.name)
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here

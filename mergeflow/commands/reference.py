@@ -14,14 +14,14 @@ _LIBRARY = "mergeflow.commands"
 
 
 def every_command(group: Any, prefix: str = "") -> dict[str, Any]:
-    """Return every command of a group of commands by its words, for example `vector extract`."""
-    found: dict[str, Any] = {}
+    """List every command of a group of commands by its words, for example `vector extract`."""
+    listed: dict[str, Any] = {}
     for name, command in sorted(group.commands.items()):
         if hasattr(command, "commands"):
-            found |= every_command(command, f"{prefix}{name} ")
+            listed |= every_command(command, f"{prefix}{name} ")
         else:
-            found[f"{prefix}{name}"] = command
-    return found
+            listed[f"{prefix}{name}"] = command
+    return listed
 
 
 def commands_page(group: Any) -> str:
