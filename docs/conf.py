@@ -31,7 +31,7 @@ html_show_copyright = False
 html_copy_source = False
 
 
-def write_generated(app: Any) -> None:
+def write_generated(app: Any, config: Any) -> None:
     """Write the pages and pictures that are made from the code; none of them is tracked."""
     from pages_of_code import write_reference
 
@@ -40,7 +40,8 @@ def write_generated(app: Any) -> None:
 
 def without_links_to_files(app: Any, name: str, source: list[str]) -> None:
     """Show links to files outside of the pages as their text, because the site does not hold these files."""
-    source[0] = re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?!research|reference)[^)]*\)", r"\1", source[0])
+    up = r"\.\./" * (name.count("/") + 1)
+    source[0] = re.sub(rf"\[([^\]]+)\]\({up}[^)]*\)", r"\1", source[0])
 
 
 def escape_formulas(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -50,6 +51,6 @@ def escape_formulas(app: Any, what: str, name: str, obj: Any, options: Any, line
 
 def setup(app: Any) -> None:
     """Connect what is written before and while Sphinx reads the pages."""
-    app.connect("builder-inited", write_generated)
+    app.connect("config-inited", write_generated, priority=100)  # before Sphinx looks for the extra files
     app.connect("source-read", without_links_to_files)
     app.connect("autodoc-process-docstring", escape_formulas)

@@ -33,14 +33,14 @@ API = {
     "registry.lineage": "lineage lineage_nodes tree_lines",
 }
 FIGURES = {
-    "mima": "Rounds of merging while tuning",
-    "rank_curve": "Accuracy over the rank of CART",
-    "many_tasks": "Eight to twenty tasks",
-    "landscape": "The landscape between experts",
-    "interference": "Interference by layer",
-    "linearity_pairs": "Linearity of features by layer",
-    "coloured_clip": "Coefficients that the theory promises",
-    "unlearning": "Unlearning a book",
+    "mima": ("accuracy", "Rounds of merging while tuning"),
+    "rank_curve": ("mean_8", "Accuracy over the rank of CART"),
+    "many_tasks": ("radar", "Eight to twenty tasks"),
+    "landscape": ("vehicles_aerial", "The landscape between experts"),
+    "interference": ("layers_8", "Interference by layer"),
+    "linearity_pairs": ("digits", "Linearity of features by layer"),
+    "coloured_clip": ("scales", "Coefficients that the theory promises"),
+    "unlearning": ("perplexity", "Unlearning a book"),
 }
 
 
@@ -165,7 +165,7 @@ def gallery_page(folder: Path) -> str:
         "# Gallery",
         "Pictures that mergeflow draws, each with the command that draws it.",
         "## The report of a run\n\n```console\nmergeflow new shapes --modality toy\ncd shapes\nmergeflow run\n```\n\n"
-        "The run writes `outputs/report.html`; [open it alone](../report.html).\n\n"
+        'The run writes `outputs/report.html`; <a href="../report.html">open it alone</a>.\n\n'
         '<iframe class="report" src="../report.html" title="Report of a run"></iframe>',
         "## Lineage of a version\n\n```console\nmergeflow registry lineage champion --picture lineage.svg\n```\n\n"
         "![Lineage of version 1](lineage.svg)",
@@ -174,14 +174,9 @@ def gallery_page(folder: Path) -> str:
         "## Studies\n\n`mergeflow study --pages --figures` draws every figure of the [research pages]"
         "(../research/README.md) from the recorded rows.",
     ]
-    for study, title in FIGURES.items():
-        figures = sorted((ROOT / "docs/research/figures").glob(f"{study}_*.svg"))
-        if figures:
-            name = figures[0].name
-            parts.append(
-                f"### {title}\n\n```console\nmergeflow study {study} --judge\n```\n\n"
-                f"![{title}](../research/figures/{name})"
-            )
+    for study, (figure, title) in FIGURES.items():
+        picture = f"![{title}](../research/figures/{study}_{figure}.svg)"
+        parts.append(f"### {title}\n\n```console\nmergeflow study {study} --judge\n```\n\n{picture}")
     return "\n\n".join(parts) + "\n"
 
 
