@@ -16,6 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from mergeflow import layout
+
 ROOT = Path(__file__).parents[1]
 MODALITIES = ("vision", "text", "causal", "toy")
 API = {
@@ -169,7 +171,7 @@ def gallery_page(folder: Path) -> str:
         '<iframe class="report" src="../report.html" title="Report of a run"></iframe>',
         "## Lineage of a version\n\n```console\nmergeflow registry lineage champion --picture lineage.svg\n```\n\n"
         "![Lineage of version 1](lineage.svg)",
-        "## Curves of a sweep\n\n`mergeflow run` draws them into `outputs/figures`.",
+        "## Curves of a sweep\n\n`mergeflow run` draws them into `outputs/results/figures`.",
         *(f"![{name.removeprefix('run_').removesuffix('.svg')}]({name})" for name in curves),
         "## Studies\n\n`mergeflow study --pages --figures` draws every figure of the [research pages]"
         "(../research/README.md) from the recorded rows.",
@@ -194,7 +196,7 @@ def _run_project(folder: Path) -> None:
             subprocess.run(command, cwd=where, env=env, check=True, stdout=subprocess.DEVNULL)
         (folder / "files").mkdir(parents=True, exist_ok=True)
         shutil.copy(project / "lineage.svg", folder)
-        for figure in (project / "outputs/figures").glob("*.svg"):
+        for figure in (project / layout.FIGURES).glob("*.svg"):
             shutil.copy(figure, folder / f"run_{figure.name}")
         shutil.copy(project / "outputs/report.html", folder / "files")
 
