@@ -43,7 +43,9 @@ from mergeflow.merging.matrices import is_matrix
 from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modality import Examples
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid
-from studies.lab.adapting import (
+from studies.lab.claims import Samples, Verdict, with_interval
+from studies.lab.inputs import State
+from studies.lab.methods import (
     CART_START,
     NOT_WORSE,
     Adaptation,
@@ -54,8 +56,6 @@ from studies.lab.adapting import (
     choose_rate,
     learn_on,
 )
-from studies.lab.claims import Samples, Verdict, with_interval
-from studies.lab.inputs import State
 from studies.lab.plots import curves
 from studies.lab.rows import samples, select
 from studies.theory.peak_memory import peak_tensor_bytes

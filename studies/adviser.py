@@ -60,9 +60,8 @@ from mergeflow.search.candidates import score_all
 from mergeflow.search.optuna import optuna_search
 from mergeflow.search.sweep_file import SearchPart
 from studies.lab import Claim, Laboratory, Row, Section, Study, grid
-from studies.lab.caching import Lazy
 from studies.lab.claims import Samples, Verdict, all_hold, with_interval, within
-from studies.lab.coloured import (
+from studies.lab.digits import (
     ColouredWorld,
     Digits,
     Pretrained,
@@ -73,12 +72,10 @@ from studies.lab.coloured import (
     pretrained,
     tuned,
 )
-from studies.lab.inputs import State
+from studies.lab.inputs import Lazy, State, regime_of
 from studies.lab.plots import side_by_side
-from studies.lab.ranks import rank_correlation
-from studies.lab.regimes import regime_of
-from studies.lab.rows import samples, select
-from studies.lab.scales import best_scale, combined, task_vector
+from studies.lab.rows import rank_correlation, samples, select
+from studies.lab.tuning import best_scale, combined, task_vector
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
 from tasks.plotting.palette import INK
 

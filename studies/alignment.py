@@ -29,7 +29,7 @@ from mergeflow.analysis.geometry import dot, norm
 from studies.lab import Claim, Laboratory, Row, Section, Study, per_seed, select, table
 from studies.lab.claims import with_interval
 from studies.lab.rows import Samples, farthest, steps
-from studies.lab.scales import task_vector
+from studies.lab.tuning import task_vector
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
 from tasks.plotting.heat import numbered
 from tasks.plotting.palette import INK, MUTED, SERIES

@@ -39,12 +39,10 @@ from studies.lab.analogies import (
     ways_table,
     with_nearest,
 )
-from studies.lab.caching import Lazy
-from studies.lab.coloured import ColouredWorld, Digits, Pretrained, accuracy, open_digits
-from studies.lab.digit_tasks import Look, shown, ten_digits
+from studies.lab.digits import ColouredWorld, Digits, Look, Pretrained, accuracy, open_digits, shown, ten_digits
+from studies.lab.inputs import Lazy
 from studies.lab.rows import select
-from studies.lab.scales import best_scale, combined, task_vector
-from studies.lab.tuning import trained
+from studies.lab.tuning import best_scale, combined, task_vector, trained
 
 SCALES = grid(0.1, 1.5, 0.1)
 UNLABELLED = f"{ANALOGY}, λ = 1"

@@ -48,9 +48,9 @@ from mergeflow.modality import Model
 from mergeflow.training import FineTuneSettings, IterativeRun, fine_tune
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid
 from studies.lab.claims import Samples, all_hold, with_interval, within
+from studies.lab.methods import at_end
 from studies.lab.rows import samples, select
 from studies.lab.study import Tables
-from studies.lab.sweeps import at_end
 from suites.pocket import TEMPLATES
 from suites.pocket.pretraining import PretrainSettings, pretrain
 from tasks.models import load_base_head, load_examples

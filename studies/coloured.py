@@ -46,9 +46,8 @@ from mergeflow.analysis.provable.answers import Answers, ask
 from mergeflow.analysis.provable.correlation import Correlations, correlations
 from mergeflow.modalities.classification import Classification, Subset
 from studies.lab import Claim, Laboratory, Row, Section, Study, grid, table
-from studies.lab.caching import Lazy
 from studies.lab.claims import Samples, Verdict, all_hold, with_interval, within
-from studies.lab.coloured import (
+from studies.lab.digits import (
     ColouredWorld,
     Digits,
     Pretrained,
@@ -59,9 +58,10 @@ from studies.lab.coloured import (
     pretrained,
     tuned,
 )
+from studies.lab.inputs import Lazy
 from studies.lab.plots import side_by_side
 from studies.lab.rows import samples, select
-from studies.lab.scales import task_vector
+from studies.lab.tuning import task_vector
 from studies.theory.coefficients import out_of_domain
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
 from tasks.plotting.heat import OUTLINED, colour_bar, heat_map, numbered, over

@@ -33,8 +33,8 @@ from mergeflow.evaluation.averages import mean
 from mergeflow.merging.matrices import is_matrix, rank_of
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows
 from studies.lab.claims import Samples, Verdict, all_hold, with_interval, within
-from studies.lab.compressing import measure_file
 from studies.lab.inputs import State
+from studies.lab.methods import measure_file
 from studies.lab.rows import select, shares
 from studies.lab.study import Tables
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels

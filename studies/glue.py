@@ -44,13 +44,24 @@ from mergeflow.merging import MethodCall
 from mergeflow.search.candidates import Scored, best_on_line, grid_of, line, score_all
 from mergeflow.search.candidates import grid as whole_grid
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, grid, table
-from studies.lab.adapting import CART_START, Adaptation, Direction, adapt, choose_rate
 from studies.lab.claims import Samples, with_interval
-from studies.lab.compressing import measure_file
 from studies.lab.inputs import Heads, State
+from studies.lab.methods import (
+    ADAPTED,
+    CART_START,
+    NAMES,
+    Adaptation,
+    Direction,
+    Sweep,
+    adapt,
+    at_end,
+    choose_rate,
+    leader,
+    measure_file,
+    ranges_of,
+)
 from studies.lab.rows import samples, select, shares
 from studies.lab.study import Tables
-from studies.lab.sweeps import ADAPTED, NAMES, Sweep, at_end, leader, ranges_of
 from tasks.models import modality_of
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure, plain, series_style
 from tasks.training import head_file

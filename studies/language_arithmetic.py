@@ -65,8 +65,7 @@ from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, less, 
 from studies.lab.claims import Samples
 from studies.lab.plots import side_by_side
 from studies.lab.rows import samples, select
-from studies.lab.scales import best_scale, combined, task_vector
-from studies.lab.tuning import CosineSteps, drawn_weights, trained
+from studies.lab.tuning import CosineSteps, best_scale, combined, drawn_weights, task_vector, trained
 from suites.books import words
 from suites.books.author import SENTENCES, Fact, Style, draw_cast
 from suites.sentences.dice import Dice

@@ -28,9 +28,19 @@ from mergeflow.linearity.affine import Combination, affine, combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.modality import Model, State
 from studies.lab import Claim, Laboratory, Row, Section, Study, select
-from studies.lab.caching import Lazy
-from studies.lab.linearity import direction, layer_table, layers_figure, length, rows_of
-from studies.lab.nets import NetTask, Tasks, World, new_net, open_world
+from studies.lab.inputs import Lazy
+from studies.lab.linearity import (
+    NetTask,
+    Tasks,
+    World,
+    direction,
+    layer_table,
+    layers_figure,
+    length,
+    new_net,
+    open_world,
+    rows_of,
+)
 from studies.lab.tuning import drawn_weights, trained
 from tasks.plotting.drawing import dress, panels, series_style
 from tasks.plotting.palette import INK

@@ -37,10 +37,24 @@ from mergeflow.merging.alignment import find_groups, permute, weight_matching
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Model, State
 from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
-from studies.lab.caching import Lazy
 from studies.lab.claims import with_interval
-from studies.lab.linearity import DIRECTION, layer_table, layers_figure, rows_of, worst_length, worst_share
-from studies.lab.nets import NetTask, Tasks, Tuning, World, has_statistics, new_net, open_world, with_statistics
+from studies.lab.inputs import Lazy
+from studies.lab.linearity import (
+    DIRECTION,
+    NetTask,
+    Tasks,
+    Tuning,
+    World,
+    has_statistics,
+    layer_table,
+    layers_figure,
+    new_net,
+    open_world,
+    rows_of,
+    with_statistics,
+    worst_length,
+    worst_share,
+)
 from studies.lab.rows import Samples, per_seed, samples
 from studies.lab.tuning import drawn_weights, trained
 from studies.theory.linearity import activation_matching

@@ -32,9 +32,19 @@ from mergeflow.linearity.affine import Combination, Linearity, affine, apart, co
 from mergeflow.linearity.layers import find_layers
 from mergeflow.modality import State
 from studies.lab import Claim, Laboratory, Row, Section, Study, select
-from studies.lab.caching import Lazy
-from studies.lab.linearity import direction, layer_table, layers_figure, length, rows_of
-from studies.lab.nets import Tasks, Tuned, World, open_world, train_world
+from studies.lab.inputs import Lazy
+from studies.lab.linearity import (
+    Tasks,
+    Tuned,
+    World,
+    direction,
+    layer_table,
+    layers_figure,
+    length,
+    open_world,
+    rows_of,
+    train_world,
+)
 
 BASE = "base"
 

@@ -33,8 +33,8 @@ from mergeflow.linearity.affine import combine
 from mergeflow.merging.alignment import find_groups, permute, weight_matching
 from mergeflow.modality import Model, State
 from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
-from studies.lab.caching import Lazy
-from studies.lab.nets import NetTask, Tasks, World, has_statistics, new_net, open_world, with_statistics
+from studies.lab.inputs import Lazy
+from studies.lab.linearity import NetTask, Tasks, World, has_statistics, new_net, open_world, with_statistics
 from studies.lab.plots import bars
 from studies.lab.rows import Samples, samples
 from studies.lab.tuning import drawn_weights, trained

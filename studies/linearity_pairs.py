@@ -37,21 +37,27 @@ from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.linearity.affine import DIRECTION, Combination, Linearity, affine, combine
 from mergeflow.linearity.layers import find_layers
 from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
-from studies.lab.caching import Lazy
 from studies.lab.claims import WORDS, all_hold, with_interval, within
+from studies.lab.inputs import Lazy
 from studies.lab.linearity import (
+    Tasks,
+    Trained,
+    World,
     direction,
     excess,
+    has_statistics,
     layer_table,
     layers_figure,
     length,
     loss_gaps,
+    open_world,
     path_rows,
     rows_of,
+    train_world,
+    with_statistics,
     worst_length,
     worst_share,
 )
-from studies.lab.nets import Tasks, Trained, World, has_statistics, open_world, train_world, with_statistics
 from studies.lab.rows import Samples
 
 ALPHAS = (0.25, 0.5, 0.75)

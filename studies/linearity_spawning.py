@@ -26,10 +26,9 @@ from mergeflow.linearity.affine import Combination, affine, combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.modality import Model, State
 from studies.lab import Claim, Laboratory, Row, Section, Study, curves, select, table
-from studies.lab.caching import Lazy
 from studies.lab.claims import with_interval
-from studies.lab.linearity import layer_table, rows_of
-from studies.lab.nets import NetTask, Tasks, World, new_net, open_world, with_statistics
+from studies.lab.inputs import Lazy
+from studies.lab.linearity import NetTask, Tasks, World, layer_table, new_net, open_world, rows_of, with_statistics
 from studies.lab.rows import samples
 from studies.lab.tuning import drawn_weights, trained
 

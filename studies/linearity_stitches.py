@@ -35,9 +35,9 @@ from mergeflow.linearity.affine import combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.modality import State
 from studies.lab import Claim, Laboratory, Row, Section, Study, curves, select, table
-from studies.lab.caching import Lazy
 from studies.lab.claims import with_interval
-from studies.lab.nets import Tasks, Tuned, World, open_world, train_world
+from studies.lab.inputs import Lazy
+from studies.lab.linearity import Tasks, Tuned, World, open_world, train_world
 from studies.lab.rows import Samples
 from studies.theory.linearity import front, stitch
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style

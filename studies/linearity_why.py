@@ -32,9 +32,9 @@ from mergeflow.evaluation.accuracy import losses
 from mergeflow.linearity.affine import combine
 from mergeflow.modality import Model, State
 from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
-from studies.lab.caching import Lazy
 from studies.lab.claims import with_interval
-from studies.lab.nets import NetTask, Tasks, World, new_net, open_world
+from studies.lab.inputs import Lazy
+from studies.lab.linearity import NetTask, Tasks, World, new_net, open_world
 from studies.lab.rows import Samples
 from studies.lab.tuning import drawn_weights, trained
 from studies.theory.linearity import hessian_product, top_eigenvalue

@@ -32,12 +32,25 @@ from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure
 from mergeflow.search.candidates import grid_of
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid, table
-from studies.lab.adapting import CART_START, NOT_WORSE, Adaptation, Direction, adapt, choose_rate
 from studies.lab.claims import Samples, with_interval
 from studies.lab.inputs import Accuracy, ChosenScale, State
+from studies.lab.methods import (
+    ADAPTED,
+    CART_START,
+    NAMES,
+    NOT_WORSE,
+    Adaptation,
+    Direction,
+    Scales,
+    Sweep,
+    adapt,
+    at_end,
+    choose_rate,
+    leader,
+    ranges_of,
+)
 from studies.lab.rows import select, shares
 from studies.lab.study import Tables
-from studies.lab.sweeps import ADAPTED, NAMES, Scales, Sweep, at_end, leader, ranges_of
 from tasks.plotting.drawing import FULL_WIDTH, NORMAL, SMALL, dress, legend, new_figure, plain, series_style
 from tasks.plotting.intervals import curve
 from tasks.plotting.palette import INK

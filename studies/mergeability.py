@@ -33,30 +33,103 @@ al. 2025 (CART), Section 5.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from operator import itemgetter
+from typing import Any
 
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from pydantic import Field
+from torch import Tensor, nn
 
+from mergeflow import layout
 from mergeflow.analysis.geometry import dot, norm
 from mergeflow.linearity.affine import Combination, Featured, affine, combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.modalities.classification import Subset
+from mergeflow.modality import Model, device_of
 from mergeflow.training import LinearisedModel
+from mergeflow.training.linearised import LinearisedModule
 from studies.lab import Claim, Laboratory, Row, Section, Study, curves
 from studies.lab.claims import Samples, with_interval
-from studies.lab.inputs import State
+from studies.lab.inputs import State, regime_of
 from studies.lab.plots import side_by_side
-from studies.lab.ranks import rank_correlation
-from studies.lab.regimes import regime_of
-from studies.lab.rows import per_seed, select, steps
-from studies.lab.scales import task_vector
-from studies.lab.tangent import TangentFeatures, in_tangent_space
+from studies.lab.rows import per_seed, rank_correlation, select, steps
+from studies.lab.tuning import task_vector
+from tasks.models import load_model, modality_of
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
+
+# Linearised experts judged as what they are: the base's first-order Taylor expansion, with its features
+
+
+def in_tangent_space(inputs: Laboratory) -> Laboratory:
+    """Return the same with weights loaded into the base's expansion at θ0, of which experts `linearised` are weights.
+
+    Args:
+        inputs: the study's; they stay as they are.
+    """
+    part = copy(inputs)
+    fresh = load_model(inputs.io, layout.BASE_MODEL, inputs.device)
+    vars(part).update(model=LinearisedModel.of(fresh, modality_of(inputs.io).tower), _judged={})
+    return part
+
+
+@dataclass(frozen=True)
+class TangentFeatures:
+    """Features of the expansion: f^ℓ(x; θ0) + ∇_θ f^ℓ(x; θ0)ᵀ (θ − θ0) at every layer ℓ, linear in θ − θ0.
+
+    Attributes:
+        examples: whose features these are.
+    """
+
+    examples: Featured
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @torch.no_grad()
+    def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return them for `rows`, [n, d] each.
+
+        Args:
+            model: a LinearisedModel, whose base has the weights θ0.
+            rows: int64 [n].
+            layers: names of the base's submodules.
+        """
+        assert isinstance(model, LinearisedModel)
+        look = _Look(self.examples, model.base, layers)
+        expansion = LinearisedModule(look).to(device_of(model))
+        _load(expansion, model.state())
+        flat: Tensor = expansion(rows)
+        return dict(zip(layers, flat.split(look.widths, dim=1), strict=True))
+
+
+class _Look(nn.Module):
+    """A module that gives the features of all layers beside each other, [n, Σ d]."""
+
+    def __init__(self, examples: Featured, model: Model, layers: Sequence[str]) -> None:
+        super().__init__()
+        self.module = model.module
+        self.widths: list[int] = []
+        self._look: Any = lambda rows: examples.features(model, rows, layers)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        found = [value.flatten(1) for value in self._look(rows).values()]
+        self.widths = [value.shape[1] for value in found]
+        return torch.cat(found, dim=1)
+
+
+def _load(expansion: LinearisedModule, state: Mapping[str, Tensor]) -> None:
+    for name, weight in expansion.trained().items():
+        weight.copy_(state[name.removeprefix("module.")])
+
+
+# The study's choices
+
 
 ROUNDING = 1e-10  # a squared relative error that float32's arithmetic makes of features that are linear
 RANKS, BETTER, ACROSS = 0.5, 0.05, 0.7  # rank correlations, and by how much one is better than another

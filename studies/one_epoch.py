@@ -27,7 +27,7 @@ from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, c
 from studies.lab.claims import all_hold, with_interval, within
 from studies.lab.plots import bars, listed
 from studies.lab.rows import Samples, per_seed, samples
-from studies.lab.scales import task_vector
+from studies.lab.tuning import task_vector
 
 SHORT, LONG = "one_epoch", "converged"
 

@@ -35,10 +35,10 @@ from mergeflow.merging.matrices import is_matrix
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, table
 from studies.lab.claims import Samples, with_interval
 from studies.lab.inputs import Accuracy, State
+from studies.lab.methods import leader
 from studies.lab.plots import listed, root_axis
 from studies.lab.rows import per_seed, samples, select
 from studies.lab.study import Figures, Tables
-from studies.lab.sweeps import leader
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, plain
 from tasks.plotting.intervals import curve
 from tasks.plotting.palette import MUTED

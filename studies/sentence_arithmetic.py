@@ -60,8 +60,7 @@ from studies.lab import Claim, Laboratory, Row, Section, Study, table
 from studies.lab.analogies import ANALOGY, SUM
 from studies.lab.claims import Samples
 from studies.lab.rows import samples, select
-from studies.lab.scales import best_scale, combined, task_vector
-from studies.lab.tuning import CosineSteps, drawn_weights, trained_together
+from studies.lab.tuning import CosineSteps, best_scale, combined, drawn_weights, task_vector, trained_together
 from suites.sentences.dice import Dice
 from suites.sentences.reviews import ASPECTS, BAD, DEGREES, GOOD, SUBJECTS, sentiment
 from suites.sentences.suite import COUNTS, SentenceTask

@@ -37,6 +37,7 @@ our choices. Rules were written before the first run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
@@ -57,9 +58,8 @@ from mergeflow.training import LoraModel
 from mergeflow.training.settings import LoraSettings
 from studies.coloured import CASES, FIRST, ONTO, TARGET
 from studies.lab import Claim, Laboratory, Row, Section, Study, grid, table
-from studies.lab.caching import Lazy
 from studies.lab.claims import Samples
-from studies.lab.coloured import (
+from studies.lab.digits import (
     ColouredWorld,
     Digits,
     Pretrained,
@@ -71,16 +71,80 @@ from studies.lab.coloured import (
     small_transformer,
     tuned,
 )
-from studies.lab.inputs import State
+from studies.lab.inputs import Lazy, State
 from studies.lab.plots import by_seed, side_by_side
-from studies.lab.reductions import CONTROL, DARE, FULL, LORA, PRUNED, ROWS, SVD, TIES, Variant, variants
 from studies.lab.rows import samples, select
-from studies.lab.scales import best_scale, combined, task_vector
-from studies.lab.tuning import trained
-from studies.theory.reduced import bimodality
+from studies.lab.tuning import best_scale, combined, task_vector, trained
+from studies.theory.reduced import Reduced, Vector, bimodality, low_rank, row_pruned, thinned, trimmed
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
 from tasks.plotting.intervals import curve
 from tasks.plotting.palette import MUTED
+
+# Ways to put less into task vectors
+
+
+FULL, LORA, SVD = "full", "LoRA", "SVD"
+ROWS, CONTROL, TIES, DARE = "largest rows", "smallest rows", "TIES", "DARE"
+PRUNED = (ROWS, CONTROL, TIES, DARE)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The task vectors of all experts, reduced in one way.
+
+    Attributes:
+        kind: The way.
+        amount: The rank, or the share that is kept; None of whole vectors.
+        vectors: By task.
+        stored: Bytes, as a share of the whole vectors'.
+    """
+
+    kind: str
+    amount: float | None
+    vectors: dict[str, Vector]
+    stored: float
+
+    @property
+    def name(self) -> str:
+        """The way and its amount.
+
+        Example:
+            >>> Variant("SVD", 4, {}, 0.1).name
+            'SVD 4'
+        """
+        return self.kind if self.amount is None else f"{self.kind} {self.amount:g}"
+
+
+def variants(
+    vectors: Mapping[str, Vector], ranks: Sequence[int], keeps: Sequence[float], seed: int
+) -> Iterator[Variant]:
+    """Yield the whole task vectors and each way of reducing them.
+
+    Args:
+        vectors: by task.
+        ranks: of matrices.
+        keeps: shares of the rows or entries of MLP matrices.
+        seed: of the entries that DARE drops; each task has its own.
+    """
+    whole = sum(4 * value.numel() for vector in vectors.values() for value in vector.values())
+
+    def variant(kind: str, amount: float, reduced: Mapping[str, Reduced]) -> Variant:
+        stored = sum(one.bytes for one in reduced.values()) / whole
+        return Variant(kind, amount, {task: one.vector for task, one in reduced.items()}, stored)
+
+    yield Variant(FULL, None, dict(vectors), 1.0)
+    for rank in ranks:
+        yield variant(SVD, rank, {task: low_rank(vector, rank) for task, vector in vectors.items()})
+    for keep in keeps:
+        yield variant(ROWS, keep, {task: row_pruned(vector, keep) for task, vector in vectors.items()})
+        yield variant(CONTROL, keep, {task: row_pruned(vector, keep, True) for task, vector in vectors.items()})
+        yield variant(TIES, keep, {task: trimmed(vector, keep) for task, vector in vectors.items()})
+        seeds = {task: 1000 * seed + number for number, task in enumerate(vectors)}
+        yield variant(DARE, keep, {task: thinned(vector, keep, seeds[task]) for task, vector in vectors.items()})
+
+
+# The study's choices
+
 
 COLOURS = tuple(dict.fromkeys((FIRST, *CASES.values(), *ONTO)))
 SCALES, ONTO_SCALES = grid(-1, 2, 0.25), grid(-1, 2, 0.5)

@@ -57,9 +57,9 @@ from mergeflow.search.candidates import grid_of
 from studies.lab import Claim, Laboratory, Row, Section, Study
 from studies.lab.claims import Samples, Verdict, with_interval
 from studies.lab.inputs import State
+from studies.lab.methods import at_end
 from studies.lab.rows import select, shares
 from studies.lab.study import Tables
-from studies.lab.sweeps import at_end
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, plain, series_style
 from tasks.plotting.palette import MUTED
 

@@ -60,7 +60,7 @@ from studies.lab import Claim, Laboratory, Row, Section, Study
 from studies.lab.claims import Samples
 from studies.lab.plots import by_seed, side_by_side
 from studies.lab.rows import samples, select
-from studies.lab.scales import task_vector
+from studies.lab.tuning import task_vector
 from suites.books.author import Fact
 from suites.books.book import find_book
 from suites.books.probes import questions, verbatim

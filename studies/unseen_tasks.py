@@ -50,23 +50,24 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Model, State
 from studies.lab import Claim, Laboratory, Row, Section, Study, table
-from studies.lab.caching import Lazy
 from studies.lab.claims import Samples
-from studies.lab.coloured import (
+from studies.lab.digits import (
     Adapting,
     ColouredWorld,
     Digits,
+    Look,
     Pretrained,
     accuracy,
     coloured,
     open_digits,
     pretrained,
+    shown,
+    ten_digits,
 )
-from studies.lab.digit_tasks import Look, shown, ten_digits
+from studies.lab.inputs import Lazy
 from studies.lab.plots import by_seed
 from studies.lab.rows import samples, select
-from studies.lab.scales import combined, task_vector
-from studies.lab.tuning import trained
+from studies.lab.tuning import combined, task_vector, trained
 from studies.theory.coefficients import unseen_coefficients
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, number_ticks, panels
 from tasks.plotting.intervals import curve

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from studies.lab import caching
+from studies.lab import inputs
 from studies.lab.rows import Row
 from tasks.project.stage import StageIO
 from tests.once import once
@@ -54,14 +54,14 @@ TOY: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True, scope="session")
 def every_piece_can_go_to_another_process() -> None:
     """Let the laboratories, which measure pieces in turn, ask of each what measuring side by side asks of it."""
-    in_turn = caching._cached_in_turn
+    in_turn = inputs._cached_in_turn
 
     def pickled(io: StageIO, measures: Mapping[str, Callable[[], Row]], what: str) -> list[Row]:
         for measure in measures.values():
             pickle.dumps(measure)
         return in_turn(io, measures, what)
 
-    caching._cached_in_turn = pickled
+    inputs._cached_in_turn = pickled
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,7 @@ from mergeflow.merging import configure, load_recipe, merge
 from mergeflow.modalities.classification import Subset
 from studies import adaptation, cart_landscape, compression, interference, many_tasks, rank_curve, subset_scaling
 from studies.lab import Laboratory, Row
-from studies.lab.adapting import Adaptation, adapt, choose_rate
-from studies.lab.compressing import measure_file
+from studies.lab.methods import Adaptation, adapt, choose_rate, measure_file
 from studies.lab.rows import select
 from studies.lab.study import Result, read_rows
 from tasks.project.stage import StageIO

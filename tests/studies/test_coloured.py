@@ -20,22 +20,24 @@ from mergeflow.modalities.vision.models import _check_tag
 from mergeflow.modalities.vision.sources.kinds import open_images
 from studies.adviser import WAYS
 from studies.coloured import middle_of_best
-from studies.lab.coloured import (
+from studies.lab.digits import (
     Adapting,
+    ClipBase,
     ColouredWorld,
     Digits,
+    Look,
     accuracy,
     coloured,
     open_digits,
     pretrained,
+    shown,
     small_transformer,
+    ten_digits,
     trained,
     tuned,
 )
-from studies.lab.coloured_clip import ClipBase
-from studies.lab.digit_tasks import Look, shown, ten_digits
 from studies.lab.rows import select
-from studies.lab.scales import best_scale
+from studies.lab.tuning import best_scale
 from tasks.project.studies import find_study_modules, load_declaration
 from tests.studies.small_lab import ROOT, run_result
 from tests.vision.test_data_real_tasks import make_mnist

@@ -13,8 +13,7 @@ from mergeflow.modality import Network
 from studies import unseen_tasks
 from studies.analogy import ATTRIBUTES, SCALES, UNLABELLED, Experts, target_rows
 from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, SUM, with_nearest
-from studies.lab.coloured import Adapting, ColouredWorld, Digits, Pretrained, open_digits
-from studies.lab.digit_tasks import Look, shown
+from studies.lab.digits import Adapting, ColouredWorld, Digits, Look, Pretrained, open_digits, shown
 from studies.lab.rows import select
 from studies.unseen_tasks import (
     EXPERTS,

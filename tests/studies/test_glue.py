@@ -14,9 +14,9 @@ from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
 from studies.glue import STUDY, Bench, Options, left_heads, probed_heads
 from studies.lab import Laboratory
+from studies.lab.methods import NAMES
 from studies.lab.rows import select
 from studies.lab.study import Result, read_rows
-from studies.lab.sweeps import NAMES
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_options import check_study_options
 from tests.project_folder import run_pipeline

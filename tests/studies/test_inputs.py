@@ -10,7 +10,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import CandidateScorer
 from mergeflow.merging import MethodCall, configure
 from studies.lab.inputs import Laboratory, choose_scale
-from studies.lab.published import take_experts
+from studies.lab.runs import take_experts
 from tests.studies.small_lab import study_io
 from tests.studies.toy_lab import SEEDS
 

@@ -9,7 +9,7 @@ import yaml
 
 from mergeflow.linearity.affine import Combination, affine
 from mergeflow.linearity.layers import find_layers
-from studies.lab.nets import World, open_world, train_world
+from studies.lab.linearity import World, open_world, train_world
 from tasks.project.studies import find_study_modules, load_declaration
 from tests.studies.small_lab import ROOT, run_result
 from tests.vision.test_data_real_tasks import make_mnist

@@ -14,8 +14,7 @@ from safetensors.torch import save_file
 from studies.lab.linearity import TunedModels
 from studies.lab.rows import select
 from studies.lab.study import ROWS, read_rows
-from studies.lab.text_models import EDITS, TextWorld, draw_answers, new_model
-from studies.linearity_texts import Options, distance_in_places, feature_rows
+from studies.linearity_texts import EDITS, Options, TextWorld, distance_in_places, draw_answers, feature_rows, new_model
 from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
 from tests.studies.small_lab import ROOT, check_two_processes, run_study
 

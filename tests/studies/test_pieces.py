@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from mergeflow.plugins import load_file
-from studies.lab.caching import Lazy, cached, cached_in_processes
+from studies.lab.inputs import Lazy, cached, cached_in_processes
 from tasks.project.stage import StageIO
 from tests.flows.prefect_server import wait_for
 from tests.studies.small_lab import ROOT, study_io
@@ -23,7 +23,7 @@ KILLED = """if True:
     import time
     from functools import partial
     from pathlib import Path
-    from studies.lab.caching import cached_in_processes
+    from studies.lab.inputs import cached_in_processes
     from tests.studies.test_pieces import two_workers
 
     if __name__ == "__main__":

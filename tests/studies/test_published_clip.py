@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from mergeflow.checkpoints import read_state, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.models import ImageEncoder, load_clip
-from studies.lab.published import take_experts
+from studies.lab.runs import take_experts
 from tests.studies.small_lab import ROOT
 
 PAGE = (ROOT / "docs/extending.md").read_text().partition("### Experts that somebody published\n")[2]

@@ -6,10 +6,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from studies.lab.reductions import CONTROL, DARE, FULL, LORA, PRUNED, ROWS, SVD, TIES
 from studies.lab.rows import select
 from studies.lab.study import Result
-from studies.structure import SCORES, score
+from studies.structure import CONTROL, DARE, FULL, LORA, PRUNED, ROWS, SCORES, SVD, TIES, score
 from tests.evaluation.small import TASKS
 from tests.studies.small_lab import ROOT, make_lab, run_result
 from tests.studies.test_coloured import WORLD

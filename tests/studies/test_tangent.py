@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from studies.lab.inputs import Laboratory
-from studies.lab.scales import task_vector
-from studies.lab.tangent import TangentFeatures, in_tangent_space
+from studies.lab.tuning import task_vector
+from studies.mergeability import TangentFeatures, in_tangent_space
 from tests.studies.small_lab import study_io
 
 SMALL = {"runs": {"linearised": "linearised"}, "rounds": [1, 4], "images": 64}

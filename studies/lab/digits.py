@@ -1,10 +1,10 @@
-"""Coloured digits: tasks that differ in how colour goes with parity, and a small vision transformer tuned on each."""
+"""Tasks of digits, coloured by parity or shown in other looks, and the small nets and CLIPs that are tuned on them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,18 +13,83 @@ from torch import Tensor, nn
 
 from mergeflow.data.task import Place
 from mergeflow.data.transforms import chance
+from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.modules import own_generator
 from mergeflow.modalities.nets import on_pixels
 from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.heads import build_head
+from mergeflow.modalities.vision.models import ClipModel, ImageEncoder, load_clip
 from mergeflow.modalities.vision.sources.kinds import open_images
 from mergeflow.modalities.vision.transforms import PARITY, colour
 from mergeflow.modality import Model, Network, State
 from mergeflow.training import FineTuneSettings
-from studies.lab.coloured_clip import ClipBase, clip_of_digits
 from studies.lab.tuning import drawn_weights, trained
+from suites.pocket.drawn.digits import NUMBERS
 from tasks.project.sections import Section
+
+# A CLIP that answers about digits
+
+
+class ClipBase(Section):
+    """What Ψ^(0) is instead of a net from nothing.
+
+    architecture, pretrained: as in params.yaml's `model`. head: `zero-shot`, from the prompts and frozen, or `trained`,
+    from the same prompts and tuned beside the tower. templates: prompts; `{}` stands for a digit's name, such as seven.
+    """
+
+    architecture: str = "pocket-clip"
+    pretrained: str = "pocket8"
+    head: Literal["zero-shot", "trained"] = "zero-shot"
+    templates: list[str] = Field(["a photo of handwritten digit {}"], min_length=1)
+
+
+class _Answering(nn.Module):
+    """Logits s · f Wᵀ of the tower's features f; W is a part of the weights only if it is trained."""
+
+    def __init__(self, clip: ClipModel, rows: Tensor, scale: float, trained: bool) -> None:
+        super().__init__()
+        self.tower, self.scale = ImageEncoder(clip), scale
+        if trained:
+            self.rows: Tensor = nn.Parameter(rows)
+        else:
+            self.register_buffer("rows", rows, persistent=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return logits [n, C] of pixels [n, 3, S, S] in −1 … 1, as the studies' nets take them."""
+        images = ((pixels + 1) * 127.5).permute(0, 2, 3, 1)  # the tower normalises by itself
+        logits: Tensor = self.scale * self.tower(images) @ self.rows.T
+        return logits
+
+
+def clip_of_digits(chosen: ClipBase, size: int, groups: Sequence[Sequence[int]]) -> Network:
+    """Return a CLIP with a logit for each group of digits.
+
+    w_g = n(1/|g| Σ_{d∈g} n(text(d)))
+
+    Args:
+        chosen: which CLIP, and whether its head is trained.
+        size: pixels a side of the pictures.
+        groups: the digits that each logit stands for.
+
+    Raises:
+        MergeflowError: no such CLIP, or pictures of another size than it takes.
+    """
+    clip = load_clip(chosen.architecture, chosen.pretrained)
+    if clip.image_size != size:
+        raise MergeflowError(
+            f"{chosen.architecture} takes pictures of {clip.image_size} pixels a side and the world's `size` is "
+            f"{size}: write size: {clip.image_size}."
+        )
+    ten = build_head(clip, NUMBERS, chosen.templates)
+    rows = torch.stack([ten.weight.detach()[list(group)].mean(0) for group in groups])
+    rows = nn.functional.normalize(rows, dim=1)
+    return Network(_Answering(clip, rows, ten.logit_scale, chosen.head == "trained").eval())
+
+
+# Coloured digits
+
 
 SPLITS = ("train", "validation", "test")
 
@@ -236,3 +301,68 @@ def accuracy(model: Model, state: State, tasks: Mapping[str, Classification]) ->
     model.load(state)
     with torch.inference_mode():
         return {name: 100 * value for name, value in accuracies(model, tasks, 1024).items()}
+
+
+# Digits in one look: turned, outlined or in other colours
+
+
+TEN = tuple(range(10))
+
+
+@dataclass(frozen=True)
+class Look:
+    """How digits are shown.
+
+    Attributes:
+        angle: they are turned by, in degrees.
+        dark: black on yellow instead of white on black.
+        outlined: only the edges of the strokes are drawn.
+    """
+
+    angle: float = 0.0
+    dark: bool = False
+    outlined: bool = False
+
+    def show(self, grey: np.ndarray) -> np.ndarray:
+        """Return pictures uint8 [n, S, S, 3].
+
+        Args:
+            grey: white on black, uint8 [n, S, S].
+        """
+        from scipy.ndimage import morphological_gradient, rotate
+
+        turned = rotate(grey, self.angle, axes=(2, 1), reshape=False, order=1) if self.angle else grey
+        if self.outlined:
+            turned = morphological_gradient(turned, size=(1, 3, 3))
+        if not self.dark:
+            return np.repeat(turned[..., None], 3, axis=3)
+        light = 255 - turned
+        return np.stack([light, light, np.zeros_like(light)], axis=3)
+
+
+def shown(digits: Digits, look: Look, name: str, chosen: Collection[int] = TEN) -> Classification:
+    """Return a task of ten classes, of which it has the chosen ones.
+
+    Args:
+        digits: in black and white.
+        look: how they are shown.
+        name: of the task.
+        chosen: digits of the task.
+    """
+    rows = np.isin(digits.digit, list(chosen))
+    images, labels = look.show(digits.grey[rows]), digits.digit[rows]
+    return Classification(name, torch.from_numpy(images), torch.from_numpy(labels), encode=on_pixels)
+
+
+def ten_digits(world: ColouredWorld, digits: Mapping[str, Digits], seed: int) -> Pretrained:
+    """Return a small transformer that has learnt to tell the ten digits, white on black and upright; or a CLIP.
+
+    Args:
+        world: its sizes and settings.
+        digits: the splits.
+        seed: of weights and order.
+    """
+    if world.clip is not None:
+        return from_clip(clip_of_digits(world.clip, world.size, [(digit,) for digit in TEN]))
+    net = small_transformer(world, 10, seed)
+    return Pretrained(net, trained(net, net.state(), shown(digits["train"], Look(), "digits"), world.pretrain, seed))

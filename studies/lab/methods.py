@@ -1,16 +1,103 @@
-"""AdaMerging for studies: coefficients learned by entropy, which asks examples for predictions and never for labels."""
+"""What studies ask of the merge methods: sweeps and names, AdaMerging, and compression into one file."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeVar
 
+from pydantic import Field
 from torch import Tensor
 
+from mergeflow import layout
+from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation.adamerging import entropy_gradient
 from mergeflow.merging import MethodCall, configure, prepare
+from mergeflow.merging.compression.compressor import configure_compressor
+from mergeflow.merging.compression.suite_file import Compressed, compress, extract_task
 from mergeflow.merging.learned.adamerging import Learned, learn
-from studies.lab.inputs import Laboratory, State, mean_accuracy
+from studies.lab.claims import with_interval
+from studies.lab.inputs import Accuracy, Laboratory, State, mean_accuracy
+from studies.lab.rows import Row, paired
+from tasks.project.sections import Section
+
+Name = TypeVar("Name")
+NAMES = {
+    "zero_shot": "zero-shot",
+    "individual": "individual",
+    "average": "average",
+    "task_arithmetic": "task arithmetic",
+    "ties": "TIES",
+    "consensus": "Consensus TA",
+    "cart": "CART",
+    "tsv": "TSV-M",
+    "iso_c": "Iso-C",
+    "iso_cts": "Iso-CTS",
+    "wudi": "WUDI",
+    "pcb": "PCB",
+    "adamerging_ta": "AdaMerging + TA",
+    "adamerging_cart": "AdaMerging + CART",
+}
+ADAPTED = {"task_vectors": "adamerging_ta", "cart": "adamerging_cart"}
+"""What AdaMerging scales → the model."""
+
+
+class Scales(Section):
+    """A grid of scales, walked from `start`."""
+
+    low: float
+    high: float
+    step: float = Field(gt=0)
+    start: float
+
+
+class Sweep(Section):
+    """What is tried of one method. `args`: every other argument's values."""
+
+    scale: Scales | None = None
+    args: dict[str, list[Any]] = Field(default_factory=dict)
+
+
+def ranges_of(sweep: Sweep) -> dict[str, Sequence[Any]]:
+    """Return argument → the values that a sweep tries; of a scale the two ends."""
+    return {**sweep.args, **({"scale": [sweep.scale.low, sweep.scale.high]} if sweep.scale else {})}
+
+
+def at_end(value: float, tried: Iterable[float]) -> bool:
+    """Say whether the smallest or the largest of two values or more was taken.
+
+    Example:
+        >>> at_end(0.1, [0.1, 0.2]), at_end(0.2, [0.1, 0.2, 0.3]), at_end(0.1, [0.1])
+        (True, False, False)
+    """
+    values = set(tried)
+    return len(values) > 1 and value in (min(values), max(values))
+
+
+def leader(values: Mapping[Name, Sequence[float]], names: Mapping[Name, str]) -> tuple[Name, str]:
+    """Return the model with the highest mean, and its name for readers with its paired lead over the next.
+
+    Args:
+        values: model → accuracy in %, one value for each seed, the same seeds for all.
+        names: model → what readers call it.
+
+    Example:
+        >>> leader({"ties": [70.0, 71.0], "cart": [72.0, 73.0]}, {"ties": "TIES", "cart": "CART"})
+        ('cart', 'CART, 2.0 ± 0.0 points above TIES, the next')
+        >>> leader({"ties": [70.0, 71.0]}, {"ties": "TIES"})
+        ('ties', 'TIES')
+    """
+    first, *others = sorted(values, key=lambda model: fmean(values[model]), reverse=True)
+    if not others:
+        return first, names[first]
+    lead = with_interval(paired(values[first], values[others[0]]))
+    return first, f"{names[first]}, {lead} points above {names[others[0]]}, the next"
+
+
+# AdaMerging: coefficients learned by entropy, which asks examples for predictions and never for labels
+
 
 Direction = Literal["task_vectors", "cart"]
 Granularity = Literal["task", "layer"]
@@ -154,3 +241,48 @@ def learn_on(
     start = time.perf_counter()
     learned = learn(plan.call, inputs.base, experts, loss, device=str(inputs.device), scratch=inputs.io.scratch)
     return learned, (time.perf_counter() - start - spent) / max(plan.steps, 1)
+
+
+# Experts compressed into one file
+
+
+def measure_file(
+    lab: Laboratory, experts: Mapping[str, State], name: str, args: dict[str, Any], splits: Sequence[str]
+) -> tuple[dict[str, Accuracy], Row]:
+    """Write one file with all tasks, read each back out of it, and return accuracies by split, and bytes.
+
+    Args:
+        lab: the study's inputs.
+        experts: their weights by task.
+        name: a compressor.
+        args: its arguments.
+        splits: on which each task's model is judged.
+    """
+    small = compress(configure_compressor(name, args), lab.base, experts)
+    accuracy: dict[str, Accuracy] = {split: {} for split in splits}
+    with TemporaryDirectory(dir=lab.io.scratch) as folder:
+        path, base = Path(folder) / "suite.safetensors", lab.io.dep(layout.BASE_MODEL)
+        small.write(path)
+        for task in experts:
+            state = extract_task(path, task, base)
+            for split in splits:
+                accuracy[split][task] = lab.accuracy(state, split, [task])[task]
+        return accuracy, _bytes(path, small, next(iter(experts)), sum(t.nbytes for t in lab.base.values()))
+
+
+def _bytes(path: Path, small: Compressed, task: str, base: int) -> Row:
+    """Return the file's bytes, those of a task's own part and of the shared part, and what reading one task takes."""
+    with open_checkpoint(path) as state:
+        sizes = {name: info.nbytes for name, info in state.infos.items()}
+    shared = sum(size for name, size in sizes.items() if name.startswith("shared/"))
+    own = sum(size for name, size in sizes.items() if name.startswith(f"task/{task}/"))
+    header = path.stat().st_size - sum(sizes.values())
+    return {
+        "file": path.stat().st_size,
+        "shared": shared,
+        "own": own,
+        "one_task": header + shared + own,
+        "all_experts": small.expert_bits // 8,
+        "base": base,
+        "needs_base": small.call.method.needs_base,
+    }
