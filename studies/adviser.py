@@ -157,11 +157,7 @@ class Predictions:
 
 
 def set_row(
-    part: Sequence[str],
-    ranges: Mapping[str, Interval],
-    scales: Sequence[float],
-    scores: tuple[Score, Score],
-    seed: int,
+    part: Sequence[str], ranges: Mapping[str, Interval], scales: Sequence[float], scores: tuple[Score, Score], seed: int
 ) -> Row:
     """Return what each way of choosing λ on validation gives; test is looked at once for each.
 

@@ -28,17 +28,7 @@ from torch import Tensor
 
 from mergeflow.modalities.classification import Classification
 from studies.lab import Claim, Laboratory, Row, Section, Study, grid
-from studies.lab.analogies import (
-    ANALOGY,
-    NEAREST,
-    SINGLE,
-    SUM,
-    TRAINED,
-    less,
-    targets_figure,
-    ways_table,
-    with_nearest,
-)
+from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, less, targets_figure, ways_table, with_nearest
 from studies.lab.digits import ColouredWorld, Digits, Look, Pretrained, accuracy, open_digits, shown, ten_digits
 from studies.lab.inputs import Lazy
 from studies.lab.rows import select
@@ -147,13 +137,7 @@ class Experts:
 
 def target_rows(experts: Experts, target: str, a: str, b: str, c: str) -> Iterator[Row]:
     """Yield the rows of one target: signs of the other tasks' vectors with λ by validation, and what has no λ."""
-    sums = {
-        "A": {a: 1.0},
-        "B": {b: 1.0},
-        "C": {c: 1.0},
-        SUM: {a: 1.0, b: 1.0},
-        ANALOGY: {a: 1.0, b: 1.0, c: -1.0},
-    }
+    sums = {"A": {a: 1.0}, "B": {b: 1.0}, "C": {c: 1.0}, SUM: {a: 1.0, b: 1.0}, ANALOGY: {a: 1.0, b: 1.0, c: -1.0}}
     for way, signs in sums.items():
 
         def score(scale: float, split: str = "validation", signs: Mapping[str, float] = signs) -> float:

@@ -147,12 +147,7 @@ def measure(lab: Laboratory, options: Options) -> list[Row]:
 
 
 def folder_of(lab: Laboratory, name: str) -> Path:
-    """Return where a base and what is tuned from it lie, in the stage's scratch.
-
-    Args:
-        lab: the study's lab.
-        name: of the base.
-    """
+    """Return where a base and what is tuned from it lie, in the stage's scratch."""
     return lab.io.scratch / "bases" / name
 
 
@@ -258,13 +253,7 @@ def merged_in_rounds(bench: Bench, settings: FineTuneSettings, seed: int, report
 
 
 def class_means(bench: Bench, state: State, task: str) -> Tensor:
-    """Return the mean feature of each class on validation images, float64 [C, D], on the processor.
-
-    Args:
-        bench: the base and the tasks.
-        state: the weights.
-        task: whose images.
-    """
+    """Return the mean feature of each class on validation images, float64 [C, D], on the processor."""
     data = bench.validation[task]
     bench.model.load(state)
     with torch.inference_mode():
@@ -275,13 +264,7 @@ def class_means(bench: Bench, state: State, task: str) -> Tensor:
 
 
 def open_bench(lab: Laboratory, clip: ClipModel, folder: Path) -> Bench:
-    """Return a base with the training and validation examples, judged with its own heads.
-
-    Args:
-        lab: the study's lab.
-        clip: the base with its text tower.
-        folder: of this base, in the stage's scratch.
-    """
+    """Return a base with the training and validation examples, judged with its own heads."""
     model = image_model(clip)
     model.module.to(lab.device)
     base = {name: tensor.to("cpu", copy=True) for name, tensor in model.state().items()}
@@ -290,13 +273,7 @@ def open_bench(lab: Laboratory, clip: ClipModel, folder: Path) -> Bench:
 
 
 def opened(lab: Laboratory, clip: ClipModel, split: str) -> dict[str, Classification]:
-    """Return one split of every task with a head of this base: the same class names, the suite's templates.
-
-    Args:
-        lab: the study's lab.
-        clip: the base with its text tower.
-        split: train, validation or test.
-    """
+    """Return one split of every task with a head of this base: the same class names, the suite's templates."""
     found = {}
     for task in lab.tasks:
         there = load_base_head(lab.io, task, lab.device)
@@ -312,12 +289,6 @@ def choose_merges(
     lab: Laboratory, options: Options, bench: Bench, tuned: Mapping[str, State]
 ) -> dict[str, tuple[dict[str, Any], float]]:
     """Return for each method, and for CART at each ratio, the arguments that are best on validation and its accuracy.
-
-    Args:
-        lab: the study's inputs, which cannot read test.
-        options: the study's choices.
-        bench: the base and the tasks.
-        tuned: θ_t by task.
 
     Returns:
         `average`, `task_arithmetic`, `ties`, `tsv`, `iso_c`, `cart` (the best of all ratios) and `cart RATIO`.

@@ -184,13 +184,7 @@ def relative(rows: pd.DataFrame, ratio: float) -> Samples:
 
 
 def smallest(rows: pd.DataFrame, count: int, target: float) -> float | None:
-    """Return the smallest rank ratio of CART-Indexing that keeps the target on validation, mean over seeds.
-
-    Args:
-        rows: tidy.
-        count: how many tasks.
-        target: the share of individual accuracy that is to be kept.
-    """
+    """Return the smallest rank ratio of CART-Indexing that keeps the target on validation, mean over seeds."""
     means = of(rows, "cart", count, split="validation").groupby("rank_ratio").relative.mean()
     enough = means.index[means >= 100 * target]
     return float(min(enough)) if len(enough) else None

@@ -242,13 +242,7 @@ class Bench:
 
 
 def choose(sweep: Sweep, method: str, score: Callable[[MethodCall], Mapping[str, float]]) -> tuple[Scored, int]:
-    """Return the best candidate of a method on validation, and how many were tried.
-
-    Args:
-        sweep: what is tried.
-        method: a name of the catalog.
-        score: a candidate to its figures per task.
-    """
+    """Return the best candidate of a method on validation, and how many were tried."""
     if sweep.scale is None:
         found = list(score_all(method, whole_grid(method, sweep.args), score, mean))
         return max(found, key=lambda one: one.value), len(found)
@@ -261,24 +255,12 @@ def choose(sweep: Sweep, method: str, score: Callable[[MethodCall], Mapping[str,
 
 
 def trained_jointly(lab: Laboratory, run: str, seed: int) -> bool:
-    """Return whether a training run made one model for all tasks.
-
-    Args:
-        lab: the study's lab.
-        run: its name.
-        seed: of the run.
-    """
+    """Return whether a training run made one model for all tasks."""
     return (seed_folder(lab, run, seed) / "model").exists()
 
 
 def left_heads(lab: Laboratory, run: str, seed: int) -> Heads:
-    """Return the heads of a training run.
-
-    Args:
-        lab: the study's lab.
-        run: its name.
-        seed: of the run.
-    """
+    """Return the heads of a training run."""
     folder = seed_folder(lab, run, seed)
     if trained_jointly(lab, run, seed):
         return {task: read_state(head_file(folder / "model", lab.tasks, task)) for task in lab.tasks}
@@ -291,10 +273,6 @@ def seed_folder(lab: Laboratory, run: str, seed: int) -> Path:
 
 def probed_heads(lab: Laboratory, state: State) -> Heads:
     """Return heads that are fitted to the features that a model gives for the training examples.
-
-    Args:
-        lab: the study's inputs, with heads.
-        state: the model's weights.
 
     Raises:
         MergeflowError: the project's tasks have no trained heads.

@@ -184,7 +184,5 @@ STUDY = Study(
     measure=measure,
     claims=lambda options: claims_on_edits(options.scale, options.scales),
     tables={"Means over pairs or tasks": lambda rows: layer_table(rows, "equation", "scale", "layer")},
-    figures=lambda options: {
-        "edits": lambda rows: layers_figure(select(rows, scale=options.scale), "equation"),
-    },
+    figures=lambda options: {"edits": lambda rows: layers_figure(select(rows, scale=options.scale), "equation")},
 )

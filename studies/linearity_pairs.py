@@ -131,14 +131,7 @@ def own_statistics(done: Trained) -> dict[str, dict[str, Tensor]]:
 
 
 def simplex(done: Trained, layers: list[str], seed: int, about: Row) -> list[Row]:
-    """Return rows of m nets with weights of the simplex, on the tests of all of them.
-
-    Args:
-        done: the nets of one world and seed.
-        layers: to compare features at.
-        seed: of the random weights on the simplex.
-        about: what else is in every row.
-    """
+    """Return rows of m nets with weights of the simplex, on the tests of all of them."""
     names = list(done.tuned)
     drawn = np.random.default_rng(seed).dirichlet(np.ones(len(names)), size=5)
     weights = {f"uniform {m}": [1 / m] * m for m in range(2, len(names) + 1)}

@@ -74,13 +74,7 @@ class Halves:
         return self._front(combine([self.done.start, self.done.tuned[task]], [1 - scale, scale]), on)
 
     def accuracy(self, terms: Sequence[tuple[float, Tensor]], layer: str, on: str) -> float:
-        """Return the accuracy of the base's back half on Σ c f, in [0, 1].
-
-        Args:
-            terms: (c, f), features of a layer.
-            layer: the layer.
-            on: whose examples they are features of.
-        """
+        """Return the accuracy of the base's back half on Σ c f, in [0, 1]."""
         done = self.done
         return float(stitch(done.model, done.tests[on], done.start, layer, terms, batch_size=BATCH).mean())
 

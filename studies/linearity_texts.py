@@ -146,12 +146,6 @@ class Answers:
 def draw_answers(world: TextWorld, task: str, count: int, seed: int) -> Answers:
     """Return rows of a task; the same seed gives all tasks the same questions.
 
-    Args:
-        world: symbols and lengths.
-        task: a name of EDITS.
-        count: how many rows.
-        seed: of the symbols and lengths.
-
     Example:
         >>> drawn = draw_answers(TextWorld(train=32, test=32, tasks=["repeated", "reversed", "sorted"],
         ...     pretrain=CosineSteps(learning_rate=1e-3, steps=1), tune=CosineSteps(learning_rate=1e-3, steps=1)),
@@ -195,12 +189,7 @@ def new_model(world: TextWorld, seed: int) -> Network:
 
 
 def train_texts(world: TextWorld, seed: int) -> TunedModels:
-    """Pre-train on the first task and tune on each of the others.
-
-    Args:
-        world: model, tasks and settings.
-        seed: of weights, rows and order.
-    """
+    """Pre-train on the first task and tune on each of the others."""
     first, *others = world.tasks
     model = new_model(world, seed)
     start = trained(
@@ -233,11 +222,6 @@ class Checkpoints(Section):
 
 def open_checkpoints(asked: Checkpoints, root: Path, count: int) -> TunedModels:
     """Return the models and the first texts of each task.
-
-    Args:
-        asked: where they are.
-        root: the folder that relative paths begin at.
-        count: texts of each task.
 
     Raises:
         MergeflowError: a file is not there or does not fit, an expert is of another base, or there are too few texts.
@@ -378,12 +362,7 @@ def distance_in_places(base: Mapping[str, Tensor], expert: Mapping[str, Tensor],
 
 @torch.no_grad()
 def feature_rows(done: TunedModels, seed: int) -> list[Row]:
-    """Return how much a block's features of a text depend on what else is in the batch, of the start.
-
-    Args:
-        done: models tuned from one start.
-        seed: in every row.
-    """
+    """Return how much a block's features of a text depend on what else is in the batch, of the start."""
     model, layers = done.model, find_layers(done.model.module)
     rows = []
     with borrowed(model):
@@ -495,6 +474,6 @@ STUDY = Study(
         "Features of a text among others against those of the text alone, 10⁶ × the largest difference": features_table,
     },
     figures=lambda options: {
-        "edits": lambda rows: layers_figure(select(rows, part="edits", scale=options.scale), "equation"),
+        "edits": lambda rows: layers_figure(select(rows, part="edits", scale=options.scale), "equation")
     },
 )

@@ -261,12 +261,7 @@ class Workshop:
         return [title for title in BOOKS if title != FORGOTTEN]
 
     def _tuned(
-        self,
-        name: str,
-        titles: Sequence[str],
-        epochs: int,
-        model: Model | None = None,
-        rate: float | None = None,
+        self, name: str, titles: Sequence[str], epochs: int, model: Model | None = None, rate: float | None = None
     ) -> State:
         options, model = self.corpus.options, model or self.model()
         settings = FineTuneSettings.model_validate(

@@ -285,10 +285,6 @@ def show_list(studies: dict[str, "Study"], console: Console) -> None:
 def check_rows_file(path: Path, studies: Sequence["Study"]) -> None:
     """Refuse a file that `--rows` cannot write.
 
-    Args:
-        path: the file.
-        studies: whose rows are asked for.
-
     Raises:
         MergeflowError: none or several studies, an unknown ending, a file that exists, a folder that does not or where
             nothing may be written.
@@ -309,11 +305,6 @@ def write_rows(study: "Study", home: Path, path: Path) -> None:
     """Write the raw rows of a study's last run here, or else of its record, one per seed, task and setting.
 
     In a .csv a list is a cell of JSON.
-
-    Args:
-        study: whose rows.
-        home: the folder that may have its record.
-        path: a new file, .csv or .parquet.
 
     Raises:
         MergeflowError: there is neither.

@@ -44,15 +44,7 @@ def ways_table(attributes: str, ways: Sequence[str], rows: pd.DataFrame, digits:
 
 
 def targets_figure(measured: str, rows: pd.DataFrame, *, height: float, wrap: int, sharey: bool) -> Figure:
-    """Draw a panel for each pair of attributes: the figure of each target by the ways that compete.
-
-    Args:
-        measured: what the figure is, with its unit.
-        rows: of all ways, with the nearest expert.
-        height: of a row of panels, in inches.
-        wrap: letters of a line under a target's mark.
-        sharey: whether the panels have one scale.
-    """
+    """Draw a panel for each pair of attributes: the figure of each target by the ways that compete."""
     names = list(rows.attributes.dropna().unique())
     figure, axes = panels(len(names), 2, height, sharey=sharey)
     for panel, name in zip(axes, names, strict=True):

@@ -68,11 +68,6 @@ def clip_of_digits(chosen: ClipBase, size: int, groups: Sequence[Sequence[int]])
 
     w_g = n(1/|g| Σ_{d∈g} n(text(d)))
 
-    Args:
-        chosen: which CLIP, and whether its head is trained.
-        size: pixels a side of the pictures.
-        groups: the digits that each logit stands for.
-
     Raises:
         MergeflowError: no such CLIP, or pictures of another size than it takes.
     """
@@ -152,10 +147,6 @@ class Digits(NamedTuple):
 def open_digits(world: ColouredWorld, root: Path) -> dict[str, Digits]:
     """Return the splits of a world's source, each digit drawn once for all colours.
 
-    Args:
-        world: whose source is read.
-        root: the project folder.
-
     Raises:
         MergeflowError: as the sources do; classes that are not digits.
     """
@@ -201,24 +192,12 @@ def _task(name: str, images: np.ndarray, labels: np.ndarray) -> Classification:
 
 
 def small_transformer(world: ColouredWorld, classes: int, seed: int) -> Network:
-    """Return torchvision's vision transformer in the world's size, with weights drawn by a seed.
-
-    Args:
-        world: its sizes.
-        classes: number of logits.
-        seed: of the weights.
-    """
+    """Return torchvision's vision transformer in the world's size, with weights drawn by a seed."""
     from torchvision.models import VisionTransformer
 
     with own_generator(seed):
         net = VisionTransformer(
-            world.size,
-            world.patch,
-            world.depth,
-            world.heads,
-            world.width,
-            world.mlp * world.width,
-            num_classes=classes,
+            world.size, world.patch, world.depth, world.heads, world.width, world.mlp * world.width, num_classes=classes
         )
         nn.init.normal_(net.heads[-1].weight, std=0.02)  # torchvision's zeros would hide the seed
     return Network(net.eval())
@@ -243,13 +222,7 @@ def from_clip(net: Network) -> Pretrained:
 
 
 def pretrained(world: ColouredWorld, digits: Mapping[str, Digits], seed: int) -> Pretrained:
-    """Return a transformer that has learnt to tell the ten digits in white, with a fresh head of two logits; or a CLIP.
-
-    Args:
-        world: its sizes and settings.
-        digits: the splits.
-        seed: of weights and order.
-    """
+    """Return a transformer that tells the ten digits in white, with a fresh head of two logits; or a CLIP."""
     if world.clip is not None:
         return from_clip(clip_of_digits(world.clip, world.size, [range(0, 10, 2), range(1, 10, 2)]))
     white = np.repeat(digits["train"].grey[..., None], 3, axis=3)
@@ -341,27 +314,14 @@ class Look:
 
 
 def shown(digits: Digits, look: Look, name: str, chosen: Collection[int] = TEN) -> Classification:
-    """Return a task of ten classes, of which it has the chosen ones.
-
-    Args:
-        digits: in black and white.
-        look: how they are shown.
-        name: of the task.
-        chosen: digits of the task.
-    """
+    """Return a task of ten classes, of which it has the chosen ones."""
     rows = np.isin(digits.digit, list(chosen))
     images, labels = look.show(digits.grey[rows]), digits.digit[rows]
     return Classification(name, torch.from_numpy(images), torch.from_numpy(labels), encode=on_pixels)
 
 
 def ten_digits(world: ColouredWorld, digits: Mapping[str, Digits], seed: int) -> Pretrained:
-    """Return a small transformer that has learnt to tell the ten digits, white on black and upright; or a CLIP.
-
-    Args:
-        world: its sizes and settings.
-        digits: the splits.
-        seed: of weights and order.
-    """
+    """Return a small transformer that has learnt to tell the ten digits, white on black and upright; or a CLIP."""
     if world.clip is not None:
         return from_clip(clip_of_digits(world.clip, world.size, [(digit,) for digit in TEN]))
     net = small_transformer(world, 10, seed)

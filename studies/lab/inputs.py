@@ -358,11 +358,7 @@ class Laboratory:
         return part
 
     def with_heads(self, heads: Heads) -> "Laboratory":
-        """Return the same with these heads, of tasks whose heads are trained beside the model.
-
-        Args:
-            heads: of every task.
-        """
+        """Return the same with these heads, of tasks whose heads are trained beside the model."""
         assert self.model  # made before the copy, so that both have the same
         part = copy(self)
         part.heads, part._examples, part._judged = heads, {}, {}

@@ -164,13 +164,7 @@ def on_grey(module: nn.Module, images: Tensor) -> Tensor:
 
 
 def new_net(world: World, tasks: Mapping[str, NetTask], seed: int) -> Network:
-    """Return the world's net with weights drawn by a seed; it has a logit for each label of any task.
-
-    Args:
-        world: its architecture and its sizes.
-        tasks: all tasks the net will see.
-        seed: of the weights.
-    """
+    """Return the world's net with weights drawn by a seed; it has a logit for each label of any task."""
     classes = 1 + max(int(task.train.labels.max()) for task in tasks.values())
     if world.architecture == "mlp":
         return Network(mlp([world.size**2, *world.hidden, classes], seed).eval())

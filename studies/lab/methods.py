@@ -249,15 +249,7 @@ def learn_on(
 def measure_file(
     lab: Laboratory, experts: Mapping[str, State], name: str, args: dict[str, Any], splits: Sequence[str]
 ) -> tuple[dict[str, Accuracy], Row]:
-    """Write one file with all tasks, read each back out of it, and return accuracies by split, and bytes.
-
-    Args:
-        lab: the study's inputs.
-        experts: their weights by task.
-        name: a compressor.
-        args: its arguments.
-        splits: on which each task's model is judged.
-    """
+    """Write one file with all tasks, read each back out of it, and return accuracies by split, and bytes."""
     small = compress(configure_compressor(name, args), lab.base, experts)
     accuracy: dict[str, Accuracy] = {split: {} for split in splits}
     with TemporaryDirectory(dir=lab.io.scratch) as folder:

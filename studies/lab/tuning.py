@@ -112,10 +112,6 @@ def combined(start: State, vectors: Mapping[str, State], scales: Mapping[str, fl
 def best_scale(scales: Sequence[float], score: Callable[[float], float]) -> float:
     """Return the λ with the largest score; of several that are alike the middle one, the lower of two.
 
-    Args:
-        scales: those to try.
-        score: of one.
-
     Example:
         >>> best_scale([0.1, 0.2, 0.3, 0.4], lambda scale: min(scale, 0.2))
         0.3

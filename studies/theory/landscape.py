@@ -390,9 +390,6 @@ class Projection:
     def project(self, others: Mapping[str, State]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
         """Return where further models lie: their coordinates, and how far off the plane they are.
 
-        Args:
-            others: state dicts of the points' names and shapes, by name.
-
         Returns:
             By name ⟨θ − θ̄, c_j⟩, float64 [k]; and by name the distance from θ to its place on the plane, which the
             picture does not show.

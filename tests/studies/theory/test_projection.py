@@ -9,13 +9,7 @@ from sklearn.decomposition import PCA
 
 from mergeflow.errors import MergeflowError
 from studies.theory import landscape
-from studies.theory.landscape import (
-    centred_gram,
-    cosines_from,
-    distances,
-    principal_components,
-    principal_coordinates,
-)
+from studies.theory.landscape import centred_gram, cosines_from, distances, principal_components, principal_coordinates
 
 SHAPES = {"conv": (3, 2, 2), "scalar": (), "none": (0, 4), "matrix": (5, 3)}
 State = dict[str, torch.Tensor]
