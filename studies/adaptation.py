@@ -56,12 +56,11 @@ from studies.lab.methods import (
     choose_rate,
     learn_on,
 )
-from studies.lab.plots import curves
+from studies.lab.plots import curves, dots
 from studies.lab.rows import samples, select
 from studies.theory.peak_memory import peak_tensor_bytes
-from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, new_figure, panels, plain, series_style
-from tasks.plotting.intervals import curve
-from tasks.plotting.palette import INK, MUTED, SURFACE
+from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, new_figure
+from tasks.plotting.palette import INK, SURFACE
 
 RUN = "experts"
 SCALES = grid(0.05, 1.0, 0.05)  # of task arithmetic
@@ -425,22 +424,13 @@ TABLES = {
 
 def accuracy_figure(rows: pd.DataFrame) -> Figure:
     """Draw the accuracy of every variant beside its static start."""
-    figure, axes = panels(len(NAMES), 2, 3.7, sharey=True)
-    for index, (panel, (on, name)) in enumerate(zip(axes, NAMES.items(), strict=True)):
-        dress(panel, name, "", "mean test accuracy, %" if index == 0 else "")
-        start = static(rows, on)
-        panel.axhline(start.mean(), color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
-        curve(panel, {0: list(start)}, "static start", 0, linestyle="")
-        for number, images in enumerate(IMAGES, start=1):
-            points = {
-                place + 0.16 * (2 * number - 3): list(adapted(rows, on, how, images))
-                for place, how in enumerate(GRANULARITIES, start=1)
-            }
-            curve(panel, points, f"adapted on {images} images", number, linestyle="")
-        panel.set_xticks(range(len(GRANULARITIES) + 1), labels=["static", *(f"per {how}" for how in GRANULARITIES)])
-        panel.margins(x=0.15)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    return dots(
+        select(rows, part="merges", on=list(NAMES)),
+        {"static": {"granularity": "static"}, **{f"per {how}": {"granularity": how} for how in GRANULARITIES}},
+        {"static start": {"images": ""}, **{f"adapted on {images} images": {"images": images} for images in IMAGES}},
+        panel="on", labels=NAMES, y_label="mean test accuracy, %", sharey=True,
+        level=lambda own: samples(own, granularity="static").mean(),
+    )  # fmt: skip
 
 
 def coefficient_figure(rows: pd.DataFrame) -> Figure:
@@ -479,15 +469,9 @@ def short(name: str) -> str:
 
 def course_figure(rows: pd.DataFrame) -> Figure:
     """Draw test accuracy over the steps, a line per variant of the first seed."""
-    figure, axes = panels(len(NAMES), 2, 3.4, sharex=True, sharey=True)
-    for panel, (on, name) in zip(axes, NAMES.items(), strict=True):
-        dress(panel, f"{name}: test accuracy", "steps", "mean, %" if panel is axes[0] else "")
-        for number, (how, images) in enumerate(product(GRANULARITIES, IMAGES)):
-            own = select(rows, part="course", on=on, granularity=how, images=images)
-            style = series_style(number) | {"linestyle": "-" if images == "test" else ":"}
-            panel.plot(own.step, own.accuracy, label=plain(f"per {how}, {images} images"), **style)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    own = select(rows, part="course")
+    variants = own.assign(variant="per " + own.granularity + ", " + own.images + " images")
+    return curves(variants, "step", "variant", panel="on", labels=NAMES, x_label="steps", y_label="test accuracy, %")
 
 
 def memory_figure(rows: pd.DataFrame) -> Figure:

@@ -40,10 +40,10 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import combinations, permutations
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
@@ -73,10 +73,9 @@ from studies.lab.digits import (
     tuned,
 )
 from studies.lab.inputs import Lazy, State, regime_of
-from studies.lab.plots import side_by_side
+from studies.lab.plots import scatter, side_by_side
 from studies.lab.rows import rank_correlation, samples, select
 from studies.lab.tuning import best_scale, combined, task_vector
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
 from tasks.plotting.palette import INK
 
 GRID, SUITE_GRID = grid(0.1, 2.0, 0.1), [*grid(0.05, 0.5, 0.05), *grid(0.6, 1.5, 0.1)]
@@ -483,33 +482,25 @@ def edit_table(by: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 def scales_figure(by: str, largest: float, rows: pd.DataFrame) -> Figure:
     """Draw the best λ of the grid over the middle of each predicted range, a point for each set."""
-    figure, axes = panels(2, 2, 3.6, sharey=True)
-    for panel, (way, name) in zip(axes, RANGES.items(), strict=True):
-        first = panel is axes[0]
-        dress(panel, name, "middle of the predicted range", "best λ of the grid" if first else "", "both")
-        own = sets(rows).assign(x=lambda found, way=way: (found[f"low_{way}"] * found[f"high_{way}"]) ** 0.5)
-        points(panel, own, "x", "scale_grid", by, first)
+    own = sets(rows)
+    middles = own.assign(**{way: (own[f"low_{way}"] * own[f"high_{way}"]) ** 0.5 for way in RANGES})
+    labels = {way: f"middle of {name}" for way, name in RANGES.items()}
+    figure = points(middles, labels, "scale_grid", by, y_label="best λ of the grid", height=3.6)
+    for panel in figure.axes:
         panel.axline((0, 0), slope=1, color=INK, linewidth=0.8)
         panel.set(xlim=(0, 3.2), ylim=(0, largest))
-    legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
 
 
 def costs_figure(by: str, rows: pd.DataFrame) -> Figure:
     """Draw what a task loses when another is unlearned, over each prediction."""
-    figure, axes = panels(len(PREDICTIONS), 2, 3.0, sharey=True)
-    for index, (panel, (key, name)) in enumerate(zip(axes, PREDICTIONS.items(), strict=True)):
-        dress(panel, "", name, "points lost" if index % 2 == 0 else "", "both")
-        points(panel, edits(rows), key, "loss", by, index == 0)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    return points(edits(rows), PREDICTIONS, "loss", by, y_label="points lost")
 
 
-def points(panel: Axes, own: pd.DataFrame, x: str, y: str, by: str, labelled: bool) -> None:
+def points(own: pd.DataFrame, x: Mapping[str, str], y: str, by: str, **how: Any) -> Figure:
     units = {"steps": "{} steps", "size": "{} tasks", "run": "{}"}
-    for number, (name, part) in enumerate(own.groupby(by)):
-        style = {**series_style(number), "linestyle": "", "markersize": 3, "alpha": 0.5}
-        panel.plot(part[x], part[y], label=units[by].format(name) if labelled else "_again", **style)
+    labels = {name: units[by].format(name) for name in own[by].unique()}
+    return scatter(own.sort_values(by, kind="stable"), x, y, by, labels=labels, **how)
 
 
 SUITES = Study(

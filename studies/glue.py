@@ -29,7 +29,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from pydantic import Field, field_validator
@@ -38,7 +37,7 @@ from torch import Tensor
 from mergeflow import layout
 from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.averages import mean, mean_interval
+from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import MethodCall
 from mergeflow.search.candidates import Scored, best_on_line, grid_of, line, score_all
@@ -60,10 +59,10 @@ from studies.lab.methods import (
     measure_file,
     ranges_of,
 )
+from studies.lab.plots import ranked_dots
 from studies.lab.rows import samples, select, shares
 from studies.lab.study import Tables
 from tasks.models import modality_of
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure, plain, series_style
 from tasks.training import head_file
 
 EXPERTS = "experts"
@@ -477,22 +476,13 @@ def tables(options: Options) -> Tables:
 
 
 def heads_figure(options: Options, rows: pd.DataFrame) -> Figure:
-    """Draw a line of dots for each model: its mean figure with the experts' heads, and with heads fitted to it."""
-    names = names_of(rows, options)
-    figure = new_figure(0.75 * FULL_WIDTH, 1.4 + 0.3 * len(names))
-    panel = figure.subplots()
-    dress(panel, "Mean over eight tasks", "test figure, %", grid="x")
-    places = {model: -place for place, model in enumerate(names)}
-    for number, (heads, label) in enumerate({"fixed": "heads fixed", "probed": "heads probed"}.items()):
-        found = {model: own for model in names if len(own := means(rows, model, heads))}
-        pairs = [mean_interval(list(own)) for own in found.values()]
-        bars = [half if np.isfinite(half) else 0.0 for _, half in pairs]
-        style = {**series_style(number), "linestyle": ""}
-        heights = [places[model] for model in found]
-        panel.errorbar([centre for centre, _ in pairs], heights, xerr=bars, label=label, capsize=2.5, **style)
-    panel.set_yticks(list(places.values()), labels=[plain(name) for name in names.values()])
-    legend(figure, 7.0, loc="outside lower center")
-    return figure
+    """Draw each model's mean figure with the experts' heads, and with heads fitted to it."""
+    heads = {"fixed": "heads fixed", "probed": "heads probed"}
+    figures = {
+        name: {label: own for kind, label in heads.items() if len(own := means(rows, model, kind))}
+        for model, name in names_of(rows, options).items()
+    }
+    return ranked_dots(figures, "Mean over eight tasks", "test figure, %")
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:

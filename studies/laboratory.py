@@ -39,6 +39,7 @@ from mergeflow.errors import MergeflowError
 from studies.lab import Claim, Laboratory, Row, Study, curves, select, table
 from studies.lab.claims import all_hold, with_interval, within
 from studies.lab.inputs import grid
+from studies.lab.plots import scatter
 from studies.theory.coefficients import closed_form, out_of_domain, predicted_outputs
 from studies.theory.laboratory import (
     PatternTask,
@@ -859,13 +860,10 @@ def convergence_figure(rows: pd.DataFrame) -> Figure:
 
 def target_figure(rows: pd.DataFrame, c: float, solved: float) -> Figure:
     """Draw every drawn λ by its two sums, and whether the task was solved, with the corner that Equation 7 asks for."""
-    figure, (panel,) = panels(1, 1, 4.6)
-    dress(panel, "Tasks that nobody trained", "Σ λγ", "Σ λγ²", grid="both")
-    for number, (success, own) in enumerate(drawn(rows, solved).sort_values("success").groupby("success", sort=False)):
-        style = {**series_style(number), "linestyle": "", "markersize": 3, "alpha": 0.6}
-        panel.plot(own.first_sum, own.second_sum, label="solved" if success else "not solved", **style)
-    _corner(panel, 1 + c)
-    legend(figure, 4.6, loc="outside lower center")
+    own, labels = drawn(rows, solved).sort_values("success"), {True: "solved", False: "not solved"}
+    sums = {"first_sum": "Σ λγ"}
+    figure = scatter(own, sums, "second_sum", "success", y_label="Σ λγ²", labels=labels, height=4.6)
+    _corner(figure.axes[0], 1 + c)
     return figure
 
 

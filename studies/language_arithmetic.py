@@ -50,7 +50,7 @@ from torch import Tensor
 from mergeflow.data.arrays import SPLITS
 from mergeflow.data.task import Example
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.averages import mean, mean_interval
+from mergeflow.evaluation.averages import mean
 from mergeflow.merging import MethodCall
 from mergeflow.merging.direction import CandidateMerger
 from mergeflow.modalities.causal.model import LanguageModel, load_model
@@ -63,13 +63,12 @@ from mergeflow.search.candidates import grid, grid_of, score_all
 from studies.lab import Claim, Laboratory, Row, Section, Study, table
 from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, less, targets_figure, ways_table, with_nearest
 from studies.lab.claims import Samples
-from studies.lab.plots import side_by_side
+from studies.lab.plots import ranked_dots, side_by_side
 from studies.lab.rows import samples, select
 from studies.lab.tuning import CosineSteps, best_scale, combined, drawn_weights, task_vector, trained
 from suites.books import words
 from suites.books.author import SENTENCES, Fact, Style, draw_cast
 from suites.sentences.dice import Dice
-from tasks.plotting.drawing import FULL_WIDTH, dress, new_figure, plain, series_style
 
 PLAIN = ("average", "task_arithmetic")  # methods that treat no interference
 
@@ -587,15 +586,9 @@ def domains_figure(rows: pd.DataFrame) -> Figure:
     """Draw the mean over domains of every model."""
     own = rows[rows.model.notna() & ~rows.model.isin([BEST, TREATING])]
     means = own.groupby(["model", "seed"]).test.mean().unstack()
-    means = means.loc[means.mean(axis=1).sort_values().index]
-    figure = new_figure(0.75 * FULL_WIDTH, 1.2 + 0.24 * len(means))
-    panel = figure.subplots()
-    dress(panel, "Mean over three domains", "log-likelihood per token, nats", grid="x")
-    centres, halves = zip(*(mean_interval(list(values.dropna())) for _, values in means.iterrows()), strict=True)
-    bars = [half if np.isfinite(half) else 0.0 for half in halves]
-    panel.errorbar(centres, range(len(means)), xerr=bars, capsize=2.5, **{**series_style(0), "linestyle": ""})
-    panel.set_yticks(range(len(means)), labels=[plain(model.replace("_", " ")) for model in means.index])
-    return figure
+    ordered = means.loc[means.mean(axis=1).sort_values(ascending=False).index]
+    values = {model.replace("_", " "): {"": values.dropna()} for model, values in ordered.iterrows()}
+    return ranked_dots(values, "Mean over three domains", "log-likelihood per token, nats")
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:

@@ -41,8 +41,8 @@ from studies.lab.linearity import (
     open_world,
     rows_of,
 )
+from studies.lab.plots import scatter
 from studies.lab.tuning import drawn_weights, trained
-from tasks.plotting.drawing import dress, panels, series_style
 from tasks.plotting.palette import INK
 
 
@@ -145,15 +145,12 @@ def triple_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def triples_figure(rows: pd.DataFrame) -> Figure:
-    """Draw the first seed's triples on the line y = x."""
+    """Draw the first seed's triples and the line y = x."""
     own = triples(rows)
-    own = own[own.seed == own.seed.min()]
-    figure, (panel,) = panels(1, 1, 4.6)
+    own = own[own.seed == own.seed.min()].assign(nets="every three nets, first seed")
     weights, logits = "accuracy of averaged weights, %", "accuracy of averaged logits, %"
-    dress(panel, "All triples, one seed", weights, logits, grid="both")
-    panel.plot(own.weights, own.logits, **series_style(0) | {"linestyle": "", "markersize": 3})
-    ends = [own[["weights", "logits"]].min().min(), own[["weights", "logits"]].max().max()]
-    panel.plot(ends, ends, color=INK, linewidth=0.8, linestyle="--")
+    figure = scatter(own, {"weights": weights}, "logits", "nets", y_label=logits, height=4.6)
+    figure.axes[0].axline((own.logits.mean(), own.logits.mean()), slope=1, color=INK, linewidth=0.8, linestyle="--")
     return figure
 
 

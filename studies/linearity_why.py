@@ -35,10 +35,10 @@ from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
 from studies.lab.claims import with_interval
 from studies.lab.inputs import Lazy
 from studies.lab.linearity import NetTask, Tasks, World, new_net, open_world
+from studies.lab.plots import scatter
 from studies.lab.rows import Samples
 from studies.lab.tuning import drawn_weights, trained
 from studies.theory.linearity import hessian_product, top_eigenvalue
-from tasks.plotting.drawing import dress, panels, series_style
 
 PREDICTORS = {
     "product": "⅛ λ_max ‖θ_i − θ_j‖²",
@@ -192,14 +192,10 @@ def stage_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def regression_figure(rows: pd.DataFrame) -> Figure:
     """Draw δ over each predictor, one colour a regime."""
-    figure, axes = panels(len(PREDICTORS), 2, 3.4)
-    for panel, (key, text) in zip(axes, PREDICTORS.items(), strict=True):
-        dress(panel, text, text, "δ, nat", grid="both")
-        for number, (regime, own) in enumerate(rows.groupby("regime", sort=False)):
-            style = series_style(number) | {"linestyle": "", "markersize": 3}
-            panel.plot(own[key].clip(lower=1e-9), own.delta.clip(lower=1e-9), label=regime, **style)
+    shown = [*PREDICTORS, "delta"]
+    figure = scatter(rows.assign(**rows[shown].clip(lower=1e-9)), PREDICTORS, "delta", "regime", y_label="δ, nat")
+    for panel in figure.axes:
         panel.set(xscale="log", yscale="log")
-    axes[0].legend(frameon=False)
     return figure
 
 

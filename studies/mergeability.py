@@ -57,11 +57,10 @@ from mergeflow.training.linearised import LinearisedModule
 from studies.lab import Claim, Laboratory, Row, Section, Study, curves
 from studies.lab.claims import Samples, with_interval
 from studies.lab.inputs import State, regime_of
-from studies.lab.plots import side_by_side
+from studies.lab.plots import scatter, side_by_side
 from studies.lab.rows import per_seed, rank_correlation, select, steps
 from studies.lab.tuning import task_vector
 from tasks.models import load_model, modality_of
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
 
 # Linearised experts judged as what they are: the base's first-order Taylor expansion, with its features
 
@@ -434,16 +433,10 @@ def suite_pair_table(options: SuiteOptions, rows: pd.DataFrame) -> pd.DataFrame:
 
 def predictions_figure(runs: Mapping[str, str], rows: pd.DataFrame) -> Figure:
     """Draw the loss of merging over each prediction, a point for each pair and seed, a colour for each way."""
-    figure, axes = panels(4, 2, 3.0, sharey=True)
-    for index, (panel, name) in enumerate(zip(axes, (LAST, *OF_WEIGHTS), strict=True)):
-        label = f"{name}, negated" if name == COSINE else name
-        dress(panel, "", label, "loss of merging, points" if index % 2 == 0 else "")
-        for number, (run, way) in enumerate(runs.items()):
-            own = select(predicted(rows), run=run)
-            style = series_style(number) | {"linestyle": "", "markersize": 3.5, "markeredgewidth": 0.3}
-            panel.plot(own[name], own.loss, label=way if index == 0 else "_hidden", **style)
-    axes[0].set_xscale("log")
-    legend(figure, FULL_WIDTH, loc="outside lower center")
+    own, names = select(predicted(rows), run=list(runs)), (LAST, *OF_WEIGHTS)
+    labels = {name: f"{name}, negated" if name == COSINE else name for name in names}
+    figure = scatter(own, labels, "loss", "run", y_label="loss of merging, points", labels=runs)
+    figure.axes[0].set_xscale("log")
     return figure
 
 

@@ -38,12 +38,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
-from textwrap import fill
 from typing import Any
 
 import pandas as pd
 import torch
-from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
@@ -59,6 +57,7 @@ from mergeflow.modality import Network, State
 from studies.lab import Claim, Laboratory, Row, Section, Study, table
 from studies.lab.analogies import ANALOGY, SUM
 from studies.lab.claims import Samples
+from studies.lab.plots import dots
 from studies.lab.rows import samples, select
 from studies.lab.tuning import CosineSteps, best_scale, combined, drawn_weights, task_vector, trained_together
 from suites.sentences.dice import Dice
@@ -66,8 +65,6 @@ from suites.sentences.reviews import ASPECTS, BAD, DEGREES, GOOD, SUBJECTS, sent
 from suites.sentences.suite import COUNTS, SentenceTask
 from suites.sentences.suite import TASKS as SUITE
 from suites.sentences.words import ACTIONS, PEOPLE, PLACES, THINGS, TIMES
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure
-from tasks.plotting.intervals import curve
 
 # The texts of the four tasks
 
@@ -542,45 +539,31 @@ def part_table(part: str, keys: list[str], rows: pd.DataFrame) -> pd.DataFrame:
     return whole.join(table(own, keys, value="test").rename(columns={"test": "mean"})) if several else whole
 
 
-def places_figure(
-    title: str, places: Mapping[str, dict[str, Any]], ways: Mapping[str, dict[str, Any]], rows: pd.DataFrame
-) -> Figure:
-    """Draw one panel: at each place every way, side by side."""
-    figure = new_figure(FULL_WIDTH, 3.4)
-    panel = figure.subplots()
-    dress(panel, title, "", "accuracy or correlation, %")
-    for number, (label, way) in enumerate(ways.items()):
-        beside = (number - (len(ways) - 1) / 2) * 0.7 / len(ways)
-        values = {at + beside: list(figure_of(rows, **place, **way)) for at, place in enumerate(places.values())}
-        curve(panel, values, label, number, linestyle="")
-    panel.set_xticks(range(len(places)), labels=[fill(label, 18) for label in places])
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
-
-
 HEADS_OF = {BASE: FITTED} | dict.fromkeys((*ALONE.values(), AVERAGE, ADDED, JOINT), TRAINED_HEADS)
+HEADS = ((BASE, FITTED), (JOINT, TRAINED_HEADS))
+draw = partial(dots, value="test", y_label="accuracy or correlation, %")
 FIGURES = {
-    "addition": partial(
-        places_figure,
-        "Two tasks by one encoder",
-        {named(task): {"part": ADDITION, "task": named(task)} for task in PAIR},
+    "addition": lambda rows: draw(
+        select(rows, part=ADDITION),
+        "task",
         {way: {"way": way, "heads": heads} for way, heads in HEADS_OF.items()},
+        title="Two tasks by one encoder",
     ),
-    "negation": partial(
-        places_figure,
-        "Acceptability taken away",
+    "negation": lambda rows: draw(
+        select(rows, part=NEGATION),
         {
-            f"{start}: {named(task)}": {"part": NEGATION, "start": start, "task": named(task), "heads": heads}
-            for start, heads in ((BASE, FITTED), (JOINT, TRAINED_HEADS))
+            f"{start}: {named(task)}": {"start": start, "task": named(task), "heads": heads}
+            for start, heads in HEADS
             for task in PAIR
         },
         {way: {"way": way} for way in (BEFORE, AFTER, RANDOM)},
+        title="Acceptability taken away",
     ),
-    "analogy": partial(
-        places_figure,
-        "A task that nobody trained",
-        {named(TARGET): {"part": ANALOGIES}},
+    "analogy": lambda rows: draw(
+        select(rows, part=ANALOGIES),
+        "task",
         {way: {"way": way} for way in (BASE, "A", SUM, ANALOGY, UNLABELLED)},
+        title="A task that nobody trained",
     ),
 }
 STUDY = Study(

@@ -58,15 +58,13 @@ from mergeflow.training.lora import LoraModel
 from mergeflow.training.settings import FineTuneSettings, LoraSettings
 from studies.lab import Claim, Laboratory, Row, Section, Study
 from studies.lab.claims import Samples
-from studies.lab.plots import by_seed, side_by_side
+from studies.lab.plots import curves, side_by_side
 from studies.lab.rows import samples, select
 from studies.lab.tuning import task_vector
 from suites.books.author import Fact
 from suites.books.book import find_book
 from suites.books.probes import questions, verbatim
 from suites.books.suite import GENERAL, documents
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
-from tasks.plotting.intervals import curve
 
 FORGOTTEN, ALIGNED, LESS_ALIGNED = "harbour", "lighthouse", "orchard"
 BOOKS = (FORGOTTEN, ALIGNED, LESS_ALIGNED)
@@ -556,14 +554,8 @@ def tables(options: Options) -> dict[str, Callable[[pd.DataFrame], pd.DataFrame]
 
 def perplexity_figure(scales: list[float], rows: pd.DataFrame) -> Figure:
     """Draw the log-perplexity of each text over λ, for each kind of task vector."""
-    figure, axes = panels(len(WAYS), len(WAYS), 3.4)
-    for panel, (way, trained) in zip(axes, WAYS.items(), strict=True):
-        dress(panel, trained.capitalize(), "λ", "log-perplexity, nats", grid="both")
-        for number, book in enumerate((*BOOKS, GENERAL)):
-            own = select(rows, way=way, book=book, scale=scales)
-            curve(panel, by_seed(own, "scale", "test"), book if panel is axes[0] else "_again", number)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    own = select(rows, way=list(WAYS), scale=scales)
+    return curves(own, "scale", "book", "test", "way", labels=WAYS, x_label="λ", y_label="log-perplexity, nats")
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:

@@ -1,21 +1,18 @@
 """What the studies of analogies ask of their rows: Δ_A + (Δ_B − Δ_C) beside the other ways to reach a target."""
 
 from collections.abc import Iterable, Sequence
-from textwrap import fill
+from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from studies.lab.claims import Samples
-from studies.lab.plots import by_seed, table
+from studies.lab.plots import dots, table
 from studies.lab.rows import Row, samples, select
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
-from tasks.plotting.intervals import curve
 
 ANALOGY, SUM, TRAINED, NEAREST = "A + B − C", "A + B", "trained on it", "nearest expert"
 SINGLE = ("A", "B", "C")
 SHOWN = ("base", NEAREST, SUM, ANALOGY, TRAINED)
-BESIDE = 0.13  # between the marks of a target
 
 
 def with_nearest(rows: Iterable[Row]) -> list[Row]:
@@ -43,18 +40,7 @@ def ways_table(attributes: str, ways: Sequence[str], rows: pd.DataFrame, digits:
     return scales.to_frame().join(wide).reindex([way for way in ways if way in wide.index])
 
 
-def targets_figure(measured: str, rows: pd.DataFrame, *, height: float, wrap: int, sharey: bool) -> Figure:
-    """Draw a panel for each pair of attributes: the figure of each target by the ways that compete."""
-    names = list(rows.attributes.dropna().unique())
-    figure, axes = panels(len(names), 2, height, sharey=sharey)
-    for panel, name in zip(axes, names, strict=True):
-        own = select(rows, attributes=name)
-        targets = list(own.target.unique())
-        dress(panel, name, "", measured if panel in axes[::2] else "")
-        for number, way in enumerate(SHOWN):
-            values = by_seed(select(own, way=way), "target", "test")
-            places = {place + BESIDE * (number - 2): values[target] for place, target in enumerate(targets)}
-            curve(panel, places, way if panel is axes[0] else "_again", number, linestyle="")
-        panel.set_xticks(range(len(targets)), labels=[fill(target, wrap) for target in targets])
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+def targets_figure(measured: str, rows: pd.DataFrame, **how: Any) -> Figure:
+    """Draw a panel for each pair of attributes: the test figure of each target by the ways that compete."""
+    ways = {way: {"way": way} for way in SHOWN}
+    return dots(rows, "target", ways, "test", "attributes", y_label=measured, **how)

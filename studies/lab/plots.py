@@ -1,6 +1,7 @@
 """Tables and figures of tidy rows, declared by their columns."""
 
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mergeflow.evaluation.averages import mean_interval
 from studies.lab.claims import with_interval
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure, panels, plain
+from studies.lab.rows import samples
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure, panels, plain, series_style
 from tasks.plotting.intervals import curve, round_axis
 from tasks.plotting.palette import MUTED, SERIES
 
@@ -143,6 +146,114 @@ def bars(rows: pd.DataFrame, x: str, by: str, value: str = "accuracy", y_label: 
             places, means[name], width * 0.92, label=str(name).replace("_", " "), color=SERIES[number % len(SERIES)]
         )
     axes.set_xticks(range(len(means)), labels=[str(name) for name in means.index])
+    legend(figure, FULL_WIDTH, loc="outside lower center")
+    return figure
+
+
+def dots(
+    rows: pd.DataFrame,
+    places: str | Mapping[str, Mapping[str, Any]],
+    by: Mapping[str, Mapping[str, Any]],
+    value: str = "accuracy",
+    panel: str | None = None,
+    *,
+    title: str = "",
+    y_label: str = "",
+    labels: Mapping[Any, str] | None = None,
+    level: Callable[[pd.DataFrame], float] | None = None,
+    wrap: int = 18,
+    columns: int = 2,
+    height: float = 3.4,
+    sharey: bool = False,
+) -> Figure:
+    """Draw means over seeds with their 95 % intervals as marks side by side, above each of some places.
+
+    Args:
+        rows: tidy; within a seed `value` is averaged over everything else.
+        places: from the text below the axis to which rows stand there, as of `select`; or a column of such texts.
+        by: from the legend's text to which rows have this mark; where a place has none, nothing is drawn.
+        value: what is drawn.
+        panel: the column whose values become panels.
+        title, y_label: of the one panel where there is no `panel`, and of the y axis.
+        labels: from values of `panel` to titles.
+        level: of a panel's rows, a dashed line to compare with.
+        wrap: letters of a line below the axis.
+        columns, height: panels in a row, and inches of each.
+        sharey: whether panels have one scale.
+    """
+    parts = list(rows.groupby(panel, sort=False)) if panel else [(title, rows)]
+    figure, axes = panels(len(parts), columns, height, sharey=sharey)
+    if not panel:
+        figure.set_size_inches(FULL_WIDTH, height)
+    for index, (axis, (part, own)) in enumerate(zip(axes, parts, strict=True)):
+        dress(axis, (labels or {}).get(part, str(part)), "", y_label if index % columns == 0 else "")
+        there = {str(at): {places: at} for at in own[places].unique()} if isinstance(places, str) else places
+        for number, (line, where) in enumerate(by.items()):
+            aside = (number - (len(by) - 1) / 2) * 0.7 / len(by)
+            found = {at + aside: samples(own, value, **chosen, **where) for at, chosen in enumerate(there.values())}
+            marks = {place: list(values) for place, values in found.items() if len(values)}
+            if marks:
+                curve(axis, marks, "_again" if index else line, number, linestyle="")
+        if level:
+            _dash(axis, level(own), "")
+        axis.set_xticks(range(len(there)), labels=[fill(label, wrap) for label in there])
+    legend(figure, FULL_WIDTH, loc="outside lower center")
+    return figure
+
+
+def ranked_dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str, x_label: str) -> Figure:
+    """Draw a line of dots for each model, the first on top: means over seeds with their 95 % intervals.
+
+    Args:
+        values: from the model to the legend's text to one value for each seed.
+        title, x_label: of the panel.
+    """
+    figure = new_figure(0.75 * FULL_WIDTH, 1.4 + 0.26 * len(values))
+    axis = figure.subplots()
+    dress(axis, title, x_label, grid="x")
+    lines = list(dict.fromkeys(line for own in values.values() for line in own))
+    for number, line in enumerate(lines):
+        found = {-place: mean_interval(list(own[line])) for place, own in enumerate(values.values()) if line in own}
+        bars = [half if np.isfinite(half) else 0.0 for _, half in found.values()]
+        style = {**series_style(number), "linestyle": "", "capsize": 2.5}
+        axis.errorbar([centre for centre, _ in found.values()], list(found), xerr=bars, label=line, **style)
+    axis.set_yticks([-place for place in range(len(values))], labels=[plain(name) for name in values])
+    if len(lines) > 1:
+        legend(figure, 0.75 * FULL_WIDTH, loc="outside lower center")
+    return figure
+
+
+def scatter(
+    rows: pd.DataFrame,
+    x: Mapping[str, str],
+    y: str,
+    by: str,
+    *,
+    y_label: str,
+    labels: Mapping[Any, str] | None = None,
+    grid: str = "both",
+    columns: int = 2,
+    height: float = 3.0,
+) -> Figure:
+    """Draw a point for each row: a panel for each column of `x`, a colour for each value of `by`.
+
+    Args:
+        rows: tidy.
+        x: from the column to what its axis is called.
+        y: the column of the heights.
+        by: the column whose values are colours.
+        y_label: of the y axis.
+        labels: from values of `by` to what the legend says.
+        grid: as of `dress`.
+        columns, height: panels in a row, and inches of each.
+    """
+    figure, axes = panels(len(x), columns, height, sharey=True)
+    for index, (axis, (column, label)) in enumerate(zip(axes, x.items(), strict=True)):
+        dress(axis, "", label, y_label if index % columns == 0 else "", grid)
+        for number, (name, own) in enumerate(rows.groupby(by, sort=False)):
+            text = "_again" if index else (labels or {}).get(name, str(name))
+            style = {**series_style(number), "linestyle": "", "markersize": 3.5, "markeredgewidth": 0.3, "alpha": 0.7}
+            axis.plot(own[column], own[y], label=text, **style)
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
 
