@@ -189,15 +189,7 @@ def measure_base(lab: Laboratory, options: Options, name: str, seed: int) -> Ite
 
 @dataclass(frozen=True)
 class Bench:
-    """A base and the tasks, judged with the heads of the base's own text tower.
-
-    Attributes:
-        model: What weights are loaded into.
-        base: θ0.
-        train: Training examples by task.
-        validation: Validation examples by task.
-        folder: Of this base, in the stage's scratch.
-    """
+    """A base and the tasks, judged with the heads of the base's own text tower."""
 
     model: Model
     base: State

@@ -532,14 +532,7 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Trace:
-    """A path on a plane.
-
-    Attributes:
-        label: in the legend.
-        places: in order.
-        number: which of the series' colours.
-        main: drawn solid, with arrows and crosses; others are dashed.
-    """
+    """A path on a plane."""
 
     label: str
     places: Sequence[Point] | np.ndarray

@@ -224,12 +224,7 @@ class Folders(Section):
 
 
 class World(NamedTuple):
-    """The tasks of a study.
-
-    Attributes:
-        attributes: Two attributes with two values each → the four tasks.
-        domains: Three tasks that have nothing in common.
-    """
+    """The tasks of a study."""
 
     attributes: Mapping[str, Mapping[tuple[str, str], Task]]
     domains: Mapping[str, Task]
@@ -337,15 +332,7 @@ class Options(Section):
 
 @dataclass(frozen=True)
 class Bench:
-    """The base and the texts of one seed.
-
-    Attributes:
-        options: The study's choices.
-        seed: Of the texts and of the order of the batches.
-        model: Whose weights are overwritten.
-        start: The base's weights.
-        tokenizer: Of the base.
-    """
+    """The base and the texts of one seed."""
 
     options: Options
     seed: int

@@ -79,11 +79,7 @@ def in_tangent_space(inputs: Laboratory) -> Laboratory:
 
 @dataclass(frozen=True)
 class TangentFeatures:
-    """Features of the expansion: f^ℓ(x; θ0) + ∇_θ f^ℓ(x; θ0)ᵀ (θ − θ0) at every layer ℓ, linear in θ − θ0.
-
-    Attributes:
-        examples: whose features these are.
-    """
+    """Features of the expansion: f^ℓ(x; θ0) + ∇_θ f^ℓ(x; θ0)ᵀ (θ − θ0) at every layer ℓ, linear in θ − θ0."""
 
     examples: Featured
 

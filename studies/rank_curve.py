@@ -119,13 +119,7 @@ def measure_suite(lab: Laboratory, options: Options, suite: Suite, seed: int) ->
 
 @dataclass
 class Walk:
-    """Points of the curves of one suite and seed; every matrix is factored once per kind.
-
-    Attributes:
-        lab: the suite's.
-        scorer: of its experts.
-        scales: the λ tried, kind → ascending.
-    """
+    """Points of the curves of one suite and seed; every matrix is factored once per kind."""
 
     lab: Laboratory
     scorer: CandidateScorer

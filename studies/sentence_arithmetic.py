@@ -192,12 +192,7 @@ class Options(Section):
 
 @dataclass(frozen=True)
 class Tuned:
-    """An encoder after fine-tuning.
-
-    Attributes:
-        state: Its weights.
-        heads: Those that were trained beside it.
-    """
+    """An encoder after fine-tuning."""
 
     state: Weights
     heads: Heads
@@ -205,15 +200,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Bench:
-    """The base and the texts of one seed.
-
-    Attributes:
-        options: The study's choices.
-        seed: Of the texts and of the order of the batches.
-        model: Whose weights are overwritten.
-        start: The base's weights.
-        tokenizer: Of the base.
-    """
+    """The base and the texts of one seed."""
 
     options: Options
     seed: int

@@ -133,14 +133,7 @@ class Options(Section):
 
 @dataclass(frozen=True)
 class Corpus:
-    """The books of a seed.
-
-    Attributes:
-        seed: Of the corpus.
-        options: The study's choices.
-        tokenizer: Of the base.
-        device: Where batches go, and models are trained.
-    """
+    """The books of a seed."""
 
     seed: int
     options: Options
@@ -191,12 +184,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Workshop:
-    """What trains the models of a seed.
-
-    Attributes:
-        corpus: Of the seed.
-        scratch: For resumable state.
-    """
+    """What trains the models of a seed."""
 
     corpus: Corpus
     scratch: Path

@@ -129,13 +129,7 @@ def task_of(group: str, digits: Digits, value: float) -> Classification:
 
 @dataclass(frozen=True)
 class Group:
-    """The experts of one group and seed.
-
-    Attributes:
-        base: The net and where they began.
-        vectors: Task vectors by value.
-        adapting: How a task is tuned on.
-    """
+    """The experts of one group and seed."""
 
     base: Pretrained
     vectors: Mapping[str, Mapping[str, Tensor]]

@@ -157,13 +157,7 @@ Accuracy = dict[str, float]
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One run of studies/params.yaml, as the stage `train` left it.
-
-    Attributes:
-        io: the study's files.
-        name: the run's name.
-        tasks: those of interest.
-    """
+    """One run of studies/params.yaml, as the stage `train` left it."""
 
     io: StageIO
     name: str
@@ -249,14 +243,7 @@ class TrainingRun:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A candidate chosen on validation, and the one look at its test accuracy.
-
-    Attributes:
-        args: the chosen arguments.
-        validation: accuracy per task.
-        test: accuracy per task.
-        state: the merged model.
-    """
+    """A candidate chosen on validation, and the one look at its test accuracy."""
 
     args: dict[str, Any]
     validation: Accuracy

@@ -194,14 +194,7 @@ def has_statistics(model: Model) -> bool:
 
 
 class Tuned(Protocol):
-    """Models tuned from one start, and the examples that they are looked at.
-
-    Attributes:
-        model: What weights are loaded into.
-        start: θ0.
-        tuned: Task → θ_t.
-        tests: Task → examples, of the tasks tuned on and of the controls.
-    """
+    """Models tuned from one start, and the examples that they are looked at."""
 
     @property
     def model(self) -> Model: ...
@@ -217,15 +210,7 @@ class Tuned(Protocol):
 
 @dataclass(frozen=True)
 class Trained:
-    """A pre-trained net and those tuned from it.
-
-    Attributes:
-        model: What weights are loaded into.
-        start: The pre-trained weights.
-        tuned: Task → weights.
-        tasks: All tasks.
-        first: Name of the task that it was pre-trained on.
-    """
+    """A pre-trained net and those tuned from it."""
 
     model: Model
     start: dict[str, Tensor]

@@ -149,13 +149,7 @@ class Adaptation:
 
 @dataclass(frozen=True)
 class Adapted:
-    """An adapted merge.
-
-    Attributes:
-        state: The merged model.
-        learned: Its coefficients, and the course of loss and coefficients.
-        seconds: Wall time per step, the mean.
-    """
+    """An adapted merge."""
 
     state: State
     learned: Learned

@@ -62,13 +62,7 @@ class Study(Declaration[Any]):
 
 @dataclass(frozen=True)
 class Result:
-    """What a study's claims, tables and figures make of its rows.
-
-    Attributes:
-        study: what is judged and shown.
-        options: the study's choices.
-        rows: tidy.
-    """
+    """What a study's claims, tables and figures make of its rows."""
 
     study: Study
     options: BaseModel

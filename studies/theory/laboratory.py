@@ -247,13 +247,7 @@ def fine_tune(
 
 @dataclass(frozen=True)
 class Judged:
-    """How models do on a test set; arrays over a stack of models.
-
-    Attributes:
-        hinge: mean hinge loss.
-        accuracy: share of y f > 0, in [0, 1].
-        margin: mean of y f.
-    """
+    """How models do on a test set; arrays over a stack of models."""
 
     hinge: Tensor
     accuracy: Tensor

@@ -129,12 +129,7 @@ def _task_vectors(origin: State, first: State, second: State) -> Iterator[tuple[
 
 @dataclass(frozen=True)
 class Grid:
-    """Points of a plane in rows and columns.
-
-    Attributes:
-        xs: ascending, the columns.
-        ys: ascending, the rows.
-    """
+    """Points of a plane in rows and columns."""
 
     xs: np.ndarray
     ys: np.ndarray
