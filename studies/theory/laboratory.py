@@ -247,7 +247,7 @@ def fine_tune(
 
 @dataclass(frozen=True)
 class Judged:
-    """How models do on a test set; arrays over a stack of models."""
+    """How a stack of models does on a test set: mean hinge loss, share of y f > 0, mean of y f."""
 
     hinge: Tensor
     accuracy: Tensor

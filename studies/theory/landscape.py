@@ -129,7 +129,7 @@ def _task_vectors(origin: State, first: State, second: State) -> Iterator[tuple[
 
 @dataclass(frozen=True)
 class Grid:
-    """Points of a plane in rows and columns."""
+    """Points of a plane: `xs` are the columns, `ys` the rows, both ascending."""
 
     xs: np.ndarray
     ys: np.ndarray
