@@ -25,6 +25,7 @@ _HEAD = """\
 # {title}
 
 Written by `mergeflow study --pages` from the records in `studies/records`; nothing on this page is typed by hand.
+`mergeflow study --pages --figures` adds a page of tables and figures for each study, in docs/research/studies.
 {verdicts}. ± is half a 95 % interval over seeds; a rule was written before its run; arguments are chosen on validation.
 Where the embedded suite was measured, its numbers show mechanisms and are not to be compared with tables of papers.
 """
@@ -32,9 +33,10 @@ _INDEX = """\
 # The papers' experiments
 
 Five papers, claim by claim: what each says, the number that it prints, what was measured here, and the verdict. Written
-by `mergeflow study --pages` from the records in `studies/records`; `--figures` draws the figures that these pages show,
-which are not tracked. `mergeflow study NAME` runs one study. Verdicts of the papers' own claims are counted apart from
-those of claims that are additions of this project (*ours*).
+by `mergeflow study --pages` from the records in `studies/records`; with `--figures` each study gets a page of its own
+with its method, tables and figures, in docs/research/studies, which is not tracked. `mergeflow study NAME` runs one
+study. Verdicts of the papers' own claims are counted apart from those of claims that are additions of this project
+(*ours*).
 
 """
 
@@ -45,7 +47,7 @@ def write_pages(home: Path, studies: Iterable[Study], figures: bool = False) -> 
     Args:
         home: the folder whose `docs/research` gets them.
         studies: those that may have a record.
-        figures: draw the figures too, beside the pages; they are not tracked.
+        figures: write a page of tables and figures for each study too; these are not tracked.
     """
     chosen = [study for study in studies if (home / FOLDER / f"{study.stage.name}.parquet").exists()]
     results = {study.stage.name: recorded(home, study) for study in chosen}
@@ -129,17 +131,15 @@ def claims_table(rows: Iterable[tuple[Finding, Study]]) -> str:
 
 
 def _study(home: Path, study: Study, result: Result) -> str:
-    """Return the lines on one study: its question, its record and its figures."""
+    """Return the lines on one study: its question and its record."""
     name, facts = study.stage.name, find_record(home, study.stage.name).facts
     took = f", {facts['seconds']} s on {facts['hardware']}" if facts.get("seconds") else ""
     measured = f"measured {facts.get('day', '')} at commit {facts.get('commit', '')}{took}"
     remarks = [f"Remark of {one['day']}: {one['text']}" for one in facts.get("remarks", [])]
-    figures = result.study.figures(result.options) if callable(result.study.figures) else result.study.figures
-    pictures = [f"![{name}: {figure}](figures/{figure_file(name, figure)})" for figure in figures]
     kept = facts.get("tables", [])
     times = [f"**{table['title']}**\n\n{markdown_table(pd.DataFrame(table['rows']))}" for table in kept]
     question = f"*{study.question[:1].upper()}{study.question[1:]}* {measured[:1].upper()}{measured[1:]}."
-    parts = [f"### {name}", question, *remarks, *result.notes, *times, *pictures]
+    parts = [f"### {name}", question, *remarks, *result.notes, *times]
     return "\n\n".join(parts) + "\n"
 
 
