@@ -49,13 +49,12 @@ from mergeflow.training import FineTuneSettings, IterativeRun, fine_tune
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid
 from studies.lab.claims import Samples, all_hold, with_interval, within
 from studies.lab.methods import at_end
+from studies.lab.plots import curves
 from studies.lab.rows import samples, select
 from studies.lab.study import Tables
 from suites.pocket import TEMPLATES
 from suites.pocket.pretraining import PretrainSettings, pretrain
 from tasks.models import load_base_head, load_examples
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
-from tasks.plotting.intervals import curve
 
 NAMES = {
     "zero_shot": "zero-shot",
@@ -73,6 +72,7 @@ SHOWN = 0.08  # CART's rank ratio
 MOST = 0.9  # of a squared norm
 METHODS = ("task_arithmetic", "ties", "cart", "tsv", "iso_c")
 ARGUMENTS = ("scale", "keep", "rank_ratio")
+LEVELS = ("individual", "task_arithmetic", "average")
 SCALES = {
     "task_arithmetic": (grid(0.05, 1.0, 0.05), 0.3),
     "ties": (grid(0.2, 2.4, 0.2), 1.0),
@@ -488,17 +488,13 @@ def tables(options: Options) -> Tables:
 
 def rank_figure(options: Options, rows: pd.DataFrame) -> Figure:
     """Draw CART over its rank with the levels of other models, a panel for each base."""
-    figure, axes = panels(len(options.arms), 2, 3.2)
-    for index, (panel, (base, label)) in enumerate(zip(axes, labels_of(options).items(), strict=True)):
-        dress(panel, label, "rank ratio k / r", "mean test accuracy, %" if index % 2 == 0 else "")
-        ours = curve_of(rows, base)
-        curve(panel, {ratio: list(ours.loc[ratio]) for ratio in ours.index}, NAMES["cart"], 0)
-        for number, model in enumerate(("task_arithmetic", "average", "individual"), start=1):
-            level = list(reached(rows, base, model))
-            curve(panel, dict.fromkeys(ours.index, level), NAMES[model], number, marker="")
-        panel.set_xscale("log", base=2)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    points = rows[rows.model.str.startswith("cart ", na=False) & (rows.part == "model")]
+    points = points.assign(ratio=points.model.str.removeprefix("cart ").astype(float), model=NAMES["cart"])
+    return curves(
+        points, "ratio", "model", panel="base", labels=labels_of(options), columns=2, height=3.2, scale="log",
+        ticks=options.ratios, x_label="rank ratio k / r", y_label="mean test accuracy, %",
+        levels=lambda base: {NAMES[model]: reached(rows, base, model).mean() for model in LEVELS},
+    )  # fmt: skip
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:

@@ -59,13 +59,12 @@ from studies.lab.digits import (
     tuned,
 )
 from studies.lab.inputs import Lazy
-from studies.lab.plots import side_by_side
+from studies.lab.plots import curves, side_by_side
 from studies.lab.rows import samples, select
 from studies.lab.tuning import task_vector
 from studies.theory.coefficients import out_of_domain
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
 from tasks.plotting.heat import OUTLINED, colour_bar, heat_map, numbered, over
-from tasks.plotting.palette import INK
 
 FIRST, TARGET = 0.95, 0.9
 CASES = {"irrelevant": 0.5, "aligned": 0.9, "contradictory": 0.05}
@@ -398,17 +397,13 @@ TABLES = {
 
 def scales_figure(rows: pd.DataFrame) -> Figure:
     """Draw validation accuracy on both tasks over λ, a panel for each length and case."""
-    parts = [(steps, case) for steps in sorted(rows.steps.unique()) for case in CASES]
-    figure, axes = panels(len(parts), len(CASES), 2.8, sharey=True)
-    for index, (panel, (steps, case)) in enumerate(zip(axes, parts, strict=True)):
-        dress(panel, f"{case}, {steps} steps", "λ", "accuracy, %" if index % len(CASES) == 0 else "", "both")
-        means = curve(select(rows, steps=steps), case).groupby("scale")[["validation_1", "validation_2"]].mean()
-        for number, column in enumerate(means):
-            label = f"T{number + 1}" if index == 0 else "_again"
-            panel.plot(means.index, means[column], label=label, **{**series_style(number), "markersize": 3})
-        panel.axvline(0, color=INK, linewidth=0.6)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    own = select(rows, part="curve")
+    own = own.assign(where=own.case + ", " + own.steps.astype(str) + " steps")
+    tasks = {"validation_1": "T1", "validation_2": "T2"}
+    long = own.melt(["where", "scale", "seed"], list(tasks), "task", "accuracy")
+    return curves(
+        long, "scale", "task", panel="where", labels=tasks, x_label="λ", y_label="accuracy, %", columns=len(CASES)
+    )
 
 
 def targets_figure(rows: pd.DataFrame) -> Figure:

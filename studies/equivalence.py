@@ -372,7 +372,7 @@ def first_seed(rows: pd.DataFrame) -> pd.DataFrame:
 def log_figure(rows: pd.DataFrame, x: str, y_label: str, x_label: str, values: list[str], by: str = "model") -> Figure:
     """Draw values of each model's first seed on logarithmic axes."""
     long = rows.melt([x, by], values, "of", "size").assign(seed=0)
-    figure = curves(long, x, "of", "size", panel=by, x_label=x_label, y_label=y_label, logarithmic=True, columns=3)
+    figure = curves(long, x, "of", "size", panel=by, x_label=x_label, y_label=y_label, scale="log", columns=3)
     for panel in figure.axes:
         panel.set_yscale("log")
     return figure

@@ -852,7 +852,7 @@ def convergence_figure(rows: pd.DataFrame) -> Figure:
     names |= {"batch": "batch B"}
     own = select(rows, part="convergence", varied=list(names))
     figure = curves(own, "at", value="steps", panel="varied", labels=names, y_label="steps until solved",
-                    logarithmic=True)  # fmt: skip
+                    scale="log")  # fmt: skip
     for panel in figure.axes:
         panel.set_yscale("log")
     return figure

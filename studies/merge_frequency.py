@@ -177,7 +177,7 @@ STUDY = Study(
     figures={
         "frequency": lambda rows: curves(
             tuned(rows), "rounds", "schedule", labels=SCHEDULES, title="After the whole budget, α tuned",
-            x_label="rounds N", y_label="mean test accuracy, %", rounds=True,
+            x_label="rounds N", y_label="mean test accuracy, %", scale="rounds",
         ),
         "course": lambda rows: curves(
             select(rows, part="course"), "steps", "run", title="On the way", x_label="steps per task",

@@ -440,7 +440,7 @@ def rounds_figure(iterative: Mapping[int, str], rows: pd.DataFrame) -> Figure:
     """Draw the mean CTL error of the last experts over the number of rounds."""
     own = over_rounds(iterative, rows)
     return curves(own, "rounds", value=LAST, title="Last experts of merge-and-tune", x_label="rounds N",
-                  y_label=f"{LAST}, mean of all pairs", rounds=True)  # fmt: skip
+                  y_label=f"{LAST}, mean of all pairs", scale="rounds")  # fmt: skip
 
 
 def figures(options: Options) -> dict[str, partial[Figure]]:

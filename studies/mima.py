@@ -246,7 +246,7 @@ def accuracy_figure(models: list[str], title: str, rows: pd.DataFrame) -> Figure
     """Draw mean accuracy over N (the paper's Figure 4)."""
     return curves(
         select(main(rows), model=models), "rounds", "model", labels=NAMES, title=title, x_label="rounds N",
-        y_label="mean test accuracy, %", level=zero_shot(rows).mean(), level_label="zero-shot", rounds=True,
+        y_label="mean test accuracy, %", levels=lambda _: {"zero-shot": zero_shot(rows).mean()}, scale="rounds",
     )  # fmt: skip
 
 
@@ -255,14 +255,14 @@ def gap_figure(rows: pd.DataFrame) -> Figure:
     wide = main(rows).pivot_table(index=["rounds", "seed", "task"], columns="model", values="accuracy").reset_index()
     gaps = wide.assign(gap=wide.experts - wide.average)
     return curves(gaps, "rounds", "task", "gap", title="Single-task gap", x_label="rounds N",
-                  y_label="expert − average, points", rounds=True)  # fmt: skip
+                  y_label="expert − average, points", scale="rounds")  # fmt: skip
 
 
 def task_figure(rows: pd.DataFrame) -> Figure:
     """Draw every task's expert and average over N (the paper's Figures 8 and 9)."""
     return curves(
         select(main(rows), model=["experts", "average"]), "rounds", "model", panel="task", x_label="rounds N",
-        y_label="accuracy, %", level=dict(zero_shot(rows)), level_label="zero-shot", rounds=True,
+        y_label="accuracy, %", levels=lambda task: {"zero-shot": zero_shot(rows)[task]}, scale="rounds",
     )  # fmt: skip
 
 

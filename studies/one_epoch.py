@@ -195,7 +195,7 @@ def curve_figure(rows: pd.DataFrame) -> Figure:
     short = {model: samples(rows, run=SHORT, model=model).mean() for model in ("experts", "merged")}
     return curves(select(rows, run=LONG), "epoch", panel="model", x_label="epoch", y_label="mean test accuracy, %",
                   labels={"experts": "Proficiency: experts", "merged": "Mergeability: their merge"}, columns=2,
-                  level=short, level_label="one epoch, own schedule")  # fmt: skip
+                  levels=lambda model: {"one epoch, own schedule": short[model]})  # fmt: skip
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -36,12 +35,9 @@ from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, c
 from studies.lab.claims import Samples, with_interval
 from studies.lab.inputs import Accuracy, State
 from studies.lab.methods import leader
-from studies.lab.plots import listed, root_axis
+from studies.lab.plots import curves, listed
 from studies.lab.rows import per_seed, samples, select
 from studies.lab.study import Figures, Tables
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, plain
-from tasks.plotting.intervals import curve
-from tasks.plotting.palette import MUTED
 
 ALONE = "matrices alone"
 METHODS = {"centred": "cart", "original": "low_rank", ALONE: "low_rank"}
@@ -49,6 +45,7 @@ LEVELS = ("average", "experts", "zero_shot")
 RULES = ("once", "per rank")
 USED = 0.08  # the paper's rank ratio
 USED_AT = {"centred": USED, "original": 1.0}
+VECTORS = {kind: f"{kind} task vectors" for kind in USED_AT}
 NEAR = (0.04, 0.16)  # a factor of two around the paper's 8 %
 NOISE = 0.5  # points
 AHEAD = 7.8  # points: half of what CART has over task arithmetic in the paper's Table 1, 15.6 with 8 tasks
@@ -336,41 +333,25 @@ def tables(options: Options) -> Tables:
 def mean_figure(count: int, rows: pd.DataFrame) -> Figure:
     """Draw mean test accuracy over the ratio, a panel for each rule of λ (the paper's Figure 1)."""
     own = select(rows, tasks=count)
-    figure, axes = panels(2, 2, 3.9, sharey=True)
-    for index, (panel, rule) in enumerate(zip(axes, RULES, strict=True)):
-        dress(panel, f"{count} tasks, λ chosen {rule}", "rank ratio k / r", "" if index else "mean test accuracy, %")
-        levels = {"average": "average", "experts": "experts"}
-        draw(panel, own, rule, levels, (0, 0.04, 0.08, 0.16, 0.32, 0.64, 1), addition=True)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    names = {rule: f"{count} tasks, λ chosen {rule}" for rule in RULES} | VECTORS
+    heights = {name: samples(own, curve=name).mean() for name in ("average", "experts")}
+    heights["task arithmetic"] = over(own, "original").loc[1.0].mean()
+    return curves(
+        select(own, curve=list(USED_AT)), "ratio", "curve", panel="rule", labels=names, x_label="rank ratio k / r",
+        y_label="mean test accuracy, %", scale="root", ticks=(0, 0.04, 0.08, 0.16, 0.32, 0.64, 1),
+        levels=lambda rule: heights,
+    )  # fmt: skip
 
 
 def task_figure(count: int, rows: pd.DataFrame) -> Figure:
     """Draw every task's test accuracy over the ratio, λ chosen once (the paper's Figure 6)."""
-    tasks = list(select(rows, tasks=count).groupby("task", sort=False))
-    figure, axes = panels(len(tasks), 4, 2.5)
-    for index, (panel, (task, own)) in enumerate(zip(axes, tasks, strict=True)):
-        last = index >= len(tasks) - 4
-        dress(panel, plain(str(task)), "k / r" if last else "", "accuracy, %" if index % 4 == 0 else "")
-        draw(panel, own, "once", {"average": "average", "experts": "expert"}, (0, 0.08, 0.32, 1), markersize=3.5)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
-
-
-def draw(
-    panel: Axes, rows: pd.DataFrame, rule: str, levels: Mapping[str, str], ticks: Sequence[float],
-    addition: bool = False, **style: float,
-) -> None:  # fmt: skip
-    """Draw both curves, and levels as lines, over the square root of the ratio: half of the room is for small ones."""
-    for number, kind in enumerate(USED_AT):
-        frame = over(rows, kind, rule)
-        curve(panel, {ratio: list(frame.loc[ratio]) for ratio in frame.index}, f"{kind} task vectors", number, **style)
-    lines = {label: samples(rows, curve=name).mean() for name, label in levels.items()}
-    if addition:
-        lines["task arithmetic"] = over(rows, "original").loc[1.0].mean()
-    for (label, height), dashes in zip(lines.items(), ((0, (4, 3)), "-.", (0, (1, 2))), strict=False):
-        panel.axhline(height, color=MUTED, linestyle=dashes, linewidth=1.1, label=label)
-    root_axis(panel, ticks)
+    own = select(rows, tasks=count)
+    levels = {"average": "average", "experts": "expert"}
+    return curves(
+        select(own, curve=list(USED_AT), rule="once"), "ratio", "curve", panel="task", labels=VECTORS, height=2.5,
+        x_label="k / r", y_label="accuracy, %", scale="root", ticks=(0, 0.08, 0.32, 1),
+        levels=lambda task: {label: samples(own, curve=n, task=task).mean() for n, label in levels.items()},
+    )  # fmt: skip
 
 
 def figures(options: Options) -> Figures:

@@ -72,13 +72,10 @@ from studies.lab.digits import (
     tuned,
 )
 from studies.lab.inputs import Lazy, State
-from studies.lab.plots import by_seed, side_by_side
+from studies.lab.plots import curves, side_by_side
 from studies.lab.rows import samples, select
 from studies.lab.tuning import best_scale, combined, task_vector, trained
 from studies.theory.reduced import Reduced, Vector, bimodality, low_rank, row_pruned, thinned, trimmed
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
-from tasks.plotting.intervals import curve
-from tasks.plotting.palette import MUTED
 
 # Ways to put less into task vectors
 
@@ -151,7 +148,6 @@ SCALES, ONTO_SCALES = grid(-1, 2, 0.25), grid(-1, 2, 0.5)
 ADAPTED = ["self_attention", "0", "3", "head"]  # attention, the two layers of an MLP, and the head
 SCORES = ("addition", "unlearning", "a third task")
 HALF, LOST, VITAL, UNIFORM = 0.5, 1.0, 5.0, 5 / 9
-BESIDE = 1.06  # from one kind's marks to the next one's, on a logarithmic axis
 
 
 class Options(Section):
@@ -443,23 +439,13 @@ TABLES = {
 
 def scores_figure(kinds: Sequence[str], label: str, rows: pd.DataFrame) -> Figure:
     """Draw each score over the amount that is kept, a curve with intervals for each kind, a level for the whole."""
-    figure, axes = panels(len(SCORES), 3, 2.8)
-    own = scored(rows)
-    amounts = sorted(select(own, kind=list(kinds)).amount.unique())
-    for panel, way in zip(axes, SCORES, strict=True):
-        first = panel is axes[0]
-        dress(panel, way.capitalize(), label, "points" if first else "", "both")
-        whole = score(rows, FULL, None, way).mean()
-        panel.axhline(whole, color=MUTED, linestyle="--", linewidth=1, label="whole" if first else "_again")
-        for number, kind in enumerate(kinds):
-            aside = BESIDE ** (number - (len(kinds) - 1) / 2)
-            values = by_seed(select(own, kind=kind, way=way), "amount", "score")
-            curve(panel, {aside * at: found for at, found in values.items()}, kind if first else "_again", number)
-        panel.set_xscale("log")
-        panel.set_xticks(amounts, labels=[f"{amount:g}" for amount in amounts])
-        panel.set_xticks([], minor=True)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    own = select(scored(rows), kind=list(kinds))
+    return curves(
+        own, "amount", "kind", "score", "way", x_label=label, y_label="points", columns=3, height=2.8,
+        scale="log", ticks=sorted(own.amount.unique()),
+        levels=lambda way: {"whole": score(rows, FULL, None, way).mean()},
+        labels={way: way.capitalize() for way in SCORES},
+    )  # fmt: skip
 
 
 FIGURES = {

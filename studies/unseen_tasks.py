@@ -65,13 +65,10 @@ from studies.lab.digits import (
     ten_digits,
 )
 from studies.lab.inputs import Lazy
-from studies.lab.plots import by_seed
+from studies.lab.plots import curves
 from studies.lab.rows import samples, select
 from studies.lab.tuning import combined, task_vector, trained
 from studies.theory.coefficients import unseen_coefficients
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, number_ticks, panels
-from tasks.plotting.intervals import curve
-from tasks.plotting.palette import MUTED
 
 COLOURS, ANGLES = "colourings", "rotations"
 EXPERTS = {COLOURS: (0.95, 0.75, 0.5, 0.05), ANGLES: (0.0, 30.0, 60.0, 90.0)}
@@ -400,18 +397,12 @@ def group_table(group: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 def samples_figure(rows: pd.DataFrame) -> Figure:
     """Draw test accuracy over the number of samples, a line for each way."""
-    figure, axes = panels(len(EXPERTS), 2, 3.2)
-    for panel, group in zip(axes, EXPERTS, strict=True):
-        first, own = panel is axes[0], select(rows, group=group)
-        dress(panel, group.capitalize(), "labelled samples", "test accuracy, %" if first else "", "both")
-        for number, way in enumerate(FEW):
-            curve(panel, by_seed(select(own, way=way), "samples", "test"), way if first else "_again", number)
-        for way, line in zip(WITHOUT, (":", "-.", "--"), strict=True):
-            level = select(own, way=way).test.mean()
-            panel.axhline(level, color=MUTED, linestyle=line, linewidth=1, label=way if first else "_again")
-        number_ticks(panel, sorted(select(own, way=RIDGE).samples.unique()), logarithmic=True)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    own = select(rows, way=list(FEW))
+    return curves(
+        own, "samples", "way", "test", "group", labels={group: group.capitalize() for group in EXPERTS},
+        x_label="labelled samples", y_label="test accuracy, %", scale="log", ticks=sorted(own.samples.unique()),
+        levels=lambda group: {way: select(rows, group=group, way=way).test.mean() for way in WITHOUT},
+    )  # fmt: skip
 
 
 STUDY = Study(

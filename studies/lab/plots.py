@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from mergeflow.evaluation.averages import mean_interval
 from studies.lab.claims import with_interval
 from studies.lab.rows import samples
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure, panels, plain, series_style
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure, number_ticks, panels, plain, series_style
 from tasks.plotting.intervals import curve, round_axis
 from tasks.plotting.palette import MUTED, SERIES
 
 Names = str | Sequence[str]
+DASHES: Any = ((0, (4, 3)), "-.", (0, (1, 2)), (0, (8, 2)))  # of levels
 
 
 def table(
@@ -86,10 +87,9 @@ def curves(
     x_label: str = "",
     y_label: str = "",
     title: str = "",
-    level: float | Mapping[Any, float] | None = None,
-    level_label: str = "",
-    rounds: bool = False,
-    logarithmic: bool = False,
+    levels: Callable[[Any], Mapping[str, float]] | None = None,
+    scale: Literal["linear", "log", "rounds", "root"] = "linear",
+    ticks: Sequence[float] | None = None,
     columns: int = 4,
     height: float | None = None,
 ) -> Figure:
@@ -104,10 +104,9 @@ def curves(
         labels: from values of `by` and `panel` to what the legend and titles say.
         x_label, y_label: of the axes.
         title: of the one panel where there is no `panel`.
-        level: a dashed line to compare with; by the value of `panel` where it differs.
-        level_label: what the legend calls it.
-        rounds: whether x is a number of rounds, on a logarithmic axis marked where something was measured.
-        logarithmic: whether x is on a logarithmic axis.
+        levels: from a panel's value to what is compared with: what the legend calls it, and its height.
+        scale: of x; that of rounds is logarithmic, with marks where something was measured, and "root" is for shares.
+        ticks: of x.
         columns: panels in a row, at most.
         height: of a panel, in inches.
     """
@@ -122,13 +121,10 @@ def curves(
             over = own[own[by] == line] if by else own
             if len(over):
                 curve(axis, by_seed(over, x, value), names.get(line, str(line).replace("_", " ")), number)
-        if level is not None:
-            _dash(axis, level[part] if isinstance(level, Mapping) else level, level_label if not place else "")
-        if rounds:
-            round_axis(axis, sorted(int(n) for n in own[x].dropna().unique()))
-        elif logarithmic:
-            axis.set_xscale("log")
-    if by or level_label:
+        for (label, line_height), dashes in zip((levels(part) if levels else {}).items(), DASHES, strict=False):
+            axis.axhline(line_height, color=MUTED, linestyle=dashes, linewidth=1.1, label=label)
+        _scale(axis, scale, sorted(own[x].dropna().unique()), ticks)
+    if by or levels:
         legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
 
@@ -195,7 +191,7 @@ def dots(
             if marks:
                 curve(axis, marks, "_again" if index else line, number, linestyle="")
         if level:
-            _dash(axis, level(own), "")
+            axis.axhline(level(own), color=MUTED, linestyle=DASHES[0], linewidth=1.1)
         axis.set_xticks(range(len(there)), labels=[fill(label, wrap) for label in there])
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
@@ -272,8 +268,15 @@ def root_axis(axes: Axes, ticks: Sequence[float]) -> None:
     axes.set_xlim(0, 1.02)
 
 
-def _dash(axis: Axes, height: float, label: str) -> None:
-    axis.axhline(height, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1, label=label or "_level")
+def _scale(axis: Axes, scale: str, measured: Sequence[float], ticks: Sequence[float] | None) -> None:
+    if scale == "rounds":
+        round_axis(axis, [int(n) for n in measured])
+    elif scale == "root":
+        root_axis(axis, ticks or measured)
+    elif ticks:
+        number_ticks(axis, ticks, logarithmic=scale == "log")
+    else:
+        axis.set_xscale(scale)
 
 
 def _names(names: Names | None) -> list[str]:
