@@ -34,22 +34,11 @@ from pydantic import Field
 
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import configure
-from studies.lab import (
-    Claim,
-    Laboratory,
-    Row,
-    Section,
-    Study,
-    accuracy_rows,
-    choose_scale,
-    grid,
-    per_seed,
-    select,
-    table,
-)
+from studies.lab import Claim, Laboratory, Row, Section, Study
 from studies.lab.claims import with_interval
-from studies.lab.inputs import State, mean_accuracy
-from studies.lab.rows import Samples, samples
+from studies.lab.inputs import State, choose_scale, grid, mean_accuracy
+from studies.lab.plots import table
+from studies.lab.rows import Samples, accuracy_rows, per_seed, samples, select
 from tasks.plotting.drawing import dress, legend, panels, series_style
 
 
