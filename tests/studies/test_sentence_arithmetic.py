@@ -5,7 +5,6 @@ import re
 import shutil
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 import torch
 import yaml
@@ -27,7 +26,6 @@ from studies.sentence_arithmetic import (
     JOINT,
     NEGATION,
     NEITHER,
-    RANDOM,
     SENTIMENT,
     TARGET,
     TASKS,
@@ -39,9 +37,7 @@ from studies.sentence_arithmetic import (
     Weights,
     as_long,
     bench_rows,
-    claims,
     named,
-    with_experts,
 )
 from suites.sentences.reviews import ASPECTS, BAD, GOOD, SUBJECTS
 from suites.sentences.suite import home
@@ -148,39 +144,6 @@ def test_a_wrong_sign_would_be_seen(base: str) -> None:
         way = found(task, part=NEGATION, start=JOINT, way=AFTER, heads=TRAINED_HEADS)
         assert way["scale"] > 0
         check(way, joint.state, {ACCEPTABILITY: -way["scale"]}, joint.heads[task], task)
-
-
-def row(part: str, way: str, task: Name, test: float, **more: object) -> Row:
-    return {"seed": 0, "part": part, "way": way, "task": named(task), "test": test, "validation": test, **more}
-
-
-def made_rows(sign: int) -> list[Row]:
-    """Rows of two seeds in which arithmetic does what its signs say, or with −1 the opposite."""
-    rows = []
-    pair = (SENTIMENT, ACCEPTABILITY)
-    ways = {BASE: 50, "Δ_sentiment": 60, "Δ_acceptability": 60, "average": 65, JOINT: 80, ADDED: 70 + 25 * sign}
-    for way, value in ways.items():
-        heads = FITTED if way == BASE else TRAINED_HEADS
-        rows += [row(ADDITION, way, task, 80 if way == f"Δ_{task[0]}" else value, heads=heads) for task in pair]
-    rows += [row(ADDITION, ADDED, task, 71 + 25 * sign, heads=FITTED) for task in pair]
-    for start, heads in ((BASE, [FITTED]), (JOINT, [TRAINED_HEADS, FITTED])):
-        for way, left in {BEFORE: 50, AFTER: 50 - 40 * sign, RANDOM: 50}.items():
-            for own in heads:
-                rows += [
-                    row(NEGATION, way, task, 80 if task == SENTIMENT else left, start=start, heads=own) for task in pair
-                ]
-    reached = {BASE: 40, "A": 50, "A + B": 52, ANALOGY: 50 + 8 * sign, UNLABELLED: 50}
-    rows += [row(ANALOGIES, way, TARGET, value) for way, value in reached.items()]
-    return [{**one, "seed": seed, "test": one["test"] + seed / 10} for seed in (0, 1) for one in rows]
-
-
-def test_findings_read_the_signs_of_the_differences() -> None:
-    along, turned = (
-        [claim.judge(pd.DataFrame(with_experts(made_rows(sign)))) for claim in claims(OPTIONS)] for sign in (1, -1)
-    )
-    assert all(finding.holds for finding in along)
-    kept = ("leaves sentiment", "as well as heads")
-    assert all(any(words in finding.claim for words in kept) for finding in turned if finding.holds)
 
 
 def test_a_random_vector_is_as_long_in_every_tensor() -> None:
