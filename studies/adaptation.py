@@ -551,5 +551,4 @@ STUDY = Study(
         "memory": memory_figure,
     },
     notes=notes,
-    paper="cart",
 )

@@ -515,7 +515,6 @@ SUITES = Study(
         "One task of the suite negated (−λ) against left out (0): test accuracy": partial(edit_table, "run"),
     },
     figures={"scales": partial(scales_figure, "size", 1.6), "costs": partial(costs_figure, "run")},
-    paper="provable",
 )
 STUDIES = {
     "adviser": Study(
@@ -528,7 +527,6 @@ STUDIES = {
             "What task 1 loses in Ψ⁰ + ΔΨ₁ − ΔΨ₂, over all ordered pairs": partial(edit_table, "steps"),
         },
         figures={"scales": partial(scales_figure, "steps", 2.1), "costs": partial(costs_figure, "steps")},
-        paper="provable",
     ),
     "adviser_suites": SUITES,
     "adviser_regimes": SUITES,

@@ -181,5 +181,4 @@ STUDY = Study(
     claims=claims,
     tables={f"{name}: test accuracy on the target, %": partial(ways_table, name, WAYS) for name in ATTRIBUTES},
     figures={"targets": partial(targets_figure, "test accuracy, %", height=3.2, wrap=10, sharey=True)},
-    paper="provable",
 )

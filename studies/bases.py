@@ -534,5 +534,4 @@ STUDY = Study(
     tables=tables,
     figures=lambda options: {"ranks": partial(rank_figure, options)},
     notes=notes,
-    paper="cart",
 )

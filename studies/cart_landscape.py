@@ -711,5 +711,4 @@ STUDY = Study(
     tables=TABLES,
     figures={"multi_task": path_figure, "tasks": task_figure, "basins": basin_figure, "losses": curve_figure},
     notes=notes,
-    paper="cart",
 )

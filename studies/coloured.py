@@ -458,6 +458,5 @@ STUDY = Study(
     claims=claims,
     tables=TABLES,
     figures={"scales": scales_figure, "targets": targets_figure, "pairs": pairs_figure},
-    paper="provable",
 )
 STUDIES = {"coloured_digits": STUDY, "coloured_clip": STUDY, "coloured_clip_head": STUDY}

@@ -394,5 +394,4 @@ STUDY = Study(
     tables=tables,
     figures=lambda options: {"storage": partial(storage_figure, options)},
     notes=notes,
-    paper="cart",
 )

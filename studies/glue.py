@@ -532,5 +532,4 @@ STUDY = Study(
     tables=tables,
     figures=lambda options: {"heads": partial(heads_figure, options)},
     notes=notes,
-    paper="cart",
 )

@@ -563,5 +563,4 @@ STUDY = Study(
     tables=tables,
     figures=figures,
     notes=notes,
-    paper="cart",
 )

@@ -600,5 +600,4 @@ STUDY = Study(
         "domains": domains_figure,
     },
     notes=notes,
-    paper="provable",
 )

@@ -442,5 +442,4 @@ STUDY = Study(
     tables=tables,
     figures=lambda options: {"radar": partial(radar_figure, options), "counts": partial(loss_figure, options)},
     notes=notes,
-    paper="cart",
 )

@@ -462,7 +462,6 @@ STUDIES = {
             "Pairs: what merging loses, and how linear features are": partial(pair_table, options),
         },
         figures=figures,
-        paper="linearity",
     ),
     "mergeability_suites": Study(
         options=SuiteOptions,
@@ -476,6 +475,5 @@ STUDIES = {
             "Pairs of a suite: what merging loses, and how task vectors lie": partial(suite_pair_table, options),
         },
         figures=figures,
-        paper="linearity",
     ),
 }

@@ -294,5 +294,4 @@ STUDY = Study(
         "tasks": task_figure,
     },
     notes=notes,
-    paper="mima",
 )

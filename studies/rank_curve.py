@@ -417,5 +417,4 @@ STUDY = Study(
     tables=tables,
     figures=figures,
     notes=notes,
-    paper="cart",
 )

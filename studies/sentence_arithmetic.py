@@ -564,5 +564,4 @@ STUDY = Study(
         "A task that nobody trained: figures on test, %": partial(part_table, ANALOGIES, ["encoder"]),
     },
     figures=FIGURES,
-    paper="provable",
 )

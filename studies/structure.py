@@ -460,7 +460,6 @@ STUDIES = {
         claims=claims,
         tables=TABLES,
         figures=FIGURES,
-        paper="provable",
     ),
     "structure_suite": Study(
         options=SuiteOptions,
@@ -471,6 +470,5 @@ STUDIES = {
         claims=claims,
         tables=TABLES,
         figures=FIGURES,
-        paper="provable",
     ),
 }

@@ -539,5 +539,4 @@ STUDY = Study(
     tables=tables,
     figures={"scaling": scaling_figure},
     notes=notes,
-    paper="cart",
 )

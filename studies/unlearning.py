@@ -563,5 +563,4 @@ STUDY = Study(
     tables=tables,
     figures=lambda options: {"perplexity": partial(perplexity_figure, options.scales)},
     notes=notes,
-    paper="provable",
 )

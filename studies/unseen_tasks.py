@@ -415,5 +415,4 @@ STUDY = Study(
         for group in EXPERTS
     },
     figures={"samples": samples_figure},
-    paper="provable",
 )
