@@ -562,52 +562,52 @@ def rank_traces(models: pd.DataFrame, kind: str) -> list[Trace]:
 def path_figure(rows: pd.DataFrame) -> Figure:
     """Draw the multi-task loss with the paths over k and over λ (the paper's Figure 11)."""
     models, places = of_first(rows)
-    scales = {name: own[["x", "y"]].to_numpy() for name, own in scale_paths(models_with_part(rows)).items()}
+    first = select(rows, part="models", seed=rows.seed.iloc[0])
+    scales = {name: own[["x", "y"]].to_numpy() for name, own in scale_paths(first).items()}
     over_scale = [
         Trace("task arithmetic over λ", scales["task arithmetic"], 2, True),
         Trace("CART, 8 %, over λ", np.vstack([[places["average"]], scales["CART, 8 %"]]), 1, True),
     ]
-    figure, axes = panels(2, 2, 4.6)
-    both = ("over k", [*rank_traces(models, "cart"), *rank_traces(models, "low_rank")]), ("over λ", over_scale)
-    for panel, (title, traces) in zip(axes, both, strict=True):
-        dress(panel, f"Multi-task loss, paths {title}", "first component", "second component", grid="both")
-        draw_contours(panel, select(rows, part="grid", plane="paths"))
-        for own in traces:
-            draw_trace(panel, own)
-        draw_marks(panel, places, panel is axes[0])
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
-
-
-def models_with_part(rows: pd.DataFrame) -> pd.DataFrame:
-    return select(rows, part="models", seed=rows.seed.iloc[0])
+    over_rank = [*rank_traces(models, "cart"), *rank_traces(models, "low_rank")]
+    grid = select(rows, part="grid", plane="paths")
+    paths = {"over k": over_rank, "over λ": over_scale}
+    parts = [(f"Multi-task loss, paths {title}", grid, traces, places) for title, traces in paths.items()]
+    return plane_panels(parts, 2, 4.6, ("first component", "second component"))
 
 
 def task_figure(rows: pd.DataFrame) -> Figure:
     """Draw every task's loss on the same plane with CART's paths over k (the paper's Figure 5)."""
     models, places = of_first(rows)
-    grids = list(select(rows, part="grid", plane="paths").groupby("task", sort=False))
-    figure, axes = panels(len(grids), 4, 2.75)
-    for panel, (task, grid) in zip(axes, grids, strict=True):
-        dress(panel, str(task), grid="both")
-        draw_contours(panel, grid)
-        for own in rank_traces(models, "cart"):
-            draw_trace(panel, own, panel is axes[0], crosses=False)
-        draw_marks(panel, {name: places[name] for name in ("average", "cart")}, panel is axes[0])
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    marked, traces = {name: places[name] for name in ("average", "cart")}, rank_traces(models, "cart")
+    grids = select(rows, part="grid", plane="paths").groupby("task", sort=False)
+    return plane_panels([(str(task), grid, traces, marked) for task, grid in grids])
 
 
 def basin_figure(rows: pd.DataFrame) -> Figure:
     """Draw every task's loss on the plane of its expert, CART and task arithmetic (the paper's Figure 12)."""
-    basins = list(select(rows, part="basins").groupby("task", sort=False))
-    figure, axes = panels(len(basins), 4, 2.75)
-    for panel, (task, own) in zip(axes, basins, strict=True):
-        dress(panel, str(task), grid="both")
-        draw_contours(panel, select(rows, part="grid", plane=task))
+    parts = []
+    for task, own in select(rows, part="basins", kind=["expert", "cart", "task_arithmetic"]).groupby(
+        "task", sort=False
+    ):
         places = {row.kind: (row.x, row.y) for row in own.itertuples()}
-        marked = {name: places[name] for name in ("expert", "cart", "task_arithmetic")}
-        draw_marks(panel, marked, panel is axes[0])
+        parts.append((str(task), select(rows, part="grid", plane=task), [], places))
+    return plane_panels(parts)
+
+
+def plane_panels(
+    parts: Sequence[tuple[str, pd.DataFrame, Sequence[Trace], Mapping[str, Point]]],
+    columns: int = 4,
+    height: float = 2.75,
+    labels: tuple[str, str] = ("", ""),
+) -> Figure:
+    """Draw a panel for each title, grid of losses, paths over it and models marked on it."""
+    figure, axes = panels(len(parts), columns, height)
+    for panel, (title, grid, traces, places) in zip(axes, parts, strict=True):
+        dress(panel, title, *labels, grid="both")
+        draw_contours(panel, grid)
+        for trace in traces:
+            draw_trace(panel, trace, crosses=columns == 2)
+        draw_marks(panel, places)
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
 
@@ -652,15 +652,10 @@ def draw_contours(panel: Axes, grid: pd.DataFrame) -> None:
     panel.grid(False)
 
 
-def draw_trace(panel: Axes, trace: Trace, told: bool = True, crosses: bool = True) -> None:
-    places = np.array(trace.places)
-    colour = SERIES[trace.number]
-    style: dict[str, Any] = {
-        "color": colour,
-        "linewidth": 1.6 if trace.main else 1.0,
-        "label": trace.label if told else None,
-    }
-    panel.plot(*places.T, linestyle="-" if trace.main else "--", **style)
+def draw_trace(panel: Axes, trace: Trace, crosses: bool) -> None:
+    places, colour = np.array(trace.places), SERIES[trace.number]
+    width, line = (1.6, "-") if trace.main else (1.0, "--")
+    panel.plot(*places.T, linestyle=line, linewidth=width, color=colour, label=trace.label)
     if not trace.main:
         return
     if crosses:
@@ -672,10 +667,10 @@ def draw_trace(panel: Axes, trace: Trace, told: bool = True, crosses: bool = Tru
         panel.annotate("", start + 0.6 * step, start + 0.4 * step, arrowprops=arrow)
 
 
-def draw_marks(panel: Axes, places: Mapping[str, Point], told: bool) -> None:
+def draw_marks(panel: Axes, places: Mapping[str, Point]) -> None:
     for name, (x, y) in places.items():
         style = {"color": INK, "markersize": 7, "markeredgecolor": SURFACE, "markeredgewidth": 0.9, **MARKS[name]}
-        panel.plot([x], [y], linestyle="", zorder=5, **{**style, "label": style["label"] if told else None})
+        panel.plot([x], [y], linestyle="", zorder=5, **style)
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
