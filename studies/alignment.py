@@ -222,7 +222,7 @@ def boxes_figure(rows: pd.DataFrame, x: str, x_label: str, panel: str | None = N
                 widths=0.32, whis=(0, 100), manage_ticks=False, patch_artist=True, boxprops=style,
                 medianprops={"color": INK, "linewidth": 1.2}, whiskerprops={"color": MUTED}, capprops={"color": MUTED},
             )  # fmt: skip
-            axis.bar([0], [0], color=SERIES[number], alpha=0.75, label="_hidden" if index else label)
+            axis.bar([0], [0], color=SERIES[number], alpha=0.75, label=label)
         shown = [place for place in range(len(places)) if len(places) <= 8 or place % 3 == 0]
         axis.set_xticks(shown, labels=[f"{places[place]:g}" for place in shown])
     low = min(rows.tau.min(), rows.delta.min())

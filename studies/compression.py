@@ -347,7 +347,7 @@ def storage_figure(options: Options, rows: pd.DataFrame) -> Figure:
                 groups = select(own, kind=kind).groupby("rank_ratio", dropna=False)
                 points = {100 * group.with_base_share.iloc[0]: list(group.relative) for _, group in groups}
                 style = {"linestyle": "-", "markersize": 5.5} if len(points) > 1 else {"linestyle": "", "markersize": 8}
-                curve(panel, points, f"_{label}" if index else label, number, **style)
+                curve(panel, points, label, number, **style)
         panel.axhline(100, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
         panel.axhline(98, color=MUTED, linestyle=":", linewidth=1.1)
         panel.set_xscale("log")

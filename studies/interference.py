@@ -436,7 +436,7 @@ def layers_figure(run: str, count: int, rows: pd.DataFrame) -> Figure:
     """Draw I(k), I(k) as printed and L_k: a point per layer, a line for their median (the paper's Figures 2 and 8)."""
     figure, axes = panels(3, 3, 3.9)
     own = layers_of(rows, run, count)
-    for index, (panel, (measure, title)) in enumerate(zip(axes, DRAWN.items(), strict=True)):
+    for panel, (measure, title) in zip(axes, DRAWN.items(), strict=True):
         dress(panel, title, "rank ratio k / r", "")
         for place, origin in enumerate(ORIGINS):
             means = select(own, origin=origin).groupby(["layer", "ratio"])[measure].mean().unstack("layer")
@@ -448,8 +448,7 @@ def layers_figure(run: str, count: int, rows: pd.DataFrame) -> Figure:
                 "alpha": 0.35,
             }
             panel.plot(means.index * (0.97, 1.03)[place], means, **style)
-            label = f"{origin} task vectors" if not index else f"_{origin}"
-            panel.plot(means.index, means.median(axis=1), label=label, **series_style(place))
+            panel.plot(means.index, means.median(axis=1), label=f"{origin} task vectors", **series_style(place))
         root_axis(panel, (0, 0.08, 0.32, 1))
         panel.set_ylim(bottom=0)
     legend(figure, FULL_WIDTH, loc="outside lower center")

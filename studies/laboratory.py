@@ -837,9 +837,9 @@ def curve_figure(rows: pd.DataFrame) -> Figure:
         predicted = [predicted_outputs(alpha, scale) for scale in means.index]
         for number, told in enumerate(zip(*predicted, strict=True), 1):
             style = series_style(number - 1)
-            label = f"task {number}" if panel is axes[0] else "_again"
-            panel.plot(means.index, means[f"margin_{number}"], label=f"{label}, measured", **style)
-            panel.plot(means.index, told, label=f"{label}, predicted", **{**style, "marker": "", "linestyle": ":"})
+            panel.plot(means.index, means[f"margin_{number}"], label=f"task {number}, measured", **style)
+            dotted = {**style, "marker": "", "linestyle": ":"}
+            panel.plot(means.index, told, label=f"task {number}, predicted", **dotted)
         panel.axhline(1, color=INK, linewidth=0.6)
         panel.set_ylim(-3, 4)
     legend(figure, FULL_WIDTH, loc="outside lower center")

@@ -189,7 +189,7 @@ def dots(
             found = {at + aside: samples(own, value, **chosen, **where) for at, chosen in enumerate(there.values())}
             marks = {place: list(values) for place, values in found.items() if len(values)}
             if marks:
-                curve(axis, marks, "_again" if index else line, number, linestyle="")
+                curve(axis, marks, line, number, linestyle="")
         if level:
             axis.axhline(level(own), color=MUTED, linestyle=DASHES[0], linewidth=1.1)
         axis.set_xticks(range(len(there)), labels=[fill(label, wrap) for label in there])
@@ -247,7 +247,7 @@ def scatter(
     for index, (axis, (column, label)) in enumerate(zip(axes, x.items(), strict=True)):
         dress(axis, "", label, y_label if index % columns == 0 else "", grid)
         for number, (name, own) in enumerate(rows.groupby(by, sort=False)):
-            text = "_again" if index else (labels or {}).get(name, str(name))
+            text = (labels or {}).get(name, str(name))
             style = {**series_style(number), "linestyle": "", "markersize": 3.5, "markeredgewidth": 0.3, "alpha": 0.7}
             axis.plot(own[column], own[y], label=text, **style)
     legend(figure, FULL_WIDTH, loc="outside lower center")
