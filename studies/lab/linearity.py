@@ -406,8 +406,7 @@ def layers_figure(rows: pd.DataFrame, by: str) -> Figure:
         for panel, middle in ((distance, "distance"), (coef, "coef")):
             bars = [means[middle] - means[f"{middle}_low"], means[f"{middle}_high"] - means[middle]]
             # With a few large values the mean lies outside the quartiles; a bar has no negative length.
-            label = plain(str(name)) if panel is distance else f"_{number}"
-            drawn = np.maximum(bars, 0)
+            drawn, label = np.maximum(bars, 0), plain(str(name))
             panel.errorbar(places, means[middle], yerr=drawn, label=label, capsize=2.5, elinewidth=1.0, **style)
         hollow = style | {"markerfacecolor": "none", "markeredgecolor": style["color"], "markeredgewidth": 1.2}
         distance.plot(places, means.base, **hollow)
