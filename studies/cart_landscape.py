@@ -540,6 +540,10 @@ class Trace:
     main: bool
 
 
+PlanePart = tuple[str, pd.DataFrame, Sequence[Trace], Mapping[str, Point]]
+"""A title, the grid of losses, paths over it and models marked on it."""
+
+
 def of_first(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Point]]:
     """Return the first seed's models, and where the marked ones lie on the plane of the paths."""
     models = select(models_of(rows), seed=rows.seed.iloc[0])
@@ -585,7 +589,7 @@ def task_figure(rows: pd.DataFrame) -> Figure:
 
 def basin_figure(rows: pd.DataFrame) -> Figure:
     """Draw every task's loss on the plane of its expert, CART and task arithmetic (the paper's Figure 12)."""
-    parts = []
+    parts: list[PlanePart] = []
     for task, own in select(rows, part="basins", kind=["expert", "cart", "task_arithmetic"]).groupby(
         "task", sort=False
     ):
@@ -595,12 +599,12 @@ def basin_figure(rows: pd.DataFrame) -> Figure:
 
 
 def plane_panels(
-    parts: Sequence[tuple[str, pd.DataFrame, Sequence[Trace], Mapping[str, Point]]],
+    parts: Sequence[PlanePart],
     columns: int = 4,
     height: float = 2.75,
     labels: tuple[str, str] = ("", ""),
 ) -> Figure:
-    """Draw a panel for each title, grid of losses, paths over it and models marked on it."""
+    """Draw a panel for each part."""
     figure, axes = panels(len(parts), columns, height)
     for panel, (title, grid, traces, places) in zip(axes, parts, strict=True):
         dress(panel, title, *labels, grid="both")
