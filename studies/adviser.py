@@ -498,7 +498,7 @@ def costs_figure(by: str, rows: pd.DataFrame) -> Figure:
 
 
 def points(own: pd.DataFrame, x: Mapping[str, str], y: str, by: str, **how: Any) -> Figure:
-    units = {"steps": "{} steps", "size": "{} tasks", "run": "{}"}
+    units = {"steps": "{:g} steps", "size": "{:g} tasks", "run": "{}"}
     labels = {name: units[by].format(name) for name in own[by].unique()}
     return scatter(own.sort_values(by, kind="stable"), x, y, by, labels=labels, **how)
 

@@ -32,7 +32,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 from pydantic import Field
 
 from mergeflow.evaluation import CandidateScorer, losses
@@ -42,6 +41,7 @@ from mergeflow.modality import Examples
 from studies.lab import Claim, Laboratory, Row, Section, Study
 from studies.lab.claims import Samples, Verdict, all_hold, with_interval, within
 from studies.lab.inputs import State
+from studies.lab.plots import log_y_axis
 from studies.lab.rows import select
 from studies.theory.landscape import (
     Grid,
@@ -626,10 +626,7 @@ def curve_figure(rows: pd.DataFrame) -> Figure:
         curve(left, {rank: list(frame.loc[rank]) for rank in frame.index}, name, number)
     for number, (name, own) in enumerate(scale_paths(rows).items(), start=len(paths)):
         curve(right, {scale: list(part.total) for scale, part in own.groupby("scale")}, name, number)
-    left.set_yscale("log")
-    left.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    left.yaxis.set_major_formatter("{x:g}")
-    left.yaxis.set_minor_formatter(NullFormatter())
+    log_y_axis(left)
     left.set_xscale("symlog", linthresh=0.01)
     left.set_xlim(-0.002, 1.2)
     ranks = [0, 0.01, 0.04, 0.16, 1]

@@ -369,13 +369,13 @@ def first_seed(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[(rows.seed == first) | first.isna()]
 
 
-def log_figure(rows: pd.DataFrame, x: str, y_label: str, x_label: str, values: list[str], by: str = "model") -> Figure:
+def log_figure(rows: pd.DataFrame, x: str, y_label: str, x_label: str, values: list[str]) -> Figure:
     """Draw values of each model's first seed on logarithmic axes."""
-    long = rows.melt([x, by], values, "of", "size").assign(seed=0)
-    figure = curves(long, x, "of", "size", panel=by, x_label=x_label, y_label=y_label, scale="log", columns=3)
-    for panel in figure.axes:
-        panel.set_yscale("log")
-    return figure
+    long = rows.melt([x, "model"], values, "of", "size").assign(seed=0)
+    return curves(
+        long, x, "of", "size", "model", labels=NETWORK, x_label=x_label, y_label=y_label, scale="log", log_y=True,
+        columns=3,
+    )  # fmt: skip
 
 
 def factor_figure(rows: pd.DataFrame) -> Figure:

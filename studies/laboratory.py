@@ -851,11 +851,10 @@ def convergence_figure(rows: pd.DataFrame) -> Figure:
     names = {"step": "step size η, theory −1", "relevant": "share δ_*, theory −2", "bits": "labels c, theory 2"}
     names |= {"batch": "batch B"}
     own = select(rows, part="convergence", varied=list(names))
-    figure = curves(own, "at", value="steps", panel="varied", labels=names, y_label="steps until solved",
-                    scale="log")  # fmt: skip
-    for panel in figure.axes:
-        panel.set_yscale("log")
-    return figure
+    return curves(
+        own, "at", value="steps", panel="varied", labels=names, x_label="value tried", y_label="steps until solved",
+        scale="log", log_y=True,
+    )  # fmt: skip
 
 
 def target_figure(rows: pd.DataFrame, c: float, solved: float) -> Figure:

@@ -26,6 +26,7 @@ import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from pydantic import Field
 
 from mergeflow.evaluation.accuracy import losses
@@ -196,6 +197,7 @@ def regression_figure(rows: pd.DataFrame) -> Figure:
     figure = scatter(rows.assign(**rows[shown].clip(lower=1e-9)), PREDICTORS, "delta", "regime", y_label="δ, nat")
     for panel in figure.axes:
         panel.set(xscale="log", yscale="log")
+        panel.xaxis.set_minor_formatter(NullFormatter())
     return figure
 
 

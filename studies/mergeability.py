@@ -439,8 +439,8 @@ def predictions_figure(runs: Mapping[str, str], rows: pd.DataFrame) -> Figure:
 def rounds_figure(iterative: Mapping[int, str], rows: pd.DataFrame) -> Figure:
     """Draw the mean CTL error of the last experts over the number of rounds."""
     own = over_rounds(iterative, rows)
-    return curves(own, "rounds", value=LAST, title="Last experts of merge-and-tune", x_label="rounds N",
-                  y_label=f"{LAST}, mean of all pairs", scale="rounds")  # fmt: skip
+    return curves(own, "rounds", value=LAST, title="Last experts, mean of all pairs", x_label="rounds N",
+                  y_label=LAST, scale="rounds")  # fmt: skip
 
 
 def figures(options: Options) -> dict[str, partial[Figure]]:

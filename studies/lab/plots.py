@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from mergeflow.evaluation.averages import mean_interval
 from studies.lab.claims import with_interval
@@ -90,6 +91,7 @@ def curves(
     levels: Callable[[Any], Mapping[str, float]] | None = None,
     scale: Literal["linear", "log", "rounds", "root"] = "linear",
     ticks: Sequence[float] | None = None,
+    log_y: bool = False,
     columns: int = 4,
     height: float | None = None,
 ) -> Figure:
@@ -107,6 +109,7 @@ def curves(
         levels: from a panel's value to what is compared with: what the legend calls it, and its height.
         scale: of x; that of rounds is logarithmic, with marks where something was measured, and "root" is for shares.
         ticks: of x.
+        log_y: whether y is on a logarithmic axis.
         columns: panels in a row, at most.
         height: of a panel, in inches.
     """
@@ -120,12 +123,14 @@ def curves(
         for number, line in enumerate(lines):
             over = own[own[by] == line] if by else own
             if len(over):
-                curve(axis, by_seed(over, x, value), names.get(line, str(line).replace("_", " ")), number)
+                curve(axis, by_seed(over, x, value), names.get(line, in_words(line)), number)
         for (label, line_height), dashes in zip((levels(part) if levels else {}).items(), DASHES, strict=False):
             axis.axhline(line_height, color=MUTED, linestyle=dashes, linewidth=1.1, label=label)
         _scale(axis, scale, sorted(own[x].dropna().unique()), ticks)
+        if log_y:
+            log_y_axis(axis)
     if by or levels:
-        legend(figure, FULL_WIDTH, loc="outside lower center")
+        legend(figure, figure.get_figwidth() - 0.4, loc="outside lower center")
     return figure
 
 
@@ -142,7 +147,7 @@ def bars(rows: pd.DataFrame, x: str, by: str, value: str = "accuracy", y_label: 
             places, means[name], width * 0.92, label=str(name).replace("_", " "), color=SERIES[number % len(SERIES)]
         )
     axes.set_xticks(range(len(means)), labels=[str(name) for name in means.index])
-    legend(figure, FULL_WIDTH, loc="outside lower center")
+    legend(figure, figure.get_figwidth() - 0.4, loc="outside lower center")
     return figure
 
 
@@ -193,7 +198,7 @@ def dots(
         if level:
             axis.axhline(level(own), color=MUTED, linestyle=DASHES[0], linewidth=1.1)
         axis.set_xticks(range(len(there)), labels=[fill(label, wrap) for label in there])
-    legend(figure, FULL_WIDTH, loc="outside lower center")
+    legend(figure, figure.get_figwidth() - 0.4, loc="outside lower center")
     return figure
 
 
@@ -215,7 +220,7 @@ def ranked_dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str,
         axis.errorbar([centre for centre, _ in found.values()], list(found), xerr=bars, label=line, **style)
     axis.set_yticks([-place for place in range(len(values))], labels=[plain(name) for name in values])
     if len(lines) > 1:
-        legend(figure, 0.75 * FULL_WIDTH, loc="outside lower center")
+        legend(figure, figure.get_figwidth() - 0.4, loc="outside lower center")
     return figure
 
 
@@ -250,7 +255,7 @@ def scatter(
             text = (labels or {}).get(name, str(name))
             style = {**series_style(number), "linestyle": "", "markersize": 3.5, "markeredgewidth": 0.3, "alpha": 0.7}
             axis.plot(own[column], own[y], label=text, **style)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
+    legend(figure, figure.get_figwidth() - 0.4, loc="outside lower center")
     return figure
 
 
@@ -273,10 +278,30 @@ def _scale(axis: Axes, scale: str, measured: Sequence[float], ticks: Sequence[fl
         round_axis(axis, [int(n) for n in measured])
     elif scale == "root":
         root_axis(axis, ticks or measured)
-    elif ticks:
-        number_ticks(axis, ticks, logarithmic=scale == "log")
-    else:
-        axis.set_xscale(scale)
+    elif ticks or scale == "log":
+        number_ticks(axis, ticks or measured, logarithmic=scale == "log")
+    elif all(float(value).is_integer() for value in measured):
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def in_words(name: Any) -> str:
+    """Return what the legend calls a value that has no label.
+
+    Example:
+        >>> in_words("task_arithmetic"), in_words("mirrored, D_i")
+        ('task arithmetic', 'mirrored, D_i')
+    """
+    return str(name).replace("_", " ") if str(name).isidentifier() else str(name)
+
+
+def log_y_axis(axis: Axes) -> None:
+    """Make y logarithmic, with a number at 1, 2 and 5 of each decade where there are few."""
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    if high < 1000 * low:
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _names(names: Names | None) -> list[str]:
