@@ -44,6 +44,17 @@ def without_links_to_files(app: Any, name: str, source: list[str]) -> None:
     source[0] = re.sub(rf"\[([^\]]+)\]\({up}[^)]*\)", r"\1", source[0])
 
 
+def with_figures(app: Any, name: str, source: list[str]) -> None:
+    """Show a study's figures below its question; in the repository, which does not track them, pages have none."""
+
+    def shown(found: re.Match[str]) -> str:
+        files = sorted((DOCS / "research/figures").glob(f"{found[1]}.*.svg"))
+        return found[0] + "".join(f"\n![{file.stem}](figures/{file.name})\n" for file in files)
+
+    if name.startswith("research/"):
+        source[0] = re.sub(r"^### (\w+)\n\n.*\n", shown, source[0], flags=re.MULTILINE)
+
+
 def escape_formulas(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Take the signs of formulas in docstrings as they are, not as markup."""
     lines[:] = [re.sub(r"(?<!`)[*|](?!`)", r"\\\g<0>", line) for line in lines]
@@ -53,4 +64,5 @@ def setup(app: Any) -> None:
     """Connect what is written before and while Sphinx reads the pages."""
     app.connect("config-inited", write_generated, priority=100)  # before Sphinx looks for the extra files
     app.connect("source-read", without_links_to_files)
+    app.connect("source-read", with_figures)
     app.connect("autodoc-process-docstring", escape_formulas)

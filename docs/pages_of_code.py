@@ -177,7 +177,7 @@ def gallery_page(folder: Path) -> str:
         "(../research/README.md) from the recorded rows.",
     ]
     for study, (figure, title) in FIGURES.items():
-        picture = f"![{title}](../research/figures/{study}_{figure}.svg)"
+        picture = f"![{title}](../research/figures/{study}.{figure}.svg)"
         parts.append(f"### {title}\n\n```console\nmergeflow study {study} --judge\n```\n\n{picture}")
     return "\n\n".join(parts) + "\n"
 

@@ -25,7 +25,8 @@ _HEAD = """\
 # {title}
 
 Written by `mergeflow study --pages` from the records in `studies/records`; nothing on this page is typed by hand.
-`mergeflow study --pages --figures` adds a page of tables and figures for each study, in docs/research/studies.
+The documentation site has the figures; `mergeflow study --pages --figures` writes them, and all tables, into
+docs/research/studies.
 {verdicts}. ± is half a 95 % interval over seeds; a rule was written before its run; arguments are chosen on validation.
 Where the embedded suite was measured, its numbers show mechanisms and are not to be compared with tables of papers.
 """
@@ -33,10 +34,10 @@ _INDEX = """\
 # The papers' experiments
 
 Five papers, claim by claim: what each says, the number that it prints, what was measured here, and the verdict. Written
-by `mergeflow study --pages` from the records in `studies/records`; with `--figures` each study gets a page of its own
-with its method, tables and figures, in docs/research/studies, which is not tracked. `mergeflow study NAME` runs one
-study. Verdicts of the papers' own claims are counted apart from those of claims that are additions of this project
-(*ours*).
+by `mergeflow study --pages` from the records in `studies/records`. The figures are not tracked: the documentation site
+shows them here, and `mergeflow study --pages --figures` writes a page with method, tables and figures for each study
+into docs/research/studies. `mergeflow study NAME` runs one study. Verdicts of the papers' own claims are counted apart
+from those of claims that are additions of this project (*ours*).
 
 """
 
@@ -85,7 +86,7 @@ def _index(results: Mapping[str, Result]) -> str:
 
 
 def draw(folder: Path, results: Mapping[str, Result]) -> None:
-    """Write the figures of studies as `NAME_FIGURE.svg`."""
+    """Write the figures of studies as `NAME.FIGURE.svg`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, result in results.items():
         for figure, svg in result.draw().items():
@@ -97,9 +98,9 @@ def figure_file(study: str, figure: str) -> str:
 
     Example:
         >>> figure_file("pairs", "digits, two layers")
-        'pairs_digits_two_layers.svg'
+        'pairs.digits_two_layers.svg'
     """
-    return f"{study}_{re.sub(r'[^A-Za-z0-9]+', '_', figure)}.svg"
+    return f"{study}.{re.sub(r'[^A-Za-z0-9]+', '_', figure)}.svg"
 
 
 def _paper(home: Path, letter: str, title: str, studies: list[Study], results: Mapping[str, Result]) -> str:
