@@ -285,7 +285,7 @@ def _scale(axis: Axes, scale: str, measured: Sequence[float], ticks: Sequence[fl
 
 
 def in_words(name: Any) -> str:
-    """Return what the legend calls a value that has no label.
+    """Write a value that has no label for the legend.
 
     Example:
         >>> in_words("task_arithmetic"), in_words("mirrored, D_i")
