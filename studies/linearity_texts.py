@@ -43,7 +43,7 @@ from mergeflow.linearity.networks import Opened, Sequences, open_network
 from mergeflow.linearity.pairs import check_related, check_samples
 from mergeflow.merging.files.vectors import extract
 from mergeflow.merging.streaming import merge
-from mergeflow.modalities.random_numbers import own_generator
+from mergeflow.modalities.modules import own_generator
 from mergeflow.modality import Model, Network, device_of
 from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
 from studies.lab.linearity import TunedModels, layer_table, layers_figure, rows_of
