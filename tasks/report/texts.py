@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mergeflow import layout
 from tasks.project.recorded import digest
@@ -19,7 +19,6 @@ PASSAGES, PASSAGES_SHOWN = 24, 3  # of causal models: two seconds for half a mil
 LARGEST = 1 << 30  # bytes of weights: a page is written on the processor, where a larger model is asked for minutes
 OF_TEXTS = ("text", "causal")
 UNLEARNED_TEXTS = f"{STATE}/unlearned_texts.json"  # written by `mergeflow unlearn`
-Answers = list[dict[str, Any]]
 UNLEARNED = ("task", "text", "right", "before", "after")
 
 
@@ -61,10 +60,10 @@ def texts_table(root: Path, run: RunFiles) -> Table | None:
     known = _read_kept(kept)
     if known.get("made_of") != made_of:
         if modality == "causal":
-            texts = changed_passages(root, winner, tasks)
+            changed = _changed_passages(root, winner, tasks)
         else:
-            texts = [vars(one) for task in tasks for one in _changed(root, winner, task)]
-        known = {"made_of": made_of, "texts": texts}
+            changed = [text for task in tasks for text in _changed(root, winner, task)]
+        known = {"made_of": made_of, "texts": [vars(text) for text in changed]}
         write_atomically(kept, json.dumps(known, ensure_ascii=False))
     return _table([Changed(**one) for one in known["texts"]])
 
@@ -170,44 +169,35 @@ def _table(texts: list[Changed]) -> Table:
     return Table(caption, [Column(title, numeric=False) for title in titles.values()], rows)
 
 
-def changed_passages(root: Path, winner: str, tasks: Sequence[str]) -> Answers:
-    """Return where expert and merge write other texts: of each task those where the merge lost most words.
+class _Answer(NamedTuple):
+    text: str
+    right: str
+    answer: str
+    score: int
 
-    Args:
-        root: the project folder.
-        winner: the merge.
-        tasks: the tasks' names.
 
-    Returns:
-        `task`, `text`, `text_pair` (None), `right`, `expert` and `merge` of each.
-    """
+def _changed_passages(root: Path, winner: str, tasks: Sequence[str]) -> list[Changed]:
+    """Return where expert and merge write other texts: of each task those where the merge lost most words."""
     from mergeflow.modalities.causal.opening import open_language
 
     opened = open_language(layout.BASE_MODEL, root)
-    found: Answers = []
+    changed: list[Changed] = []
     for task in tasks:
-        told = []
+        answers = []
         for checkpoint in (layout.expert_model(task), layout.merge(winner)):
             opened.load(root / checkpoint)
-            told.append(_told(opened, root / layout.split("validation", task), task))
-        pairs = [pair for pair in zip(*told, strict=True) if pair[0]["told"] != pair[1]["told"]]
-        pairs.sort(key=lambda pair: pair[1]["score"] - pair[0]["score"])
-        found += [
-            {
-                "task": task,
-                "text": expert["text"],
-                "text_pair": None,
-                "right": expert["right"],
-                "expert": expert["told"],
-                "merge": merge["told"],
-            }
+            answers.append(_answers(opened, root / layout.split("validation", task), task))
+        pairs = [(expert, merge) for expert, merge in zip(*answers, strict=True) if expert.answer != merge.answer]
+        pairs.sort(key=lambda pair: pair[1].score - pair[0].score)
+        changed += [
+            Changed(task, expert.text, None, expert.right, expert.answer, merge.answer)
             for expert, merge in pairs[:PASSAGES_SHOWN]
         ]
-    return found
+    return changed
 
 
-def _told(opened: Any, folder: Path, task: str) -> Answers:
-    """Return what a model says of each of the first examples: `text`, `right`, `told`, and a `score`."""
+def _answers(opened: Any, folder: Path, task: str) -> list[_Answer]:
+    """Return a model's answers to the first examples."""
     import pyarrow.parquet as pq
     import torch
 
@@ -215,12 +205,9 @@ def _told(opened: Any, folder: Path, task: str) -> Answers:
     from mergeflow.modalities.causal.modality import open_examples
     from mergeflow.modalities.causal.questions import Questions
 
-    passages = held_out(folder, "validation", PASSAGES)
-    if passages:
-        return [
-            {"text": one.prompt, "right": one.own, "told": one.written, "score": one.right}
-            for one in go_on(opened.model.module, opened.tokenizer, passages)
-        ]
+    if passages := held_out(folder, "validation", PASSAGES):
+        continued = go_on(opened.model.module, opened.tokenizer, passages)
+        return [_Answer(passage.prompt, passage.own, passage.written, passage.right) for passage in continued]
     examples = open_examples(task, folder, "validation", None, torch.device("cpu"))
     assert isinstance(examples, Questions)
     rows = torch.arange(min(PASSAGES, len(examples)))
@@ -228,11 +215,6 @@ def _told(opened: Any, folder: Path, task: str) -> Answers:
         chosen = examples.likelihoods(opened.model, rows).argmax(dim=1).tolist()
     cells = pq.read_table(folder / "validation.parquet").slice(0, len(rows)).to_pylist()
     return [
-        {
-            "text": cell["text"],
-            "right": cell["choices"][cell["answer"]],
-            "told": cell["choices"][choice],
-            "score": int(choice == cell["answer"]),
-        }
+        _Answer(cell["text"], cell["choices"][cell["answer"]], cell["choices"][choice], int(choice == cell["answer"]))
         for cell, choice in zip(cells, chosen, strict=True)
     ]
