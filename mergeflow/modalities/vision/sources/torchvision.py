@@ -1,12 +1,354 @@
-"""Read the real data sets from the folders that torchvision's data sets use."""
+"""Real data sets as torchvision keeps them: each read to class names and the rows of every split."""
 
+import gzip
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from mergeflow.data.address import default_root
-from mergeflow.data.task import RawTask
+from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.vision.images import ImageInput
+from mergeflow.modalities.vision.sources import DEFAULT_TEMPLATES
+from mergeflow.modalities.vision.sources.folder import open_folder
 from mergeflow.modalities.vision.sources.real_tasks import RealTask, clip_class_names, get_real_task
-from mergeflow.modalities.vision.sources.torchvision_readers import READERS
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One split as a table: (path, label) by row, and how to read a row's image."""
+
+    keys: Sequence[tuple[str, int]]
+    read: Callable[[int], ImageInput]
+
+    def examples(self) -> Iterator[Example]:
+        for row, (path, label) in enumerate(self.keys):
+            yield Example(partial(self.read, row), path, label)
+
+    def list_keys(self) -> Iterator[tuple[str, int]]:
+        return iter(self.keys)
+
+    def only(self, wanted: set[str]) -> "Rows":
+        rows = [row for row, (path, _) in enumerate(self.keys) if path in wanted]
+        return Rows([self.keys[row] for row in rows], lambda row: self.read(rows[row]))
+
+
+Found = tuple[Sequence[str], dict[str, Rows]]  # class names, and the rows of each split
+Reader = Callable[[Path], Found]  # of ROOT; raises whatever torchvision raises when files are missing
+
+
+def files_of(dataset: Any, root: Path) -> Rows:
+    """Return the rows of a torchvision data set that was made with `loader=str`: its items are (path, label)."""
+    items = ((Path(path), int(label)) for path, label in (dataset[row] for row in range(len(dataset))))
+    return file_rows(items, root)
+
+
+def file_rows(items: Iterable[tuple[Path, int]], root: Path) -> Rows:
+    """Return the rows of image files under `root` with their labels, sorted by path."""
+    # Sorted, because torchvision lists some folders in the order of the file system.
+    keys = sorted((path.relative_to(root).as_posix(), label) for path, label in items)
+    return Rows(keys, lambda row: (root / keys[row][0]).read_bytes())
+
+
+def array_rows(images: Any, labels: Any, split: str) -> Rows:
+    """Return the rows of a data set that torchvision holds as arrays: images uint8 [N, H, W] or [N, H, W, 3].
+
+    Args:
+        images: uint8 [N, H, W] or [N, H, W, 3].
+        labels: [N].
+    """
+    keys = [(f"{split}/{row:06d}.png", int(label)) for row, label in enumerate(labels)]
+    return Rows(keys, lambda row: Image.fromarray(images[row]))
+
+
+def like_mnist(root: Path, classes: Sequence[str], train: str = "train", test: str = "t10k") -> Found:
+    """Read a data set in MNIST's format from the files as they are downloaded, packed by gzip, or unpacked.
+
+    Args:
+        root: the folder with `raw`.
+        train: how the names of the training split's two files begin.
+        test: and those of the test split's.
+    """
+    rows = {}
+    for split, name in (("train", train), ("test", test)):
+        labels = _idx_array(root / "raw" / f"{name}-labels-idx1-ubyte")
+        images = _idx_array(root / "raw" / f"{name}-images-idx3-ubyte")
+        if len(images) != len(labels):
+            raise ValueError(f"'{root}' has {len(images)} images and {len(labels)} labels of {name}")
+        rows[split] = array_rows(images, labels.tolist(), split)
+    return classes, rows
+
+
+def _idx_array(path: Path) -> np.ndarray:
+    """Return the array of an IDX file of bytes: its type, its number of dimensions, these big-endian, the values."""
+    packed = path.with_name(f"{path.name}.gz")
+    content = path.read_bytes() if path.exists() or not packed.exists() else gzip.decompress(packed.read_bytes())
+    if content[:3] != b"\0\0\x08":
+        raise ValueError(f"'{path}' is not an IDX file of bytes")
+    shape = np.frombuffer(content, ">i4", content[3], 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * content[3]).reshape(shape)
+
+
+def select_rows(rows: Rows, wanted: dict[str, set[str]], base: Path) -> dict[str, Rows]:
+    """Return the rows of every official list.
+
+    Args:
+        rows: all that the data set holds.
+        base: the folder that these names start from.
+
+    Raises:
+        MergeflowError: a list names files that are not there.
+    """
+    there = {path for path, _ in rows.keys}
+    for split, paths in wanted.items():
+        if missing := sorted(paths - there):
+            raise MergeflowError(
+                f"'{base}': the official {split} list names {len(missing)} images that are not there, such as "
+                f"'{missing[0]}'. Restore them, or remove the lists to have splits carved."
+            )
+    return {split: rows.only(paths) for split, paths in wanted.items()}
+
+
+def _cars(root: Path) -> Found:
+    from torchvision.datasets import StanfordCars
+
+    parts = {split: StanfordCars(root, split=split, loader=str) for split in ("train", "test")}
+    rows = {split: files_of(part, root / "stanford_cars") for split, part in parts.items()}
+    return parts["train"].classes, rows
+
+
+def _dtd(root: Path) -> Found:
+    from torchvision.datasets import DTD
+
+    parts = {name: DTD(root, split=name, partition=1, loader=str) for name in ("train", "val", "test")}
+    # torchvision numbers the classes of each split for itself.
+    if len({tuple(part.classes) for part in parts.values()}) > 1:
+        counts = {name: len(part.classes) for name, part in parts.items()}
+        raise MergeflowError(f"DTD under '{root}': the label lists name different classes ({counts}); restore them.")
+    rows = {name.replace("val", "validation"): files_of(part, root / "dtd/dtd/images") for name, part in parts.items()}
+    return parts["train"].classes, rows
+
+
+def _eurosat(root: Path) -> Found:
+    from torchvision.datasets import EuroSAT
+
+    dataset = EuroSAT(root, loader=str)
+    return dataset.classes, {"train": files_of(dataset, root / "eurosat/2750")}
+
+
+def _gtsrb(root: Path) -> Found:
+    from torchvision.datasets import GTSRB
+
+    numbers = [f"{label:05d}" for label in range(43)]
+    training = root / "gtsrb/GTSRB/Training"
+    found = sorted(folder.name for folder in training.iterdir() if folder.is_dir()) if training.is_dir() else numbers
+    # torchvision labels the training folders in order, so that one missing folder would shift all labels after it.
+    if found != numbers:
+        raise MergeflowError(f"'{training}': found {len(found)} class folders; expected 00000 to 00042. Restore them.")
+    base = root / "gtsrb/GTSRB"
+    parts = {split: GTSRB(root, split=split)._samples for split in ("train", "test")}
+    return numbers, {s: file_rows(((Path(p), int(c)) for p, c in items), base) for s, items in parts.items()}
+
+
+def _mnist(root: Path) -> Found:
+    from torchvision.datasets import MNIST
+
+    return like_mnist(root / "MNIST", MNIST.classes)
+
+
+def _resisc45(root: Path) -> Found:
+    raw = open_folder("RESISC45", str(root / "NWPU-RESISC45"), DEFAULT_TEMPLATES, 0)
+    base = root / "NWPU-RESISC45"
+    rows = file_rows(((base / path, label) for path, label in raw.list_keys("train")), base)
+    lists = {split: root / f"resisc45-{name}.txt" for split, name in _RESISC45_LISTS.items()}
+    if not all(path.exists() for path in lists.values()):
+        return raw.strata, {"train": rows}
+    # The lists name only files; the class folder is the file's name without its number.
+    wanted = {
+        split: {f"{line.rsplit('_', 1)[0]}/{line}" for line in path.read_text().split()}
+        for split, path in lists.items()
+    }
+    return raw.strata, select_rows(rows, wanted, base)
+
+
+def _sun397(root: Path) -> Found:
+    from torchvision.datasets import SUN397
+
+    dataset = SUN397(root, loader=str)
+    base = root / "SUN397"
+    rows = files_of(dataset, base)
+    for folder in (base, base / "Partitions"):
+        lists = {"train": folder / "Training_01.txt", "test": folder / "Testing_01.txt"}
+        if all(path.exists() for path in lists.values()):
+            wanted = {
+                split: {line.strip().lstrip("/") for line in path.read_text().splitlines() if line.strip()}
+                for split, path in lists.items()
+            }
+            return dataset.classes, select_rows(rows, wanted, base)
+    return dataset.classes, {"train": rows}
+
+
+def _svhn(root: Path) -> Found:
+    from torchvision.datasets import SVHN
+
+    parts = {split: SVHN(root, split=split) for split in ("train", "test")}
+    rows = {split: array_rows(part.data.transpose(0, 2, 3, 1), part.labels, split) for split, part in parts.items()}
+    return [str(digit) for digit in range(10)], rows
+
+
+_RESISC45_LISTS = {"train": "train", "validation": "val", "test": "test"}
+EIGHT: dict[str, Reader] = {
+    "StanfordCars": _cars,
+    "DTD": _dtd,
+    "EuroSAT": _eurosat,
+    "GTSRB": _gtsrb,
+    "MNIST": _mnist,
+    "RESISC45": _resisc45,
+    "SUN397": _sun397,
+    "SVHN": _svhn,
+}
+
+
+def _cifar100(root: Path) -> Found:
+    from torchvision.datasets import CIFAR100
+
+    parts = {"train": CIFAR100(root, train=True), "test": CIFAR100(root, train=False)}
+    return parts["train"].classes, {split: array_rows(part.data, part.targets, split) for split, part in parts.items()}
+
+
+def _fer2013(root: Path) -> Found:
+    from torchvision.datasets import FER2013
+
+    rows = {}
+    for split in ("train", "test"):
+        images, labels = zip(*FER2013(root, split=split)._samples, strict=True)
+        if None in labels:
+            raise MergeflowError(
+                f"'{root / 'fer2013'}': test.csv has no labels. Put fer2013.csv or icml_face_data.csv there."
+            )
+        rows[split] = array_rows([image.numpy() for image in images], labels, split)
+    return [str(label) for label in range(7)], rows
+
+
+def _flowers102(root: Path) -> Found:
+    from torchvision.datasets import Flowers102
+
+    parts = {name: Flowers102(root, split=name, loader=str) for name in ("train", "val", "test")}
+    base = root / "flowers-102"
+    return Flowers102.classes, {name.replace("val", "validation"): files_of(p, base) for name, p in parts.items()}
+
+
+def _oxford_pet(root: Path) -> Found:
+    from torchvision.datasets import OxfordIIITPet
+
+    parts = {name: OxfordIIITPet(root, split=name) for name in ("trainval", "test")}
+    base = root / "oxford-iiit-pet" / "images"
+    rows = {
+        name.removesuffix("val"): file_rows(zip(part._images, part._labels, strict=True), base)
+        for name, part in parts.items()
+    }
+    return parts["trainval"].classes, rows
+
+
+def _pcam(root: Path) -> Found:
+    from torchvision.datasets import PCAM
+
+    parts = {name: PCAM(root, split=name) for name in ("train", "val", "test")}
+    return ["0", "1"], {name.replace("val", "validation"): _hdf5_rows(part, name) for name, part in parts.items()}
+
+
+def _hdf5_rows(part: Any, name: str) -> Rows:
+    """Return the rows of a split of PCAM; torchvision itself would open two files for each label."""
+    files = {kind: part._base_folder / file for kind, (file, *_) in part._FILES[name].items()}
+    with part.h5py.File(files["targets"]) as targets:
+        labels = targets["y"][:, 0, 0, 0]
+    keys = [(f"{name}/{row:06d}.png", int(label)) for row, label in enumerate(labels)]
+
+    def read(row: int) -> Image.Image:
+        with part.h5py.File(files["images"]) as images:
+            return Image.fromarray(images["x"][row])
+
+    return Rows(keys, read)
+
+
+def _stl10(root: Path) -> Found:
+    from torchvision.datasets import STL10
+
+    parts = {split: STL10(root, split=split) for split in ("train", "test")}
+    rows = {split: array_rows(part.data.transpose(0, 2, 3, 1), part.labels, split) for split, part in parts.items()}
+    # Without its list of names the labels are numbers; `numbered` knows their names.
+    return getattr(parts["train"], "classes", [str(label) for label in range(10)]), rows
+
+
+SIX_OF_FOURTEEN: dict[str, Reader] = {
+    "CIFAR100": _cifar100,
+    "FER2013": _fer2013,
+    "Flowers102": _flowers102,
+    "OxfordIIITPet": _oxford_pet,
+    "PCAM": _pcam,
+    "STL10": _stl10,
+}
+
+
+def _emnist(root: Path) -> Found:
+    from torchvision.datasets import EMNIST
+
+    prefix = "emnist-digits"
+    return like_mnist(root / "EMNIST", EMNIST.classes_split_dict["digits"], f"{prefix}-train", f"{prefix}-test")
+
+
+def _cifar10(root: Path) -> Found:
+    from torchvision.datasets import CIFAR10
+
+    parts = {"train": CIFAR10(root, train=True), "test": CIFAR10(root, train=False)}
+    return parts["train"].classes, {split: array_rows(part.data, part.targets, split) for split, part in parts.items()}
+
+
+def _food101(root: Path) -> Found:
+    from torchvision.datasets import Food101
+
+    parts = {split: Food101(root, split=split, loader=str) for split in ("train", "test")}
+    base = root / "food-101" / "images"
+    return parts["train"].classes, {split: files_of(part, base) for split, part in parts.items()}
+
+
+def _fashion_mnist(root: Path) -> Found:
+    from torchvision.datasets import FashionMNIST
+
+    return like_mnist(root / "FashionMNIST", FashionMNIST.classes)
+
+
+def _rendered_sst2(root: Path) -> Found:
+    from torchvision.datasets import RenderedSST2
+
+    parts = {name: RenderedSST2(root, split=name, loader=str) for name in ("train", "val", "test")}
+    base = root / "rendered-sst2"
+    rows = {name.replace("val", "validation"): files_of(part, base) for name, part in parts.items()}
+    return parts["train"].classes, rows
+
+
+def _kmnist(root: Path) -> Found:
+    from torchvision.datasets import KMNIST
+
+    return like_mnist(root / "KMNIST", KMNIST.classes)
+
+
+SIX_OF_TWENTY: dict[str, Reader] = {
+    "EMNIST": _emnist,
+    "CIFAR10": _cifar10,
+    "Food101": _food101,
+    "FashionMNIST": _fashion_mnist,
+    "RenderedSST2": _rendered_sst2,
+    "KMNIST": _kmnist,
+}
+
+
+READERS: Mapping[str, Reader] = {**EIGHT, **SIX_OF_FOURTEEN, **SIX_OF_TWENTY}
 
 
 def open_torchvision(task_name: str, place: str, seed: int, root: Path) -> RawTask:
