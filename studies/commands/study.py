@@ -48,9 +48,7 @@ def add_commands(app: typer.Typer, root: Path) -> None:
         pages: Annotated[
             bool, typer.Option(help="Run nothing: write the papers' pages in docs/research from all records.")
         ] = False,
-        figures: Annotated[
-            bool, typer.Option(help="With --pages: also write a page of tables and figures for each study.")
-        ] = False,
+        figures: Annotated[bool, typer.Option(help="With --pages: tables and figures of each study too.")] = False,
     ) -> None:
         """Run studies and the training runs they need; without a name, list them; `new NAME` writes a new one."""
         if names and names[0] == "new":
