@@ -17,6 +17,7 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import EXPERT_STACKS, AddedEntry, DoraEntry, ExpertsEntry, LoraEntry, TokensEntry
 from mergeflow.checkpoints.names import (
     IN_OUT_EXPERTS,
+    converted,
     copies_of_embedding,
     head_and_embedding,
     loaded_name,
@@ -107,9 +108,9 @@ def _of_square(
 
 def _reoriented(entry: Entry, inputs_first: bool) -> Entry:
     if isinstance(entry, LoraEntry):
-        return replace(entry, transposed=inputs_first, kept=local())
+        return replace(entry, transposed=inputs_first, cache=local())
     assert isinstance(entry, AddedEntry | DoraEntry)
-    return replace(entry, lora=replace(entry.lora, transposed=inputs_first, kept=local()), kept=local())
+    return replace(entry, lora=replace(entry.lora, transposed=inputs_first, cache=local()), cache=local())
 
 
 def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:
@@ -131,17 +132,19 @@ def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: lis
     state = view(state, list(state), rename=biases) if biases else state
     state = _turned(config, _as_in_memory(config, base, state))
     found = renamed(config, base.infos, state.infos, state.entries)
+    known = {name for _, _, names in found.values() for name in names}
+    found |= converted(config, base, view(state, [name for name in state if name not in known]))
     if not found:
         return state
     taken = {name for _, _, names in found.values() for name in names}
-    kept = [name for name in state if name not in taken]
+    others = [name for name in state if name not in taken]
     absolute = {name for name, (_, _, names) in found.items() if state.absolute.issuperset(names)}
     if len(found) != len(taken):
-        notes.append(f"{len(taken)} tensors of experts of '{expert}' are read as the {len(found)} that the base has")
-    entries = {name: state.entries[name] for name in kept} | {name: one[0] for name, one in found.items()}
-    infos = {name: state.infos[name] for name in kept} | {name: one[1] for name, one in found.items()}
+        notes.append(f"{len(taken)} tensors of '{expert}' are read as the {len(found)} that the base has for them")
+    entries = {name: state.entries[name] for name in others} | {name: entry for name, (entry, _, _) in found.items()}
+    infos = {name: state.infos[name] for name in others} | {name: info for name, (_, info, _) in found.items()}
     made = view(state, list(entries), entries, infos)
-    made.absolute = state.absolute & set(kept) | absolute
+    made.absolute = state.absolute & set(others) | absolute
     return made
 
 
@@ -379,24 +382,34 @@ def _with_ties(
 
 
 def _untied(base: LazyStateDict, states: dict[str, LazyStateDict], notes: list[str]) -> LazyStateDict:
-    """Give a base a head of its own where an adapter changes the head, or retrains the embedding, alone of the two."""
-    head, embedding = head_and_embedding(config_of(base), base) or ("", "")
-    if not embedding or head in base:
-        return base
+    """Give a base the weights that its class ties to its embedding where an adapter changes only some of them.
+
+    A head, the embeddings of T5's and BART's towers and a head's bias are then all stored, because nothing is tied in a
+    model whose config.json says so.
+    """
+    copies = copies_of_embedding(config_of(base), base)
+    weights = {copy: origin for copy, origin in copies.items() if copy.endswith(".weight")}
     adapters = {name: state for name, state in states.items() if state.is_task_vector}
     alone = [
-        name
+        (name, copy, origin)
         for name, state in adapters.items()
-        if (head in state and _twin(state, head, base) != embedding)
-        or (head not in state and _embedding_alone(state, embedding))
+        for copy, origin in weights.items()
+        if (copy in state and _twin(state, copy, base) != origin)
+        or (copy not in state and _embedding_alone(state, origin))
     ]
     if not alone:
         return base
-    notes.append(f"'{alone[0]}' changes one of '{head}' and '{embedding}', which are tied: the result has both, untied")
-    for name, state in states.items():
-        if name not in adapters:
-            states[name] = _says_untied(_with(state, head, embedding) if head not in state else state)
-    return _says_untied(_with(base, head, embedding))
+    name, copy, origin = alone[0]
+    notes.append(f"'{name}' changes one of '{copy}' and '{origin}', which are tied: the result has both, untied")
+    for copy, origin in copies.items():
+        for name, state in states.items():
+            follows = copy.endswith(".bias") or not _embedding_alone(state, origin)
+            if copy not in state and origin in state and (name not in adapters or follows):
+                states[name] = _with(state, copy, origin)
+        base = _with(base, copy, origin)
+    for name in states.keys() - adapters.keys():
+        states[name] = _says_untied(states[name])
+    return _says_untied(base)
 
 
 def _says_untied(state: LazyStateDict) -> LazyStateDict:

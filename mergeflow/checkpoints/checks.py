@@ -158,5 +158,6 @@ def not_finite(owner: str, tensor: str) -> MergeflowError:
     """Return the error for NaN or infinity in a tensor."""
     return MergeflowError(
         f"'{owner}' holds NaN or infinity in tensor '{tensor}': a merge would spread it. "
-        "Its training diverged or the file is damaged: train it again or use an earlier checkpoint."
+        "Its training diverged or the file is damaged: train it again or use an earlier checkpoint. Infinities that "
+        "belong there, such as bounds, must be the same in all models, or `ignore` the tensor."
     )

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
 from threading import Lock, local
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from mergeflow.checkpoints.header import FLOAT32, TensorInfo
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, unwrap
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,7 @@ class LoraEntry:
     factor: float
     transposed: bool
     embedding: bool = False
-    kept: local = field(default_factory=local)
+    cache: local = field(default_factory=local)
 
     def delta(self) -> Tensor:
         """Return the difference as a matrix [out, in], float32, not transposed."""
@@ -52,7 +53,7 @@ class LoraEntry:
 
     def read(self, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened difference, [stop − start], float32."""
-        return _piece(self, start, stop)
+        return formed_piece(self, start, stop)
 
 
 class _Recent:
@@ -68,18 +69,18 @@ class _Recent:
     def of(self, entry: ExpertsEntry) -> Tensor:
         """Return B of an entry, [experts, out, rank]."""
         with self._lock:
-            if entry.kept:
+            if entry.cache:
                 self._held.move_to_end(id(entry))
-                return entry.kept[0]
+                return entry.cache[0]
         rows, size = entry.shape[0], entry.rank * entry.experts
         up = entry.up.read(0, rows * size).reshape(rows, entry.rank, entry.experts).permute(2, 0, 1).contiguous()
         with self._lock:
-            entry.kept[:] = [up]
+            entry.cache[:] = [up]
             self._held[id(entry)] = ref(entry)
             while len(self._held) > self._most:
                 oldest = self._held.popitem(last=False)[1]()
                 if oldest is not None:
-                    oldest.kept.clear()
+                    oldest.cache.clear()
         return up
 
 
@@ -100,11 +101,11 @@ class ExpertsEntry:
     rank: int
     factor: float
     transposed: bool = False
-    kept: list[Tensor] = field(default_factory=list)
+    cache: list[Tensor] = field(default_factory=list)
 
     def turned(self) -> ExpertsEntry:
         """Return the entry of a stack that is stored as [experts, in, out]."""
-        return replace(self, transposed=True, kept=[])
+        return replace(self, transposed=True, cache=[])
 
     def of_expert(self, expert: int) -> tuple[Tensor, Tensor]:
         """Return A [rank, in] and B [out, rank] of one expert as they are stored, without the factor."""
@@ -132,7 +133,7 @@ class AddedEntry:
 
     weight: Entry
     lora: LoraEntry
-    kept: local = field(default_factory=local)
+    cache: local = field(default_factory=local)
 
     def formed(self) -> Tensor:
         """Return the flattened adapted weight [numel], float32."""
@@ -141,7 +142,7 @@ class AddedEntry:
 
     def read(self, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened adapted weight, [stop − start], float32."""
-        return _piece(self, start, stop)
+        return formed_piece(self, start, stop)
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ class DoraEntry:
     magnitude: Entry
     lora: LoraEntry
     weight: Entry | None = None
-    kept: local = field(default_factory=local)
+    cache: local = field(default_factory=local)
 
     def formed(self) -> Tensor:
         """Return the flattened adapted weight [numel], float32.
@@ -173,7 +174,7 @@ class DoraEntry:
 
     def read(self, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened adapted weight, [stop − start], float32."""
-        return _piece(self, start, stop)
+        return formed_piece(self, start, stop)
 
 
 @dataclass(frozen=True)
@@ -209,13 +210,22 @@ class TokensEntry:
         return piece
 
 
-def _piece(entry: LoraEntry | AddedEntry | DoraEntry, start: int, stop: int) -> Tensor:
-    """Return a piece; a thread that reads from the first element on forms the weight once."""
-    if start == 0 or not hasattr(entry.kept, "formed"):
-        entry.kept.formed = entry.formed()
-    piece: Tensor = entry.kept.formed[start:stop]
-    if stop >= entry.kept.formed.numel():
-        del entry.kept.formed
+class _Formed(Protocol):
+    """An entry whose tensor is formed whole; `cache` is each thread's own."""
+
+    @property
+    def cache(self) -> local: ...
+
+    def formed(self) -> Tensor: ...
+
+
+def formed_piece(entry: _Formed, start: int, stop: int) -> Tensor:
+    """Return elements start..stop, [stop − start]; a thread that reads from the first one on forms the weight once."""
+    if start == 0 or not hasattr(entry.cache, "formed"):
+        entry.cache.formed = entry.formed()
+    piece: Tensor = entry.cache.formed[start:stop]
+    if stop >= entry.cache.formed.numel():
+        del entry.cache.formed
     return piece
 
 
@@ -295,10 +305,28 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
             if plain not in entries:  # else it is part of an adapted weight
                 entries[plain], infos[plain] = stored.entries[name], stored.infos[name]
                 absolute.add(plain)
-    if not entries:
-        raise MergeflowError(f"adapter '{folder}' holds no LoRA weights.")
+    _check_factors(folder, config, entries)
     files = stored.detach_files()
     return LazyStateDict(str(folder), entries, infos, stored.metadata, files, True, absolute=frozenset(absolute))
+
+
+def _check_factors(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> None:
+    """Check that there are factors, and that those of tables that PEFT was to keep tied make one change."""
+    if not entries:
+        raise MergeflowError(f"adapter '{folder}' holds no LoRA weights.")
+    if not config.get("ensure_weight_tying"):
+        return
+    loras = {name: entry for name, entry in entries.items() if isinstance(entry, LoraEntry)}
+    sides = {name: tuple(side.T for side in lora.factors()[::-1]) if lora.embedding else lora.factors()
+             for name, lora in loras.items()}  # fmt: skip
+    first = next((name for name, lora in loras.items() if lora.embedding), "")
+    for name, lora in loras.items() if first else ():
+        table = lora.embedding or lora.shape == loras[first].shape[::-1]
+        if table and not all(map(torch.equal, sides[name], sides[first])):
+            raise MergeflowError(
+                f"adapter '{folder}' was made with ensure_weight_tying, but its factors of '{name}' and '{first}' make "
+                "different changes, so that PEFT itself computes with neither. Train it without ensure_weight_tying."
+            )
 
 
 def _whole_name(stored: LazyStateDict, target: str) -> str:
@@ -365,7 +393,9 @@ def _refuse(folder: Path, config: dict[str, Any]) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise MergeflowError(
-            f"adapter '{folder}' is of the type {kind!r}; only LORA can be merged. Merge it into its base first."
+            f"adapter '{folder}' is of the type {kind!r}; only LORA can be merged. Where PEFT can make it part of its "
+            "base's weights (merge_and_unload), do so, save the whole model and give that. Prompts and prefixes are no "
+            "change of weights: they cannot be merged."
         )
     strange = [one for one in _parameters(config) if one.rpartition(".")[2] not in (*EXPERT_STACKS, "weight")]
     if strange:

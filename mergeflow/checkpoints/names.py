@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.util import find_spec
 from itertools import accumulate
+from threading import local
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import Entry
+from mergeflow.checkpoints.lora import DoraEntry, TokensEntry, formed_piece
+from mergeflow.checkpoints.reader import Entry, LazyStateDict
 from mergeflow.late import torch
 
 if TYPE_CHECKING:
@@ -311,33 +316,194 @@ def names_in_memory(config: Mapping[str, Any], names: Iterable[str]) -> dict[str
     ViT's `vit.encoder.layer.0.…` is `vit.layers.0.…` in memory since transformers 5. Else the renamings known here do.
     A weight of a listed expert that is part of a stack in memory is called so: `mlp.experts.gate_up_proj[3].up`.
     """
-    made = config.get("architectures")
-    if isinstance(made, list) and made and find_spec("transformers") is not None:
-        found = _by_transformers(str(made[0]), config, list(names))
-        if found is not None:
-            return found
-    return {loaded_name(config, name): name for name in names}
+    tables = _tables(config)
+    return {loaded_name(config, name) if tables is None else tables.in_memory(name): name for name in names}
 
 
-def _by_transformers(cls: str, config: Mapping[str, Any], names: list[str]) -> dict[str, str] | None:
-    """Ask transformers; None for a version without conversion tables, or a class that it does not have."""
+@dataclass(frozen=True)
+class _Tables:
+    """What transformers renames and converts when it reads a file of one class, and when it writes one.
+
+    Attributes:
+        config: config.json.
+        model: The class, without data.
+        tensors: Its state dict: by their names in memory, without data.
+        loading: The transforms of reading.
+        saving: Those of writing.
+    """
+
+    config: Mapping[str, Any]
+    model: Any
+    tensors: dict[str, Tensor]
+    loading: list[Any]
+    saving: list[Any]
+
+    def in_memory(self, name: str) -> str:
+        """Return the name in memory of a file's tensor that no conversion changes."""
+        from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+        renamings = [each for each in self.loading if isinstance(each, WeightRenaming)]
+        loaded, _ = rename_source_key(name, renamings, [], self.model.base_model_prefix, self.tensors)
+        loaded = loaded if loaded in self.tensors else loaded_name(self.config, name)
+        return piece_of_stack(loaded, self.tensors) or loaded
+
+    def groups(self, names: Iterable[str], saving: bool) -> Iterator[_Group]:
+        """Yield the tensors that reading a file, or writing one, converts together."""
+        from transformers.core_model_loading import (
+            WeightConverter,
+            WeightRenaming,
+            apply_converters,
+            dot_natural_key,
+            rename_source_key,
+        )
+
+        transforms = self.saving if saving else self.loading
+        converters = [each for each in transforms if isinstance(each, WeightConverter)]
+        renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+        by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+        members: dict[str, list[tuple[str, str]]] = {}
+        for name in sorted(names, key=dot_natural_key):
+            if saving:
+                target, pattern = apply_converters(name, converters)
+            else:
+                prefix = self.model.base_model_prefix
+                target, pattern = rename_source_key(name, renamings, converters, prefix, self.tensors)
+            if pattern is not None:
+                members.setdefault(target, []).append((name, pattern))
+        for target, held in members.items():
+            yield _Group(self.model, by_pattern[held[0][1]], target, tuple(held), renamings if saving else [])
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Tensors that transformers converts together, such as the three that it fuses into one.
+
+    Attributes:
+        model: The class, without data.
+        converter: What it does.
+        target: The name that the converter gives its result, or the first of them.
+        members: The names of the tensors, each with the converter's pattern for it.
+        renamings: What is renamed afterwards.
+    """
+
+    model: Any
+    converter: Any
+    target: str
+    members: tuple[tuple[str, str], ...]
+    renamings: list[Any]
+
+    def convert(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return the results of the members' tensors, in their order, by name."""
+        from transformers.core_model_loading import apply_renamings
+
+        converter = deepcopy(self.converter)
+        for (name, pattern), tensor in zip(self.members, tensors, strict=True):
+            converter.add_tensor(self.target, name, pattern, tensor)
+        made = converter.convert(self.target, model=self.model, config=self.model.config)
+        return {apply_renamings(name, self.renamings): value[0] if isinstance(value, list) else value
+                for name, value in made.items()}  # fmt: skip
+
+
+def _tables(config: Mapping[str, Any]) -> _Tables | None:
+    """Return transformers' tables; None without it, for a class that it lacks, or where config.json is not its own."""
+    if not isinstance(config.get("architectures"), list) or find_spec("transformers") is None:
+        return None
+    return _tables_of(json.dumps(config, default=str))
+
+
+@lru_cache(2)
+def _tables_of(text: str) -> _Tables | None:
     import transformers
 
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightRenaming, rename_source_key
-    except ImportError:
+        from transformers.core_model_loading import PrefixChange
+    except ImportError:  # a version without conversions
         return None
-    kind: Any = getattr(transformers, cls, None)
+    config = json.loads(text)
+    kind: Any = getattr(transformers, str(next(iter(config["architectures"]), "")), None)
     if getattr(kind, "config_class", None) is None:
         return None
-    with torch.device("meta"):
-        model = kind(kind.config_class.from_dict(dict(config)))
-    renamings = [one for one in get_model_conversion_mapping(model) if isinstance(one, WeightRenaming)]
-    known = model.state_dict()
-    found = {}
-    for name in names:
-        loaded, _ = rename_source_key(name, renamings, [], model.base_model_prefix, known)
-        loaded = loaded if loaded in known else loaded_name(config, name)
-        found[piece_of_stack(loaded, known) or loaded] = name
-    return found
+    try:
+        with torch.device("meta"):
+            model = kind(kind.config_class.from_dict(json.loads(text)))
+        transforms = get_model_conversion_mapping(model, add_legacy=False)
+        written = [transform for transform in transforms if not isinstance(transform, PrefixChange)]
+        saving = [transform.reverse_transform() for transform in reversed(written)]
+        return _Tables(config, model, model.state_dict(), get_model_conversion_mapping(model), saving)
+    except Exception:  # whatever a class raises of settings that it does not take
+        return None
+
+
+@dataclass(frozen=True)
+class ConvertedEntry:
+    """A tensor that transformers' conversion makes of others."""
+
+    group: _Group
+    name: str
+    parts: tuple[tuple[Entry | None, TensorInfo], ...]
+    cache: local = field(default_factory=local)
+
+    def formed(self) -> Tensor:
+        """Return the flattened tensor [numel]; parts without data are 0."""
+        tensors = [
+            torch.zeros(info.shape, dtype=info.dtype.torch)
+            if entry is None
+            else entry.read(0, info.numel).reshape(info.shape)
+            for entry, info in self.parts
+        ]
+        return self.group.convert(tensors)[self.name].reshape(-1)
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the flattened tensor, [stop − start]."""
+        return formed_piece(self, start, stop)
+
+
+def converted(config: Mapping[str, Any], base: LazyStateDict, state: LazyStateDict) -> Found:
+    """Return the tensors of the base's file that transformers' conversion makes of a state's under strange names.
+
+    The base may be as in files and the state as in memory, as adapters are, or the other way round. Of a task vector a
+    part that is missing is a difference of 0.
+    """
+    strange = {name for name in state if name not in base}
+    tables = _tables(config) if strange else None
+    if tables is None:
+        return {}
+    stored = {tables.in_memory(name): name for name in base}
+    made: Found = {
+        stored[name]: (state.entries[name], state.infos[name], (name,))
+        for name in strange
+        if name in stored and stored[name] not in state
+    }
+    for saving in (False, True):
+        for group in tables.groups({*tables.tensors, *strange} if saving else strange, saving):
+            if strange.intersection(name for name, _ in group.members):
+                made |= _of_group(group, tables, base, state, stored)
+    return made
+
+
+def _of_group(
+    group: _Group, tables: _Tables, base: LazyStateDict, state: LazyStateDict, stored: Mapping[str, str]
+) -> Found:
+    """Convert a group of a state's tensors to those of the base's file; to none where it is not whole, or unlike."""
+    names = [name for name, _ in group.members]
+    held = [name for name in names if name in state]
+    lacking = len(held) < len(names) and not state.is_task_vector
+    mixed = len({state.infos[name].dtype for name in held}) > 1 or 0 < len(state.absolute & set(held)) < len(names)
+    if lacking or mixed or any(isinstance(state.entries[name], DoraEntry | TokensEntry) for name in held):
+        return {}
+    dtype = state.infos[held[0]].dtype
+    infos = [state.infos[n] if n in held else TensorInfo(tuple(tables.tensors[n].shape), dtype) for n in names]
+    try:
+        shapes = group.convert(torch.empty(info.shape, dtype=dtype.torch, device="meta") for info in infos)
+    except Exception:  # tensors that are not those of the class: they are told as mismatches
+        return {}
+    parts = tuple((state.entries.get(name), info) for name, info in zip(names, infos, strict=True))
+    made: Found = {}
+    for result, value in shapes.items():
+        name = result if result in base else stored.get(tables.in_memory(result), "")
+        info = TensorInfo(tuple(value.shape), dtype)
+        if name not in base or base.infos[name].shape != info.shape:
+            return {}
+        made[name] = ConvertedEntry(group, result, parts), info, tuple(held)
+    return made

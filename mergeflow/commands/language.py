@@ -167,7 +167,6 @@ def lm_eval(
     from mergeflow.errors import unknown_name
     from mergeflow.search.lm_eval import evaluate, find_tasks, metrics_of
     from mergeflow.search.sweep_file import LmEvalScore
-    from mergeflow.training.arithmetic import arithmetic
 
     if split not in ("validation", "test"):
         raise unknown_name("split", split, ("validation", "test"))
@@ -178,8 +177,7 @@ def lm_eval(
     for model, opened in opened_models(context, models, base):
         with TemporaryDirectory(prefix="mergeflow-lm-eval-") as folder:
             opened.save(Path(folder))
-            with arithmetic():
-                results = evaluate(part, Path(folder), split, manager, device)
+            results = evaluate(part, Path(folder), split, manager, device)
         better = results["higher_is_better"]
         found[model] = {
             f"{task} {metric}": value

@@ -105,7 +105,6 @@ def adamerge(
     from mergeflow.evaluation.statistics import check_learned_place
     from mergeflow.merging import load_recipe
     from mergeflow.modalities.catalog import is_recorded
-    from mergeflow.training.arithmetic import arithmetic
 
     loaded = load_recipe(recipe, overrides or [])
     order = AdamergeOrder(
@@ -122,7 +121,7 @@ def adamerge(
     check_learned_place(out, loaded, {"recipe": str(recipe), **named}, force)
     if loaded.device != "cpu":
         tell(foretell_coefficients(order, loaded.device))
-    with arithmetic(), progress_bar("adamerging") as progress:
+    with progress_bar("adamerging") as progress:
         found = learn_coefficients(loaded, order, out, resolve=context.obj, progress=progress)
     for name, values in found.coefficients.items():
         numbers = list(values.values())
@@ -138,13 +137,12 @@ def _write(out: Path, force: bool, **order: Any) -> None:
     from mergeflow.commands.device_memory import tell
     from mergeflow.evaluation.memory import foretell_statistic
     from mergeflow.evaluation.statistics import StatisticOrder, check_order, write_statistic
-    from mergeflow.training.arithmetic import arithmetic
 
     asked = StatisticOrder(**order)
     check_order(asked, out, force)
     if asked.device != "cpu":
         tell(foretell_statistic(asked))
-    with arithmetic(), progress_bar(asked.kind) as progress:
+    with progress_bar(asked.kind) as progress:
         fingerprint, count = write_statistic(asked, out, progress, force=force)
     typer.echo(f"{out}  {short(fingerprint)}…  {count} examples of {order['split']}")
 

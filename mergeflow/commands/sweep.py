@@ -68,7 +68,6 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
 
 def _run(sweep: "Sweep", folder: Path, resolve: Callable[[str], str] | None, console: Console) -> "SweepResult":
     from mergeflow.search.sweep import run_sweep
-    from mergeflow.training.arithmetic import arithmetic
 
     if sweep.device != "cpu":
         from mergeflow.commands.device_memory import tell
@@ -79,7 +78,7 @@ def _run(sweep: "Sweep", folder: Path, resolve: Callable[[str], str] | None, con
         tell(foretell_sweep(sweep, resolve), console)
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with arithmetic(), bars:
+    with bars:
         bar = bars.add_task("sweep", total=None)
         return run_sweep(
             sweep,

@@ -23,6 +23,7 @@ from mergeflow.modalities.heads import load_head, read_head
 from mergeflow.modalities.vision.models import ClipModel, image_model
 from mergeflow.modalities.vision.opening import check_head, open_model
 from mergeflow.modality import Examples, Modality, Model, Predictions
+from mergeflow.training.arithmetic import arithmetic
 
 
 def open_headed(modality: Modality, task: str, folder: str, split: str, file: str | None, device: str) -> Examples:
@@ -163,6 +164,7 @@ class AdamergeOrder:
     seed: int = 0
 
 
+@arithmetic()
 def learn_coefficients(
     recipe: Recipe,
     order: AdamergeOrder,

@@ -25,6 +25,7 @@ from mergeflow.modalities.heads import Head, load_head
 from mergeflow.modalities.vision.models import image_model
 from mergeflow.modalities.vision.opening import check_head, open_model
 from mergeflow.modality import Model, Predictions
+from mergeflow.training.arithmetic import arithmetic
 
 Labels = Literal["sampled", "all"]
 
@@ -336,6 +337,7 @@ class StatisticOrder:
     device: str = "cpu"
 
 
+@arithmetic()
 def write_statistic(
     order: StatisticOrder, out: str | Path, progress: Progress | None = None, *, force: bool = False
 ) -> tuple[str, int]:

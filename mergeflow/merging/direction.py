@@ -183,7 +183,7 @@ def prepare(
     engine = Engine(call, Stacks(origin, states, model, device), workers)
     anchors = {name: origin[name].detach() for name in infos}
     directions = {
-        name: torch.empty(info.shape, dtype=model.dtype.torch)
+        name: torch.zeros(info.shape, dtype=model.dtype.torch)
         for name, info in infos.items()
         if info.dtype.is_floating_point
     }
@@ -199,7 +199,7 @@ def prepare(
             return
         with lock:
             if unit.name not in own:
-                anchors[unit.name] = torch.empty(infos[unit.name].shape, dtype=model.dtype.torch)
+                anchors[unit.name] = anchors[unit.name].to(model.dtype.torch, copy=True).contiguous()
                 own.add(unit.name)
         anchors[unit.name].view(-1)[unit.start : unit.stop] = anchor.reshape(-1).cpu()
 

@@ -128,6 +128,8 @@ class Engine:
             for piece in units:
                 facts.observe(piece)
         stack, args = self.stacks.stack(unit, self.stacks.on_piece), self.arguments(unit.name)
+        if stack.copied:
+            return None, self.stacks.copied(unit)
         result = self.call.method(stack, args)
         if "scale" in getattr(args, "varied", ()):
             result = (result[0], result[1] * args.scale)

@@ -139,9 +139,15 @@ class Stacks:
 
     def stack(self, unit: Unit, on_piece: OnPiece | None = None) -> Stack:
         """Read one unit of base and experts and form the task vectors; buffers are reused by each worker."""
-        count = unit.stop - unit.start
+        count, copied = unit.stop - unit.start, False
         own = count > BLOCK and (len(unit.shape) > 1 or count > self.piece)
-        base, taus = (self._tensor if own else self._block)(unit, on_piece)
+        try:
+            base, taus = (self._tensor if own else self._block)(unit, on_piece)
+        except MergeflowError:
+            if not self._share_infinities(unit):
+                raise
+            copied = True
+            base, taus = self._empty(count).zero_(), self._empty(len(self.experts), count).zero_()
         return Stack(
             self.model.tied.get(unit.name, unit.name),
             base.reshape(unit.shape).to(self.device),
@@ -149,6 +155,17 @@ class Stacks:
             unit.start,
             self.model_at(unit.name),
             partial(self.factors, unit.name),
+            copied,
+        )
+
+    def _share_infinities(self, unit: Unit) -> bool:
+        """Whether base and experts hold the same infinities in a unit and differ nowhere in it, as bounds do."""
+        base = read(self.base, unit.name, unit.start, unit.stop).to(self.model.dtype.torch)
+        states = {name: state for name, state in self.experts.items() if not self._is_zero(name, unit.name)}
+        return not bool(base.isnan().any()) and all(
+            not self._is_difference(name, unit.name)
+            and torch.equal(read(state, unit.name, unit.start, unit.stop).to(base.dtype), base)
+            for name, state in states.items()
         )
 
     def _tensor(self, unit: Unit, on_piece: OnPiece | None) -> tuple[Tensor, Tensor]:

@@ -78,6 +78,8 @@ class Stack:
         model: Facts about the whole model.
         factors: Gives A and B of each task vector as a matrix [out, in] (None for one that is zero), where all experts
             are LoRA adapters; else None.
+        copied: Whether base and experts share infinities and differ nowhere: the result is the base's, and what is read
+            of it here is 0.
     """
 
     name: str
@@ -86,6 +88,7 @@ class Stack:
     start: int
     model: Model
     factors: Callable[[], list[tuple[Tensor, Tensor] | None] | None] = lambda: None
+    copied: bool = False
 
     @property
     def weighted(self) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.search.scorer import Candidate, CandidateModel, CheckedScorer
 from mergeflow.search.sweep_file import LmEvalScore, name_of
+from mergeflow.training.arithmetic import arithmetic
 
 
 def lm_eval_scorer(part: LmEvalScore, device: str) -> tuple[CheckedScorer, str]:
@@ -58,6 +59,7 @@ def _near(task: str, known: Any) -> list[str]:
     return get_close_matches(task, known, n=12, cutoff=0.0)
 
 
+@arithmetic()
 def evaluate(part: LmEvalScore, folder: Path, split: str, manager: Any, device: str) -> dict[str, Any]:
     """Return what the harness finds: `results` by task and metric, and `higher_is_better` by the same.
 

@@ -13,6 +13,7 @@ from mergeflow.search.journal import Journal
 from mergeflow.search.optuna import optuna_search, trial_count
 from mergeflow.search.scoreboard import Scoreboard, SweepResult, Trial, open_sweep, write_parquet, write_winner
 from mergeflow.search.sweep_file import Sweep
+from mergeflow.training.arithmetic import arithmetic
 
 JOURNAL, TABLE, WINNER = "trials.jsonl", "trials.parquet", "winner.yaml"
 
@@ -20,6 +21,7 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, trials done and trials in all."""
 
 
+@arithmetic()
 def run_sweep(
     sweep: Sweep,
     folder: str | Path,

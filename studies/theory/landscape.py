@@ -192,13 +192,16 @@ def measure_grid(
 
 
 def angle_between(first: Point, second: Point) -> float:
-    """Return the angle between two vectors of the plane in degrees, 0 … 180.
+    """Return the angle between two vectors of the plane in degrees, 0 … 180; NaN where one has no length.
 
     Example:
         >>> round(angle_between((2.0, 0.0), (0.0, 3.0)), 6)
         90.0
     """
-    cosine = float(np.dot(first, second)) / (math.hypot(*first) * math.hypot(*second))
+    lengths = math.hypot(*first) * math.hypot(*second)
+    if not lengths:
+        return math.nan
+    cosine = float(np.dot(first, second)) / lengths
     return math.degrees(math.acos(min(max(cosine, -1.0), 1.0)))
 
 

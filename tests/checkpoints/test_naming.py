@@ -47,7 +47,7 @@ def test_a_merge_of_both_layouts_is_that_of_one(tmp_path, method):
     plain = {**recipe, "experts": {"a": str(expert[0]), "b": str(tmp_path / "base-listed")}}
     found, wanted = (merge({**one, "out": str(tmp_path / name)}) for one, name in ((mixed, "mixed"), (plain, "plain")))
     assert found.fingerprint == wanted.fingerprint
-    assert "tensors of experts of 'a' are read as" in "\n".join(check_recipe(mixed).lines())
+    assert "tensors of 'a' are read as" in "\n".join(check_recipe(mixed).lines())
     model = type(tiny("mixtral")).from_pretrained(tmp_path / "mixed")
     with open_checkpoint(tmp_path / "plain") as state:
         weight = model.state_dict()["model.layers.1.mlp.experts.gate_up_proj"][2, :48]

@@ -1,5 +1,6 @@
 """Adapters that PEFT itself writes, on models of transformers: the same weights as PEFT's own merge."""
 
+import dataclasses
 import json
 
 import pytest
@@ -30,6 +31,11 @@ def llama():
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
 
 
+def llama_tied():
+    torch.manual_seed(1)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, "tie_word_embeddings": True}))
+
+
 def gpt2():
     torch.manual_seed(1)
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=40))
@@ -40,6 +46,27 @@ def classifier():
     torch.manual_seed(1)
     config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=16, vocab_size=40, num_labels=16, pad_token_id=0)
     return transformers.GPT2ForSequenceClassification(config)
+
+
+def t5():
+    torch.manual_seed(1)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 40}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+
+
+def bart():
+    torch.manual_seed(1)
+    sizes = {f"{side}_{key}": value for side in ("encoder", "decoder")
+             for key, value in {"layers": 1, "attention_heads": 2, "ffn_dim": 24}.items()}  # fmt: skip
+    tokens = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 0, "forced_eos_token_id": None}
+    config = transformers.BartConfig(d_model=16, vocab_size=40, max_position_embeddings=32, **sizes, **tokens)
+    return transformers.BartForConditionalGeneration(config)
+
+
+def bert():
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformers.BertForMaskedLM(transformers.BertConfig(**sizes, vocab_size=40, max_position_embeddings=32))
 
 
 def trained(model, folder, **config):
@@ -169,6 +196,46 @@ def test_an_adapted_tied_embedding_computes_what_peft_does_with_it(tmp_path, con
     torch.testing.assert_close(found(tokens).logits, wrapped(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
+TIED = {"t5": (t5, "q", "shared", "lm_head"), "bart": (bart, "q_proj", "shared", "lm_head"),
+        "bert": (bert, "query", "word_embeddings", "decoder")}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", ["target_modules", "modules_to_save"])
+@pytest.mark.parametrize("table", ["embedding", "head", "towers"])
+@pytest.mark.parametrize("name", TIED)
+def test_an_adapter_of_one_of_several_tied_tables_computes_what_peft_does_with_it(tmp_path, name, table, way):
+    """All that the class ties is then stored: embeddings of towers and a head's bias were left to chance."""
+    make, plain, embedding, head = TIED[name]
+    tables = {"embedding": [embedding], "head": [head], "towers": ["encoder.embed_tokens", "decoder.embed_tokens"]}
+    if name == "bert" and table == "towers":
+        return
+    model, tokens = make(), torch.arange(3, 15)[None]
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(0.2 * torch.randn_like(value))
+    trained(
+        model, tmp_path, **{"target_modules": [plain]} | {way: [*([plain] if way[0] == "t" else []), *tables[table]]}
+    )
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "experts": {"a": str(tmp_path / "adapter")}}
+    merge({**recipe, "base": str(tmp_path / "base"), "out": str(tmp_path / "out")})
+    found, told = type(model).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not told["missing_keys"]
+    wrapped = peft.PeftModel.from_pretrained(type(model).from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    given = {"input_ids": tokens} | ({} if name == "bert" else {"decoder_input_ids": tokens + 5})
+    one, other = (each.eval()(**given).logits for each in (found, wrapped))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tables_that_peft_was_to_tie_and_did_not_are_refused(tmp_path):
+    trained(llama_tied(), tmp_path / "llama", target_modules=["q_proj", "embed_tokens"], ensure_weight_tying=True)
+    open_checkpoint(tmp_path / "llama" / "adapter").close()
+    trained(t5(), tmp_path, target_modules=["q", "lm_head"], ensure_weight_tying=True)
+    with pytest.raises(MergeflowError, match="made with ensure_weight_tying, but its factors of"):
+        open_checkpoint(tmp_path / "adapter")
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_tokens_that_do_not_fit_are_refused(tmp_path):
     trained(gpt2(), tmp_path, target_modules=["c_attn"], trainable_token_indices=[3, 39])
@@ -221,3 +288,60 @@ def test_what_peft_stores_for_an_extended_vocabulary(tmp_path, config):
         fit.check()
         for name, value in whole(fit.base, fit.experts["a"]).items():
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+KINDS = peft.mapping.PEFT_TYPE_TO_CONFIG_MAPPING
+# Settings without which a kind of adapter cannot be made for a small model.
+NEEDED = {
+    "ADALORA": {"total_step": 10},
+    "ADAPTION_PROMPT": {"adapter_len": 4, "adapter_layers": 1, "target_modules": "self_attn"},
+    "C3A": {"block_size": 8},
+    "FOURIERFT": {"n_frequency": 10},
+    "MISS": {"r": 4},
+    "PSOFT": {"r": 4},
+    "ROAD": {"group_size": 8},
+    "SHIRA": {"r": 2},
+    "TRAINABLE_TOKENS": {"token_indices": [3, 7], "target_modules": ["embed_tokens"]},
+    "VBLORA": {"num_vectors": 4, "vector_length": 8},
+    "WAVEFT": {"n_frequency": 10},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", sorted(kind.value for kind in KINDS))
+def test_every_kind_of_adapter_is_merged_as_peft_merges_it_or_refused_by_name(tmp_path, kind):
+    config = KINDS[peft.PeftType(kind)]
+    defaults = {"task_type": "CAUSAL_LM", "target_modules": ["q_proj", "v_proj"], "num_virtual_tokens": 3}
+    fields = {field.name for field in dataclasses.fields(config)}
+    settings = {name: value for name, value in defaults.items() if name in fields} | NEEDED.get(kind, {})
+    base, tokens = llama(), torch.arange(3, 15)[None]
+    base.save_pretrained(tmp_path / "base")
+    if kind == "XLORA":  # made of LoRA adapters
+        config(**settings).save_pretrained(tmp_path / "adapter")
+        with pytest.raises(MergeflowError, match=f"is of the type '{kind}'.*merge_and_unload"):
+            open_checkpoint(tmp_path / "adapter")
+        return
+    wrapped = peft.get_peft_model(base, config(**settings)).eval()
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for value in wrapped.parameters():
+            if value.requires_grad:
+                value.add_(0.05 * torch.randn(value.shape, generator=generator))
+    wrapped.save_pretrained(tmp_path / "adapter")
+    recipe = {"method": "task_arithmetic", "base": str(tmp_path / "base"), "args": {"scale": 1.0}}
+    expert = {"a": str(tmp_path / "adapter")}
+    if kind != "LORA":
+        with pytest.raises(MergeflowError, match=f"is of the type '{kind}'.*merge_and_unload"):
+            merge({**recipe, "experts": expert, "out": str(tmp_path / "out")})
+    try:
+        whole = wrapped.merge_and_unload()
+    except (AttributeError, NotImplementedError, ValueError):  # no change of weights, or none that PEFT can make
+        assert kind != "LORA"
+        return
+    if kind != "LORA":
+        whole.save_pretrained(tmp_path / "whole")
+        expert = {"a": str(tmp_path / "whole")}
+    merge({**recipe, "experts": expert, "out": str(tmp_path / "out")})
+    found = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out").eval()
+    torch.testing.assert_close(found(tokens).logits, whole(tokens).logits, rtol=1e-5, atol=1e-5)

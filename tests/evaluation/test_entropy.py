@@ -21,6 +21,7 @@ from mergeflow.evaluation.adamerging import AdamergeOrder, entropy_gradient, lea
 from mergeflow.merging import load_recipe, make_recipe, merge
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import image_model, load_clip
+from mergeflow.training.arithmetic import arithmetic
 from tests.evaluation.small import TASKS, load_head
 
 
@@ -104,6 +105,17 @@ def test_property_labels_play_no_part(world: Path, tmp_path: Path):
     for task in TASKS:
         one, two = ((tmp_path / name / f"{task}.safetensors").read_bytes() for name in ("true", "false"))
         assert one == two
+
+
+def test_it_learns_without_tf32_from_python_too(world: Path, tmp_path: Path):
+    seen = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append((torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision))
+
+    with arithmetic(tf32=True):
+        learn_coefficients(make_recipe(recipe_values(world, steps=1)), order(world), tmp_path / "o", progress=progress)
+    assert seen == [("ieee", "ieee")]
 
 
 def test_the_command_prints_and_writes(world: Path, tmp_path: Path):

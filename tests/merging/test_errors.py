@@ -10,7 +10,7 @@ import torch
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, configure, load_recipe, make_recipe, merge, prepare
-from tests.merging.helpers import awkward, recipe, statistics
+from tests.merging.helpers import awkward, fitting, recipe, statistics
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,33 @@ def test_nan_and_inf_name_expert_and_tensor(files, value, method):
     assert not (files / "out.safetensors").exists()
     base, _ = awkward(torch.float32)
     with pytest.raises(MergeflowError, match="'expert1' holds NaN"):
+        prepare(configure(method), base, experts)
+
+
+@pytest.mark.parametrize("method", ["average", "task_arithmetic", "ties", "cart", "dare", "slerp", "model_stock"])
+def test_infinities_that_all_models_share_stay(tmp_path, method):
+    """Bounds and masks that a class keeps beside its weights, as Gemma 4 keeps those of what its layers take."""
+    base, experts = awkward(torch.float32)
+    experts = fitting(method, experts)
+    mask = torch.zeros(6, 6).masked_fill_(torch.ones(6, 6).triu(1).bool(), -float("inf"))
+    states = {"base": base, **experts}
+    for state in states.values():
+        state |= {"input_max": torch.tensor(0.0), "layers.0.attn.mask": torch.zeros(6, 6)}
+    plain = {name: value.clone() for name, value in prepare(configure(method), base, experts).at(0.7).items()}
+    for name, state in states.items():
+        state |= {"input_max": torch.tensor(float("inf")), "layers.0.attn.mask": mask.clone()}
+        write_checkpoint(tmp_path / f"{name}.safetensors", state)
+    files = {name: str(tmp_path / f"{name}.safetensors") for name in experts}
+    scaled = {"args": {"scale": 0.7}, "base": str(tmp_path / "base.safetensors")}
+    made = merge({"method": method, "experts": files, **scaled, "out": str(tmp_path / "out.safetensors")})
+    in_memory = prepare(configure(method), base, experts).at(0.7)
+    with open_checkpoint(made.path) as found:
+        for name in found:
+            wanted = base[name] if name in ("input_max", "layers.0.attn.mask") else plain[name]
+            assert torch.equal(found[name], wanted), name
+            assert torch.equal(in_memory[name], wanted), name
+    experts[min(experts)]["layers.0.attn.mask"][0, 0] = 1.0
+    with pytest.raises(MergeflowError, match=r"'base' holds NaN or infinity in tensor 'layers\.0\.attn\.mask'"):
         prepare(configure(method), base, experts)
 
 

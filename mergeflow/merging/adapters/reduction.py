@@ -148,8 +148,7 @@ class WholeChanges:
         """Call `take` with each name and its flat change, scale · direction + anchor − θ0."""
 
         def sink(unit: Unit, stack: Stack | None, result: Any) -> None:
-            assert stack is not None, unit
-            piece = change_of(stack, result, self.scale)
+            piece = torch.zeros(len(result)) if stack is None else change_of(stack, result, self.scale)
             size = self.engine.stacks.infos[unit.name].numel
             with self._lock:
                 whole = self._open.setdefault(unit.name, torch.empty(size, dtype=piece.dtype))

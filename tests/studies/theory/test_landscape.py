@@ -120,3 +120,4 @@ def test_models_on_one_line_span_no_plane(factor: float) -> None:
 def test_angles() -> None:
     assert angle_between((1.0, 0.0), (1.0, 1.0)) == pytest.approx(45)
     assert angle_between((0.3, 0.1), (0.6, 0.2)) == pytest.approx(0, abs=1e-5)
+    assert math.isnan(angle_between((0.0, 0.0), (1.0, 1.0)))
