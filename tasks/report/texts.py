@@ -60,7 +60,7 @@ def texts_table(root: Path, run: RunFiles) -> Table | None:
     known = _read_kept(kept)
     if known.get("made_of") != made_of:
         if modality == "causal":
-            changed = _changed_passages(root, winner, tasks)
+            changed = changed_passages(root, winner, tasks)
         else:
             changed = [text for task in tasks for text in _changed(root, winner, task)]
         known = {"made_of": made_of, "texts": [vars(text) for text in changed]}
@@ -176,7 +176,7 @@ class _Answer(NamedTuple):
     score: int
 
 
-def _changed_passages(root: Path, winner: str, tasks: Sequence[str]) -> list[Changed]:
+def changed_passages(root: Path, winner: str, tasks: Sequence[str]) -> list[Changed]:
     """Return where expert and merge write other texts: of each task those where the merge lost most words."""
     from mergeflow.modalities.causal.opening import open_language
 

@@ -24,7 +24,7 @@ def of_texts(make_run, monkeypatch):
     monkeypatch.setattr(texts, "_weights", lambda *_: [])
     monkeypatch.setattr(texts, "_heads_and_texts", lambda *_: [root / "validation.parquet"])
     (root / "validation.parquet").write_text("first texts")
-    monkeypatch.setattr(texts, "changed_passages", lambda *_: [FOUND])
+    monkeypatch.setattr(texts, "changed_passages", lambda *_: [texts.Changed(**FOUND)])
     model = root / layout.BASE_MODEL
     model.parent.mkdir(parents=True)
     model.write_text("weights")
@@ -46,7 +46,7 @@ def test_answers_that_were_cut_off_are_asked_for_again(of_texts, content):
 def test_answers_are_asked_for_again_where_the_texts_are_others(of_texts, monkeypatch):
     root, run = of_texts
     texts_table(root, run)
-    monkeypatch.setattr(texts, "changed_passages", lambda *_: [FOUND | {"text": "lake"}])
+    monkeypatch.setattr(texts, "changed_passages", lambda *_: [texts.Changed(**FOUND | {"text": "lake"})])
     assert texts_table(root, run).rows[0].cells[1].text == "sea"
     (root / "validation.parquet").write_text("second texts")
     assert texts_table(root, run).rows[0].cells[1].text == "lake"
