@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel
 
 from mergeflow.cli import add_all_commands, app
+from mergeflow.commands.pages import FROM_CODE
 from mergeflow.commands.reference import commands_page, every_command
 from mergeflow.merging import methods
 from tasks.project.parameters import params_of
@@ -132,3 +133,16 @@ def test_the_licence_of_every_direct_dependency_is_listed() -> None:
     names = {re.split(r"[\[<>=!]", text)[0] for text in wanted} - {"mergeflow"}
     listed = (ROOT / "LICENCES.md").read_text()
     assert [name for name in sorted(names) if not re.search(rf"\b{re.escape(name)}\b", listed)] == []
+
+
+def test_pages_that_code_and_choices_name_exist() -> None:
+    files = [
+        path
+        for folder in ("mergeflow", "tasks", "registry", "flows", "suites", "studies", "worlds", "examples")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".yaml", ".md")
+    ]
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} | FROM_CODE.keys()
+    for path in [*files, ROOT / "params.yaml", ROOT / "prefect.yaml"]:
+        named = re.findall(r"\bdocs/([a-z-]+)\.md|`mergeflow docs ([a-z-]+)", path.read_text(encoding="utf-8"))
+        assert {one or other for one, other in named} <= pages, path

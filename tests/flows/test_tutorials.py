@@ -55,11 +55,11 @@ def test_a_team_goes_from_an_empty_folder_to_a_rollback(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     shown = ""
     for block in read_blocks({}, TEAM):
-        for words in block.commands if block.how == "run" else []:
+        for words in block.commands if block.how in ("run", "refused") else []:
             if words[0] == "cd":
                 monkeypatch.chdir(words[1])
                 continue
             status, output = follow(Path.cwd(), words)
-            assert status == 0, f"{' '.join(words)}\n{output}"
+            assert status == (block.how == "refused"), f"{' '.join(words)}\n{output}"
             shown += output
-    assert [shown.count(f'"action": "{action}"') for action in ("promote", "rollback")] == [2, 1]
+    assert [shown.count(f'"action": "{action}"') for action in ("promote", "force", "rollback")] == [1, 1, 1]
