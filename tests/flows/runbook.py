@@ -16,7 +16,7 @@ class Block:
     """One fenced block.
 
     Attributes:
-        how: `run`; `servers` (only where there are some), `background` (it is a server), `never`; `refused` (it ends with status 1).
+        how: `run`; `servers` (only where there are some), `background` (it is a server), `never`; `refused` (status 1).
         language: console or python.
         text: what stands between the fences.
     """
