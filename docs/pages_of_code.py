@@ -202,14 +202,16 @@ def _run_project(folder: Path) -> None:
 
 
 def draw_figures(folder: Path) -> None:
-    """Draw the studies' figures, unless they are newer than all records."""
+    """Draw the studies' figures, unless they are newer than all records and the studies' code."""
     from studies.commands.study import find_studies
     from studies.lab.pages import draw
     from studies.lab.records import FOLDER, recorded
 
     records = list((ROOT / FOLDER).glob("*.parquet"))
-    if folder.exists() and min(map(_time, folder.glob("*.svg")), default=0) > max(map(_time, records)):
+    sources = [*records, *(ROOT / "studies").rglob("*.py")]
+    if folder.exists() and max(map(_time, folder.glob("*.svg")), default=0) > max(map(_time, sources)):
         return
+    shutil.rmtree(folder, ignore_errors=True)
     names = {path.stem for path in records}
     chosen = {study.stage.name: study for study in find_studies(ROOT).values() if study.stage.name in names}
     draw(folder, {name: recorded(ROOT, study) for name, study in chosen.items()})
