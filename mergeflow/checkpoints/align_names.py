@@ -45,8 +45,6 @@ def oriented(expert: str, base: Mapping[str, Tensor], state: LazyStateDict) -> L
     """Return an adapter whose changes of linear weights are turned as the base stores these weights.
 
     Args:
-        expert: What messages call the adapter.
-        base: The base.
         state: The adapter, under the base's names; any other state comes back as it is.
 
     Raises:
@@ -117,9 +115,7 @@ def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: lis
     """Return a state under the names of the base's file, where it has those in memory, and experts fused or listed.
 
     Args:
-        expert: What notes call the state.
         base: The base, with the names and stacks that are wanted.
-        state: An expert, of the base's architecture.
         notes: Gets a line where listed experts are read as stacks or the other way round.
     """
     config = config_of(base)
@@ -211,7 +207,6 @@ def fit_inputs(
     """Bring experts to the base's names, where what to do is beyond doubt or said.
 
     Args:
-        base: The base.
         experts: The experts by name; a prefix that all names of one have, or lack, is put right where no name fits.
         ignore: Patterns of tensors that stay the base's, whatever experts hold; those that the base lacks are left out.
         only: Patterns of the tensors that are merged, where not all are.

@@ -32,10 +32,6 @@ def infos_of(state: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
 def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Check that every expert has the base's names and shapes; floating-point types may differ.
 
-    Args:
-        base: The base's state dict.
-        experts: State dicts by expert name.
-
     Raises:
         MergeflowError: One error that has every mismatch of every expert, grouped by the pattern of the names; or every
             input that is quantised.

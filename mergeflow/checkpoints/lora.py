@@ -266,9 +266,7 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
     """Open a PEFT LoRA adapter folder as a task vector over the base's names.
 
     Args:
-        folder: The folder.
         config: What its `adapter_config.json` says.
-        open_file: Opens its file of weights.
 
     Raises:
         MergeflowError: Another kind of adapter, or a part of LoRA that is not a plain low-rank difference.

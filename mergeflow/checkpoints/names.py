@@ -55,10 +55,6 @@ _TOWERS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 def head_and_embedding(config: Mapping[str, Any], names: Collection[str]) -> tuple[str, str] | None:
     """Return the names in memory of a language model's head and of the embedding that transformers may tie it to.
 
-    Args:
-        config: config.json.
-        names: The names that the model has in memory and that are stored.
-
     Example:
         >>> config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
         >>> head_and_embedding(config, ["transformer.wte.weight"])
@@ -102,7 +98,6 @@ def copies_of_embedding(config: Mapping[str, Any], names: Collection[str]) -> di
     """Return the names of weights that transformers ties to a stored one, each with that one's name.
 
     Args:
-        config: config.json.
         names: The names that the model has in memory and that are stored; a head among them is not a copy.
 
     Example:
@@ -178,7 +173,6 @@ def piece_of_stack(loaded: str, known: Collection[str]) -> str | None:
 
     Args:
         loaded: The weight's name, its module named as in memory.
-        known: The names that the model has in memory.
 
     Example:
         >>> piece_of_stack("mlp.experts.3.up_proj.weight", ["mlp.experts.gate_up_proj"])
@@ -241,10 +235,7 @@ def renamed(
     """Return the tensors of a state under the names that another one has for them, where the two differ.
 
     Args:
-        config: config.json of the model.
         wanted: The other's names and shapes.
-        infos: The state's.
-        entries: Where its data is.
     """
     named = {loaded_name(config, name): name for name in wanted}
     strange = [name for name in infos if name not in wanted]

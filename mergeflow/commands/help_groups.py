@@ -69,11 +69,7 @@ EXAMPLES = {
 
 
 def arrange(app: Any) -> None:
-    """Put every command into its group and its example below its help.
-
-    Args:
-        app: the command line, with all of its commands.
-    """
+    """Put every command into its group and its example below its help."""
     group_of = {name: title for title, names in GROUPS.items() for name in names.split()}
     order = list(group_of)
     for entries in (app.registered_commands, app.registered_groups):

@@ -91,7 +91,6 @@ def open_source(
     """Open the data of one task.
 
     Args:
-        task_name: task name.
         source: `KIND:PLACE`, or with transforms `KIND:PLACE?rotate=45&fraction=.1`, applied from left to right.
         openers: of the kinds that the modality knows.
         transforms: that the modality knows, by name.
@@ -147,12 +146,7 @@ def _derived(raw: RawTask, address: Address, makers: Mapping[str, Maker]) -> Raw
 
 
 def _without_validation(raw: RawTask, joined: bool) -> RawTask:
-    """Return the task without the source's validation split, so that one is carved from train.
-
-    Args:
-        raw: the task.
-        joined: whether the source's validation split joins train before that.
-    """
+    """Return the task without the source's validation split, so that one is carved from train."""
     parts = [part for part in ("train", "validation") if part in raw.splits and (joined or part == "train")]
 
     def examples() -> Iterator[Example]:

@@ -30,12 +30,8 @@ def open_headed(modality: Modality, task: str, folder: str, split: str, file: st
     """Return a split whose predictions can be asked for.
 
     Args:
-        modality: of the model.
-        task: the task's name.
-        folder: of the prepared split.
         split: train, validation or test.
         file: of the task's head, which may say that it has none; None where no file is named.
-        device: of the head and the labels.
 
     Raises:
         MergeflowError: no file is named, and the task is judged by a head.
@@ -66,10 +62,8 @@ def entropy_gradient(
     Args:
         model: Its weights become those of the state.
         tasks: Examples by task; labels play no part.
-        state: Weights by name.
         batch_size: B examples per task, drawn without replacement.
         seed: With `step` and the task's name, decides the batch.
-        step: Which step it is.
 
     Returns:
         The loss, and its gradient by tensor name.
@@ -113,7 +107,6 @@ def entropies(
     Args:
         model: Its weights become those of the state.
         tasks: Examples by task; labels play no part.
-        state: Weights by name.
         batch_size: Examples per forward pass.
     """
     _check_examples(tasks, batch_size)
@@ -178,7 +171,6 @@ def learn_coefficients(
     Args:
         recipe: Of the method `adamerging`; its arguments decide granularity, directions, steps and learning rate.
         order: Examples, heads and batches.
-        out: The folder to write.
         resolve: Turns references such as models:/name@alias into local paths.
         progress: Called with steps done and in all.
 
@@ -211,7 +203,6 @@ def check_order(recipe: Recipe, order: AdamergeOrder, place: Path) -> None:
     Args:
         recipe: Of the method `adamerging`.
         order: Examples, heads and batches.
-        place: The folder to write.
 
     Raises:
         MergeflowError: Another method, tasks and heads that do not belong together, names of files that collide, or a
@@ -232,9 +223,6 @@ def write_learned(found: Learned, recipe: Recipe, place: Path, split: str, calle
     """Write one file of coefficients per expert, and `recipe.yaml`, the recipe that merges with them.
 
     Args:
-        found: The coefficients.
-        recipe: What they were learned for.
-        place: The folder to write.
         split: Whose examples were used.
         called: The folder's path in the recipe, where it will be moved.
     """

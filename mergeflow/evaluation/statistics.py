@@ -51,8 +51,6 @@ def diagonal_fisher(
         model: Its module's parameters are the θ. Put into evaluation mode, its weights untouched.
         examples: At least one; labels play no part.
         labels: `sampled` or `all`.
-        seed: Of the drawn labels.
-        progress: Called with examples done and in all.
 
     Returns:
         Fisher ≥ 0 by the module's parameter names, float32, summed in float64; zeros where no gradient flows.
@@ -147,7 +145,6 @@ def input_grams(
         model: Its module is put into evaluation mode.
         examples: At least one; labels play no part.
         batch_size: Examples per forward pass.
-        progress: Called with examples done and in all.
 
     Returns:
         [in, in] float32 by the weight's name, symmetric; products in float32, summed in float64.
@@ -245,7 +242,6 @@ def check_estimate(out: Path, inputs: Mapping[str, str], force: bool = False) ->
     """Check that a file of estimates may be written: as `check_file`, and an earlier estimate may be replaced.
 
     Args:
-        out: The file to write.
         inputs: Paths of what is read, by name: never overwritten.
         force: Whether a file that mergeflow did not make may be replaced.
 
@@ -259,7 +255,6 @@ def check_learned_place(place: Path, recipe: Recipe, inputs: Mapping[str, str], 
     """Check that a folder may take AdaMerging's coefficients and the recipe that uses them.
 
     Args:
-        place: The folder.
         recipe: What the coefficients are learned for; what it and its steps read are inputs.
         inputs: Paths of what else is read, by name; the recipe's own among them.
         force: Whether files that mergeflow did not make may be replaced.
@@ -344,8 +339,6 @@ def write_statistic(
     """Measure a statistic and write it as safetensors, with what made it in the metadata.
 
     Args:
-        order: what to measure, of which expert, on what.
-        out: the safetensors file to write.
         progress: called with the examples done and in all.
         force: whether a file that mergeflow did not make may be replaced; an input never is.
 
@@ -413,8 +406,6 @@ def check_order(order: StatisticOrder, out: Path, force: bool = False) -> None:
     """Refuse what cannot be measured, before anything is read.
 
     Args:
-        order: what to measure.
-        out: the file to write.
         force: whether a file that mergeflow did not make may be replaced.
 
     Raises:
@@ -438,7 +429,6 @@ def draw_examples(order: StatisticOrder, image_size: int, head: Head | None) -> 
     """Return examples of a prepared split in an order drawn from the seed.
 
     Args:
-        order: names the task, the split, how many examples, and the seed.
         image_size: the side that the model takes, in pixels.
         head: of the task; None where the estimate needs none.
 

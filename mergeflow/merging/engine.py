@@ -255,10 +255,8 @@ def units_of(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], nam
     """Yield the pieces of work for the named tensors, in order of name: whole tensors where the method needs them.
 
     Args:
-        call: The configured method (or compressor).
         model: What is known of the model; tensors without a shape there are copied.
         infos: Shape and type of every tensor.
-        names: The tensors to treat.
     """
     step = piece_of(model)
     for name in sorted(names):
@@ -308,8 +306,6 @@ def treats_elements_alone(call: Call[Any], model: Model, name: str) -> bool:
     """Whether a method treats the elements of a tensor alone, so that its blocks may be treated apart.
 
     Args:
-        call: The configured method (or compressor).
-        model: What is known of the model.
         name: The tensor; of tied ones the first of the group decides.
     """
     found: bool = call.method.elementwise(call.arguments, model.tied.get(name, name), model)
@@ -321,7 +317,6 @@ def unit_bytes(call: Call[Any], model: Model, unit: Unit) -> int:
 
     Args:
         call: The configured method (or compressor).
-        model: What is known of the model.
         unit: A whole tensor: base, task vectors and the method's workspace; or a block of one, four times as much.
     """
     size, experts = (unit.stop - unit.start) * model.dtype.itemsize, len(model.experts)

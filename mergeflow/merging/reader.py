@@ -45,7 +45,6 @@ def model_of(
         experts: The experts' state dicts by name, in the order of the recipe.
         weights: Weights by expert; missing ones are 1.
         data: Statistics of data that some methods need, by kind, then expert.
-        cache: Kept factorisations.
         config: The base's config.json, for a base in memory.
         kept: Names of tensors that stay the base's.
         varied: Weights that vary over the model, by expert.
@@ -393,8 +392,6 @@ def read(state: State, name: str, start: int, stop: int) -> Tensor:
     """Return a piece of a flattened tensor in its storage type.
 
     Args:
-        state: In memory or lazy.
-        name: The tensor.
         start: The first element, from 0.
         stop: One behind the last element.
 

@@ -331,7 +331,6 @@ def kth_smallest_passes(ranks: Ranks, name: str, only: Elementwise) -> Callable[
     Args:
         ranks: (args, elements of a tensor, experts) → for each expert the k's, 1 … elements.
         name: Key of the result: by tensor, for each expert the magnitude at each k.
-        only: Which tensors are searched.
     """
 
     def passes(args: Any, dtype: DType) -> tuple[Pass, ...]:

@@ -130,7 +130,6 @@ def fast_tokenizer(place: str, root: Path, assets: Path, token: str, lacks: str,
     Args:
         place, root, assets: as `find_place` takes them.
         token: its token that must not be missing, such as `pad_token`.
-        lacks: what a message calls that token.
         hint: the message's end.
 
     Raises:

@@ -64,11 +64,8 @@ def evaluate(part: LmEvalScore, folder: Path, split: str, manager: Any, device: 
     """Return what the harness finds: `results` by task and metric, and `higher_is_better` by the same.
 
     Args:
-        part: which tasks, and how they are asked.
         folder: of the model, as transformers reads it.
-        split: validation, or test.
         manager: of the tasks, from `find_tasks`.
-        device: where the harness computes.
 
     Raises:
         MergeflowError: A task has no validation split to choose on.
@@ -129,7 +126,6 @@ def metrics_of(result: Mapping[str, Any], better: Mapping[str, bool]) -> dict[st
 
     Args:
         result: what the harness found for the task, by `metric,filter`.
-        better: its metrics, and whether more is better.
 
     Example:
         >>> metrics_of({"acc,none": 0.5, "em,strict": 0.1, "em,loose": 0.2}, {"acc": True, "em": True})

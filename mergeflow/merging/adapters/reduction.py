@@ -170,7 +170,6 @@ def change_of(stack: Stack, result: tuple[Tensor, Tensor], scale: float) -> Tens
     Args:
         stack: The piece of base and task vectors that was merged.
         result: Anchor and direction that the method gave, shaped as the stack's base.
-        scale: Factor of the direction.
 
     Returns:
         [n] on the CPU, in the type of arithmetic.
@@ -188,9 +187,7 @@ def only_factors(base: LazyStateDict, states: Iterable[LazyStateDict], name: str
     PEFT stores such a copy with the factors of an embedding or a head.
 
     Args:
-        base: The base, with the tensor.
         states: The experts; one without the tensor does not change it.
-        name: The tensor, as the base stores it.
     """
     entries = [state.entries[name] for state in states if name in state]
     copies = [entry.weight for entry in entries if isinstance(entry, AddedEntry)]
