@@ -7,6 +7,7 @@ are noted, and refused where they look like a slip.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.blocks import COUNTS
 from mergeflow.merging.files.recipe import make_recipe
 from mergeflow.merging.files.steps import ASSEMBLED, PREFIX
-from mergeflow.merging.mergekit_names import METHODS, Counterpart
+from mergeflow.merging.mergekit_names import METHODS
 from mergeflow.merging.values import over_depth
 from mergeflow.merging.vocabulary.companions import NAMED
 from mergeflow.schema import faults_of
@@ -305,14 +306,14 @@ def _paths(document: _Merge | _Mixture) -> list[str]:
     return [str(document.base_model), *(one.model for module in modules for one in _inputs(module))]
 
 
+@dataclass
 class _Conversion:
     """The documents of a configuration on their way to one recipe: its steps so far, notes and faults."""
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.steps: dict[str, Any] = {}
-        self.notes: list[str] = []
-        self.faults: list[str] = []
+    names: list[str] = field(default_factory=list)
+    steps: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
 
     def inner(self, document: _Merge | _Mixture) -> dict[str, Any]:
         """Return a document as a step."""
@@ -341,7 +342,10 @@ class _Conversion:
         module = self._module(document)
         scopes = [module.parameters, document.parameters]
         if not module.slices:
-            return self._merge(document, _with_base(document, module.models or []), scopes, document.base_model)
+            base, models = document.base_model, list(module.models or ())
+            if base is not None and all(source.model != base for source in models):
+                models.append(_Input(model=base))  # mergekit adds it
+            return self._merge(document, models, scopes, base)
         self.notes += ["`residual_weight` means nothing to mergekit, and is left out" for one in module.slices
                        if one.residual_weight is not None]  # fmt: skip
         if document.merge_method == "passthrough" and self._stacks(module.slices, scopes):
@@ -391,12 +395,15 @@ class _Conversion:
         base, plus, adapter = model.partition("+")
         if plus and not model.startswith(PREFIX):
             step = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": base, "experts": {"adapter": adapter}}
-            known = next((name for name, found in self.steps.items() if found == step), None)
-            if known is None:
-                known = self._free(re.sub(r"[^\w.-]", "-", f"{Path(base).name}_{Path(adapter).name}"))
-                self.steps[known] = step
-            return PREFIX + known
+            return self._step(step, re.sub(r"[^\w.-]", "-", f"{Path(base).name}_{Path(adapter).name}"))
         return model
+
+    def _step(self, step: Any, name: str) -> str:
+        """Return the path of a step: of one that is there already, or of a new one with about this name."""
+        same = next((there for there, value in self.steps.items() if value == step), None)
+        if same is None:
+            self.steps[same := self._free(name)] = step
+        return PREFIX + same
 
     def _merge(
         self, document: _Merge, inputs: Sequence[_Input], scopes: Sequence[Mapping[str, Any]], base: str | None
@@ -406,11 +413,7 @@ class _Conversion:
         for path in sorted({path for path in paths if paths.count(path) > 1}):
             self.faults.append(f"the model '{path}' twice in one merge (mergekit refuses it, too)")
         parameters = {path: one.parameters for path, one in zip(paths, inputs, strict=True)}
-        one = _One(document, METHODS[document.merge_method], parameters, scopes, base and self._path(base))
-        recipe = one.recipe()
-        self.notes += one.notes
-        self.faults += one.faults
-        return recipe
+        return _One(document, parameters, scopes, base and self._path(base), self.notes, self.faults).recipe()
 
     def _stacks(self, slices: Sequence[_Slice], scopes: Sequence[Mapping[str, Any]]) -> bool:
         """Whether slices are layers of one model each, without parameters of their own or over a slice's depth."""
@@ -459,11 +462,7 @@ class _Conversion:
     def _part(self, source: _Source, whole: bool) -> str:
         if whole or not source.layer_range:
             return self._path(source.model)
-        layers = [self._layers(source)]
-        known = next((name for name, found in self.steps.items() if found == layers), None)
-        if known is None:
-            self.steps[known := self._free("layers")] = layers
-        return PREFIX + known
+        return self._step([self._layers(source)], "layers")
 
     def _whole(self, one: _Slice) -> bool:
         """Whether a slice is its models as they are."""
@@ -502,33 +501,31 @@ class _Conversion:
         return {key: value for key, value in prompts.items() if value} | {"model": self._path(one.source_model)}
 
 
+@dataclass
 class _One:
     """One merge of mergekit on its way to a recipe.
 
-    Args:
-        document: Where it stands.
-        here: What its method is here.
+    Attributes:
         models: Parameters of each model, by path.
         scopes: Parameters of all models, those that win first.
-        base: The base's path.
+        notes: What means something else here; added to.
+        faults: What is left out; added to.
     """
 
-    def __init__(
-        self,
-        document: _Merge,
-        here: Counterpart,
-        models: Mapping[str, Mapping[str, Any]],
-        scopes: Sequence[Mapping[str, Any]],
-        base: str | None,
-    ) -> None:
-        self.document, self.here, self.models, self.scopes, self.base = document, here, models, list(scopes), base
-        self.theirs = document.merge_method
-        self.notes: list[str] = []
-        self.faults: list[str] = []
+    document: _Merge
+    models: Mapping[str, Mapping[str, Any]]
+    scopes: Sequence[Mapping[str, Any]]
+    base: str | None
+    notes: list[str]
+    faults: list[str]
+
+    def __post_init__(self) -> None:
+        self.theirs = self.document.merge_method
+        self.here = METHODS[self.theirs]
         self.experts = self._experts()
 
     def recipe(self) -> dict[str, Any]:
-        """Return the recipe; what means something else stands in `notes`, what is left out in `faults`."""
+        """Return the recipe."""
         self._unread()
         if not self.experts:
             self.faults.append("a merge of no models beside the base: there is nothing to merge")
@@ -563,7 +560,11 @@ class _One:
                 paths = [self.base, *(path for path in paths if path != self.base)]
         elif not self.here.base_is_model:
             paths = [path for path in paths if path != self.base]
-        elif self.theirs == "linear" and self.base in paths and _no_value(self.models[self.base], self.scopes):
+        elif (
+            self.theirs == "linear"
+            and self.base in paths
+            and not any("weight" in scope for scope in (self.models[self.base], *self.scopes))
+        ):
             paths.remove(self.base)  # mergekit stops here; with a tokenizer the base is still of use
             self.notes.append(f"`base_model` '{self.base}' has no weight: it is left out of the average")
         names = [Path(path).stem if path.endswith(".safetensors") else Path(path).name for path in paths]
@@ -740,16 +741,6 @@ class _One:
             recipe["chat_template"] = template
         elif template:
             self.faults.append(f"chat_template: {template}, which is not known here (give its Jinja text or file)")
-
-
-def _with_base(document: _Merge, models: Sequence[_Input]) -> list[_Input]:
-    """Return the models of a merge; mergekit adds the base where it is not among them."""
-    base = document.base_model
-    return list(models) if base is None or any(one.model == base for one in models) else [*models, _Input(model=base)]
-
-
-def _no_value(own: Mapping[str, Any], scopes: Sequence[Mapping[str, Any]]) -> bool:
-    return not any("weight" in scope for scope in (own, *scopes))
 
 
 def _token(one: _Token, named: Callable[[str], str]) -> dict[str, Any]:
