@@ -35,8 +35,9 @@ experts of the suites nothing was tried before. Findings of `adviser_regimes` ar
 **Source.** Li et al. 2025, Theorems 1 and 2, Equation 11; Ilharco et al. 2023, Editing models with task arithmetic.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import combinations, permutations
 from operator import itemgetter
@@ -60,7 +61,7 @@ from mergeflow.search.candidates import score_all
 from mergeflow.search.optuna import optuna_search
 from mergeflow.search.sweep_file import SearchPart
 from studies.lab import Claim, Laboratory, Row, Section, Study, grid
-from studies.lab.claims import Samples, Verdict, all_hold, with_interval, within
+from studies.lab.claims import Parts, Samples, Verdict, all_within, with_interval
 from studies.lab.digits import (
     ColouredWorld,
     Digits,
@@ -358,8 +359,8 @@ def lost(way: str, parts: Sequence[str], rows: pd.DataFrame) -> tuple[Verdict, s
     own, times = sets(rows), fewer(way, rows)
     losses = {part: samples(own, f"{part}_grid") - samples(own, f"{part}_{way}") for part in parts}
     text = "; ".join(f"{part}: {with_interval(values, 2)} points" for part, values in losses.items())
-    holds = all_hold([within(values, high=LOSS) for values in losses.values()]) if times >= FEWER - 1e-9 else False
-    return holds, f"{text}; {times:.1f} × fewer candidates"
+    judged: Parts = {part: (values, -math.inf, LOSS) for part, values in losses.items()}
+    return all_within(judged) if times >= FEWER - 1e-9 else False, f"{text}; {times:.1f} × fewer candidates"
 
 
 def lead(way: str, rows: pd.DataFrame) -> Samples:
@@ -377,12 +378,6 @@ def better(prediction: str, rows: pd.DataFrame) -> Samples:
     return {"rank correlation": np.subtract(ranks(rows, prediction), ranks(rows, "cosine")).tolist()}
 
 
-def beats_cosine(prediction: str, rows: pd.DataFrame) -> tuple[Verdict, str]:
-    own, cosine = (with_interval(ranks(rows, key), 2) for key in (prediction, "cosine"))
-    lead = better(prediction, rows)["rank correlation"]
-    return within(lead, low=0), f"rank correlation {own}, the cosine's {cosine}"
-
-
 def both_ranks(prediction: str, rows: pd.DataFrame) -> str:
     own, cosine = (with_interval(ranks(rows, key), 2) for key in (prediction, "cosine"))
     return f"; {own} against {cosine}"
@@ -392,51 +387,45 @@ def both_ranks(prediction: str, rows: pd.DataFrame) -> str:
 
 # fmt: off
 
-def set_claims(four: Mapping[str, str], parts: Sequence[str], after: str = "") -> list[Claim]:
-    """Return the claims about the suggested λ; `four` is how four λ are called, by way."""
-    others = {"optuna": f"Optuna's {TRIALS} trials", "fixed": f"λ = {FIXED:g}", "theory": four["those"]}
+def set_claims(parts: Sequence[str]) -> list[Claim]:
+    """Return the claims about the suggested λ."""
+    others = {"optuna": f"Optuna's {TRIALS} trials", "fixed": f"λ = {FIXED:g}"}
+    others["theory"] = f"those of {RANGES['theory']}"
     return [
-        *(Claim("P10", f"The best λ of the grid lies in {name}{after}.", partial(hits, way), low=50, unit="%",
-                of="share of the sets", ours=True, also=None if after else lambda rows: f" of {len(sets(rows))} sets")
+        *(Claim("P10", f"The best λ of the grid lies in {name}.", partial(hits, way), low=50, unit="%",
+                of="share of the sets", ours=True, also=lambda rows: f" of {len(sets(rows))} sets")
           for way, name in RANGES.items()),
-        *(Claim("P10", f"Four λ {four[way]} stand instead of the grid of {len(GRID)}{after}.",
+        *(Claim("P10", f"Four λ of {name} stand instead of the grid of {len(GRID)}.",
                 decide=partial(lost, way, parts), ours=True,
                 of=f"≤ {LOSS:g} points lost on {' and on '.join(parts)}, with ≥ {FEWER} × fewer candidates")
-          for way in RANGES),
-        *(Claim("P10", f"Four λ {four['lengths']} are better than {name}{after}.", partial(lead, way), low=0, digits=2,
+          for way, name in RANGES.items()),
+        *(Claim("P10", f"Four λ of {RANGES['lengths']} are better than {name}.", partial(lead, way), low=0, digits=2,
                 of="paired difference", ours=True)
           for way, name in others.items()),
     ]
 
 
-def counted(asked: Sequence[Claim]) -> list[Claim]:
-    """Return claims whose sentences say how many sets there are."""
-    count = lambda says, rows: says.format(len(sets(rows)))  # noqa: E731
-    return [replace(claim, says=partial(count, claim.says)) for claim in asked]
-
-
-def claims(options: Options) -> list[Claim]:
-    four = {"theory": "by the theory", "lengths": "by the lengths", "those": "the theory's"}
+def cost_claims() -> list[Claim]:
+    """Return the claims about what unlearning a task costs another one."""
     return [
-        *set_claims(four, ["test"]),
-        *(Claim("P10", f"What unlearning costs is better predicted by the {PREDICTIONS[key]} than by the cosine.",
-                decide=partial(beats_cosine, key), of="paired difference of rank correlations ≥ 0", ours=True)
-          for key in ("eq11", "changes", "response")),
+        Claim("P10", f"What unlearning costs is better predicted by the {PREDICTIONS[key]} than by the cosine.",
+              partial(better, key), low=0, of="paired difference of rank correlations", unit="", digits=2, ours=True,
+              also=partial(both_ranks, key))
+        for key in ("eq11", "changes", "response")
     ]
 
 
+def claims(options: Options) -> list[Claim]:
+    return [*set_claims(["test"]), *cost_claims()]
+
+
 def claims_of_suites(options: SuiteOptions) -> list[Claim]:
-    four = {way: f"of {name}" for way, name in RANGES.items()} | {"those": f"those of {RANGES['theory']}"}
     few = options.pairs or options.triples or min(options.counts) <= 3
     groups = [FEW] * bool(few) + [WHOLE] * (max(options.counts) > 3)
     return [
-        *(claim.of_part(partial(group, name))
-          for name in groups for claim in counted(set_claims(four, ["validation", "test"], f" ({{}} {name})"))),
-        *(Claim("P10", "What unlearning a task of a suite costs the others is better predicted by the "
-                       f"{PREDICTIONS[key]} than by the cosine.",
-                partial(better, key), low=0, of="paired difference of rank correlations", unit="", digits=2, ours=True,
-                also=partial(both_ranks, key))
-          for key in ("eq11", "changes", "response")),
+        *(claim.of_part(partial(group, name), name)
+          for name in groups for claim in set_claims(["validation", "test"])),
+        *cost_claims(),
         Claim("P10", "Negating a task's vector unlearns it further than leaving the vector out.",
               lambda rows: {"accuracy from 0 to −λ falls by":
                   samples(edits(rows), "left_out") - samples(edits(rows), "left")},

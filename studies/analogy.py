@@ -158,16 +158,16 @@ def target_rows(experts: Experts, target: str, a: str, b: str, c: str) -> Iterat
 def claims(options: Options) -> list[Claim]:
     ours, of = "Δ_A + (Δ_B − Δ_C)", "paired difference, mean over the four targets"
     return [
-        claim.of_part(partial(select, attributes=name))
+        claim.of_part(partial(select, attributes=name), name)
         for name in ATTRIBUTES
         for claim in (
-            Claim("P22", f"{ours} reaches a task that nobody trained better than the nearest expert ({name}).",
+            Claim("P22", f"{ours} reaches a task that nobody trained better than the nearest expert.",
                   partial(less, ANALOGY, NEAREST), low=GAIN, of=of, ours=True),
-            Claim("P22", "With λ = 1, which asks for no labelled data, it is better on that task than the base "
-                         f"({name}).", partial(less, UNLABELLED, "base"), low=0, of=of),
-            Claim("P22", f"Taking Δ_C away is worth it ({name}).", partial(less, ANALOGY, SUM), low=0, of=of,
-                  ours=True),
-            Claim("P22", f"{ours} is as good as training on the task ({name}).", partial(less, ANALOGY, TRAINED),
+            Claim("P22", f"{ours} with λ = 1, which asks for no labelled data, is better than the base.",
+                  partial(less, UNLABELLED, "base"), low=0, of=of, ours=True),
+            Claim("P22", f"{ours} is better than Δ_A + Δ_B: taking Δ_C away is worth it.",
+                  partial(less, ANALOGY, SUM), low=0, of=of, ours=True),
+            Claim("P22", f"{ours} is as good as training on the task.", partial(less, ANALOGY, TRAINED),
                   low=-BEHIND, of=of, ours=True),
         )
     ]

@@ -47,7 +47,7 @@ from mergeflow.modalities.vision.models import POCKET, ClipModel, image_model, l
 from mergeflow.modality import Model
 from mergeflow.training import FineTuneSettings, IterativeRun, fine_tune
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid
-from studies.lab.claims import Samples, all_hold, with_interval, within
+from studies.lab.claims import Samples, with_interval, within
 from studies.lab.methods import at_end
 from studies.lab.plots import curves
 from studies.lab.rows import samples, select
@@ -391,9 +391,8 @@ def bells(labels: Mapping[str, str], rows: pd.DataFrame) -> Samples:
 
 
 def keeps_rule(rows: pd.DataFrame, base: str) -> bool:
-    gap = within(lead(rows, base, "individual", "average"), low=GAP)
-    ahead = [within(lead(rows, base, model, "task_arithmetic"), low=0) for model in ("cart", "tsv")]
-    return bool(all_hold([gap, *ahead]))
+    leads = [(("individual", "average"), GAP), (("cart", "task_arithmetic"), 0.0), (("tsv", "task_arithmetic"), 0.0)]
+    return all(within(lead(rows, base, *pair), low=low) for pair, low in leads)
 
 
 # Claims, written before the run
@@ -424,13 +423,13 @@ def claims(options: Options) -> list[Claim]:
 
 
 def of_base(base: str, label: str) -> list[Claim]:
-    gap = f"{label}: experts are {GAP:g} points above their average."
+    gap = f"Experts are {GAP:g} points above their average."
     return [
         Claim("C1", gap, lambda rows: {"experts less average": lead(rows, base, "individual", "average")},
-              low=GAP, of="paired difference", ours=True),
-        *(Claim("C1", f"{label}: {NAMES[m]} beats task arithmetic.",
+              low=GAP, of="paired difference", ours=True, setting=label),
+        *(Claim("C1", f"{NAMES[m]} beats task arithmetic.",
                 lambda rows, m=m: {f"{NAMES[m]} less task arithmetic": lead(rows, base, m, "task_arithmetic")},  # type: ignore[misc]
-                low=0, of="paired difference", ours=True) for m in ("cart", "tsv")),
+                low=0, of="paired difference", ours=True, setting=label) for m in ("cart", "tsv")),
     ]
 
 # fmt: on

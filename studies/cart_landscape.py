@@ -22,6 +22,7 @@ seed, pictures of the first.
 **Source.** CART, Section 5.3 (Figure 5) and Appendix E (Figures 11 and 12); the contours after Li et al. 2018.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,7 +40,7 @@ from mergeflow.merging import configure
 from mergeflow.modalities.classification import Subset
 from mergeflow.modality import Examples
 from studies.lab import Claim, Laboratory, Row, Section, Study
-from studies.lab.claims import Samples, Verdict, all_hold, with_interval, within
+from studies.lab.claims import Samples, Verdict, all_within, with_interval, within
 from studies.lab.inputs import State
 from studies.lab.plots import log_y_axis
 from studies.lab.rows import select
@@ -367,7 +368,8 @@ def passes(rows: pd.DataFrame) -> tuple[Verdict, str]:
         f"{', '.join(f'{rank:g}' for rank in least['rank'])} by seed), {with_interval(used, 2)} nat at "
         f"{100 * SHOWN:g} %"
     )
-    return all_hold([within(values, high=-LOWER) for values in (gained, used)]) if ends < TOLERANCE else False, told
+    parts = {"lowest": (gained, -math.inf, -LOWER), "used": (used, -math.inf, -LOWER)}
+    return all_within(parts) if ends < TOLERANCE else False, told
 
 
 def round_path(rows: pd.DataFrame, kind: str) -> pd.Series:

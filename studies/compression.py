@@ -20,6 +20,7 @@ validation. ± is over seeds: the order of the batches; sizes are the same for a
 NeurIPS 2024); TALL masks (Wang et al., ICML 2024); TSV-C (Gargiulo et al., CVPR 2025).
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -32,7 +33,7 @@ from pydantic import Field
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging.matrices import is_matrix, rank_of
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows
-from studies.lab.claims import Samples, Verdict, all_hold, with_interval, within
+from studies.lab.claims import Parts, Samples, Verdict, all_within, with_interval
 from studies.lab.inputs import State
 from studies.lab.methods import measure_file
 from studies.lab.rows import select, shares
@@ -210,7 +211,8 @@ def in_a_quarter(ratio: float, rows: pd.DataFrame) -> tuple[Verdict, str]:
         for (name, values), size in zip(kept.items(), storage.values(), strict=True)
     ]
     small = all(size <= STORAGE for size in storage.values())
-    return all_hold([within(values, low=98) for values in kept.values()]) if small else False, "; ".join(words)
+    parts: Parts = {name: (values, 98, math.inf) for name, values in kept.items()}
+    return all_within(parts) if small else False, "; ".join(words)
 
 
 def change_of_emr(rows: pd.DataFrame) -> Samples:

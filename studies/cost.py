@@ -322,6 +322,7 @@ STUDY = Study(
             low=-2,
             of="paired difference",
             ours=True,
+            caveat="joint training had four rates, MIMA one; its budget is 240 steps",
         ),
         Claim(
             "M7",

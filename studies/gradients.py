@@ -24,6 +24,7 @@ order of the batches.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -159,7 +160,7 @@ def lead_of_first(rows: pd.DataFrame, run: str) -> Samples:
 
 def lowest_cosine(rows: pd.DataFrame, run: str) -> Samples:
     """Return the smallest mean cosine over tasks of the first epochs."""
-    return {kind: over(rows, run, kind, "cosine").loc[:EPOCHS].min() for kind in (BATCHES, IMAGES)}
+    return {kind: over(rows, run, kind, "cosine").loc[:EPOCHS].min() for kind in (BATCHES, IMAGES, STEP)}
 
 
 def orthogonal(rows: pd.DataFrame, run: str) -> pd.Series:
@@ -177,27 +178,28 @@ def first_less_last(rows: pd.DataFrame, run: str) -> Samples:
 def claims_of(run: str) -> list[Claim]:
     """Return the paper's statements for one run; another rate than the paper's is an addition of ours."""
     ours, at_run = run != PAPER, partial(over, run=run, kind=STEP)
-    return [
-        Claim("G6", f"The first epoch has the largest share of the gradient norms: run {run}.",
+    made = [
+        Claim("G6", "The first epoch has the largest share of the gradient norms.",
               partial(lead_of_first, run=run), low=0, unit="", digits=2, ours=ours,
               of="share of the first epoch less the largest later one, mean over tasks,"),
         Claim("G6",
-              f"Gradients of the first {EPOCHS} epochs keep a cosine above {HIGH} with the first epoch's: run {run}.",
+              f"Gradients of the first {EPOCHS} epochs keep a cosine above {HIGH} with the first epoch's.",
               partial(lowest_cosine, run=run), low=HIGH, unit="", digits=2, ours=ours,
-              of=f"smallest cosine of the first {EPOCHS} epochs, mean over tasks,", paper=f"above {HIGH}"),
-        Claim("G6", f"Fully trained and first-epoch task vectors are aligned: run {run}.",
+              of=f"smallest cosine of the first {EPOCHS} epochs, mean over tasks, by every reading of the gradient,",
+              paper=f"above {HIGH}", caveat="four of eight tasks; nearer to the base it holds (GD at .001 keeps .91)"),
+        Claim("G6", "Fully trained and first-epoch task vectors are aligned.",
               lambda rows: {"cosine": at_run(rows, value="whole").iloc[0]}, low=HIGH, unit="", digits=2, ours=ours,
               of="cosine, mean over tasks,", paper=f"above {HIGH} for gradients"),
-        Claim("G6", "They are more aligned than they would be if every later epoch had gone off at right angles: "
-                    f"run {run}.",
+        Claim("G6", "They are more aligned than they would be if every later epoch had gone off at right angles.",
               lambda rows: {"cosine less that of orthogonal epochs":
                             at_run(rows, value="whole").iloc[0] - orthogonal(rows, run)},
               low=0, unit="", digits=3, ours=True, of="paired difference, mean over tasks, epochs of the same lengths,",
               also=lambda rows: f"; orthogonal epochs give {with_interval(orthogonal(rows, run), 3)}"),
-        Claim("G6", f"First-epoch task vectors are closer to the task's gradient than fully trained ones: run {run}.",
+        Claim("G6", "First-epoch task vectors are closer to the task's gradient than fully trained ones.",
               partial(first_less_last, run=run), low=0, unit="", digits=3, ours=ours,
               of="paired difference, mean over tasks,"),
     ]
+    return [replace(claim, setting=f"run {run}") for claim in made]
 # fmt: on
 
 

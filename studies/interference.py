@@ -308,11 +308,11 @@ def claims(options: Options) -> list[Claim]:
 
 
 def of_layers(run: str, count: int) -> list[Claim]:
-    own = partial(layers_of, run=run, count=count)
+    own, where = partial(layers_of, run=run, count=count), f"{count} tasks"
 
     def lower(measure: str, says: str, ours: bool = False) -> Claim:
         return Claim(
-            "C3", f"{count} tasks: {says}", lambda rows: {"lower at": share_lower(own(rows), measure)},
+            "C3", says, lambda rows: {"lower at": share_lower(own(rows), measure)}, setting=where,
             low=100, of="share of the layers and ranks, for every seed,", unit="%", ours=ours,
             also=lambda rows: f" of {len(pairs(own(rows), measure))} points over all seeds; centred / original in the "
                               f"median {middle_ratio(own(rows), measure):.2f}")
@@ -320,12 +320,12 @@ def of_layers(run: str, count: int) -> list[Claim]:
     return [
         lower("whole", "I(k), as we read Equation 5, is lower for centred task vectors at every layer and rank."),
         lower("spectral", "I(k) as printed, which no direction enters, is lower for centred at every layer and rank."),
-        lower("loss", "task interference L_k is lower for centred task vectors at every layer and rank.", ours=True),
-        Claim("C3", f"{count} tasks: R(k) falls with k, steeply first: the first 8 % of the ranks hold more than half.",
+        lower("loss", "Task interference L_k is lower for centred task vectors at every layer and rank.", ours=True),
+        Claim("C3", "R(k) falls with k, steeply first: the first 8 % of the ranks hold more than half.", setting=where,
               of="R(k) falls at every layer, and the median layer's share ≥ 50 %",
               decide=lambda rows: falls_steeply(own(rows))),
-        Claim("C3", f"{count} tasks: I(k) rises gradually: at 8 % of the ranks less of it is there than of the task "
-              "vectors.", lambda rows: rises_gradually(own(rows)), low=0, of="paired difference"),
+        Claim("C3", "I(k) rises gradually: at 8 % of the ranks less of it is there than of the task vectors.",
+              lambda rows: rises_gradually(own(rows)), low=0, of="paired difference", setting=where),
     ]
 
 # fmt: on

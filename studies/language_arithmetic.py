@@ -508,18 +508,18 @@ def closed_by_best(rows: pd.DataFrame) -> Samples:
 def claims(options: Options) -> list[Claim]:
     ours, of = "Δ_A + (Δ_B − Δ_C)", "paired difference, mean over the four targets,"
     about_targets = [
-        claim.of_part(partial(select, attributes=name))
+        claim.of_part(partial(select, attributes=name), name)
         for name in World.of(options.folders).attributes
         for claim in (
-            *(Claim("P22", f"{ours} {says} ({name}).", partial(less, ANALOGY, way), low=low, of=of, unit="nat",
-                    digits=2, ours=way != BASE)
+            *(Claim("P22", f"{ours} {says}.", partial(less, ANALOGY, way), low=low, of=of, unit="nat",
+                    digits=2, ours=True)
               for says, way, low in (
                   ("reaches a task that nobody trained better than the nearest expert", NEAREST, NEARER),
                   ("is better on that task than the base", BASE, ABOVE_BASE),
                   ("is better than Δ_A + Δ_B: taking Δ_C away is worth it", SUM, 0),
                   ("is as good as training on the task", TRAINED, -BEHIND))),
-            Claim("P22", "With λ = 1, which asks for no labelled data, it is better on that task than the base "
-                         f"({name}).", partial(less, UNLABELLED, BASE), low=0, of=of, unit="nat", digits=2),
+            Claim("P22", f"{ours} with λ = 1, which asks for no labelled data, is better than the base.",
+                  partial(less, UNLABELLED, BASE), low=0, of=of, unit="nat", digits=2, ours=True),
         )
     ]
     return [

@@ -21,6 +21,7 @@ arithmetic.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -143,34 +144,27 @@ def edits(tasks: Iterable[str], scale: float, scales: Sequence[float]) -> dict[s
 
 def claims_on_edits(scale: float, scales: Sequence[float]) -> list[Claim]:
     """Return the claims on rows of `measure_edits`: Eq. 2 and 3 at the paper's λ, Eq. 4 at each."""
-    adding = "Adding two task vectors averages the features of the single edits (ends 2λ, as the text has it)"
+    adding = "Adding two task vectors averages the features of the single edits"
     says = {
-        "Eq. 2, ends 2λ": ("L11", adding),
-        "Eq. 2, ends λ": ("L11", "The same with ends λ, as the captions have it"),
-        "Eq. 3": ("L12", "The base's features are the mean of those of the edits ±λτ"),
+        "Eq. 2, ends 2λ": ("L11", adding, "ends 2λ, as the text has it"),
+        "Eq. 2, ends λ": ("L11", adding, "ends λ, as the captions have it"),
+        "Eq. 3": ("L12", "The base's features are the mean of those of the edits ±λτ", f"λ = {scale:g}"),
     }
-    claims = []
-    for equation, (system, claim) in says.items():
+    claims: list[Claim] = []
+    for equation, (system, sentence, where) in says.items():
         rows = partial(select, equation=equation, scale=scale)
-        claims.append(direction(system, f"{claim}: direction, λ = {scale:g}.", rows))
-        claims.append(length(system, f"{claim}: length, λ = {scale:g}.", rows))
+        made = direction(system, f"{sentence}: direction.", rows), length(system, f"{sentence}: length.", rows)
+        claims += [replace(claim, setting=where) for claim in made]
     negating = "Negating a task vector mirrors the features: f(θ0 − λτ) ≈ 2f(θ0) − f(θ0 + λτ)"
     for by in scales:
-        rows = partial(select, equation="Eq. 4", scale=by)
-        claims.append(direction("L13", f"{negating}: direction, λ = {by:g}.", rows, ours=by != scale))
-        claims.append(length("L13", f"{negating}: length, λ = {by:g}.", rows, ours=by != scale))
-        claims.append(
-            Claim(
-                "L13",
-                f"{negating}, by the error, λ = {by:g}.",
-                partial(largest_error, scale=by),
-                high=0.2,
-                of="mean ‖f − g‖²/‖g‖² of each task and layer",
-                unit="",
-                digits=2,
-                ours=True,
-            )
+        rows, ours = partial(select, equation="Eq. 4", scale=by), by != scale
+        error = Claim("L13", f"{negating}: by the error.", partial(largest_error, scale=by), high=0.2, unit="",
+                      of="mean ‖f − g‖²/‖g‖² of each task and layer", digits=2, ours=True)  # fmt: skip
+        both = (
+            direction("L13", f"{negating}: direction.", rows, ours),
+            length("L13", f"{negating}: length.", rows, ours),
         )
+        claims += [replace(claim, setting=f"λ = {by:g}") for claim in (*both, error)]
     return claims
 
 

@@ -47,6 +47,7 @@ from studies.lab.linearity import (
 )
 from studies.lab.rows import Samples
 from studies.linearity_edits import claims_on_edits, measure_edits
+from studies.linearity_pairs import ENDS
 from studies.linearity_stitches import addition_figure, claims_on_stitches, negation_figure, stitch_rows, stitch_table
 
 ALPHAS = (0.25, 0.5, 0.75)
@@ -114,18 +115,22 @@ def smallest_gap(rows: pd.DataFrame) -> Samples:
 
 
 def claims(options: Options) -> list[Claim]:
-    where = "all pairs, blocks and α"
     return [
-        direction("L1", f"Features of averaged experts point where their averaged features do: {where}.", pairs),
-        length("L1", f"They have their length too: {where}.", pairs),
+        direction(
+            "L1",
+            "Features of averaged experts point where their averaged features do, in all pairs, blocks and α.",
+            pairs,
+        ),
+        length("L1", "Features of averaged experts have the length of their averaged features too.", pairs),
         Claim(
             "L4",
-            "Linear mode connectivity fails between experts of different tasks, on D_i and D_j.",
+            "Linear mode connectivity fails between nets tuned on different tasks, on D_i and D_j.",
             smallest_gap,
             low=FLAT,
             of="the larger of (difference of the ends, barrier), for each pair and D,",
             unit="nat",
             digits=2,
+            caveat=ENDS,
         ),
         *claims_on_edits(options.scale, options.scales),
         *claims_on_stitches(options.blocks, options.add),

@@ -134,21 +134,19 @@ def less_the_ends(rows: pd.DataFrame) -> Samples:
 # fmt: off
 def claims_of(world: str) -> list[Claim]:
     """Return when matching pays in one world."""
-    def inside(measured):  # type: ignore[no-untyped-def]
-        return lambda rows: measured(select(rows, world=world))
-
-    return [
-        Claim("L17", f"Matching pays for nets of different starts: {world}.",
-              inside(lambda rows: {kind: gain(rows, "different starts", kind) for kind in KINDS}),
+    made = [
+        Claim("L17", "Matching pays for nets of different starts.",
+              lambda rows: {kind: gain(rows, "different starts", kind) for kind in KINDS},
               low=10, of="gain in accuracy of the average", ours=True),
-        Claim("L17", f"It is needless for nets that begin with the same weights, pre-trained or not: {world}.",
-              inside(lambda rows: {f"{s}, {kind}": gain(rows, s, kind) for s in STARTS[:2] for kind in KINDS}),
+        Claim("L17", "Matching is needless for nets that begin with the same weights, pre-trained or not.",
+              lambda rows: {f"{s}, {kind}": gain(rows, s, kind) for s in STARTS[:2] for kind in KINDS},
               low=-0.5, high=0.5, of="change of accuracy", ours=True),
-        Claim("L17", f"It stands in for the same beginning: {world}.", inside(against_common_start),
+        Claim("L17", "Matching stands in for the same beginning.", against_common_start,
               low=-1, of="matched averages of different starts less plain ones of a common start", ours=True),
-        Claim("L17", f"Matched nets of one task may be averaged: {world}.", inside(less_the_ends),
+        Claim("L17", "Matched nets of one task may be averaged.", less_the_ends,
               low=-5, of="the average of different starts less its ends", ours=True),
     ]
+    return [claim.of_part(partial(select, world=world), world) for claim in made]
 # fmt: on
 
 

@@ -493,8 +493,9 @@ def claims(options: Options) -> list[Claim]:
         )
     ]
     analogy = [
-        Claim("P22", f"Δ_A + (Δ_B − Δ_C) {says} (questions × texts).", partial(analogy_less, way), low=low,
-              of="paired difference of Matthews' correlation, λ by validation,", ours=way == SUM)
+        Claim("P22", f"Δ_A + (Δ_B − Δ_C) {says}.", partial(analogy_less, way), low=low,
+              of="paired difference of Matthews' correlation, λ by validation,", ours=True,
+              setting="questions × texts")
         for says, way, low in (
             ("reaches a task that nobody trained better than Δ_A, the expert that is asked the same", "A", NEARER),
             ("is better on that task than the base", BASE, ABOVE_BASE),

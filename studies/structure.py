@@ -387,18 +387,20 @@ def claims(options: Options | SuiteOptions) -> list[Claim]:
     """Hold Corollaries 1 and 2 against the rows."""
     half, low, high, share = f"{100 * HALF:g} %", min(options.ranks), max(options.ranks), min(options.keeps)
     of_each = "loss in each of addition, unlearning and a third task"
+    one_bit = "where experts read one bit, such as a colour, rank 1 cannot fail; the paper's LoRA has rank 32"
     return [
         Claim("P16", f"Task vectors of rank {low} do what whole ones do.", partial(lost, SVD, low), high=LOST,
-              of=of_each),
+              of=of_each, caveat=one_bit),
         Claim("P16", f"Task vectors of rank {high} do what whole ones do.", partial(lost, SVD, high), high=LOST,
               of=of_each, ours=True),
         Claim("P16", lambda rows: f"Task vectors tuned as LoRA of rank {lora_rank(rows):g} do what whole ones do.",
-              lambda rows: lost(LORA, lora_rank(rows), rows), high=LOST, of=of_each),
+              lambda rows: lost(LORA, lora_rank(rows), rows), high=LOST, of=of_each,
+              caveat=one_bit),
         Claim("P17", "The rows of the MLPs' task vectors fall into large and small ones.",
               lambda rows: {"coefficient": samples(rows, "bimodality", part="rows")}, low=UNIFORM, unit="", digits=2,
-              of="Sarle's coefficient, of a uniform distribution 5/9,"),
+              ours=True, of="Sarle's coefficient, of a uniform distribution 5/9,"),
         Claim("P17", f"The {half} smallest rows can be left out.", partial(lost, ROWS, HALF), high=LOST,
-              of="loss in each"),
+              of="loss in each", ours=True),
         Claim("P17", f"The {half} largest rows cannot be left out.",
               lambda rows: {"addition": lost(CONTROL, HALF, rows)["addition"]}, low=VITAL, of="loss in addition",
               ours=True),

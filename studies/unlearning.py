@@ -30,7 +30,7 @@ is the second look at test.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal
@@ -57,7 +57,7 @@ from mergeflow.training.loop import fine_tune
 from mergeflow.training.lora import LoraModel
 from mergeflow.training.settings import FineTuneSettings, LoraSettings
 from studies.lab import Claim, Laboratory, Row, Section, Study
-from studies.lab.claims import Samples
+from studies.lab.claims import Samples, with_interval
 from studies.lab.plots import curves, side_by_side
 from studies.lab.rows import samples, select
 from studies.lab.tuning import task_vector
@@ -72,7 +72,7 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 RISE, KEPT = 0.5, 0.1  # nat of log-perplexity; the latter at equal forgetting
 WORSE, BETTER = -5, 5  # points of the drop in Rouge-L
 FALLS = {FORGOTTEN: 17.7, ALIGNED: 12.0}  # % of Rouge-L: half of the smaller in the paper's Tables 3 and 4
-ALPHA = 0.05
+ALIKE = 17.0  # % of 1 − α̂ with the other author's book: half of the paper's share, .259 of .761
 WAYS = {"full": "all weights", "adapters": "adapters"}
 LIKENESS_BLOCKS = 16  # of each book's validation split, whose tokens' logits give α̂
 State = dict[str, Tensor]
@@ -436,8 +436,14 @@ def drop_less(way: str, scale: float, book: str, other: str, rows: pd.DataFrame)
 
 
 def alpha_less(rows: pd.DataFrame) -> Samples:
+    """Return the difference of α̂ in % of what the other author's leaves up to 1."""
     near, far = (samples(rows, "alpha", way="likeness", book=book) for book in (ALIGNED, LESS_ALIGNED))
-    return {f"α̂ with {ALIGNED} less α̂ with {LESS_ALIGNED}": near - far}
+    return {f"α̂ with {ALIGNED} less α̂ with {LESS_ALIGNED}": 100 * (near - far) / (1 - far)}
+
+
+def both_alphas(rows: pd.DataFrame) -> str:
+    near, far = (with_interval(samples(rows, "alpha", way="likeness", book=b), 3) for b in (ALIGNED, LESS_ALIGNED))
+    return f"; {near} and {far}"
 
 
 def ascent_less(way: str, largest: float, rows: pd.DataFrame) -> Samples:
@@ -458,32 +464,35 @@ def claims(options: Options) -> list[Claim]:
     last, largest = min(options.scales), max(options.scales, key=abs)
     words = {FORGOTTEN: "the forgotten book", ALIGNED: "the same author's book"}
     for way, trained in WAYS.items():
-        where = f"(λ = {last:g}, {trained})"
-        asked += [
-            *(Claim("P18", f"As λ becomes negative, Rouge-L recall of {words[book]} decreases significantly {where}.",
-                    partial(falls, way, book, last), low=low, unit="%",
-                    of="drop, as a share of what it was, half of the smaller in the paper's Tables 3 and 4,")
+        made = [
+            *(Claim("P18", f"As λ becomes negative, Rouge-L recall of {words[book]} decreases significantly.",
+                    partial(falls, way, book, last), low=low, unit="%", paper=f"{2 * low:g} %",
+                    of="drop, as a share of what it was, half of the smaller in the paper's Tables 3 and 4,",
+                    caveat="a Llama of half a million weights and generated books")
               for book, low in FALLS.items()),
-            Claim("P18", f"The forgotten book is forgotten best at the smallest λ {where}.",
+            Claim("P18", "The forgotten book is forgotten best at the smallest λ.",
                   partial(lowest_at_last, way, options.scales), low=0,
                   of="paired difference of the drop in Rouge-L recall"),
-            Claim("P18", "The forgotten book's perplexity rises most, the same author's less, the other's least "
-                         f"{where}.", partial(rise_order, way, last), low=RISE, unit="nat", digits=2, ours=True,
+            Claim("P18", "The forgotten book's perplexity rises most, the same author's less, the other's least.",
+                  partial(rise_order, way, last), low=RISE, unit="nat", digits=2, ours=True,
                   of="difference of the rises of the log-perplexity, each"),
-            Claim("P18", "Rouge-L recall of the forgotten book drops at least as far as the same author's "
-                         f"{where}.", partial(drop_less, way, last, FORGOTTEN, ALIGNED), low=WORSE,
+            Claim("P18", "Rouge-L recall of the forgotten book drops at least as far as the same author's.",
+                  partial(drop_less, way, last, FORGOTTEN, ALIGNED), low=WORSE,
                   of="paired difference"),
-            *(Claim("P18", f"Rouge-L recall of {words[book]} drops further than the other author's {where}.",
+            *(Claim("P18", f"Rouge-L recall of {words[book]} drops further than the other author's.",
                     partial(drop_less, way, last, book, LESS_ALIGNED), low=BETTER, of="paired difference")
               for book in words),
         ]
+        asked += [replace(claim, setting=f"λ = {last:g}, {trained}") for claim in made]
     return [
         *asked,
         Claim("P19", "Experts of two books by one author are more correlated than those of books by two.", alpha_less,
-              low=ALPHA, unit="", digits=3, of="paired difference of α̂"),
-        *(Claim("P21", f"Where both forget as much as re-training without the book, negation ({trained}) keeps more "
-                       "than ascent.", partial(ascent_less, way, largest), low=KEPT, unit="nat", digits=2, ours=True,
-                of="each difference, λ and steps chosen on validation,")
+              low=ALIKE, unit="% of 1 − α̂", also=both_alphas, paper="0.498 and 0.239, 34 % of 1 − α̂",
+              of="paired difference of α̂, half of the paper's share,"),
+        *(Claim("P21", "Where both forget as much as re-training without the book, negation keeps more than ascent.",
+                partial(ascent_less, way, largest), low=KEPT, unit="nat", digits=2, ours=True,
+                of="each difference, λ and steps chosen on validation,", setting=trained,
+                caveat="Equation 3 asks for a loss of Θ(1), without a number, so it has no verdict of its own")
           for way, trained in WAYS.items()),
     ]
 # fmt: on

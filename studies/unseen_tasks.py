@@ -377,8 +377,9 @@ def claims(options: Options) -> list[Claim]:
         (RIDGE, TUNED, "A merge with coefficients by ridge is better than tuning on the same samples", 0),
     ]
     return [
-        Claim("P9", f"{says} ({group}).", partial(less, way, other), low=low, ours=way != SEARCH,
-              of="paired difference, mean over targets and numbers of samples").of_part(partial(select, group=group))
+        Claim("P9", f"{says}.", partial(less, way, other), low=low, ours=way != SEARCH,
+              of="paired difference, mean over targets and numbers of samples",
+              ).of_part(partial(select, group=group), group)
         for group in EXPERTS for way, other, says, low in asked
     ]
 # fmt: on

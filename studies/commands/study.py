@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tasks.project.studies import Study
 
 
-_COLOURS = {"holds": "green", "does not hold": "yellow", "undecided": "cyan"}
+_COLOURS = {"holds": "green", "does not hold": "yellow", "undecided": "cyan", "not testable here": "magenta"}
 
 
 def add_commands(app: typer.Typer, root: Path) -> None:
@@ -252,7 +252,9 @@ def _print(title: str, result: "Result", console: Console) -> None:
         console.print(_rich(heading, table))
     for finding in result.findings:
         mark = f"[{_COLOURS[finding.verdict]}]{finding.verdict}[/]"
-        said = escape(f"{finding.claim}\n      {finding.measured}")
+        setting = f" ({finding.setting})" if finding.setting else ""
+        needs = f"\n      needs {finding.needs}; {finding.has}" if finding.needs else ""
+        said = escape(f"{finding.claim}{setting}\n      {finding.measured}{needs}")
         console.print(f"{escape(finding.system)}  {mark}  {said}", highlight=False)
     for note in result.notes:
         console.print(f"[dim]{escape(note)}[/]", highlight=False)

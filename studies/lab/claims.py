@@ -1,19 +1,27 @@
-"""Claims as data: what a paper says, what is measured of it, and the limits within which it holds."""
+"""Claims as data: what a paper says, what is measured of it, the limits within which it holds, and what it needs."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
 from mergeflow.evaluation.averages import mean_interval
 
 Values: TypeAlias = Sequence[float] | pd.Series
 Samples: TypeAlias = Mapping[str, Values]
 """By the quantity in words, one value for each seed; of a comparison the paired differences."""
+Parts: TypeAlias = Mapping[str, tuple[Values, float, float]]
+"""By the quantity in words, its values, and the smallest and the largest mean with which the claim holds."""
 Verdict: TypeAlias = bool | None
 WORDS: dict[Verdict, str] = {True: "holds", False: "does not hold", None: "undecided"}
+UNTESTED = "not testable here"
+VERDICTS = (*WORDS.values(), UNTESTED)
+LEVEL = 0.025  # of a claim, one-sided: what a 95 % interval leaves out on one side
+SHOWN = 8  # parts of a claim that are printed: those nearest to the limits or farthest beyond
 
 
 @dataclass(frozen=True)
@@ -21,13 +29,13 @@ class Finding:
     """A claim held against rows.
 
     Attributes:
-        system: the row of the papers' systems that it belongs to, such as `M2`.
+        system, rule, paper, ours, setting, caveat: as of `Claim`.
         claim: what should be seen, one sentence, as the paper puts it.
         measured: what was seen, with numbers.
-        holds: True, False, or None where the intervals leave it undecided.
-        rule: the rule of the verdict, written before the run.
-        paper: what the paper itself prints.
-        ours: whether the claim is an addition of this project, not the paper's.
+        holds: True, False, or None where the intervals leave it undecided, or it cannot be tested here.
+        needs: what the claim needs to be testable, in words; nothing: it is testable anywhere.
+        has: what was measured of that.
+        testable: whether it is enough.
     """
 
     system: str
@@ -37,11 +45,16 @@ class Finding:
     rule: str = ""
     paper: str = ""
     ours: bool = False
+    setting: str = ""
+    needs: str = ""
+    has: str = ""
+    testable: bool = True
+    caveat: str = ""
 
     @property
     def verdict(self) -> str:
-        """`holds`, `does not hold` or `undecided`."""
-        return WORDS[self.holds]
+        """One of `VERDICTS`."""
+        return WORDS[self.holds] if self.testable else UNTESTED
 
 
 @dataclass(frozen=True)
@@ -60,8 +73,11 @@ class Claim:
         paper: what the paper itself prints.
         ours: whether the claim is an addition of this project.
         also: from tidy rows to what is said after the measured quantities.
-        decide: for the few claims that no interval decides: from tidy rows to the verdict and what was measured. `of`
-            is the whole rule then.
+        decide: for the few claims that no one pair of limits decides: from tidy rows to the verdict and what was
+            measured. `of` is the whole rule then.
+        setting: where it is tested.
+        needs: the precondition, of `needs`: where it does not hold, the claim is not testable here.
+        caveat: what this test leaves open, one sentence.
     """
 
     system: str
@@ -76,6 +92,9 @@ class Claim:
     ours: bool = False
     also: Callable[[pd.DataFrame], str] | None = None
     decide: Callable[[pd.DataFrame], tuple[Verdict, str]] | None = None
+    setting: str = ""
+    needs: "Claim | None" = None
+    caveat: str = ""
 
     @property
     def rule(self) -> str:
@@ -92,8 +111,8 @@ class Claim:
             return f"{self.of} within {self.low:g} … {self.high:g}{unit}"
         return f"{self.of} ≥ {self.low:g}{unit}" if self.low > -math.inf else f"{self.of} ≤ {self.high:g}{unit}"
 
-    def of_part(self, part: Callable[[pd.DataFrame], pd.DataFrame]) -> "Claim":
-        """Return the same claim about a part of the rows, such as those of one training run."""
+    def of_part(self, part: Callable[[pd.DataFrame], pd.DataFrame], setting: str = "") -> "Claim":
+        """Return the same claim about a part of the rows, such as those of one training run, which is its setting."""
         says, decide, also = self.says, self.decide, self.also
         return replace(
             self,
@@ -101,6 +120,8 @@ class Claim:
             measure=lambda rows: self.measure(part(rows)),
             decide=decide and (lambda rows: decide(part(rows))),
             also=also and (lambda rows: also(part(rows))),
+            needs=self.needs and self.needs.of_part(part),
+            setting=setting or self.setting,
         )
 
     def judge(self, rows: pd.DataFrame) -> Finding:
@@ -108,33 +129,47 @@ class Claim:
 
         Example:
             >>> claim = Claim("M2", "It rises.", lambda rows: {"N = 1 → 8": rows.gain}, low=1)
-            >>> found = claim.judge(pd.DataFrame({"gain": [5.0, 6.0, 5.5]}))
-            >>> found.verdict, found.measured
+            >>> finding = claim.judge(pd.DataFrame({"gain": [5.0, 6.0, 5.5]}))
+            >>> finding.verdict, finding.measured
             ('holds', 'N = 1 → 8: 5.5 ± 1.2 points')
         """
-        if self.decide:
-            holds, measured = self.decide(rows)
-        else:
-            samples = {name: list(values) for name, values in self.measure(rows).items()}
-            unit = f" {self.unit}".rstrip()
-            texts = [f"{name}: {with_interval(values, self.digits)}{unit}" for name, values in samples.items()]
-            measured = "; ".join(texts) or "not measured with these choices"
-            holds = all_hold([within(values, self.low, self.high) for values in samples.values()]) if samples else None
-        more = self.also(rows) if self.also else ""
-        says = self.says if isinstance(self.says, str) else self.says(rows)
-        return Finding(self.system, says, measured + more, holds, self.rule, self.paper, self.ours)
+        need = self.needs.judge(rows) if self.needs else None
+        holds, measured = self.decide(rows) if self.decide else self._measured(rows)
+        testable = need is None or need.holds is True
+        return Finding(
+            self.system,
+            self.says if isinstance(self.says, str) else self.says(rows),
+            measured + (self.also(rows) if self.also else ""),
+            holds if testable else None,
+            self.rule,
+            self.paper,
+            self.ours,
+            self.setting,
+            need.rule if need else "",
+            need.measured if need else "",
+            testable,
+            self.caveat,
+        )
+
+    def _measured(self, rows: pd.DataFrame) -> tuple[Verdict, str]:
+        parts: Parts = {name: (values, self.low, self.high) for name, values in self.measure(rows).items()}
+        if not parts:
+            return None, "not measured with these choices"
+        shown = list(parts) if len(parts) <= SHOWN else sorted(parts, key=lambda name: p_outside(*parts[name]))[:SHOWN]
+        unit = f" {self.unit}".rstrip()
+        texts = [f"{name}: {with_interval(parts[name][0], self.digits)}{unit}" for name in shown]
+        return all_within(parts), "; ".join(texts) + family(parts)
+
+
+def needs(measure: Callable[[pd.DataFrame], Samples], of: str, unit: str = "points", **limits: float) -> Claim:
+    """Return a precondition: what a setting must have so that a claim can be tested in it."""
+    return Claim("", of, measure, of=of, unit=unit, **limits)  # type: ignore[arg-type]
 
 
 def within(values: Values, low: float = -math.inf, high: float = math.inf) -> Verdict:
-    """Judge whether a quantity lies between two limits.
+    """Judge whether a mean lies between two limits: True if its whole 95 % interval does, False if none of it, or None.
 
-    Args:
-        values: one for each seed, at least one.
-        low, high: the smallest and the largest value with which the claim holds.
-
-    Returns:
-        True (holds) if the whole 95 % interval of the mean lies within the limits, False (does not hold) if all of it
-        lies outside, None (undecided) otherwise; one seed alone decides nothing.
+    One seed alone decides nothing.
 
     Example:
         >>> within([4.1, 3.9, 4.0], low=2.0), within([1.0, 1.1, 0.9], low=2.0), within([1.0, 3.0, 2.5], low=2.0)
@@ -146,14 +181,73 @@ def within(values: Values, low: float = -math.inf, high: float = math.inf) -> Ve
     return False if centre + half < low or high < centre - half else None
 
 
-def all_hold(verdicts: Sequence[Verdict]) -> Verdict:
-    """Judge a claim of several parts: one that does not hold refutes it, one that is undecided leaves it open.
+def all_within(parts: Parts) -> Verdict:
+    """Judge a claim of several parts: it holds where each lies within, and does not where by Holm one lies outside.
 
     Example:
-        >>> all_hold([True, True]), all_hold([True, None]), all_hold([None, False])
-        (True, None, False)
+        >>> all_within({"a": ([1.7, 1.8, 1.9], 2, 9), "b": ([5.1, 4.9, 5.0], 2, 9)}) is None  # p = .037 is not enough
+        True
     """
-    return False if False in verdicts else None if None in verdicts else True
+    if all(within(*part) for part in parts.values()):
+        return True
+    return False if holm({name: p_outside(*part) for name, part in parts.items()}) else None
+
+
+def p_outside(values: Values, low: float = -math.inf, high: float = math.inf) -> float:
+    """Return the one-sided p of Student's t over seeds, of a mean that lies within the limits after all; one seed: 1.
+
+    Example:
+        >>> round(p_outside([1.0, 1.1, 0.9], low=2.0), 4)
+        0.0017
+    """
+    numbers = np.asarray(list(values), float)
+    if len(numbers) == 1:
+        return 1.0
+    beyond = max(low - numbers.mean(), numbers.mean() - high)
+    error = numbers.std(ddof=1) / math.sqrt(len(numbers))
+    return float(stats.t.sf(beyond / error, len(numbers) - 1)) if error > 0 else float(beyond <= 0)
+
+
+def holm(ps: Mapping[str, float], level: float = LEVEL) -> list[str]:
+    """Return the hypotheses that Holm's step-down rejects: the smallest p at level/n, the next at level/(n − 1), ….
+
+    Example:
+        >>> holm({"a": 0.011, "b": 0.003, "c": 0.4}), holm({"a": 0.011, "c": 0.4, "d": 0.5})
+        (['b', 'a'], [])
+
+    Source:
+        Holm, A simple sequentially rejective multiple test procedure (1979).
+    """
+    rejected: list[str] = []
+    for name in sorted(ps, key=ps.__getitem__):
+        if not ps[name] < level / (len(ps) - len(rejected)):
+            break
+        rejected.append(name)
+    return rejected
+
+
+def family(parts: Parts) -> str:
+    """Return how many parts a claim has, and where it does not hold which of them lie outside by Holm."""
+    if len(parts) == 1:
+        return ""
+    if all_within(parts):
+        return f" ({len(parts)} parts)"
+    ps = {name: p_outside(*part) for name, part in parts.items()}
+    rejected = ", ".join(f"{name} (p {ps[name]:.1g})" for name in holm(ps)[:SHOWN])
+    outside = f"outside by Holm: {rejected}" if rejected else f"none outside by Holm, smallest p {min(ps.values()):.2g}"
+    return f" ({len(parts)} parts; {outside})"
+
+
+def overall(findings: Iterable[Finding]) -> str:
+    """Return one verdict of a claim that was judged in several settings.
+
+    It holds where it holds in every setting that can test it, does not hold where it does not in some and holds in
+    none, and is undecided otherwise.
+    """
+    tested = {finding.holds for finding in findings if finding.testable}
+    if not tested:
+        return UNTESTED
+    return WORDS[True if tested == {True} else False if False in tested and True not in tested else None]
 
 
 def with_interval(values: Values, digits: int = 1) -> str:

@@ -1,18 +1,21 @@
-"""One page a paper, written from the records: each claim with the paper's number, ours, and the verdict."""
+"""One page a paper, written from the records: a line for each claim, with the paper's number, ours and the verdict."""
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from studies.lab.claims import WORDS, Finding
+from studies.lab.claims import VERDICTS, Finding, overall
 from studies.lab.records import FOLDER, find_record, recorded
 from studies.lab.study import Result
 from tasks.project.studies import Study
 
 PAGES = "docs/research"
+CHANGES = f"{FOLDER}/changed_verdicts.json"
 PAPERS = {
     "G": ("gradients", "On Task Vectors and Gradients"),
     "M": ("mima", "MIMA: merging while tuning"),
@@ -27,8 +30,9 @@ _HEAD = """\
 Written by `mergeflow study --pages` from the records in `studies/records`; nothing on this page is typed by hand.
 The documentation site has the figures; `mergeflow study --pages --figures` writes them, and all tables, into
 docs/research/studies.
-{verdicts}. ± is half a 95 % interval over seeds; a rule was written before its run; arguments are chosen on validation.
-Where the embedded suite was measured, its numbers show mechanisms and are not to be compared with tables of papers.
+{verdicts}. How a verdict is reached, and what ± leaves out, is on [the index](README.md). Arguments are chosen on
+validation. Where the embedded suite was measured, its numbers show mechanisms and are not to be compared with tables of
+papers.
 """
 _INDEX = """\
 # The papers' experiments
@@ -36,10 +40,44 @@ _INDEX = """\
 Five papers, claim by claim: what each says, the number that it prints, what was measured here, and the verdict. Written
 by `mergeflow study --pages` from the records in `studies/records`. The figures are not tracked: the documentation site
 shows them here, and `mergeflow study --pages --figures` writes a page with method, tables and figures for each study
-into docs/research/studies. `mergeflow study NAME` runs one study. Verdicts of the papers' own claims are counted apart
-from those of claims that are additions of this project (*ours*).
-
+into docs/research/studies. `mergeflow study NAME` runs one study. A paper's claims have one line each, whatever the
+number of settings that they were tested in; additions of this project (*ours*) are counted and listed apart.
 """
+_RULES = """\
+## How a verdict is reached
+
+- ± is half a 95 % interval of Student's t **over seeds alone**: the order of batches, and what else a study draws by
+  seed. Rows have accuracies, not hits of single examples, so no interval holds other test examples, another base or
+  other drawings; of 500 images a task, sampling alone is ± 0.8 points where two merges disagree on 6 % of 4000 images.
+- A claim *holds* where the whole interval of every part lies within the limits of its rule. It *does not hold* where a
+  part lies outside by Holm's step-down at 2.5 % over all parts of the claim, with one-sided p of the t-test over seeds;
+  the number of parts is printed. Otherwise it is *undecided*.
+- A claim with a precondition (*needs*; what was measured of it is in brackets) is *not testable here* where the
+  precondition does not hold, by the same test: at a floor, at a ceiling, or where the phenomenon is absent, nothing is
+  refuted.
+- A claim tested in several settings holds where it holds in every one that can test it, does not hold where it does not
+  in some and holds in none, and is undecided otherwise.
+- Margins: where the paper prints a lead, the margin is half of the paper's own share of the headroom, which is experts
+  less zero-shot in the same run; where it prints a loss or a gap that it calls small, twice its share. Points are not
+  carried over from another headroom; the paper's points and share are printed beside ours. A threshold that is part of
+  the paper's sentence stays as it is. Rules where the paper prints no number are this project's, written before the run
+  unless a remark or the table of changes says otherwise.
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A claim with what every study and setting found of it."""
+
+    system: str
+    claim: str
+    ours: bool
+    findings: Sequence[tuple[Finding, str]]
+
+    @property
+    def verdict(self) -> str:
+        """The verdict over all settings."""
+        return overall(finding for finding, _ in self.findings)
 
 
 def write_pages(home: Path, studies: Iterable[Study], figures: bool = False) -> list[Path]:
@@ -55,34 +93,81 @@ def write_pages(home: Path, studies: Iterable[Study], figures: bool = False) -> 
     folder = home / PAGES
     folder.mkdir(parents=True, exist_ok=True)
     written: dict[str, str] = {}
+    shown: set[str] = set()
     for letter, (page, title) in PAPERS.items():
-        if text := _paper(home, letter, title, chosen, results):
+        if text := _paper(home, letter, title, chosen, results, shown):
             written[page] = f"{written[page]}\n{text.replace('# ', '## ', 1)}" if page in written else text
-    written["README"] = _index(results)
+    written["README"] = _index(home, results)
     for page, text in written.items():
         (folder / f"{page}.md").write_text(text, encoding="utf-8")
     if figures:
         draw(folder / "figures", results)
         for study in chosen:
             name = study.stage.name
-            own = folder / "studies" / f"{name}.md"
-            own.parent.mkdir(exist_ok=True)
-            own.write_text(study_page(*study.text, name, results[name]), encoding="utf-8")
+            file = folder / "studies" / f"{name}.md"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(study_page(*study.text, name, results[name]), encoding="utf-8")
     return [folder / f"{page}.md" for page in written]
 
 
-def _index(results: Mapping[str, Result]) -> str:
-    """Return the index: a line for each paper with its verdicts, and where each study is."""
-    lines = ["| paper | holds | does not hold | undecided | ours | studies |", "|---|--:|--:|--:|--:|---|"]
+def lines_of(letter: str, results: Mapping[str, Result]) -> list[Line]:
+    """Return the claims on one paper, each once, by system."""
+    claims: dict[tuple[str, str, bool], list[tuple[Finding, str]]] = {}
+    for name, result in results.items():
+        for finding in result.findings:
+            if finding.system.startswith(letter):
+                claims.setdefault((finding.system, finding.claim, finding.ours), []).append((finding, name))
+    lines = [Line(*key, findings) for key, findings in claims.items()]
+    return sorted(lines, key=lambda line: int(line.system[1:]))
+
+
+def _index(home: Path, results: Mapping[str, Result]) -> str:
+    """Return the index: verdicts of each paper's claims and of ours, the rules, and what changed."""
+    lines = {letter: lines_of(letter, results) for letter in PAPERS}
+    parts = [_INDEX]
+    for title, ours in (("Claims of the papers", False), ("Claims of this project", True)):
+        parts.append(f"## {title}\n\n{_counts(lines, ours)}")
+    parts += [_RULES, _studies(results), _changes(home, results)]
+    return "\n".join(part for part in parts if part)
+
+
+def _counts(lines: Mapping[str, list[Line]], ours: bool) -> str:
+    rows = [f"| paper | claims | {' | '.join(VERDICTS)} | settings |", "|---|" + "--:|" * (len(VERDICTS) + 2)]
     for letter, (page, title) in PAPERS.items():
-        own = {name: [f for f in result.findings if f.system.startswith(letter)] for name, result in results.items()}
-        names = [name for name, findings in own.items() if findings]
-        counts = Counter("ours" if f.ours else f.verdict for findings in own.values() for f in findings)
-        numbers = " | ".join(str(counts[word]) for word in [*WORDS.values(), "ours"])
-        studies = ", ".join(f"[{name}]({page}.md#{name})" for name in names)
+        chosen = [line for line in lines[letter] if line.ours == ours]
+        counts = Counter(line.verdict for line in chosen)
+        numbers = [len(chosen), *(counts[word] for word in VERDICTS), sum(len(line.findings) for line in chosen)]
+        if chosen:
+            rows.append(f"| [{title}]({page}.md) | {' | '.join(map(str, numbers))} |")
+    return "\n".join(rows) + "\n"
+
+
+def _studies(results: Mapping[str, Result]) -> str:
+    rows = ["## Studies", "", "| page | studies |", "|---|---|"]
+    for page in dict.fromkeys(page for page, _ in PAPERS.values()):
+        letters = [letter for letter, (own, _) in PAPERS.items() if own == page]
+        names = dict.fromkeys(
+            name for letter in letters for line in lines_of(letter, results) for _, name in line.findings
+        )
         if names:
-            lines.append(f"| [{title}]({page}.md) | {numbers} | {studies} |")
-    return _INDEX + "\n".join(lines) + "\n"
+            rows.append(f"| [{page}]({page}.md) | {', '.join(f'[{name}]({page}.md#{name})' for name in names)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _changes(home: Path, results: Mapping[str, Result]) -> str:
+    """Return the table of verdicts that a change of rules changed, with the reasons."""
+    path = home / CHANGES
+    if not path.exists():
+        return ""
+    rows = ["## Verdicts that changed", "", "No row was measured again; rules were mended, each for the reason given."]
+    verdicts = {(n, f.claim, f.setting): f for n, result in results.items() for f in result.findings}
+    for change in json.loads(path.read_text(encoding="utf-8")):
+        rows += ["", f"**{change['day']}: {change['why']}**", "", "| claim | study | was | is |", "|---|---|---|---|"]
+        for name, claim, setting, was in change["claims"]:
+            finding = verdicts[name, claim, setting]
+            cells = [f"{finding.system}: {claim}", f"{name}{f', {setting}' if setting else ''}", was, finding.verdict]
+            rows.append(f"| {' | '.join(map(_cell, cells))} |")
+    return "\n".join(rows) + "\n"
 
 
 def draw(folder: Path, results: Mapping[str, Result]) -> None:
@@ -103,32 +188,56 @@ def figure_file(study: str, figure: str) -> str:
     return f"{study}.{re.sub(r'[^A-Za-z0-9]+', '_', figure)}.svg"
 
 
-def _paper(home: Path, letter: str, title: str, studies: list[Study], results: Mapping[str, Result]) -> str:
-    claims = [(f, s) for s in studies for f in results[s.stage.name].findings if f.system.startswith(letter)]
-    if not claims:
+def _paper(
+    home: Path, letter: str, title: str, studies: list[Study], results: Mapping[str, Result], shown: set[str]
+) -> str:
+    """Return a paper's page: its claims, ours, and the studies that no earlier page has shown."""
+    lines = lines_of(letter, results)
+    if not lines:
         return ""
-    counts = Counter(finding.verdict for finding, _ in claims if not finding.ours)
-    verdicts = "Of the paper's claims " + ", ".join(f"{counts[word]} {word}" for word in WORDS.values())
-    parts = [_HEAD.format(title=title, verdicts=verdicts if letter != "B" else "All claims here are ours")]
-    shown: set[str] = set()
-    for system in sorted({finding.system for finding, _ in claims}, key=lambda name: int(name[1:])):
-        rows = [(finding, study) for finding, study in claims if finding.system == system]
-        parts.append(f"## {system}\n\n{claims_table(rows)}")
-        for study in dict.fromkeys(study for _, study in rows):
-            if study.stage.name not in shown:
-                shown.add(study.stage.name)
-                parts.append(_study(home, study, results[study.stage.name]))
+    counts = Counter(line.verdict for line in lines if not line.ours)
+    verdicts = f"Of the paper's {counts.total()} claims " + ", ".join(f"{counts[word]} {word}" for word in VERDICTS)
+    parts = [_HEAD.format(title=title, verdicts=verdicts if counts else "All claims here are ours")]
+    for heading, ours in (("Claims of the paper", False), ("Claims of this project", True)):
+        if own := [line for line in lines if line.ours == ours]:
+            parts.append(f"## {heading}\n\n{claims_table(own)}")
+    names = {name for line in lines for _, name in line.findings} - shown
+    shown |= names
+    parts.append("## Studies\n")
+    parts += [_study(home, study, results[study.stage.name]) for study in studies if study.stage.name in names]
     return "\n".join(parts)
 
 
-def claims_table(rows: Iterable[tuple[Finding, Study]]) -> str:
-    """Return one line a claim, the paper's first."""
-    lines = ["| claim | in the paper | rule | measured | verdict | study |", "|---|---|---|---|---|---|"]
-    for finding, study in sorted(rows, key=lambda row: row[0].ours):
-        claim = f"{finding.claim} (Ours.)" if finding.ours else finding.claim
-        cells = [claim, finding.paper, finding.rule, finding.measured, f"**{finding.verdict}**", study.stage.name]
-        lines.append("| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in cells) + " |")
-    return "\n".join(lines) + "\n"
+_COMMON: dict[str, Callable[[Finding], str]] = {
+    "Rule": lambda finding: finding.rule,
+    "Needs": lambda finding: finding.needs,
+    "Open": lambda finding: finding.caveat,
+}
+
+
+def claims_table(lines: Iterable[Line]) -> str:
+    """Return one line a claim; what its settings have in common is said once."""
+    rows = ["| | claim | in the paper | measured here | verdict |", "|---|---|---|---|---|"]
+    for line in lines:
+        findings = [finding for finding, _ in line.findings]
+        common = {word: sorted({text(f) for f in findings} - {""}) for word, text in _COMMON.items()}
+        says = [line.claim, *(f"*{word}:* {'; '.join(texts)}." for word, texts in common.items() if texts)]
+        paper = "; ".join(dict.fromkeys(finding.paper for finding in findings if finding.paper))
+        measured = [_measured(finding, name, len(findings) > 1) for finding, name in line.findings]
+        cells = [line.system, "<br>".join(says), paper, "<br>".join(measured), f"**{line.verdict}**"]
+        rows.append(f"| {' | '.join(map(_cell, cells))} |")
+    return "\n".join(rows) + "\n"
+
+
+def _measured(finding: Finding, study: str, several: bool) -> str:
+    where = f"{study}, {finding.setting}" if finding.setting else study
+    verdict = f" – {finding.verdict}" if several else ""
+    has = f" [{finding.has}]" if finding.has else ""
+    return f"*{where}:* {finding.measured}{has}{verdict}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|").replace("\n", " ")
 
 
 def _study(home: Path, study: Study, result: Result) -> str:
@@ -136,9 +245,10 @@ def _study(home: Path, study: Study, result: Result) -> str:
     name, facts = study.stage.name, find_record(home, study.stage.name).facts
     took = f", {facts['seconds']} s on {facts['hardware']}" if facts.get("seconds") else ""
     measured = f"measured {facts.get('day', '')} at commit {facts.get('commit', '')}{took}"
-    remarks = [f"Remark of {one['day']}: {one['text']}" for one in facts.get("remarks", [])]
-    kept = facts.get("tables", [])
-    times = [f"**{table['title']}**\n\n{markdown_table(pd.DataFrame(table['rows']))}" for table in kept]
+    remarks = [f"Remark of {remark['day']}: {remark['text']}" for remark in facts.get("remarks", [])]
+    times = [
+        f"**{table['title']}**\n\n{markdown_table(pd.DataFrame(table['rows']))}" for table in facts.get("tables", [])
+    ]
     question = f"*{study.question[:1].upper()}{study.question[1:]}* {measured[:1].upper()}{measured[1:]}."
     parts = [f"### {name}", question, *remarks, *result.notes, *times]
     return "\n\n".join(parts) + "\n"
@@ -147,8 +257,9 @@ def _study(home: Path, study: Study, result: Result) -> str:
 def study_page(title: str, text: str, name: str, result: Result) -> str:
     """Return the page of one study: text, findings, notes, tables and figures."""
     findings = [
-        f"- **{one.system}, {one.verdict}.** {one.claim} *Rule:* {one.rule}. *Measured:* {one.measured}"
-        for one in result.findings
+        f"- **{finding.system}, {finding.verdict}.** {finding.claim} *Rule:* {finding.rule}. "
+        f"{f'*Needs:* {finding.needs}; {finding.has}. ' if finding.needs else ''}*Measured:* {finding.measured}"
+        for finding in result.findings
     ]
     tables = [f"**{title}**\n\n{markdown_table(table)}" for title, table in result.tables.items()]
     figures = result.study.figures(result.options) if callable(result.study.figures) else result.study.figures

@@ -123,20 +123,10 @@ def each(names: Iterable[str], measure: Callable[[str], Samples]) -> dict[str, A
     return {f"{name}, {what}": values for name in names for what, values in measure(name).items()}
 
 
-def extreme(measured: Samples, key: Callable[[Any], float]) -> dict[str, Any]:
-    """Return the one quantity with the largest key, under its name."""
-    name = max(measured, key=lambda what: key(measured[what]))
-    return {name: measured[name]}
-
-
 def least(measured: Samples) -> dict[str, Any]:
-    """Return the quantity with the smallest mean."""
-    return extreme(measured, lambda values: -float(pd.Series(list(values)).mean()))
-
-
-def farthest(measured: Samples) -> dict[str, Any]:
-    """Return the quantity whose mean is farthest from 0."""
-    return extreme(measured, lambda values: abs(float(pd.Series(list(values)).mean())))
+    """Return the quantity with the smallest mean, under its name."""
+    name = min(measured, key=lambda what: float(pd.Series(list(measured[what])).mean()))
+    return {name: measured[name]}
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> list[float]:

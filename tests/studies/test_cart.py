@@ -427,7 +427,7 @@ def test_interference_covers_experts_layers_and_kinds(many_lab: Path, tmp_path: 
     assert list(kinds.index) == [
         "patch embedding", "positions", "projection", "attention in", "attention out", "MLP in", "MLP out",
     ]  # fmt: skip
-    verdicts = {finding.claim: finding.holds for finding in result.findings if "tasks:" not in finding.claim}
+    verdicts = {finding.claim: finding.holds for finding in result.findings if not finding.setting}
     assert [holds for claim, holds in verdicts.items() if "as printed" in claim] == [False]
     assert sum(verdicts.values()) == len(verdicts) - 1, "the bound holds as it must be read, and not as printed"
     constants = interference.constants(result.rows).iloc[2:]

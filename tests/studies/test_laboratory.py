@@ -25,7 +25,7 @@ SMALL = {
     "bits": [1, 2],
     "targets": [[0.8, 0.4], [0.792, -0.6], [0.0, 0.0]],
     "drawn": 20,
-    "keep": [0.5],
+    "keep": [0.5, 0.9],
 }
 HOLD = [
     "Fine-tuning brings the generalisation error to order ε.",
@@ -46,7 +46,7 @@ REFUTED = [
     "There its predictions on task 2 are no longer right.",
     "Attention between label-relevant tokens goes to 1 (Lemma 1).",
     "The closed form of λ, as printed, meets both sums of Equation 7 (Equations 75 and 76).",
-    "Leaving out the small rows of ΔV changes nothing (Corollary 2).",
+    "Leaving out the smaller half of the rows of ΔV changes nothing either.",
 ]
 
 

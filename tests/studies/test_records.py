@@ -1,56 +1,58 @@
-"""Every record: its rows give the published verdicts by today's claims, and tables, figures and pages are made of them.
+"""Every record: its rows give the frozen verdicts by today's claims, and tables, figures and pages are made of them.
 
-`frozen_findings.json` has the 619 findings that were published with the records, before studies were single files.
+`frozen_findings.json` has system, setting, claim and verdict of every finding.
 """
 
 import json
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mergeflow.errors import MergeflowError
 from studies.commands.study import find_studies
-from studies.lab.pages import study_page, write_pages
+from studies.lab.claims import Finding
+from studies.lab.pages import CHANGES, study_page, write_pages
 from studies.lab.records import FOLDER, changes, find_record, recorded, write_record
 from studies.lab.study import Result
 from tests.studies.small_lab import ROOT
 
 STUDIES = find_studies(ROOT)
-FROZEN: dict[str, list[dict[str, Any]]] = json.loads((Path(__file__).parent / "frozen_findings.json").read_text())
+FROZEN: dict[str, list[list[str]]] = json.loads((Path(__file__).parent / "frozen_findings.json").read_text())
 RECORDS = sorted(path.stem for path in (ROOT / FOLDER).glob("*.parquet"))
-NUMBER = re.compile(r"(-?\d+\.\d+) ± (\d+\.\d+)")
 
 
-def intervals(text: str) -> list[tuple[float, float]]:
-    """Return the numbers with intervals that a text prints, sorted: parts may be named in another order."""
-    return sorted((float(centre), float(half)) for centre, half in NUMBER.findall(text))
-
-
-def last_digit(text: str) -> float:
-    """Return one and a half units of the last digit of the coarsest number in a text: rounding may tie."""
-    return 1.5 * 10.0 ** -min((len(digits) for digits in re.findall(r"\d\.(\d+)", text)), default=0)
+@pytest.fixture(scope="module")
+def findings() -> dict[str, list[Finding]]:
+    return {name: recorded(ROOT, study).findings for name, study in STUDIES.items()}
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_gives_the_published_verdicts_and_draws(name: str) -> None:
+def test_a_record_gives_the_frozen_verdicts_and_draws(name: str) -> None:
     result = recorded(ROOT, STUDIES[name])
-    published = [(one["system"], one["claim"], one["holds"]) for one in FROZEN[name]]
-    assert [(one.system, one.claim, one.holds) for one in result.findings] == published
-    for finding, then in zip(result.findings, FROZEN[name], strict=True):
-        assert finding.rule
-        ours, digit = intervals(finding.measured), last_digit(then["measured"])
-        for theirs in intervals(then["measured"]):
-            assert any(numbers == pytest.approx(theirs, abs=digit) for numbers in ours), finding.claim
+    assert [[one.system, one.setting, one.claim, one.verdict] for one in result.findings] == FROZEN[name]
     assert result.tables
     assert all(svg.startswith(b"<?xml") for svg in result.draw().values())
-    assert study_page(*STUDIES[name].text, name, result).count("*Rule:*") == len(published)
+    assert study_page(*STUDIES[name].text, name, result).count("*Rule:*") == len(FROZEN[name])
+
+
+def test_the_same_sentence_has_one_rule_and_one_owner(findings: dict[str, list[Finding]]) -> None:
+    rules: dict[tuple[str, str], set[str]] = {}
+    for one in (one for own in findings.values() for one in own if not one.ours):
+        assert one.rule
+        rules.setdefault((one.system, one.claim), set()).add(one.rule)
+    assert {claim: found for claim, found in rules.items() if len(found) > 1} == {}
+
+
+def test_every_change_of_a_verdict_is_of_a_finding(findings: dict[str, list[Finding]]) -> None:
+    verdicts = {(name, one.claim, one.setting): one.verdict for name, own in findings.items() for one in own}
+    for change in json.loads((ROOT / CHANGES).read_text()):
+        assert change["why"].strip()
+        for study, claim, setting, was in change["claims"]:
+            assert verdicts[study, claim, setting] != was
 
 
 def test_every_study_has_a_record() -> None:
     assert {study.stage.name for study in STUDIES.values()} == set(RECORDS) == set(FROZEN)
-    assert sum(map(len, FROZEN.values())) == 619
 
 
 def test_the_papers_pages_are_what_the_records_give(tmp_path: Path) -> None:

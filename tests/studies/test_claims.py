@@ -1,0 +1,103 @@
+"""Verdicts: the t-test behind an interval, Holm over the parts of a claim, preconditions, and several settings."""
+
+import math
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from studies.lab.claims import LEVEL, UNTESTED, Claim, Finding, all_within, holm, needs, overall, p_outside, within
+
+VALUES = st.lists(st.floats(-5, 5).map(lambda value: round(value, 3)), min_size=2, max_size=6)
+PARTS = st.dictionaries(st.sampled_from("abcdefgh"), VALUES, min_size=1)
+
+
+def adjusted(ps: list[float]) -> list[float]:
+    """Return Holm's adjusted p by the definition: max over j ≤ i of (n − j + 1) p_(j), in ascending order of p."""
+    ascending = sorted(ps)
+    return [max((len(ps) - j) * ascending[j] for j in range(i + 1)) for i in range(len(ps))]
+
+
+@given(st.dictionaries(st.text(min_size=1), st.floats(0, 0.2), min_size=1, max_size=12))
+def test_holm_rejects_what_its_adjusted_p_says(ps: dict[str, float]) -> None:
+    rejected = holm(ps)
+    assert len(rejected) == sum(p < LEVEL for p in adjusted(list(ps.values())))
+    assert all(ps[name] <= ps[other] for name in rejected for other in set(ps) - set(rejected))
+
+
+@given(VALUES, st.floats(-5, 5))
+def test_p_is_that_of_the_one_sided_test(values: list[float], low: float) -> None:
+    if len(set(values)) > 1:
+        expected = stats.ttest_1samp(values, low, alternative="less").pvalue
+        assert p_outside(values, low=low) == pytest.approx(expected)
+    assert p_outside(values[:1], low=low) == 1
+
+
+@given(VALUES, st.floats(-5, 5), st.floats(0, 5))
+def test_a_claim_of_one_part_is_judged_by_its_interval(values: list[float], low: float, width: float) -> None:
+    assert all_within({"a": (values, low, low + width)}) == within(values, low, low + width)
+
+
+@given(PARTS, st.floats(-5, 5))
+def test_more_parts_never_make_a_refutation_easier(parts: dict[str, list[float]], low: float) -> None:
+    verdicts = {name: within(values, low) for name, values in parts.items()}
+    whole = all_within({name: (values, low, math.inf) for name, values in parts.items()})
+    assert (whole is True) == all(verdicts.values())
+    assert whole is not False or False in verdicts.values()
+
+
+@settings(max_examples=50)
+@given(PARTS, VALUES, st.floats(-5, 5))
+def test_a_claim_without_what_it_needs_is_not_refuted(
+    parts: dict[str, list[float]], room: list[float], low: float
+) -> None:
+    need = needs(lambda rows: {"room": room}, "room", low=1)
+    claim = Claim("M1", "It rises.", lambda rows: parts, low=low, needs=need)
+    finding, bare = (
+        claim.judge(pd.DataFrame()),
+        Claim("M1", "It rises.", lambda rows: parts, low=low).judge(pd.DataFrame()),
+    )
+    assert finding.verdict == (bare.verdict if within(room, low=1) else UNTESTED)
+    assert (finding.needs, finding.has[:6]) == ("room ≥ 1 points", "room: ")
+    assert finding.testable or finding.holds is None
+
+
+def test_a_precondition_is_about_the_same_part_of_the_rows() -> None:
+    rows = pd.DataFrame({"suite": ["a", "a", "b", "b"], "room": [5.0, 5.1, 0.1, 0.0], "gain": [1.0, 1.1, -1.0, -1.1]})
+    claim = Claim(
+        "M1",
+        "It rises.",
+        lambda rows: {"gain": rows.gain},
+        low=0,
+        needs=needs(lambda rows: {"room": rows.room}, "room", low=1),
+    )
+    parts = [claim.of_part(lambda rows, name=name: rows[rows.suite == name], f"suite {name}") for name in "ab"]
+    findings = [part.judge(rows) for part in parts]
+    assert [(one.setting, one.verdict) for one in findings] == [("suite a", "holds"), ("suite b", UNTESTED)]
+
+
+def test_the_family_is_printed_with_the_parts_that_decide() -> None:
+    measured = {f"task {n}": [float(n), n + 0.05, n - 0.05] for n in range(12)}
+    finding = Claim("M1", "It rises.", lambda rows: measured, low=0.5).judge(pd.DataFrame())
+    assert finding.verdict == "does not hold"
+    assert "task 0: 0.0 ± 0.1 points" in finding.measured
+    assert "task 11" not in finding.measured
+    assert finding.measured.endswith("(12 parts; outside by Holm: task 0 (p 0.002))")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ([True, True], "holds"),
+        ([True, None], "undecided"),
+        ([True, False], "undecided"),
+        ([False, None], "does not hold"),
+        ([False, False], "does not hold"),
+        ([], UNTESTED),
+    ],
+)
+def test_settings_that_can_test_a_claim_decide_it(verdicts: list[bool | None], expected: str) -> None:
+    findings = [Finding("P6", "It adds.", "", holds) for holds in verdicts]
+    assert overall([*findings, Finding("P6", "It adds.", "", None, testable=False)]) == expected
