@@ -182,7 +182,6 @@ class Workload:
         """Return the models and examples of a project; None for a modality without blank examples.
 
         Args:
-            section: `model` of params.yaml.
             data: how examples are stored: `data` of params.yaml.
         """
         make = modality.blank

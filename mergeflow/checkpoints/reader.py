@@ -169,10 +169,6 @@ class LazyStateDict(Mapping[str, "Tensor"]):
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Return a piece of a flattened tensor, in its storage type.
 
-        Args:
-            start: The first element, from 0.
-            stop: One behind the last element.
-
         Returns:
             [stop − start]; it may share memory with the state dict.
         """
@@ -192,12 +188,7 @@ class LazyStateDict(Mapping[str, "Tensor"]):
             out.copy_(entry.read(start, start + out.numel()))
 
     def read_ahead(self, name: str, start: int, stop: int) -> None:
-        """Announce that a piece of a tensor will be read soon; it does nothing for tensors that are in memory.
-
-        Args:
-            start: The first element, from 0.
-            stop: One behind the last element.
-        """
+        """Announce that a piece of a tensor will be read soon; it does nothing for tensors that are in memory."""
         entry = self.entries.get(name)
         if isinstance(entry, FileEntry):
             entry.read_ahead(start, stop)

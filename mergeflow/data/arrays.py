@@ -47,7 +47,6 @@ def array_file(folder: Path, split: str, name: str) -> Path:
     """Return the path of one array of a split.
 
     Args:
-        split: train, validation or test.
         name: of the array, such as `labels`.
     """
     return folder / f"{split}.{name}.npy"
@@ -109,7 +108,6 @@ def load_split(folder: str | Path, split: str, verify: bool = False) -> Split:
 
     Args:
         folder: what `prepare_task` wrote.
-        split: train, validation or test.
         verify: also read every array whole and compare it with the manifest's SHA-256.
 
     Raises:

@@ -105,7 +105,6 @@ def check_filled(raw: RawTask, split: str, read: int, left_out: int, kept: int) 
     """Refuse a split that is empty, of which transforms leave nothing, or whose examples are all copies.
 
     Args:
-        split: train, validation or test.
         kept: those that are not copies of others.
 
     Raises:

@@ -30,7 +30,6 @@ def open_headed(modality: Modality, task: str, folder: str, split: str, file: st
     """Return a split whose predictions can be asked for.
 
     Args:
-        split: train, validation or test.
         file: of the task's head, which may say that it has none; None where no file is named.
 
     Raises:
@@ -107,7 +106,6 @@ def entropies(
     Args:
         model: Its weights become those of the state.
         tasks: Examples by task; labels play no part.
-        batch_size: Examples per forward pass.
     """
     _check_examples(tasks, batch_size)
     model.load(state)
@@ -172,7 +170,6 @@ def learn_coefficients(
         recipe: Of the method `adamerging`; its arguments decide granularity, directions, steps and learning rate.
         order: Examples, heads and batches.
         resolve: Turns references such as models:/name@alias into local paths.
-        progress: Called with steps done and in all.
 
     Raises:
         MergeflowError: another method, inputs that are missing or do not fit, or an entropy that is not finite.

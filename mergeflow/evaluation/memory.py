@@ -63,7 +63,6 @@ def foretell_perplexity(config: str, batch_size: int, block: int, device: str) -
 
     Args:
         config: the model's config.json.
-        device: cuda, cuda:1 …
     """
     from mergeflow.modalities.causal.modality import MODALITY
     from mergeflow.modalities.causal.perplexity import perplexity

@@ -144,7 +144,6 @@ def input_grams(
     Args:
         model: Its module is put into evaluation mode.
         examples: At least one; labels play no part.
-        batch_size: Examples per forward pass.
 
     Returns:
         [in, in] float32 by the weight's name, symmetric; products in float32, summed in float64.

@@ -57,7 +57,6 @@ def check_room(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], d
 
     Args:
         infos: shape and type of the base's tensors.
-        device: cuda, cuda:1 …
 
     Raises:
         MergeflowError: it cannot fit; the largest tensor is named.
@@ -88,11 +87,7 @@ def fits(count: float, free: int) -> bool:
 
 
 def free_bytes(device: str) -> int:
-    """Return the bytes that this process may still take of a CUDA device; what torch keeps for reuse is among them.
-
-    Args:
-        device: cuda, cuda:1 …
-    """
+    """Return the bytes that this process may still take of a CUDA device; what torch keeps for reuse is among them."""
     kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0] + kept)
 

@@ -340,7 +340,6 @@ def method(
 
     Args:
         name: What a recipe calls it.
-        args: The type of its arguments.
         elementwise: Whether each element of the result depends on the same element of base and task vectors alone; or
             (args, tensor's name, model) → whether it is so for a tensor. Such tensors come in flat blocks, which keeps
             memory small; others come whole.

@@ -391,10 +391,6 @@ def _file_entry(state: State, name: str) -> FileEntry | None:
 def read(state: State, name: str, start: int, stop: int) -> Tensor:
     """Return a piece of a flattened tensor in its storage type.
 
-    Args:
-        start: The first element, from 0.
-        stop: One behind the last element.
-
     Returns:
         [stop − start]; it may share memory with the state dict.
     """

@@ -209,9 +209,7 @@ def open_split(
     """Return a prepared split with one label for each example; the inputs stay on disk.
 
     Args:
-        split: train, validation or test.
         head: of the task, on `device`; None where it has none.
-        device: of the labels, to which batches go.
 
     Raises:
         MergeflowError: there is no such split, or the head is of other classes.

@@ -75,7 +75,6 @@ def parse_place(place: str, root: Path) -> HubPlace:
 
     Args:
         place: what stands behind `hf:`.
-        root: what a relative path of a local folder starts from.
 
     Example:
         >>> parse_place("nyu-mll/glue#rte@main", Path())

@@ -51,7 +51,6 @@ def ask(
         base: the weights that the experts were tuned from.
         sources: samples by the names of the experts, in their order. They give `logits`, or `log_p`, or else the
             `outputs` of the module.
-        batch_size: samples per forward pass.
     """
     model.module.eval()
 

@@ -60,6 +60,5 @@ def ask_all(
     Args:
         model: a module that weights are loaded into; its weights are overwritten.
         base: the weights that the experts were tuned from.
-        batch_size: samples per forward pass.
     """
     return ask(model, base, experts, {task: source for task, source in sources.items() if len(source)}, batch_size)

@@ -110,7 +110,6 @@ def compressor(
 
     Args:
         name: What a command says.
-        args: The type of its arguments.
         decode: (stored, args) → the task's tensor, in the type of arithmetic.
         passes: (args, type of arithmetic) → first passes over the whole model.
         whole: Gives each task's values for the whole model after the first passes.

@@ -227,7 +227,6 @@ def after_steps(
     """Write the steps that must be files, then do what is to be done with them, and remove them when it is.
 
     Args:
-        resolve: Turns references into local paths.
         resume: Whether steps and shards of a stopped merge that are done stay.
         finish: Makes the result of the inputs, opened with the steps' files, and the fingerprints of what these read.
 

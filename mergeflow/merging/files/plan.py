@@ -165,9 +165,6 @@ class Computed:
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Return elements start..stop of a flattened tensor of the result.
 
-        Args:
-            start: The first element, from 0.
-
         Returns:
             [stop − start], in the result's type.
         """
@@ -222,7 +219,6 @@ def open_inputs(
     """Open every input of a recipe and check that they fit each other, from headers and the files beside them alone.
 
     Args:
-        resolve: Turns references into local paths.
         made: Where results of steps lie that were written; the others are computed when they are read.
 
     Raises:
@@ -648,7 +644,6 @@ def check_recipe(
     """Validate a recipe against its files and return what the merge will do; reads headers only.
 
     Args:
-        resolve: Turns references into local paths.
         buffer: Bytes the merge may hold beyond its largest stack.
         force: Whether the merge may replace a file that mergeflow did not make.
 

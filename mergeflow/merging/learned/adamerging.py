@@ -64,7 +64,6 @@ def learn(
         experts: State dicts by name, in memory or lazy; each tensor is read anew at every step, so memory does not
             depend on their number. On `cart` the low-rank directions lie in files while learning.
         loss: Entropy of the merged model on unlabelled examples, with its gradient: (state, step) → (loss, gradients).
-        progress: Called with steps done and in all.
         device: "cpu" or a CUDA device, where the states given to the loss are made.
         scratch: Folder for the files of `cart`, empty again afterwards; by default the system's temporary one.
 

@@ -35,10 +35,6 @@ def build(section: ModelSection, record: Mapping[str, str]) -> LanguageModel:
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
     """Write the base with its configuration and tokenizer in the record.
 
-    Args:
-        section: `model` of params.yaml.
-        data: `data` of params.yaml.
-
     Raises:
         MergeflowError: the model cannot be loaded or drawn, does not know the tokenizer's tokens or a block's
             positions, or texts were prepared with another tokenizer.

@@ -120,10 +120,6 @@ def load_encoder(place: str, root: Path, pooling: str) -> tuple[TextEncoder, str
 def check_length(encoder: TextEncoder, pad: int, max_length: int) -> None:
     """Refuse texts that may be longer than the positions that an encoder knows.
 
-    Args:
-        pad: the id of the token for padding.
-        max_length: tokens of the longest example.
-
     Raises:
         MergeflowError: `data.max_length` is larger than the encoder's positions.
     """
@@ -145,8 +141,6 @@ def check_padding(encoder: TextEncoder, pad: int, max_length: int, place: str) -
     ConvBERT's convolutions look at padding, Nystromformer's landmarks are means over it; both take a mask.
 
     Args:
-        pad: the id of the token for padding.
-        max_length: tokens of the longest example.
         place: as params.yaml names the model.
 
     Raises:

@@ -45,10 +45,6 @@ def build(section: ModelSection, record: Mapping[str, str]) -> Model:
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
     """Write the pre-trained encoder with its configuration and tokenizer in the record, and a drawn head for each task.
 
-    Args:
-        section: `model` of params.yaml.
-        data: `data` of params.yaml.
-
     Raises:
         MergeflowError: the encoder cannot be loaded or takes no texts of `data.max_length` tokens, or texts were
             prepared with another tokenizer.
@@ -79,9 +75,7 @@ def open_examples(
     """Return one prepared split; tokens stay on disk.
 
     Args:
-        split: train, validation or test.
         head: of the task, on `device`; None where the estimate needs none.
-        device: of the labels, to which batches go.
     """
     data = load_split(folder, split)
     check_classes(task, head, data.class_names)
@@ -94,12 +88,7 @@ def open_examples(
 
 
 def warm(section: ModelSection, model: Model, examples: Examples) -> None:
-    """Fit a task's head on the features of the base, where params.yaml says `head: probed`.
-
-    Args:
-        section: The section `model` of params.yaml.
-        examples: Training examples of the task, whose head is fitted in place.
-    """
+    """Fit a task's head on the features of the base, where params.yaml says `head: probed`."""
     if section.head == "probed":
         plain = examples.numbered if isinstance(examples, Regression) else examples
         assert isinstance(plain, Classification)

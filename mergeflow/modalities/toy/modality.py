@@ -25,10 +25,6 @@ def build(section: ModelSection, record: Mapping[str, str]) -> Model:
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
     """Write the drawn net, and where tasks have heads a drawn one for each, which training goes on from.
 
-    Args:
-        section: `model` of params.yaml.
-        data: `data` of params.yaml.
-
     Raises:
         MergeflowError: the examples have another number of inputs than the net, or more classes than its logits.
     """

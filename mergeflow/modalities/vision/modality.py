@@ -25,10 +25,6 @@ def build(section: ModelSection, record: Mapping[str, str]) -> Model:
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
     """Write the pre-trained image tower, and one zero-shot head for each task.
 
-    Args:
-        section: `model` of params.yaml.
-        data: `data` of params.yaml.
-
     Raises:
         MergeflowError: the weights cannot be loaded, or the images are prepared at another size than the model takes.
     """

@@ -31,8 +31,6 @@ def task_of(
     """Return the task that tables of rows amount to: of texts, or of questions where there is a column of choices.
 
     Args:
-        where: of each split, what a message calls its table.
-        seed: decides the carved splits.
         ignored: splits of the source that are not used; a test split whose answers are secret joins them.
 
     Raises:
@@ -110,8 +108,6 @@ def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
 
     Args:
         place: `OWNER/NAME[#CONFIG][@REVISION]`, or a local folder.
-        seed: decides the carved splits.
-        root: what a relative path of a local folder starts from.
 
     Raises:
         MergeflowError: `datasets` is not installed, the hub cannot be reached, or other columns.

@@ -79,7 +79,6 @@ def task_of(
     whose labels are kept secret: it is left out, and validation becomes test.
 
     Args:
-        where: of each split, what a message calls its table.
         ignored: splits of the source that are not used.
 
     Raises:
@@ -140,7 +139,6 @@ def without_test(
 
     Args:
         tables: of each split, test among them; validation becomes test where there is one.
-        where: of each split, what a message calls its table.
         ignored: splits of the source that are not used; test joins them.
         secret: what is kept, in the plural.
     """

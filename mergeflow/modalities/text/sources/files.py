@@ -28,7 +28,6 @@ def open_rows(
         task_of: the task's name, tables and their names in messages by split, and a seed to the task.
         place: path or URI. A folder holds files named after their split; one file is a training split from which the
             others are carved.
-        root: what a relative path starts from.
 
     Raises:
         MergeflowError: missing path, unknown split names, a file that cannot be read, two columns of one name, files of

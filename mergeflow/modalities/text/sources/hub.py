@@ -21,7 +21,6 @@ def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
 
     Args:
         place: `OWNER/NAME[#CONFIG][@REVISION]`, or a local folder.
-        root: what a relative path of a local folder starts from.
 
     Raises:
         MergeflowError: `datasets` is not installed, the hub cannot be reached, or columns are not of texts.

@@ -22,7 +22,6 @@ def open_folder(task_name: str, uri: str, templates: Sequence[str], seed: int) -
         uri: path or fsspec URI of the folder. When it holds a folder `train`, its folders are splits (train;
             validation, val or valid; test) and the class folders are below; else its folders are the classes.
         templates: prompts with `{}`.
-        seed: decides the carved splits.
 
     Raises:
         MergeflowError: missing path, no class folders, unsupported split folder, a class that `train` lacks, or a file

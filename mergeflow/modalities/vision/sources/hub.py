@@ -22,7 +22,6 @@ def open_hub(task_name: str, place: str, seed: int, root: Path) -> RawTask:
 
     Args:
         place: `NAME[#CONFIG][@REVISION]`; NAME one of the real data sets, an id `owner/name`, or a local folder.
-        root: what a relative path of a local folder starts from.
 
     Raises:
         MergeflowError: `datasets` is not installed, unknown name, hub unreachable or switched off, wrong columns.

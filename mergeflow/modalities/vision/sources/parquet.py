@@ -23,7 +23,6 @@ def open_parquet(task_name: str, uri: str, templates: Sequence[str], seed: int) 
         uri: path or fsspec URI. A folder holds shards named after their split (also val, valid, dev), directly, in
             `data/` or in one folder per split. One file is a training split from which the others are carved.
         templates: prompts with `{}`.
-        seed: decides the carved splits.
 
     Raises:
         MergeflowError: missing path, no shards or unknown split names, missing shard of a numbered set, corrupt file,
