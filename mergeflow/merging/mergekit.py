@@ -43,7 +43,7 @@ def _setting(value: Any) -> Any:
     if isinstance(value, Mapping) and "value" in value:
         return {**value, "value": _setting(value["value"])}
     if isinstance(value, list) and value:
-        return [_setting(one) for one in value]
+        return [_setting(part) for part in value]
     return _number(value)
 
 
@@ -72,7 +72,7 @@ def _reference(value: Any) -> Any:
 
 
 def _range(value: Any) -> Any:
-    whole = isinstance(value, list) and len(value) == 2 and all(type(one) is int for one in value)
+    whole = isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
     if not whole or not 0 <= value[0] < value[1]:
         raise ValueError(f"two numbers of blocks such as [0, 16], the second larger, found {value!r:.60}")
     return tuple(value)
@@ -88,7 +88,7 @@ _TAILS = (
 
 Reference = Annotated[str, BeforeValidator(_reference)]
 Settings = Annotated[
-    dict[str, Annotated[Any, BeforeValidator(_setting)]], BeforeValidator(lambda given: {} if given is None else given)
+    dict[str, Annotated[Any, BeforeValidator(_setting)]], BeforeValidator(lambda value: {} if value is None else value)
 ]
 
 
@@ -142,7 +142,7 @@ class _Merge(_Module):
     out_dtype: str | None = None
     tokenizer_source: Reference | None = None
     tokenizer: Annotated[
-        _Tokenizer | None, BeforeValidator(lambda given: {"source": given} if isinstance(given, str) else given)
+        _Tokenizer | None, BeforeValidator(lambda value: {"source": value} if isinstance(value, str) else value)
     ] = None
     chat_template: str | None = None
 
@@ -221,7 +221,9 @@ def _is_configuration(document: Any) -> bool:
     if not isinstance(document, dict):
         return False
     experts = document.get("experts")
-    sources = isinstance(experts, list) and any(isinstance(one, dict) and "source_model" in one for one in experts)
+    sources = isinstance(experts, list) and any(
+        isinstance(expert, dict) and "source_model" in expert for expert in experts
+    )
     return bool({"merge_method", "gate_mode"} & document.keys()) or sources
 
 
@@ -238,16 +240,18 @@ def converted(
     """
     work = _Conversion()
     parsed = _parsed(documents, origin, work.notes)
-    named = {str(one.name): one for one in parsed if one.name is not None} if len(parsed) > 1 else {}
-    last = [one for one in parsed if all(one is not other for other in named.values())]
+    named = (
+        {str(document.name): document for document in parsed if document.name is not None} if len(parsed) > 1 else {}
+    )
+    last = [document for document in parsed if all(document is not other for other in named.values())]
     if not last:
-        read = {path for one in named.values() for path in _paths(one)}
-        last = [one for name, one in named.items() if name not in read]
+        read = {path for document in named.values() for path in _paths(document)}
+        last = [document for name, document in named.items() if name not in read]
     if len(last) != 1:
         raise MergeflowError(
             f"{origin} has {len(last)} merges that no other reads, and a recipe has one result: give one file each."
         )
-    work.names = [name for name, one in named.items() if one is not last[0]]
+    work.names = [name for name, document in named.items() if document is not last[0]]
     for name in work.names:
         work.steps[name] = work.inner(named[name])
     recipe = work.document(last[0])
@@ -261,24 +265,24 @@ def converted(
 
 def _parsed(documents: Sequence[Mapping[str, Any]], origin: str, notes: list[str]) -> list[_Merge | _Mixture]:
     """Return the documents as records, with all that is wrong with their form in one error, and note unknown keys."""
-    found: list[_Merge | _Mixture] = []
+    records: list[_Merge | _Mixture] = []
     faults: list[str] = []
     for document in documents:
         kind = _Merge if "merge_method" in document else _Mixture
         try:
-            found.append(kind.model_validate(document))
+            records.append(kind.model_validate(document))
         except ValidationError as error:
             faults += faults_of(error, kind)
             continue
-        for where, key, known in _strange(found[-1]):
-            if near := get_close_matches(key, known, n=1, cutoff=0.55):
+        for where, key, fields in _strange(records[-1]):
+            if near := get_close_matches(key, fields, n=1, cutoff=0.55):
                 faults.append(f"unknown key '{key}'{where}: did you mean '{near[0]}'?")
             else:
                 notes.append(f"`{key}`{where} means nothing to mergekit, and is left out")
     if faults:
         listed = "\n".join(f"  - {fault}" for fault in dict.fromkeys(faults))
         raise MergeflowError(f"{origin} is not of the form that mergekit documents:\n{listed}")
-    return found
+    return records
 
 
 def _strange(record: BaseModel, where: str = "") -> Iterator[tuple[str, str, list[str]]]:
@@ -288,20 +292,20 @@ def _strange(record: BaseModel, where: str = "") -> Iterator[tuple[str, str, lis
     for key in type(record).model_fields:
         value = getattr(record, key)
         parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        for place, one in [("", value), *parts]:
-            if isinstance(one, BaseModel):
-                yield from _strange(one, ".".join(filter(None, (where, key, str(place)))))
+        for place, part in [("", value), *parts]:
+            if isinstance(part, BaseModel):
+                yield from _strange(part, ".".join(filter(None, (where, key, str(place)))))
 
 
-def _inputs(one: _Module) -> list[_Input]:
-    return [*(one.models or ()), *(source for part in one.slices or () for source in part.sources)]
+def _inputs(module: _Module) -> list[_Input]:
+    return [*(module.models or ()), *(source for part in module.slices or () for source in part.sources)]
 
 
 def _paths(document: _Merge | _Mixture) -> list[str]:
     """Return the models that a document reads."""
     if isinstance(document, _Mixture):
         experts = [*document.experts, *(document.shared_experts or ())]
-        return [document.base_model, *(one.source_model for one in experts)]
+        return [document.base_model, *(expert.source_model for expert in experts)]
     modules = [document, *(document.modules or {}).values()]
     return [str(document.base_model), *(one.model for module in modules for one in _inputs(module))]
 
@@ -317,20 +321,20 @@ class _Conversion:
 
     def inner(self, document: _Merge | _Mixture) -> dict[str, Any]:
         """Return a document as a step."""
-        found = self.passed(self.document(document))
+        step = self.passed(self.document(document))
         for key in ("chat_template", "tokenizer", "tokenizer_source"):
-            if found.pop(key, None) is not None:
+            if step.pop(key, None) is not None:
                 self.faults.append(f"`{key}` of a merge that another one reads")
-        return found
+        return step
 
-    def passed(self, found: Mapping[str, Any]) -> dict[str, Any]:
+    def passed(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
         """Return a recipe with its slices or mixture as a step, which a type or a scale needs a merge around."""
         for key in ASSEMBLED:
-            if key in found:
-                self.steps[inner := self._free(key)] = {key: found[key]}
-                rest = {name: value for name, value in found.items() if name != key}
+            if key in recipe:
+                self.steps[inner := self._free(key)] = {key: recipe[key]}
+                rest = {name: value for name, value in recipe.items() if name != key}
                 return {"method": "passthrough", "experts": {inner: PREFIX + inner}, **rest}
-        return dict(found)
+        return dict(recipe)
 
     def document(self, document: _Merge | _Mixture) -> dict[str, Any]:
         """Return one document as a recipe."""
@@ -346,11 +350,11 @@ class _Conversion:
             if base is not None and all(source.model != base for source in models):
                 models.append(_Input(model=base))  # mergekit adds it
             return self._merge(document, models, scopes, base)
-        self.notes += ["`residual_weight` means nothing to mergekit, and is left out" for one in module.slices
-                       if one.residual_weight is not None]  # fmt: skip
+        self.notes += ["`residual_weight` means nothing to mergekit, and is left out" for part in module.slices
+                       if part.residual_weight is not None]  # fmt: skip
         if document.merge_method == "passthrough" and self._stacks(module.slices, scopes):
             return self._stack(document, module.slices, scopes)
-        parts = [self._slice(document, one, scopes, len(module.slices) == 1) for one in module.slices]
+        parts = [self._slice(document, part, scopes, len(module.slices) == 1) for part in module.slices]
         if len(parts) == 1:
             return parts[0]
         lifted = ("dtype", "chat_template", "tokenizer", "tokenizer_source")
@@ -367,8 +371,8 @@ class _Conversion:
         """Return what is merged: the document itself, its one module, or several that are merged alike."""
         if not document.modules:
             return document.model_copy(update={"parameters": {}})
-        modules = [self._whole_module(one) for one in document.modules.values()]
-        if any(one != modules[0] for one in modules[1:]):
+        modules = [self._whole_module(module) for module in document.modules.values()]
+        if any(module != modules[0] for module in modules[1:]):
             listed = ", ".join(f"`{name}`" for name in document.modules)
             self.faults.append(f"modules that are merged in different ways ({listed})")
         return modules[0]
@@ -378,7 +382,7 @@ class _Conversion:
         if module.slices and len(module.slices) == 1:
             part = module.slices[0]
             if self._whole(part):
-                models = [_Input(model=one.model, parameters=one.parameters) for one in part.sources]
+                models = [_Input(model=source.model, parameters=source.parameters) for source in part.sources]
                 scopes = part.parameters | {k: v for k, v in module.parameters.items() if k not in part.parameters}
                 if not any(_conditions(part.parameters.get(key)) for key in module.parameters) and not part.base_model:
                     return _Module(models=models, parameters=scopes)
@@ -409,43 +413,49 @@ class _Conversion:
         self, document: _Merge, inputs: Sequence[_Input], scopes: Sequence[Mapping[str, Any]], base: str | None
     ) -> dict[str, Any]:
         """Return one merge of whole models, or of equally many layers of each."""
-        paths = [self._path(one.model) for one in inputs]
+        paths = [self._path(source.model) for source in inputs]
         for path in sorted({path for path in paths if paths.count(path) > 1}):
             self.faults.append(f"the model '{path}' twice in one merge (mergekit refuses it, too)")
-        parameters = {path: one.parameters for path, one in zip(paths, inputs, strict=True)}
+        parameters = {path: source.parameters for path, source in zip(paths, inputs, strict=True)}
         return _One(document, parameters, scopes, base and self._path(base), self.notes, self.faults).recipe()
 
     def _stacks(self, slices: Sequence[_Slice], scopes: Sequence[Mapping[str, Any]]) -> bool:
         """Whether slices are layers of one model each, without parameters of their own or over a slice's depth."""
-        plain = all(len(one.sources) == 1 and not one.parameters and not one.sources[0].parameters for one in slices)
+        plain = all(
+            len(part.sources) == 1 and not part.parameters and not part.sources[0].parameters for part in slices
+        )
         return plain and not any(over_depth(scope.get("scale")) for scope in scopes)
 
     def _stack(self, document: _Merge, slices: Sequence[_Slice], scopes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return layers behind each other, as they are or scaled."""
-        sources = [one.sources[0] for one in slices]
+        sources = [part.sources[0] for part in slices]
         plain = self._merge(document, sources[:1], scopes, None)
         source = document.tokenizer.source if document.tokenizer else document.tokenizer_source
         if document.tokenizer or source not in (None, "base"):
             self.faults.append("a tokenizer of its own for slices of layers (it is the first model's)")
-        found: dict[str, Any] = {"slices": [self._layers(one) for one in sources]}
-        return found | {key: plain[key] for key in ("args", "dtype", "chat_template") if key in plain}
+        recipe: dict[str, Any] = {"slices": [self._layers(source) for source in sources]}
+        return recipe | {key: plain[key] for key in ("args", "dtype", "chat_template") if key in plain}
 
     def _layers(self, source: _Source) -> dict[str, Any]:
         layers = {"layers": list(source.layer_range)} if source.layer_range else {}
         return {"model": self._path(source.model), **layers}
 
-    def _slice(self, document: _Merge, one: _Slice, scopes: Sequence[Mapping[str, Any]], alone: bool) -> dict[str, Any]:
+    def _slice(
+        self, document: _Merge, part: _Slice, scopes: Sequence[Mapping[str, Any]], alone: bool
+    ) -> dict[str, Any]:
         """Return one slice as a merge of its sources' layers."""
-        base = one.base_model or document.base_model
-        lengths = {stop - start for source in one.sources for start, stop in [source.layer_range or (0, 0)]}
+        base = part.base_model or document.base_model
+        lengths = {stop - start for source in part.sources for start, stop in [source.layer_range or (0, 0)]}
         if len(lengths) > 1:
             self.faults.append("a slice whose sources have different numbers of layers (mergekit refuses it, too)")
-        whole = alone and self._whole(one)
-        scopes = [one.parameters, *scopes]
-        sources = list(one.sources)
+        whole = alone and self._whole(part)
+        scopes = [part.parameters, *scopes]
+        sources = list(part.sources)
         if not whole:
             settings = [value for scope in (*scopes, *(s.parameters for s in sources)) for value in scope.values()]
-            if any(re.search(r"\d", str(one.get("filter"))) for value in settings for one in _conditions(value)):
+            if any(
+                re.search(r"\d", str(condition.get("filter"))) for value in settings for condition in _conditions(value)
+            ):
                 self.faults.append("a filter that names a layer's number, for slices of layers")
             if lengths == {1} and any(map(over_depth, settings)):
                 self.notes.append(
@@ -464,16 +474,16 @@ class _Conversion:
             return self._path(source.model)
         return self._step([self._layers(source)], "layers")
 
-    def _whole(self, one: _Slice) -> bool:
+    def _whole(self, part: _Slice) -> bool:
         """Whether a slice is its models as they are."""
-        ranges = {source.layer_range for source in one.sources}
+        ranges = {source.layer_range for source in part.sources}
         layers = next(iter(ranges))
         if layers is None or len(ranges) > 1 or layers[0] != 0:
             return ranges == {None}
-        counts = [found for source in one.sources if (found := _counts(source.model))]
+        counts = [numbers for source in part.sources if (numbers := _counts(source.model))]
         if not counts:
             self.notes.append(f"layer_range {list(layers)} is taken for the whole model, whose config.json is not here")
-        return all(layers[1] in found for found in counts)
+        return all(layers[1] in numbers for numbers in counts)
 
     def _mixture(self, document: _Mixture) -> dict[str, Any]:
         """Return a configuration of mergekit-moe as a recipe."""
@@ -482,23 +492,23 @@ class _Conversion:
         self.notes.append(
             "router rows are means of what the MLPs see, not of layers' inputs; the architecture is the base's"
         )
-        found: dict[str, Any] = {"base": self._path(document.base_model), "gate": document.gate_mode}
-        found["experts"] = [self._expert(one) for one in document.experts]
+        mixture: dict[str, Any] = {"base": self._path(document.base_model), "gate": document.gate_mode}
+        mixture["experts"] = [self._expert(expert) for expert in document.experts]
         if document.experts_per_token is not None:
-            found["experts_per_token"] = document.experts_per_token
+            mixture["experts_per_token"] = document.experts_per_token
         shared = document.shared_experts or []
-        for one in shared[:1]:
-            scale = 1.0 if one.residual_scale is None else one.residual_scale
-            found["shared"] = {"model": self._path(one.source_model), "scale": scale}
+        for expert in shared[:1]:
+            scale = 1.0 if expert.residual_scale is None else expert.residual_scale
+            mixture["shared"] = {"model": self._path(expert.source_model), "scale": scale}
             self.notes.append("the gate of the shared expert is open by half, whatever the prompts")
         if len(shared) > 1:
             self.faults.append("a second shared expert")
-        return {"mixture": found, **({"dtype": document.dtype} if document.dtype else {})}
+        return {"mixture": mixture, **({"dtype": document.dtype} if document.dtype else {})}
 
-    def _expert(self, one: _Expert) -> dict[str, Any]:
-        self.faults += [f"`{key}` of an expert" for key in ("noise_scale", "residual_scale") if getattr(one, key)]
-        prompts = {"prompts": one.positive_prompts, "negative_prompts": one.negative_prompts}
-        return {key: value for key, value in prompts.items() if value} | {"model": self._path(one.source_model)}
+    def _expert(self, expert: _Expert) -> dict[str, Any]:
+        self.faults += [f"`{key}` of an expert" for key in ("noise_scale", "residual_scale") if getattr(expert, key)]
+        prompts = {"prompts": expert.positive_prompts, "negative_prompts": expert.negative_prompts}
+        return {key: value for key, value in prompts.items() if value} | {"model": self._path(expert.source_model)}
 
 
 @dataclass
@@ -575,28 +585,28 @@ class _One:
 
     def _unread(self) -> None:
         """Note the parameters that mergekit does not read for this method."""
-        given = dict.fromkeys(key for scope in (*self.models.values(), *self.scopes) for key in scope)
-        self.notes += [f"mergekit's {self.theirs} does not read `{key}`: it is left out" for key in given
+        keys = dict.fromkeys(key for scope in (*self.models.values(), *self.scopes) for key in scope)
+        self.notes += [f"mergekit's {self.theirs} does not read `{key}`: it is left out" for key in keys
                        if key not in self.here.reads]  # fmt: skip
 
     def _value(self, key: str, default: Any = None, path: str | None = None) -> Any:
         """Return a parameter of one model, or of all; filters of an outer scope stand behind those of an inner one."""
-        own = [self.models.get(path, {})] if path is not None else []
-        found: list[Any] = []
-        for scope in (*own, *self.scopes):
+        inner = [self.models.get(path, {})] if path is not None else []
+        filters: list[Any] = []
+        for scope in (*inner, *self.scopes):
             if key not in scope:
                 continue
             conditions = _conditions(scope[key])
             if not conditions:
-                return [*found, {"value": scope[key]}] if found else scope[key]
-            found += conditions
-            if any(one.get("filter") in (None, "*") for one in conditions):
-                return found
-        if not found:
+                return [*filters, {"value": scope[key]}] if filters else scope[key]
+            filters += conditions
+            if any(condition.get("filter") in (None, "*") for condition in conditions):
+                return filters
+        if not filters:
             return default
         if key in ("t", "weight"):
             self.faults.append(f"`{key}` for tensors that none of its filters names (mergekit refuses it, too)")
-        return found if default is None else [*found, {"value": default}]
+        return filters if default is None else [*filters, {"value": default}]
 
     def _flag(self, key: str, default: bool) -> bool:
         """Return a parameter that is true or false for the whole model."""
@@ -712,8 +722,8 @@ class _One:
 
     def _tokens(self, recipe: dict[str, Any]) -> None:
         """Carry over whose tokenizer and chat template the result has."""
-        given = self.document.tokenizer
-        source = given.source if given is not None else self.document.tokenizer_source
+        tokenizer = self.document.tokenizer
+        source = tokenizer.source if tokenizer is not None else self.document.tokenizer_source
         if source == "base" and self.base and self.base not in self.experts.values():
             recipe.setdefault("base", self.base)  # nothing else is read of it where only models are averaged
         names = {path: name for name, path in self.experts.items()}
@@ -727,15 +737,15 @@ class _One:
 
         if source is not None:
             # Rows that no token uses go, as in mergekit; `rows_wanted` keeps them by default.
-            rows = (given.pad_to_multiple_of if given is not None else None) or 1
+            rows = (tokenizer.pad_to_multiple_of if tokenizer is not None else None) or 1
             recipe["tokenizer"] = {"source": named(source), "pad_to_multiple_of": rows}
             if rows > 1:
                 self.notes.append(
                     "rows that no token uses are merged where models have them; in mergekit they are means"
                 )
-            tokens = (given.tokens if given is not None else None) or {}
+            tokens = (tokenizer.tokens if tokenizer is not None else None) or {}
             if tokens:
-                recipe["tokenizer"]["tokens"] = {token: _token(one, named) for token, one in tokens.items()}
+                recipe["tokenizer"]["tokens"] = {token: _token(record, named) for token, record in tokens.items()}
         template = self.document.chat_template
         if template == "auto" or template in NAMED or (template and ("{" in template or template.endswith(".jinja"))):
             recipe["chat_template"] = template
@@ -743,21 +753,21 @@ class _One:
             self.faults.append(f"chat_template: {template}, which is not known here (give its Jinja text or file)")
 
 
-def _token(one: _Token, named: Callable[[str], str]) -> dict[str, Any]:
-    source = one.source
+def _token(token: _Token, named: Callable[[str], str]) -> dict[str, Any]:
+    source = token.source
     if isinstance(source, Mapping) and "kind" in source:
         source = {**source, "model": named(_reference(source["model"]))} if "model" in source else source
     elif source is not None:
         source = named(_reference(source))
-    return ({"source": source} if source is not None else {}) | ({"force": True} if one.force else {}) | {"new": True}
+    return ({"source": source} if source is not None else {}) | ({"force": True} if token.force else {}) | {"new": True}
 
 
 def _conditions(setting: Any) -> list[Any]:
     """Return the filters of a parameter with their values; none where it is a number or numbers over depth."""
     listed = setting if isinstance(setting, list) else [setting]
-    if not any(isinstance(one, Mapping) for one in listed):
+    if not any(isinstance(part, Mapping) for part in listed):
         return []
-    return [one if isinstance(one, Mapping) else {"value": one} for one in listed]
+    return [part if isinstance(part, Mapping) else {"value": part} for part in listed]
 
 
 def _reaches_the_head(setting: Any) -> bool:
@@ -765,7 +775,9 @@ def _reaches_the_head(setting: Any) -> bool:
     if isinstance(setting, Mapping) and "value" not in setting:  # by expert
         return any(map(_reaches_the_head, setting.values()))
     if conditions := _conditions(setting):
-        return any(_names_a_tail(one.get("filter")) and over_depth(one["value"]) for one in conditions)
+        return any(
+            _names_a_tail(condition.get("filter")) and over_depth(condition["value"]) for condition in conditions
+        )
     return over_depth(setting)
 
 
@@ -779,7 +791,7 @@ def _last_values(scope: Mapping[str, Any]) -> dict[str, Any]:
 
     def last(setting: Any) -> Any:
         if conditions := _conditions(setting):
-            return [{**one, "value": last(one["value"])} for one in conditions]
+            return [{**condition, "value": last(condition["value"])} for condition in conditions]
         return setting[-1] if isinstance(setting, list) else setting
 
     return {key: last(setting) for key, setting in scope.items()}
@@ -812,16 +824,16 @@ def _mapped(setting: Any, function: Callable[[float], float]) -> Any:
     """Return a value with every number of it changed."""
     if isinstance(setting, Mapping):
         return {**setting, "value": _mapped(setting["value"], function)}
-    return [_mapped(one, function) for one in setting] if isinstance(setting, list) else function(setting)
+    return [_mapped(part, function) for part in setting] if isinstance(setting, list) else function(setting)
 
 
 def _numbers(setting: Any) -> list[Any]:
     if isinstance(setting, Mapping):
         return _numbers([value for key, value in setting.items() if key != "filter"])
-    return [n for one in setting for n in _numbers(one)] if isinstance(setting, list | tuple) else [setting]
+    return [n for part in setting for n in _numbers(part)] if isinstance(setting, list | tuple) else [setting]
 
 
 def _by_expert(values: dict[str, Any]) -> Any:
     """Return one value where all experts have the same."""
-    found = list(values.values())
-    return found[0] if all(value == found[0] for value in found) else values
+    listed = list(values.values())
+    return listed[0] if all(value == listed[0] for value in listed) else values
