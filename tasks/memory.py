@@ -47,34 +47,32 @@ def forecast(
     """
     names = device_names(wanted or params.run.device)
     free = None if "cpu" in names else min(free_bytes(name) for name in names)
-    needs = _Needs(root, params)
-    works = [*_works(needs, params, stages), *(_run_works(needs, params, runs, free) if runs else ())]
+    workload = _workload(root, params)
+    works = [] if workload is None else [*_works(workload, params, stages)]
+    if runs and workload is not None:
+        works += _run_works(workload, params, runs, free)
     return Forecast(", ".join(names), free, tuple(works))
 
 
-def _works(needs: "_Needs", params: Params, stages: Collection[str] | None) -> Iterator[Work]:
+def _works(workload: Workload, params: Params, stages: Collection[str] | None) -> Iterator[Work]:
     settings, judged = params.finetune, params.evaluation.batch_size
-    if not needs.are_known:
-        return
     training = "multitask" if settings.regime in TOGETHER else "finetune"
     if stages is None or training in stages:
-        yield from _training_works(needs, training, settings, judged, "finetune")
+        yield from _training_works(workload, params, training, settings, "finetune")
     judging = [stage for stage in JUDGING if stages is None or stage in stages]
     judging += [STUDIES] if stages is not None and STUDIES in stages else []
     if judging:
-        yield Work(", ".join(judging), needs.judging(judged), partial(_smaller, judged, needs.judging))
+        yield Work(", ".join(judging), workload.judging(judged), partial(_smaller, judged, workload.judging))
 
 
 def _run_works(
-    needs: "_Needs", params: Params, runs: Mapping[str, FineTuneSettings], free: int | None
+    workload: Workload, params: Params, runs: Mapping[str, FineTuneSettings], free: int | None
 ) -> Iterator[Work]:
-    if not needs.are_known:
-        return
     distinct: dict[str, tuple[str, FineTuneSettings]] = {}
     for name, settings in runs.items():  # rates and lengths take no memory
         distinct.setdefault(settings.model_dump_json(exclude=_TAKE_NOTHING), (name, settings))
     options = [
-        [*_training_works(needs, f"train@{name}", settings, params.evaluation.batch_size, f"runs.{name}")]
+        [*_training_works(workload, params, f"train@{name}", settings, f"runs.{name}")]
         for name, settings in distinct.values()
     ]
     options.sort(key=lambda works: -max(work.need.total for work in works))
@@ -83,14 +81,22 @@ def _run_works(
         yield from (work for works in options[1:] for work in works if not fits(work.need.total, free))
 
 
-def _training_works(needs: "_Needs", stage: str, settings: FineTuneSettings, judged: int, place: str) -> Iterator[Work]:
-    step, validation = needs.training(settings, judged)
-    smaller = partial(_smaller, judged, lambda rows: needs.training(settings, rows)[1])
-    yield Work(f"{stage}: a step", step, partial(_split, settings, needs, place))
+def _training_works(
+    workload: Workload, params: Params, stage: str, settings: FineTuneSettings, place: str
+) -> Iterator[Work]:
+    tower, judged = MODALITIES.get(params.lookup("model.modality")).tower, params.evaluation.batch_size
+
+    def training(settings: FineTuneSettings, judged: int) -> tuple[Need, Need]:
+        tuned = replace(workload, build=lambda: tuned_model(workload.build(), settings, 0, tower))
+        return tuned.training(settings, judged, len(params.tasks))
+
+    step, validation = training(settings, judged)
+    smaller = partial(_smaller, judged, lambda rows: training(settings, rows)[1])
+    yield Work(f"{stage}: a step", step, partial(_split, settings, lambda changed: training(changed, 1)[0], place))
     yield Work(f"{stage}: validation", validation, smaller)
 
 
-def _split(settings: FineTuneSettings, needs: "_Needs", place: str, free: int) -> str:
+def _split(settings: FineTuneSettings, need: Callable[[FineTuneSettings], Need], place: str, free: int) -> str:
     """Say how a batch has to be split."""
     whole = settings.regime == "full_batch_gd"
 
@@ -99,7 +105,7 @@ def _split(settings: FineTuneSettings, needs: "_Needs", place: str, free: int) -
         return settings.model_copy(update=change)
 
     most = settings.batch_size - 1 if whole else -(-settings.batch_size // (settings.accumulate + 1))
-    rows = largest(max(most, 1), lambda rows: needs.training(changed(rows), 1)[0], free)
+    rows = largest(max(most, 1), lambda rows: need(changed(rows)), free)
     if not rows:
         return "Not even one example at a time fits: take a smaller model, the regime lora or a larger device."
     name, value = ("batch_size", rows) if whole else ("accumulate", changed(rows).accumulate)
@@ -111,42 +117,25 @@ def _smaller(judged: int, need: Callable[[int], Need], free: int) -> str:
     return fewer("evaluation.batch_size", judged, need, "the result is the same but for rounding", free)
 
 
-class _Needs:
-    """Finds what work takes in one project."""
+def _workload(root: Path, params: Params) -> Workload | None:
+    """Return a project's models and examples.
 
-    def __init__(self, root: Path, params: Params) -> None:
-        self._params, base = params, root / layout.BASE_MODEL
-        self._modality = MODALITIES.get(params.lookup("model.modality"))
-        folders = [root / layout.manifest_folder(task) for task in params.tasks]
-        counts = [len(load_manifest(folder)["class_names"]) for folder in folders if folder.exists()]
-        classes = max(counts) if len(counts) == len(folders) else _CLASSES
-        self._has_base, record = base.exists(), dict[str, str]()
-        if self._has_base:
-            with open_checkpoint(base) as state:
-                record = dict(state.metadata)
-        self._workload = Workload.of(self._modality, params.model, record, params.data, classes)
-
-    @property
-    def are_known(self) -> bool:
-        """Whether the modality has blank examples, and builds its models before there is a base, if there is none."""
-        if self._workload is None:
-            return False
-        try:
-            blank_model(self._workload.build)
-        except MergeflowError:
-            if self._has_base:
-                raise
-            return False
-        return True
-
-    def training(self, settings: FineTuneSettings, judged: int) -> tuple[Need, Need]:
-        """Return what steps with these settings take, and validations of so many examples at once."""
-        assert self._workload is not None
-        build, tower = self._workload.build, self._modality.tower
-        workload = replace(self._workload, build=lambda: tuned_model(build(), settings, 0, tower))
-        return workload.training(settings, judged, len(self._params.tasks))
-
-    def judging(self, rows: int) -> Need:
-        """Return what a forward pass of so many examples takes."""
-        assert self._workload is not None
-        return self._workload.judging(rows)
+    None for a modality without blank examples, or one that builds no model before there is a base.
+    """
+    base, record = root / layout.BASE_MODEL, dict[str, str]()
+    folders = [root / layout.manifest_folder(task) for task in params.tasks]
+    counts = [len(load_manifest(folder)["class_names"]) for folder in folders if folder.exists()]
+    classes = max(counts) if len(counts) == len(folders) else _CLASSES
+    if base.exists():
+        with open_checkpoint(base) as state:
+            record = dict(state.metadata)
+    modality = MODALITIES.get(params.lookup("model.modality"))
+    workload = Workload.of(modality, params.model, record, params.data, classes)
+    try:
+        if workload is not None:
+            blank_model(workload.build)
+    except MergeflowError:
+        if base.exists():
+            raise
+        return None
+    return workload
