@@ -82,11 +82,13 @@ def _short(value: Any) -> str:
 
 def running_findings(names: Iterable[str]) -> list[Finding]:
     """Return that statistics of BatchNorm are among the tensors to be merged."""
-    found = sorted(name for name in names if name.endswith(RUNNING))
-    if not found:
+    statistics = sorted(name for name in names if name.endswith(RUNNING))
+    if not statistics:
         return []
-    told = f"{len(found)} tensors such as '{found[0]}' are merged like weights, but are not the merged model's"
-    return [Finding("batch_norm", f"batch_norm: {told}: compute them again from data before you use it")]
+    message = (
+        f"{len(statistics)} tensors such as '{statistics[0]}' are merged like weights, but are not the merged model's"
+    )
+    return [Finding("batch_norm", f"batch_norm: {message}: compute them again from data before you use it")]
 
 
 def check_findings(findings: Iterable[Finding], allow: Iterable[str]) -> None:
@@ -99,11 +101,11 @@ def check_findings(findings: Iterable[Finding], allow: Iterable[str]) -> None:
         MergeflowError: A difference that is refused and not allowed.
     """
     patterns = tuple(allow)
-    faults = [one for one in findings if one.refused and not allowed(one, patterns)]
+    faults = [finding for finding in findings if finding.refused and not allowed(finding, patterns)]
     if not faults:
         return
-    shown = "\n".join(f"  - {one.text}" for one in faults)
-    subjects = ", ".join(dict.fromkeys(one.subject for one in faults))
+    shown = "\n".join(f"  - {finding.text}" for finding in faults)
+    subjects = ", ".join(dict.fromkeys(finding.subject for finding in faults))
     raise MergeflowError(
         f"the models differ in what their weights mean:\n{shown}\n"
         f"Merge fine-tuned copies of one base, or accept it and keep the base's: `allow: [{subjects}]`."
@@ -157,35 +159,37 @@ def config_findings(base: Config, experts: Mapping[str, Config], tensors: Mappin
     names = {"": base, **experts}  # no expert has an empty name
     given = {name: flattened(config) for name, config in names.items()}
     settings, classes = comparable(names, counts)
-    own = settings.pop("")
-    found = []
-    for key in sorted({key for config in settings.values() for key in config} | own.keys()):
+    base_settings = settings.pop("")
+    findings = []
+    for key in sorted({key for config in settings.values() for key in config} | base_settings.keys()):
         if not counts(key):
             continue
         meaning = bool(_MEANING.fullmatch(_last(key)))
         unlike = {
-            name: Default(one[key], classes.get(name, "")) if key not in given[name] else one[key]
-            for name, one in settings.items()
-            if key in one and key in own and one[key] != own[key]
+            name: Default(config[key], classes.get(name, "")) if key not in given[name] else config[key]
+            for name, config in settings.items()
+            if key in config and key in base_settings and config[key] != base_settings[key]
         }
         if unlike:
-            mine = Default(own[key], classes.get("", "")) if key not in given[""] else own[key]
-            found.append(difference(key, mine, unlike, meaning))
+            mine = Default(base_settings[key], classes.get("", "")) if key not in given[""] else base_settings[key]
+            findings.append(difference(key, mine, unlike, meaning))
         elif meaning and not classes:
-            found += _not_compared(key, own, settings)
-    return found
+            findings += _not_compared(key, base_settings, settings)
+    return findings
 
 
-def _not_compared(key: str, own: Config, experts: Mapping[str, Config]) -> list[Finding]:
+def _not_compared(key: str, base: Config, experts: Mapping[str, Config]) -> list[Finding]:
     """Return that a setting is left out in some config.json, and that nothing here knows the default."""
-    values = {"base": own.get(key), **{f"'{name}'": config.get(key) for name, config in experts.items()}}
-    out = [name for name, config in (("base", own), *((f"'{n}'", c) for n, c in experts.items())) if key not in config]
+    values = {"base": base.get(key), **{f"'{name}'": config.get(key) for name, config in experts.items()}}
+    out = [name for name, config in (("base", base), *((f"'{n}'", c) for n, c in experts.items())) if key not in config]
     written = {name: value for name, value in values.items() if value not in (None, "default")}
     if not out or not written:
         return []
-    told = "; ".join(f"{name} {value!r:.60}" for name, value in written.items())
-    reason = "no transformers here that knows the default" if own.get("model_type") else "config.json has no model_type"
-    return [Finding(key, f"{key}: {told}; {', '.join(out)} leaves it out: not compared, {reason}")]
+    values_found = "; ".join(f"{name} {value!r:.60}" for name, value in written.items())
+    reason = (
+        "no transformers here that knows the default" if base.get("model_type") else "config.json has no model_type"
+    )
+    return [Finding(key, f"{key}: {values_found}; {', '.join(out)} leaves it out: not compared, {reason}")]
 
 
 def _last(key: str) -> str:
@@ -203,7 +207,7 @@ def tokenizer_findings(base: Path | None, experts: Folders, resized: Mapping[str
     Args:
         resized: Experts whose tables have another number of rows, with the words for it.
     """
-    found = [
+    findings = [
         Finding(
             "tokenizer",
             f"tokenizer: '{name}' {words}; `tokenizer_source: union` (or base, or {name}) aligns them",
@@ -211,14 +215,16 @@ def tokenizer_findings(base: Path | None, experts: Folders, resized: Mapping[str
         )
         for name, words in resized.items()
     ]
-    own = _content(base)
-    unlike = {name: text for name, folder in experts.items() if own and (text := _content(folder)) and text != own}
+    base_text = _content(base)
+    unlike = {
+        name: text for name, folder in experts.items() if base_text and (text := _content(folder)) and text != base_text
+    }
     mine = read_vocabulary(base, "base", str(base)) if unlike else None
     for name in unlike:
         folder = experts[name]
         assert mine is not None
-        found += _compared(name, mine, read_vocabulary(folder, name, str(folder)))
-    return found
+        findings += _compared(name, mine, read_vocabulary(folder, name, str(folder)))
+    return findings
 
 
 def _aligns(name: str) -> str:
@@ -240,27 +246,29 @@ def _compared(name: str, base: Vocabulary, other: Vocabulary) -> list[Finding]:
         parts = [f"{_count(moved)} in other rows"] * bool(moved)
         parts += [f"{_count(taken, 'row')} of other tokens{_some(taken)}"] * bool(taken)
         return [Finding("tokenizer", f"tokenizer: '{name}' has {' and '.join(parts)}; {_aligns(name)}", refused=True)]
-    found = []
+    findings = []
     if new:
         keeps = f"`tokenizer_source: union` (or {name}) keeps them"
-        found.append(Finding("tokenizer", f"tokenizer: '{name}' has {_count(new)} more{_some(new)}; {keeps}"))
+        findings.append(Finding("tokenizer", f"tokenizer: '{name}' has {_count(new)} more{_some(new)}; {keeps}"))
     lacking = [token for token in base.ids if token not in other.ids]
     if lacking:
-        found.append(Finding("tokenizer", f"tokenizer: '{name}' lacks {_count(lacking)}{_some(lacking)}"))
+        findings.append(Finding("tokenizer", f"tokenizer: '{name}' lacks {_count(lacking)}{_some(lacking)}"))
     merges = base.content["model"].get("merges") != other.content["model"].get("merges")
     unlike = [part for part in _PARTS if base.content.get(part) != other.content.get(part)] + ["merges"] * merges
     if unlike:
         text = f"tokenizer: '{name}' cuts text with another {', '.join(unlike)}; the result has the base's"
-        found.append(Finding("tokenizer", text))
-    marks = {one["content"]: one.get("special") for one in added_tokens(base.content)}
+        findings.append(Finding("tokenizer", text))
+    marks = {token["content"]: token.get("special") for token in added_tokens(base.content)}
     changed = [
-        one["content"]
-        for one in added_tokens(other.content)
-        if one["content"] in base.ids and marks.get(one["content"]) != one.get("special")
+        token["content"]
+        for token in added_tokens(other.content)
+        if token["content"] in base.ids and marks.get(token["content"]) != token.get("special")
     ]
     if changed:
-        found.append(Finding("tokenizer", f"added tokens: '{name}' marks {len(changed)} differently{_some(changed)}"))
-    return found
+        findings.append(
+            Finding("tokenizer", f"added tokens: '{name}' marks {len(changed)} differently{_some(changed)}")
+        )
+    return findings
 
 
 def _count(things: list[str], word: str = "token") -> str:
@@ -273,32 +281,36 @@ def _some(tokens: list[str]) -> str:
 
 def special_findings(base: Path | None, experts: Folders) -> list[Finding]:
     """Return which special tokens of experts differ from the base's."""
-    own, others = _special(base), {name: _special(folder) for name, folder in experts.items()}
-    found = []
+    base_tokens, others = _special(base), {name: _special(folder) for name, folder in experts.items()}
+    findings = []
     for key in _SPECIAL:
         unlike = {
-            name: given.get(key) for name, given in others.items() if given and own and given.get(key) != own.get(key)
+            name: given.get(key)
+            for name, given in others.items()
+            if given and base_tokens and given.get(key) != base_tokens.get(key)
         }
         if unlike:
             way_out = f"; `tokenizer_source: {next(iter(unlike))}` takes an expert's"
-            found.append(difference(key, own.get(key), unlike, way_out=way_out))
-    return found
+            findings.append(difference(key, base_tokens.get(key), unlike, way_out=way_out))
+    return findings
 
 
 def _special(folder: Path | None) -> dict[str, Any]:
     given = settings_of(folder)
-    return {key: one.get("content") if isinstance(one := given[key], dict) else one for key in given}
+    return {key: value.get("content") if isinstance(value := given[key], dict) else value for key in given}
 
 
 def template_findings(base: Path | None, experts: Folders) -> list[Finding]:
     """Return which experts have another chat template than the base."""
-    own = templates_of(base)
-    unlike = [name for name, folder in experts.items() if (found := templates_of(folder)) and found != own]
+    base_templates = templates_of(base)
+    unlike = [
+        name for name, folder in experts.items() if (templates := templates_of(folder)) and templates != base_templates
+    ]
     if not unlike:
         return []
     listed = ", ".join(f"'{name}'" for name in unlike)
     have = "have" if len(unlike) > 1 else "has"
-    words = f"{listed} {have} another than the base" if own else f"{listed} {have} one, the base has none"
+    words = f"{listed} {have} another than the base" if base_templates else f"{listed} {have} one, the base has none"
     return [Finding("chat_template", f"chat_template: {words}; `chat_template: {unlike[0]}` (or auto) chooses one")]
 
 
@@ -325,16 +337,16 @@ def licence_files(folders: Mapping[str, Path | None], holder: str | None) -> dic
     Returns:
         Contents by name, such as `LICENSE` and `LICENSE-chat.txt`.
     """
-    found: dict[str, bytes] = {}
-    for name in sorted(folders, key=lambda one: one != holder):
+    files: dict[str, bytes] = {}
+    for name in sorted(folders, key=lambda name: name != holder):
         folder = folders[name]
         for path in licence_paths(folder) if folder is not None else ():
             content = path.read_bytes()
-            if content not in found.values():
+            if content not in files.values():
                 plain = re.sub(r"[^\w.-]+", "-", name)
-                own = path.name if name == holder else f"{path.stem}-{plain}{path.suffix}"
-                found[own] = content
-    return found
+                file = path.name if name == holder else f"{path.stem}-{plain}{path.suffix}"
+                files[file] = content
+    return files
 
 
 def licence_paths(folder: Path) -> list[Path]:
@@ -372,10 +384,10 @@ def front_matter(folder: Path | None) -> dict[str, Any]:
     if not text.startswith("---"):
         return {}
     try:
-        found = yaml.safe_load(text[3:].split("\n---", 1)[0])
+        values = yaml.safe_load(text[3:].split("\n---", 1)[0])
     except (yaml.YAMLError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def licence_of(folder: Path | None) -> dict[str, str]:
@@ -416,8 +428,10 @@ def merged_licence(licences: Mapping[str, Mapping[str, str]]) -> tuple[dict[str,
         return _without_text(next(iter(given.values()))), unknown
     if len(bound) > 1:
         return {}, f"licences conflict: {listed}: read their terms before the result is given away"
-    found = bound[0] if bound else max((dict(kind) for kind in kinds), key=lambda one: one["license"] == "apache-2.0")
-    return _without_text(found), f"licences differ: {listed}; the result's card says {_word(found)}"
+    licence = (
+        bound[0] if bound else max((dict(kind) for kind in kinds), key=lambda kind: kind["license"] == "apache-2.0")
+    )
+    return _without_text(licence), f"licences differ: {listed}; the result's card says {_word(licence)}"
 
 
 def _without_text(licence: Mapping[str, str]) -> dict[str, str]:
@@ -440,7 +454,9 @@ def adapter_findings(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) 
     compared, and the names differ, that is a warning.
     """
     named = {name: named_base(state.path) for name, state in experts.items() if state.is_task_vector}
-    return [one for name, wanted in named.items() if wanted is not None and (one := _finding(name, wanted, base))]
+    return [
+        finding for name, wanted in named.items() if wanted is not None and (finding := _finding(name, wanted, base))
+    ]
 
 
 def _finding(adapter: str, wanted: NamedBase, base: LazyStateDict) -> Finding | None:
@@ -452,8 +468,8 @@ def _finding(adapter: str, wanted: NamedBase, base: LazyStateDict) -> Finding | 
     if same or (same is None and Path(wanted.name).name.lower() == Path(here).name.lower()):
         return None
     text = f"{SUBJECT}: '{adapter}' was made for '{wanted.path}' (adapter_config.json), the base is '{here}'"
-    told = "whose weights are others" if same is False else "which cannot be compared with it here"
-    return Finding(SUBJECT, f"{text}, {told}", refused=same is False)
+    reason = "whose weights are others" if same is False else "which cannot be compared with it here"
+    return Finding(SUBJECT, f"{text}, {reason}", refused=same is False)
 
 
 def _same_weights(base: LazyStateDict, folder: Path) -> bool | None:
@@ -470,9 +486,14 @@ def _same_weights(base: LazyStateDict, folder: Path) -> bool | None:
 
 
 def _comparable(base: LazyStateDict, other: LazyStateDict, name: str) -> bool:
-    own, its = base.infos[name], other.infos[name]
-    half = {str(info.dtype) for info in (own, its)} >= {"torch.float16", "torch.bfloat16"}
-    return own.shape == its.shape and own.dtype.is_floating_point and its.dtype.is_floating_point and not half
+    info, other_info = base.infos[name], other.infos[name]
+    half = {str(info.dtype), str(other_info.dtype)} >= {"torch.float16", "torch.bfloat16"}
+    return (
+        info.shape == other_info.shape
+        and info.dtype.is_floating_point
+        and other_info.dtype.is_floating_point
+        and not half
+    )
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -490,18 +511,22 @@ def compare(
         tokenizer: Whose tokens the result has, where the recipe says it and they are aligned.
         templated: Whether the recipe says which chat template.
     """
-    own, config = folder_of(base), config_of(base)
+    base_folder, config = folder_of(base), config_of(base)
     folders = {name: folder_of(state) for name, state in experts.items()}
     configs = {name: config_of(state) for name, state in experts.items()}
-    found = config_findings(config, configs, base.infos)
+    findings = config_findings(config, configs, base.infos)
     if tokenizer is None:
-        found += tokenizer_findings(own, folders, _resized(config, configs))
+        findings += tokenizer_findings(base_folder, folders, _resized(config, configs))
     if tokenizer not in experts:
-        found += special_findings(own, folders)
-        found += [] if templated else template_findings(own, folders)
-    _, said = merged_licence({"base": licence_of(own), **{name: licence_of(one) for name, one in folders.items()}})
-    found += [Finding("licence", said)] if said else []
-    return found + [one for name, folder in folders.items() for one in _other_modules(name, own, folder)]
+        findings += special_findings(base_folder, folders)
+        findings += [] if templated else template_findings(base_folder, folders)
+    _, message = merged_licence(
+        {"base": licence_of(base_folder), **{name: licence_of(folder) for name, folder in folders.items()}}
+    )
+    findings += [Finding("licence", message)] if message else []
+    return findings + [
+        finding for name, folder in folders.items() for finding in _other_modules(name, base_folder, folder)
+    ]
 
 
 def _other_modules(name: str, base: Path | None, expert: Path | None) -> Iterator[Finding]:
@@ -521,9 +546,9 @@ def _same_file(a: Path, b: Path) -> bool:
 
 def _resized(base: Mapping[str, Any], experts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Say which experts have another number of rows for tokens."""
-    own = vocab_sizes(base)
+    base_sizes = vocab_sizes(base)
     return {
-        name: f"has {sizes[0]} rows for tokens, the base {own[0]}"
+        name: f"has {sizes[0]} rows for tokens, the base {base_sizes[0]}"
         for name, config in experts.items()
-        if own and (sizes := vocab_sizes(config)) and sizes != own
+        if base_sizes and (sizes := vocab_sizes(config)) and sizes != base_sizes
     }

@@ -42,8 +42,8 @@ class Ahead:
 
     def take(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Return what was gathered for these rows, int64 [n], or gather it now; each tensor is [n, ...]."""
-        for place, (known, coming) in enumerate(self._coming):
-            if known is rows:
+        for place, (expected, coming) in enumerate(self._coming):
+            if expected is rows:
                 del self._coming[: place + 1]
                 return coming.result()
         return self._gather(rows)
@@ -56,9 +56,9 @@ def _gatherer() -> ThreadPoolExecutor:
 
 def pinned_rows(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows [n, ...] of a tensor and their numbers [n] in memory that a device reads without another copy."""
-    found = torch.empty((len(rows), *values.shape[1:]), dtype=values.dtype, pin_memory=True)
+    room = torch.empty((len(rows), *values.shape[1:]), dtype=values.dtype, pin_memory=True)
     numbers = torch.empty(len(rows), dtype=rows.dtype, pin_memory=True)
-    return torch.index_select(values, 0, rows, out=found), numbers.copy_(rows)
+    return torch.index_select(values, 0, rows, out=room), numbers.copy_(rows)
 
 
 def carry(batch: Tensor, device: torch.device) -> Tensor:
@@ -249,13 +249,13 @@ class Regression:
 
     def loss(self, model: Model, rows: Tensor) -> Tensor:
         """Return the mean squared error over `rows`, a scalar [], in units squared: (1/n) Σ_i (f(x_i) − y_i)²."""
-        found = self.answers(model, rows)
-        return mse_loss(found, self.numbered.labels[rows].to(found))
+        answers = self.answers(model, rows)
+        return mse_loss(answers, self.numbered.labels[rows].to(answers))
 
     def scores(self, model: Model, rows: Tensor) -> Tensor:
         """Return the right number and the model's for each of `rows`, float64 [n, 2]."""
-        found = self.answers(model, rows).double()
-        return torch.stack([self.numbered.labels[rows].to(found), found], dim=1)
+        answers = self.answers(model, rows).double()
+        return torch.stack([self.numbered.labels[rows].to(answers), answers], dim=1)
 
     def log_p(self, model: Model, rows: Tensor) -> Tensor:
         r"""Return log-probabilities, [n, 2], of the two numbers that lie one unit beside the model's own.
@@ -264,9 +264,9 @@ class Regression:
         is that of the whole distribution, (∇f)², whichever of the two is drawn; its entropy is log 2 and has no
         gradient, as the whole distribution's, so that nothing that lowers entropies moves a regression.
         """
-        found = self.answers(model, rows)
-        beside = found.detach()[:, None] + found.new_tensor([-1.0, 1.0])
-        return (-0.5 * (beside - found[:, None]).square()).log_softmax(dim=1)
+        answers = self.answers(model, rows)
+        neighbours = answers.detach()[:, None] + answers.new_tensor([-1.0, 1.0])
+        return (-0.5 * (neighbours - answers[:, None]).square()).log_softmax(dim=1)
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return what the named submodules give for `rows`, [n, ...] each."""

@@ -30,15 +30,15 @@ def own_generator(seed: int, device: torch.device | None = None, alone: bool = T
             torch.manual_seed(seed)
             yield
         return
-    states = [torch.cuda.get_rng_state(one) for one in devices]
+    states = [torch.cuda.get_rng_state(cuda) for cuda in devices]
     if devices:
         with _HOLDING, torch.random.fork_rng(devices=[]):  # gives back the processor's generator alone
             torch.manual_seed(seed)
     try:
         yield
     finally:
-        for one, state in zip(devices, states, strict=True):
-            torch.cuda.set_rng_state(state, one)
+        for cuda, state in zip(devices, states, strict=True):
+            torch.cuda.set_rng_state(state, cuda)
 
 
 def draws(module: nn.Module) -> bool:
@@ -75,22 +75,22 @@ def activations(module: nn.Module, layers: Sequence[str], compute: Callable[[], 
         >>> [value.shape for value in activations(net, ["0", ""], lambda: net(torch.zeros(5, 2))).values()]
         [torch.Size([5, 3]), torch.Size([5, 3])]
     """
-    known = dict(module.named_modules())
+    parts = dict(module.named_modules())
     for layer in layers:
-        if layer not in known:
-            raise unknown_name("layer", layer, known)
-    found: dict[str, Tensor] = {}
+        if layer not in parts:
+            raise unknown_name("layer", layer, parts)
+    outputs: dict[str, Tensor] = {}
 
     def watch(layer: str) -> Callable[..., None]:
         def hook(_: nn.Module, __: Any, output: Any) -> None:
-            found[layer] = output if isinstance(output, Tensor) else output[0]
+            outputs[layer] = output if isinstance(output, Tensor) else output[0]
 
         return hook
 
-    hooks = [known[layer].register_forward_hook(watch(layer)) for layer in layers]
+    hooks = [parts[layer].register_forward_hook(watch(layer)) for layer in layers]
     try:
         compute()
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return outputs

@@ -80,14 +80,14 @@ def quiet() -> Iterator[None]:
     """Keep transformers' remarks and progress bars off the terminal: what is missing is checked by the caller."""
     with _IMPORTING:
         from transformers.utils import logging
-    known: Any = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    before: Any = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(known[0])
-        if known[1]:
+        logging.set_verbosity(before[0])
+        if before[1]:
             logging.enable_progress_bar()
 
 
@@ -106,10 +106,10 @@ def load_pretrained(auto: str, what: str, place: str, root: Path, assets: Path) 
 
     from mergeflow.modalities.modules import own_generator
 
-    found = find_place(place, root, assets)
+    source = find_place(place, root, assets)
     options = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
     with own_generator(0):  # for weights that the file lacks
-        model, info = from_place(what, place, lambda: transformers(auto).from_pretrained(found, **options))
+        model, info = from_place(what, place, lambda: transformers(auto).from_pretrained(source, **options))
     return model, sorted(name for name in info["missing_keys"] if "pooler." not in name)
 
 
@@ -135,8 +135,8 @@ def fast_tokenizer(place: str, root: Path, assets: Path, token: str, lacks: str,
     Raises:
         MergeflowError: there is none, it has no fast form, or it lacks the token.
     """
-    found = find_place(place, root, assets)
-    tokenizer: Any = from_place("the tokenizer", place, lambda: transformers("AutoTokenizer").from_pretrained(found))
+    source = find_place(place, root, assets)
+    tokenizer: Any = from_place("the tokenizer", place, lambda: transformers("AutoTokenizer").from_pretrained(source))
     fast = getattr(tokenizer, "is_fast", False)
     if not fast or getattr(tokenizer, f"{token}_id") is None:
         raise MergeflowError(f"the tokenizer of '{place}' has {lacks if fast else 'no tokenizer.json'}{hint}")
@@ -166,7 +166,7 @@ def check_prepared(manifests: Mapping[str, Any], digest: str, named: str, pretra
     Raises:
         MergeflowError: the manifests of some tasks have another digest; they are all named.
     """
-    other = [task for task, one in manifests.items() if one["decoding"].get("tokenizer") != digest]
+    other = [task for task, manifest in manifests.items() if manifest["decoding"].get("tokenizer") != digest]
     if other:
         raise MergeflowError(
             f"the texts of {', '.join(other)} were prepared with the tokenizer of '{named}' (data.tokenizer), "

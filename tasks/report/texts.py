@@ -54,18 +54,18 @@ def texts_table(root: Path, run: RunFiles) -> Table | None:
         return None
     if (root / layout.BASE_MODEL).stat().st_size > LARGEST:
         return None
-    kept = root / STATE / "report_texts.json"
+    cache = root / STATE / "report_texts.json"
     made_of = {"merge": run.selection["methods"][winner]["fingerprint"]}  # of these experts and no others
     made_of |= {str(path.relative_to(root)): digest(path) for path in others}
-    known = _read_kept(kept)
-    if known.get("made_of") != made_of:
+    record = _read_kept(cache)
+    if record.get("made_of") != made_of:
         if modality == "causal":
             changed = changed_passages(root, winner, tasks)
         else:
             changed = [text for task in tasks for text in _changed(root, winner, task)]
-        known = {"made_of": made_of, "texts": [vars(text) for text in changed]}
-        write_atomically(kept, json.dumps(known, ensure_ascii=False))
-    return _table([Changed(**one) for one in known["texts"]])
+        record = {"made_of": made_of, "texts": [vars(text) for text in changed]}
+        write_atomically(cache, json.dumps(record, ensure_ascii=False))
+    return _table([Changed(**text) for text in record["texts"]])
 
 
 def unlearned_table(root: Path, run: RunFiles) -> Table | None:
@@ -75,15 +75,15 @@ def unlearned_table(root: Path, run: RunFiles) -> Table | None:
         root: the project folder.
         run: its files; versions of another registered model are not shown.
     """
-    known = _read_kept(root / UNLEARNED_TEXTS)
-    if run.registration is None or not known or known["model"] != run.registration["model"]:
+    record = _read_kept(root / UNLEARNED_TEXTS)
+    if run.registration is None or not record or record["model"] != run.registration["model"]:
         return None
     caption = (
-        f"How version {known['version']}, which has unlearned {known['task']} (λ = {known['weight']:g}), goes on from "
-        f"held-out passages, beside version {known['parent']}, of which it was made"
+        f"How version {record['version']}, which has unlearned {record['task']} (λ = {record['weight']:g}), goes on "
+        f"from held-out passages, beside version {record['parent']}, of which it was made"
     )
     titles = ("task", "text", "its own next words", "before", "after")
-    rows = [Row([Cell(text[name], text[name]) for name in UNLEARNED]) for text in known["texts"]]
+    rows = [Row([Cell(text[name], text[name]) for name in UNLEARNED]) for text in record["texts"]]
     return Table(caption, [Column(title, numeric=False) for title in titles], rows)
 
 
@@ -100,10 +100,10 @@ def keep_unlearned(root: Path, facts: Mapping[str, Any]) -> None:
 def _read_kept(path: Path) -> dict[str, Any]:
     """Return what was kept for reports; nothing where there is no such file, or one that cannot be read."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        record = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, ValueError):  # cut off by a kill, by a version that did not write it whole
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _weights(root: Path, winner: str, tasks: list[str]) -> list[Path]:
@@ -134,13 +134,13 @@ def _changed(root: Path, winner: str, task: str) -> list[Changed]:
     examples: Any = MODALITY.open(task, folder, "validation", read_head(root / layout.expert_head(task)), cpu)
     rows = torch.arange(min(LOOKED_AT, len(examples)))
     numbers = isinstance(examples, Regression)
-    found = []
+    answers = []
     with torch.inference_mode():
         for checkpoint in (layout.expert_model(task), layout.merge(winner)):
             with open_checkpoint(root / checkpoint) as state:
                 model.load(state)
-            found.append(examples.answers(model, rows) if numbers else examples.logits(model, rows).argmax(dim=1))
-    expert, merge = found
+            answers.append(examples.answers(model, rows) if numbers else examples.logits(model, rows).argmax(dim=1))
+    expert, merge = answers
     table = pq.read_table(folder / "validation.parquet", columns=["text", "text_pair", "label"]).slice(0, len(rows))
     cells, names = table.to_pylist(), () if numbers else examples.head.class_names
     right = torch.tensor([cell["label"] for cell in cells])
@@ -150,21 +150,21 @@ def _changed(root: Path, winner: str, task: str) -> list[Changed]:
         weight = (merge != expert) * (1.0 + (expert == right).float() - 0.5 * (merge == right).float())
     order = [int(row) for row in weight.argsort(descending=True, stable=True)[:SHOWN] if weight[row] > 0]
 
-    def told(value: Any) -> str:
+    def label(value: Any) -> str:
         return f"{float(value):.2f}" if numbers else str(names[int(value)])
 
     return [
-        Changed(task, cells[row]["text"], cells[row]["text_pair"], *map(told, (right[row], expert[row], merge[row])))
+        Changed(task, cells[row]["text"], cells[row]["text_pair"], *map(label, (right[row], expert[row], merge[row])))
         for row in order
     ]
 
 
 def _table(texts: list[Changed]) -> Table:
     titles = {"task": "task", "text": "text", "text_pair": "second text", "right": "right"}
-    if not any(one.text_pair for one in texts):
+    if not any(text.text_pair for text in texts):
         del titles["text_pair"]
     titles |= {"expert": "expert", "merge": "merge"}
-    rows = [Row([Cell(vars(one)[name] or "", vars(one)[name] or "") for name in titles]) for one in texts]
+    rows = [Row([Cell(vars(text)[name] or "", vars(text)[name] or "") for name in titles]) for text in texts]
     caption = "Answers that changed between expert and merge, of the first validation texts of each task"
     return Table(caption, [Column(title, numeric=False) for title in titles.values()], rows)
 

@@ -28,12 +28,12 @@ def continued(module: LanguageModule, prompts: Sequence[Sequence[int]], how: Gen
     """
     whole = module.eval().whole
     device = next(module.parameters()).device
-    known = getattr(whole.config, "max_position_embeddings", None) or 2**31
+    positions = getattr(whole.config, "max_position_embeddings", None) or 2**31
     drawn = {"do_sample": True, "temperature": how.temperature, "top_k": 0} if how.temperature else {"do_sample": False}
-    found = []
+    answers = []
     for prompt in prompts:
-        tokens = min(how.tokens, known - 1)
-        ids = torch.tensor([list(prompt)[-(known - tokens) :]], device=device)
+        tokens = min(how.tokens, positions - 1)
+        ids = torch.tensor([list(prompt)[-(positions - tokens) :]], device=device)
         with own_generator(how.seed, device, alone=bool(how.temperature) and device.type == "cpu"):
             whole_ids = whole.generate(
                 ids,
@@ -44,8 +44,8 @@ def continued(module: LanguageModule, prompts: Sequence[Sequence[int]], how: Gen
                 **drawn,
             )
         new = whole_ids[0, ids.shape[1] :].tolist()
-        found.append(new[: new.index(end)] if end in new else new)
-    return found
+        answers.append(new[: new.index(end)] if end in new else new)
+    return answers
 
 
 @torch.no_grad()
@@ -65,8 +65,8 @@ def greedy(module: LanguageModule, given: Sequence[Sequence[int]], tokens: int, 
         do_sample=False,
         pad_token_id=end,
     )
-    found: list[list[int]] = ids[:, prompts.shape[1] :].tolist()
-    return found
+    written: list[list[int]] = ids[:, prompts.shape[1] :].tolist()
+    return written
 
 
 PROMPT, WRITTEN = 16, 32  # tokens: a sentence is given, two are written
@@ -105,16 +105,16 @@ def go_on(
         passages: texts; those that end before they could be told are left out.
         most: how many of the others are continued, the first ones; all by default.
     """
-    found = [ids for ids in map(tokenizer.encode, passages) if len(ids) >= PROMPT + WRITTEN][:most]
-    if not found:
+    encoded = [ids for ids in map(tokenizer.encode, passages) if len(ids) >= PROMPT + WRITTEN][:most]
+    if not encoded:
         return []
-    told = greedy(module, [ids[:PROMPT] for ids in found], WRITTEN, tokenizer.end)
+    answers = greedy(module, [ids[:PROMPT] for ids in encoded], WRITTEN, tokenizer.end)
     continued = []
-    for known, new in zip(found, told, strict=True):
-        own = known[PROMPT : PROMPT + WRITTEN]
-        right = sum(a == b for a, b in zip(own, new, strict=True))
-        before = known[:PROMPT]
-        rest, written = (tokenizer.decode_further(before, ids) for ids in (own, new))
+    for ids, new in zip(encoded, answers, strict=True):
+        following = ids[PROMPT : PROMPT + WRITTEN]
+        right = sum(a == b for a, b in zip(following, new, strict=True))
+        before = ids[:PROMPT]
+        rest, written = (tokenizer.decode_further(before, ids) for ids in (following, new))
         continued.append(Continued(tokenizer.decode(before), rest, written, right))
     return continued
 
@@ -148,12 +148,12 @@ def recited(
         MergeflowError: the package rouge-score is not installed.
         ValueError: a passage is shorter than the prompt and a token.
     """
-    found = [tokenizer.encode(passage)[: prompt + tokens] for passage in passages]
-    if short := [passage for passage, ids in zip(passages, found, strict=True) if len(ids) <= prompt]:
+    encoded = [tokenizer.encode(passage)[: prompt + tokens] for passage in passages]
+    if short := [passage for passage, ids in zip(passages, encoded, strict=True) if len(ids) <= prompt]:
         raise ValueError(f"'{short[0]}' is not longer than the prompt of {prompt} tokens")
-    told = greedy(module, [ids[:prompt] for ids in found], tokens, tokenizer.end)
-    pairs = zip(found, told, strict=True)
-    return [_held(own[prompt:], new[: len(own) - prompt], tokenizer) for own, new in pairs]
+    written = greedy(module, [ids[:prompt] for ids in encoded], tokens, tokenizer.end)
+    pairs = zip(encoded, written, strict=True)
+    return [_held(ids[prompt:], new[: len(ids) - prompt], tokenizer) for ids, new in pairs]
 
 
 def rouge_l(reference: str, written: str) -> tuple[float, float]:
@@ -182,9 +182,10 @@ def rouge_l(reference: str, written: str) -> tuple[float, float]:
     return float(score.recall), float(score.fmeasure)
 
 
-def _held(own: Sequence[int], new: Sequence[int], tokenizer: CausalTokenizer) -> Recalled:
+def _held(following: Sequence[int], new: Sequence[int], tokenizer: CausalTokenizer) -> Recalled:
     written = tokenizer.decode(new)
     exact = next(
-        (at for at, pair in enumerate(zip(own, new, strict=False)) if pair[0] != pair[1]), min(len(own), len(new))
+        (at for at, pair in enumerate(zip(following, new, strict=False)) if pair[0] != pair[1]),
+        min(len(following), len(new)),
     )
-    return Recalled(written, *rouge_l(tokenizer.decode(own), written), exact)
+    return Recalled(written, *rouge_l(tokenizer.decode(following), written), exact)

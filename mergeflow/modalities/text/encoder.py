@@ -55,8 +55,8 @@ class TextEncoder(nn.Module):
             return hidden[:, 0]
         if group.mask is None:
             return hidden.mean(dim=1)
-        kept = group.mask[:, :, None].to(hidden.dtype)
-        return (hidden * kept).sum(dim=1) / kept.sum(dim=1)
+        mask = group.mask[:, :, None].to(hidden.dtype)
+        return (hidden * mask).sum(dim=1) / mask.sum(dim=1)
 
     def _hidden(self, group: Group) -> Tensor:
         asked = {"input_ids": group.ids, "attention_mask": None if group.mask is None else group.mask.long()}
@@ -69,8 +69,8 @@ class TextEncoder(nn.Module):
 def watched(module: nn.Module, batch: TokenBatch, layers: Sequence[str]) -> dict[str, Tensor]:
     """Return what layers give for a batch: of a layer that gives [n, L, D], the pooled [n, D]."""
     assert isinstance(module, TextEncoder)
-    found = [_of_group(module, group, layers) for group in batch.groups]
-    return {layer: module.gathered(batch, [one[layer] for one in found]) for layer in layers}
+    outputs = [_of_group(module, group, layers) for group in batch.groups]
+    return {layer: module.gathered(batch, [output[layer] for output in outputs]) for layer in layers}
 
 
 def _of_group(module: TextEncoder, group: Group, layers: Sequence[str]) -> dict[str, Tensor]:
@@ -87,8 +87,8 @@ def build_encoder(config: str, pooling: str) -> TextEncoder:
     """
     values = json.loads(config)
     with quiet(), own_generator(0):
-        known = transformers("AutoConfig").for_model(values.pop("model_type"), **values)
-        return TextEncoder(transformers("AutoModel").from_config(known, dtype=torch.float32), pooling).eval()
+        architecture = transformers("AutoConfig").for_model(values.pop("model_type"), **values)
+        return TextEncoder(transformers("AutoModel").from_config(architecture, dtype=torch.float32), pooling).eval()
 
 
 def load_encoder(place: str, root: Path, pooling: str) -> tuple[TextEncoder, str]:
@@ -127,10 +127,10 @@ def check_length(encoder: TextEncoder, pad: int, max_length: int) -> None:
     try:
         encoder(TokenBatch((Group(torch.full((1, max_length), other), None, None),), None))
     except (IndexError, RuntimeError) as error:
-        known = getattr(encoder.get_submodule(encoder.part).config, "max_position_embeddings", "unknown")
+        positions = getattr(encoder.get_submodule(encoder.part).config, "max_position_embeddings", "unknown")
         raise MergeflowError(
-            f"data.max_length is {max_length}, which this encoder cannot take (its max_position_embeddings: {known}): "
-            "lower it, or choose another base."
+            f"data.max_length is {max_length}, which this encoder cannot take (its max_position_embeddings: "
+            f"{positions}): lower it, or choose another base."
         ) from error
 
 
@@ -152,8 +152,8 @@ def check_padding(encoder: TextEncoder, pad: int, max_length: int, place: str) -
     padded = torch.cat([text, torch.full((1, max_length - text.shape[1]), pad)], dim=1)
     mask = torch.arange(max_length)[None] < text.shape[1]
     alone = encoder(TokenBatch((Group(text, None, None),), None))
-    found = encoder(TokenBatch((Group(padded, mask, None),), None))
-    if float((alone - found).abs().max()) > _ROUNDING * float(alone.abs().max()):
+    beside_padding = encoder(TokenBatch((Group(padded, mask, None),), None))
+    if float((alone - beside_padding).abs().max()) > _ROUNDING * float(alone.abs().max()):
         raise MergeflowError(
             f"model.pretrained '{place}': its features of a text depend on the padding after it, although it takes an "
             "attention mask; expected an encoder whose features do not, such as BERT."
