@@ -29,7 +29,7 @@ API = {
     "mergeflow.data": "load_split",
     "mergeflow.data.prepare": "prepare_task",
     "registry.store": "connect",
-    "registry.lookup": "current list_models list_versions show compare history download load",
+    "registry.versions": "current list_models list_versions show compare history download load",
     "registry.promotion": "register promote rollback",
     "registry.gates": "decide",
     "registry.lineage": "lineage lineage_nodes tree_lines",

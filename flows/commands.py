@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from flows import advise_command, finetune_command, linearity_command, registry_commands
+from flows.rebuild import commands as rebuild_commands
 from mergeflow import layout
 from mergeflow.commands import merging, sweep
+from registry import commands as registry_commands
+from tasks.commands import advise, finetune, linearity
 from tasks.project.new import new_project
 
 if TYPE_CHECKING:
@@ -47,16 +49,14 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     """Add the project's commands to the command line.
 
     Args:
-        app: the command line.
-        root: the project folder.
         project: whether `root` is one; commands that work anywhere are told if it is not.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    registry_commands.add_commands(app, root)
-    finetune_command.add_commands(app, root)
-    linearity_command.add_commands(app, root, project)
-    advise_command.add_commands(app, root, project)
+    rebuild_commands.add_commands(app, *registry_commands.add_commands(app, root), root)
+    finetune.add_commands(app, root)
+    linearity.add_commands(app, root, project)
+    advise.add_commands(app, root, project)
     _add_accept(app, root)
     _add_release(app)
     _add_stages(app, root)
@@ -69,7 +69,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
         report: Annotated[Path | None, typer.Option(help="Write what came of the run into this JSON file.")] = None,
     ) -> None:
         """Run the pipeline: every stage that is stale, through Prefect; then print the result."""
-        from flows.local import run_pipeline
+        from flows.run_command import run_pipeline
 
         run_pipeline(root, Console(), push, report and report.resolve())
 
@@ -87,7 +87,7 @@ def _add_results(app: typer.Typer, root: Path) -> None:
     @app.command("results")
     def results() -> None:
         """Print the result table, the registered model and the path of the report."""
-        from flows.summary import print_summary
+        from flows.status import print_summary
 
         print_summary(root, Console())
 
@@ -110,8 +110,8 @@ def _add_stages(app: typer.Typer, root: Path) -> None:
         force: Annotated[bool, typer.Option(help="Run even if nothing changed.")] = False,
     ) -> None:
         """Run one stage; it is skipped when its inputs, parameters and outputs are unchanged."""
-        from flows.watch import progress_bars
         from tasks.project.graph import find_stage, load_graph
+        from tasks.project.progress import progress_bars
         from tasks.project.runner import run_stage
 
         stage = find_stage(load_graph(root, studies=True), name, item)
@@ -147,7 +147,7 @@ def _add_accept(app: typer.Typer, root: Path) -> None:
         who: Annotated[str, typer.Option(help="Who decided; by default the user of this machine.")] = "",
     ) -> None:
         """Count the outputs of older code as they are; who decided so, and why, stands in the lineage."""
-        from flows.staleness import accept_outputs
+        from flows.dvc_commands import accept_outputs
 
         accepted = accept_outputs(root, stages, because, who)
         lines = [f"{stage}: its outputs, of code {code}, count as they are." for stage, code in accepted.items()]
@@ -169,7 +169,7 @@ def _add_release(app: typer.Typer) -> None:
         """Run small projects by the previous release and by this code, and compare the bits that each stage makes."""
         from tempfile import TemporaryDirectory
 
-        from tasks.project.accepted import write_equivalents
+        from tasks.project.digests import write_equivalents
         from tasks.project.release import check_release
 
         with TemporaryDirectory(prefix="mergeflow-release-") as folder:
@@ -200,14 +200,14 @@ def connect_library(app: typer.Typer, root: Path) -> Callable[[str], str]:
 
 
 def _check_project(root: Path, wanted: str | None) -> None:
-    from flows.device_memory import check_project
+    from tasks.commands.device_memory import check_project
 
     check_project(root, wanted, Console())
 
 
 def _log_sweep(root: Path, found: "SweepResult") -> str:
+    from registry.logging import log_sweep
     from registry.store import connect
-    from registry.sweep_log import log_sweep
 
     run_id = log_sweep(connect(project_root=root), found.folder.name, found.rows(), found.folder)
     return f"Logged in MLflow as run {run_id}."

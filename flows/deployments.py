@@ -1,4 +1,4 @@
-"""What Prefect runs on a schedule or on demand: the flows that prefect.yaml deploys.
+"""What Prefect runs on a schedule or on demand: the flows that prefect.yaml deploys, and what its pages show.
 
 Each works in a project folder, one run after the other: `root` is that folder or lies in it; by default the folder
 that prefect.yaml's pull step goes to.
@@ -6,35 +6,32 @@ that prefect.yaml's pull step goes to.
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import flow, get_run_logger
 from prefect.states import Completed
 
-from flows.artifacts import publish_decision
-from flows.outcome import outcome, outcome_of
-from flows.pipeline import run_project
-from flows.plan import registration_lost
-from flows.turns import turn
+from flows.dvc_commands import registration_lost
+from flows.pipeline import publish_decision, run_project
+from flows.run_lock import exclusive_run
+from flows.status import outcome, outcome_of
 from mergeflow.application import find_project
 from mergeflow.errors import MergeflowError
 from tasks.project.parameters import load_params
+
+if TYPE_CHECKING:
+    pass
 
 
 @flow(name="nightly")
 def nightly(root: str = ".", push: bool = False, targets: list[str] | None = None) -> list[str]:
     """Bring the project up to date: whatever changed in data, parameters or code runs again, then the gates decide.
 
-    Args:
-        root: the project folder.
-        push: send the outputs to DVC's remote at the end.
-        targets: only these stages and what they need, by address or name, studies too; None for all of dvc.yaml.
-
     Returns:
         The addresses of the stages that were submitted.
     """
     folder = project_folder(root)
-    with turn(folder):
+    with exclusive_run(folder):
         ran = run_project(folder, registration_lost(folder), push, targets)
         return named(outcome(folder, ran), ran)
 
@@ -50,7 +47,6 @@ def add_task(
         name: of the task; None takes the last part of the source.
         promote: make the result champion if the gates let it.
         full_sweep: try every candidate of params.yaml, as a run does.
-        root: the project folder.
 
     Returns:
         What was registered, and the gates' decision.
@@ -59,7 +55,7 @@ def add_task(
     from registry.store import connect
 
     folder, logger = project_folder(root), get_run_logger()
-    with turn(folder):
+    with exclusive_run(folder):
         task, place = adding.read_address(folder, source, name)
         store = connect(project_root=folder)
         done = adding.add_task(folder, store, task, place, promote=promote, full_sweep=full_sweep, report=logger.info)
@@ -75,14 +71,13 @@ def gate(version: str | int = "candidate", model: str | None = None, root: str =
     Args:
         version: its number or an alias.
         model: the registered model; None for params.yaml's.
-        root: the project folder.
 
     Returns:
         The version, the champion now, whether it changed; a refused version is not an error.
     """
-    from registry.lookup import find_version
     from registry.promotion import promote
     from registry.store import connect
+    from registry.versions import find_version
 
     folder = project_folder(root)
     settings = load_params(folder / "params.yaml").registry
@@ -106,10 +101,10 @@ def project_folder(root: str) -> Path:
         MergeflowError: there is none.
     """
     start = Path(root).resolve()
-    found = find_project(start)
-    if found is None:
+    folder = find_project(start)
+    if folder is None:
         raise MergeflowError(
             f"{start} does not lie in a project folder (dvc.yaml and params.yaml): start the worker with "
             "MERGEFLOW_PROJECT set to the project folder, or give the flow's parameter root."
         )
-    return found
+    return folder

@@ -2,34 +2,124 @@
 
 import errno
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import flow, get_run_logger, task
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.concurrency.sync import concurrency
 from prefect.futures import PrefectFuture, as_completed
 from prefect.states import State
 from prefect.task_runners import TaskRunner
 
-from flows.artifacts import publish_results
-from flows.choices import read_choices
-from flows.dvc_process import wait_for_dvc
-from flows.faults import keep_traceback
-from flows.orphans import remove_orphans
-from flows.plan import REGISTER, are_results_wanted, stages_to_run
-from flows.report import publish_report
-from flows.rounds import MULTITASK, run_rounds
+from flows.dvc_commands import (
+    REGISTER,
+    are_results_wanted,
+    push_outputs,
+    record_outputs,
+    registration_lost,
+    remove_stale_outputs,
+    stages_to_run,
+    wait_for_dvc,
+)
+from flows.ephemeral_server import is_server_chosen
+from flows.run_lock import tracked_run
 from flows.runners import task_runner
-from flows.slots import gpu_slot
-from flows.staleness import push_outputs, record_outputs
-from flows.stopping import started
-from flows.turns import presence
+from flows.signals import started
+from flows.status import keep_traceback, publish_report
+from mergeflow import layout
+from mergeflow.documents import Test, read_registration, read_test
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph, upstream
-from tasks.project.runner import run_stage
-from tasks.project.stage import STUDIES, Stage
-from tasks.project.worker import check_worker, running_code
+from tasks.project.parameters import load_params
+from tasks.project.runner import check_worker, is_up_to_date, open_stage, progress_file, run_stage, running_code
+from tasks.project.stage import STATE, STUDIES, Stage
+from tasks.project.validate_params import validate_params
+from tasks.rounds import open_rounds, tune
+
+if TYPE_CHECKING:
+    from registry.gates import Decision
+    from registry.store import Store
+
+LIMIT = "gpu"
+LEASE_SECONDS = 60  # the slot of a holder that was killed is free again after this long
+
+
+@contextmanager
+def gpu_slot(root: Path, stage: Stage) -> Iterator[None]:
+    """Hold a slot while the block runs, if the stage uses a CUDA device and a person chose the Prefect server.
+
+    Raises:
+        MergeflowError: the server has no such limit; without it any number of stages would share the device.
+    """
+    if not is_server_chosen() or not _uses_cuda(root, stage):
+        yield
+        return
+    try:
+        # A renewal that fails must not end hours of training: the device's file lock still keeps others off.
+        with concurrency(LIMIT, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False):
+            yield
+    except ConcurrencySlotAcquisitionError as error:
+        raise MergeflowError(
+            f"stage {stage.address} uses a GPU and the Prefect server refuses a slot of the limit '{LIMIT}' ({error}): "
+            f"create it once with `prefect global-concurrency-limit create {LIMIT} --limit 1`."
+        ) from error
+
+
+def _uses_cuda(root: Path, stage: Stage) -> bool:
+    if "model" not in stage.params:  # it computes no features
+        return False
+    from tasks.project.devices import device_names  # torch comes with it
+
+    return device_names(load_params(root / "params.yaml").run.device) != ["cpu"]
+
+
+MULTITASK = "multitask"
+
+
+@task(cache_policy=NO_CACHE, persist_result=False, task_run_name="round {number}: {name}")
+def tune_in_round(root: str, number: int, name: str, driver: dict[str, str]) -> None:
+    """Tune one task in one round, in the scratch folder where the stage `multitask` will look for it.
+
+    Args:
+        driver: the code and packages that the work has to be done by.
+    """
+    check_worker(driver, f"round {number} of {name}")
+    folder = Path(root)
+    multitask = load_graph(folder)[MULTITASK]
+    io, _ = open_stage(folder, multitask)
+    with gpu_slot(folder, multitask), progress_file(folder / STATE, f"{MULTITASK} {name}") as report:
+        tune(replace(io, report=report), number, name)
+
+
+def run_rounds(runner: TaskRunner[Any], root: Path, stage: Stage) -> None:
+    """Do the rounds of a stale stage `multitask` in the iterative regime; the stage then only gathers the experts.
+
+    Args:
+        runner: Prefect's, on which the round's tasks run beside each other.
+
+    Raises:
+        MergeflowError: a task failed in a round; the round's other tasks have finished and are kept.
+    """
+    io, fingerprint = open_stage(root, stage)
+    if io.section("finetune").regime != "iterative" or is_up_to_date(root, stage, fingerprint):
+        return
+    rounds = open_rounds(io)
+    for number in range(1, rounds.rounds + 1):
+        waiting = rounds.waiting(number)
+        shared = {"root": str(root), "number": number, "driver": running_code()}
+        pieces = [runner.submit(tune_in_round, {**shared, "name": name}) for name in waiting]
+        for piece in pieces:
+            piece.wait()
+        for piece in pieces:
+            piece.result()
+        rounds.merge(number)
+
 
 PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ECONNRESET}
 
@@ -57,17 +147,15 @@ def stage(root: str, address: str, force: bool = False, driver: dict[str, str] |
     """Run one stage; return whether it had anything to do.
 
     Args:
-        root: the project folder.
         address: the stage's name, with `@item` where it is repeated.
-        force: run even if nothing changed.
         driver: the code and packages that the stage has to run by; None: any.
     """
     folder = Path(root)
     try:
         check_worker(driver or {}, address)
-        found = load_graph(folder, studies=address.startswith(STUDIES))[address]
-        with gpu_slot(folder, found):
-            ran = run_stage(folder, found, force)
+        chosen = load_graph(folder, studies=address.startswith(STUDIES))[address]
+        with gpu_slot(folder, chosen):
+            ran = run_stage(folder, chosen, force)
     except Exception as error:
         keep_traceback(error)
         raise
@@ -81,9 +169,6 @@ def submit(
     """Place one stage on the runner.
 
     Args:
-        runner: a started task runner.
-        root: the project folder.
-        address: which stage.
         above: stages it comes after, for the run's picture; finished ones, since a worker that waits runs nothing else.
         force: run it even if it is up to date.
     """
@@ -99,10 +184,7 @@ def pipeline(
     """Run every stale stage and what depends on it; then record the outputs in DVC, as its only writer.
 
     Args:
-        root: the project folder.
         force_register: register again although the files are up to date (the registry has lost or never seen them).
-        push: send the outputs to DVC's remote at the end.
-        targets: only these stages and what they need, by address or name, studies too; None for all of dvc.yaml.
 
     Returns:
         The addresses of the stages that were submitted.
@@ -110,7 +192,7 @@ def pipeline(
     Raises:
         MergeflowError: a stage failed; stages that do not depend on it have finished and are kept.
     """
-    with presence(Path(root)):
+    with tracked_run(Path(root)):
         return run_project(Path(root), force_register, push, targets)
 
 
@@ -120,7 +202,6 @@ def run_project(root: Path, force_register: bool, push: bool, targets: list[str]
     Where only other stages are asked for, such as a study, no results are published: those on disk are of another run,
     and what the registry has of it stays as it is.
 
-    Args: As of `pipeline`.
     """
     done = _run_stages(root, force_register, push, targets)
     if are_results_wanted(targets, load_graph(root, studies=True)):
@@ -130,9 +211,9 @@ def run_project(root: Path, force_register: bool, push: bool, targets: list[str]
 
 
 def _run_stages(root: Path, force_register: bool, push: bool, targets: list[str] | None) -> list[str]:
-    run = read_choices(root).run  # first: a task whose name is mistyped takes the outputs of the right one away
+    run = validate_params(root).run  # first: a task whose name is mistyped takes the outputs of the right one away
     wait_for_dvc(root, get_run_logger().warning)
-    remove_orphans(root, get_run_logger().info)
+    remove_stale_outputs(root, get_run_logger().info)
     stages = load_graph(root, studies=targets is not None)
     always = {REGISTER} if force_register else set[str]()
     todo = stages_to_run(root, stages, targets, always)
@@ -200,10 +281,71 @@ def _raise_first(failures: dict[str, State[Any]]) -> None:
             messages.append(f"{address}: {error}")
         except Exception as error:
             faults.append(error)
-    told = "\n".join(messages)
-    if faults and told:
-        print(told, file=sys.stderr)
+    message = "\n".join(messages)
+    if faults and message:
+        print(message, file=sys.stderr)
     if faults:
         raise faults[0]
-    if told:
-        raise MergeflowError(told)
+    if message:
+        raise MergeflowError(message)
+
+
+def publish_results(root: Path) -> None:
+    """Publish result table, gates' decision, links to the report and to MLflow's run, as far as there are any."""
+    test, registration = root / layout.TEST, root / layout.REGISTRATION
+    if test.exists():
+        create_markdown_artifact(results_table(read_test(test)), "results", "Test accuracy in %")
+    report = root / layout.REPORT
+    if report.exists():
+        create_link_artifact(report.resolve().as_uri(), "report.html", "report", f"On the worker, {report.resolve()}")
+    if registration.exists() and not registration_lost(root):
+        from registry.store import connect
+
+        registered = read_registration(registration)
+        decision = registered["decision"] or {"promote": None, "reasons": []}
+        store = connect(project_root=root)
+        _publish(
+            registered["model"], registered["version"], registered["champion"], decision["promote"], decision["reasons"]
+        )
+        _link_run(store, registered["model"], registered["version"])
+
+
+def publish_decision(
+    store: "Store", model: str, version: str, champion: str | None, decision: "Decision | None"
+) -> None:
+    """Publish what the gates said of a version, with a link to its run.
+
+    Args:
+        champion: the number of the champion now; None where there is none.
+        decision: what the gates said; None for a version that was champion already.
+    """
+    promote, reasons = (decision.promote, decision.reasons) if decision else (None, [])
+    _publish(model, version, champion, promote, reasons)
+    _link_run(store, model, version)
+
+
+def results_table(test: Test) -> str:
+    """Return the table task × method on the locked test set as Markdown: accuracy in percent, the winner in bold."""
+    rows = test["rows"]
+    names = [f"**{row['name']}**" if row["name"] == test["winner"] else row["name"] for row in rows]
+    lines = [["task", *names], ["---", *("---:" for _ in rows)]]
+    lines += [[task, *(f"{100 * row['accuracy'][task]:.1f}" for row in rows)] for task in test["tasks"]]
+    lines += [[key, *(f"{100 * row[key]:.1f}" for row in rows)] for key in ("mean", "normalised")]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _publish(model: str, version: str, champion: str | None, promote: bool | None, reasons: list[str]) -> None:
+    answer = {True: "passed the gates", False: "refused", None: "was champion already"}[promote]
+    lines = [f"**{model} version {version}: {answer}.**", "", *(f"- {reason}" for reason in reasons)]
+    lines += ["", f"Champion: version {champion}" if champion else "No champion."]
+    create_markdown_artifact("\n".join(lines), "decision", f"{model} version {version}: {answer}")
+    get_run_logger().info("%s version %s %s; champion is version %s", model, version, answer, champion)
+
+
+def _link_run(store: "Store", model: str, version: str) -> None:
+    from registry.versions import find_version
+
+    run_id = find_version(store, model, version).run_id
+    if run_id and store.uri.startswith("http"):
+        page = f"{store.uri.rstrip('/')}/#/experiments/{store.experiment_id}/runs/{run_id}"
+        create_link_artifact(page, "the run in MLflow", "mlflow-run")

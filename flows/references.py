@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flows.staleness import fetch_output
+from flows.dvc_commands import fetch_output
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ def resolve_reference(root: Path, path: str) -> str:
     """Return what a recipe's path stands for: a local path, or for an alias the version that it means now.
 
     Args:
-        root: the project folder.
         path: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, or a path; a missing one is fetched when DVC tracks it.
 
     Raises:
@@ -36,17 +35,16 @@ def resolve_reference(root: Path, path: str) -> str:
 
 
 def _version_of_alias(root: Path, name: str, alias: str) -> str:
-    from registry.lookup import find_version
     from registry.store import connect
+    from registry.versions import find_version
 
     return f"models:/{name}/{find_version(connect(project_root=root), name, alias).version}"
 
 
 def _weights(root: Path, name: str, which: str) -> Path:
     from mergeflow.modalities.serving import weights_file
-    from registry.locks import file_lock
-    from registry.lookup import find_version
-    from registry.store import LOCK_SECONDS, connect
+    from registry.store import LOCK_SECONDS, connect, file_lock
+    from registry.versions import find_version
 
     store = connect(project_root=root)
     number = find_version(store, name, which).version
@@ -80,7 +78,7 @@ def _is_whole(store: "Store", name: str, number: str, place: Path) -> bool:
 
 def _fetch(store: "Store", name: str, number: str, source: str, place: Path) -> None:
     """Fetch a version's files beside their place and put them there whole: others may be reading what was there."""
-    from registry.lookup import download
+    from registry.versions import download
 
     scratch, former = (place.with_name(f".{place.name}.{state}") for state in ("new", "former"))
     for folder in (scratch, former):  # of a process that was killed

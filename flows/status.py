@@ -1,19 +1,37 @@
-"""What the next run would do, and why."""
+"""What the next run would do and why, and what the last one found."""
 
 import json
-from collections.abc import Iterator
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
-from flows.choices import read_choices
-from flows.dvc_process import writers
-from flows.plan import REGISTER, registration_lost
-from flows.staleness import changes
+from flows.dvc_commands import (
+    REGISTER,
+    changes,
+    registration_lost,
+    writers,
+)
+from mergeflow import layout
+from mergeflow.checkpoints.writer import write_atomically
+from mergeflow.documents import Registration, Test, read_registration, read_selection, read_test
+from mergeflow.errors import MergeflowError, first_line
 from mergeflow.layout import CODE
+from mergeflow.merging import configure
+from tasks.plotting.rows import experts_behind_base, task_title
+from tasks.project.files import read_yaml
 from tasks.project.graph import downstream_closure, load_graph, upstream
 from tasks.project.runner import failure_note
+from tasks.project.stage import STATE
+from tasks.project.studies import EMBEDDED
+from tasks.project.validate_params import validate_params
 
 SHOWN = 4  # reasons in a line
 
@@ -21,34 +39,29 @@ SHOWN = 4  # reasons in a line
 def print_status(root: Path, console: Console, studies: bool = False) -> list[str]:
     """Print which stages are stale for the code, parameters and data as they are now, and what made each so.
 
-    Args:
-        root: the project folder.
-        console: where it is printed.
-        studies: ask about the studies too.
-
     Returns:
         The addresses that the next run would run.
 
     Raises:
         MergeflowError: a parameter is wrong, or DVC cannot answer.
     """
-    read_choices(root)
+    validate_params(root)
     for pid, words in writers(root):
         console.print(
             f"`dvc {words.partition(' ')[2]}` (process {pid}) is at work here; what it runs now counts as stale.",
             highlight=False,
         )
     stages = load_graph(root, studies)
-    found = {address: list(reasons(entries)) for address, entries in changes(root, stages).items()}
-    todo = downstream_closure(set(found), stages)
+    causes = {address: list(reasons(entries)) for address, entries in changes(root, stages).items()}
+    todo = downstream_closure(set(causes), stages)
     if REGISTER not in todo and registration_lost(root):
-        todo, found[REGISTER] = [*todo, REGISTER], ["the configured registry lacks this project's version"]
+        todo, causes[REGISTER] = [*todo, REGISTER], ["the configured registry lacks this project's version"]
     if not todo:
         console.print("[bold]Nothing changed:[/] every stage is up to date.")
         return []
     console.print(f"[bold]{len(todo)} of {len(stages)} stages to run[/]", highlight=False)
     for address in todo:
-        why = found.get(address) or [f"after {above}" for above in upstream(stages[address], stages) if above in todo]
+        why = causes.get(address) or [f"after {above}" for above in upstream(stages[address], stages) if above in todo]
         why = [*last_failure(root, address), *why]
         more = [f"{len(why) - SHOWN} more"] if len(why) > SHOWN else []
         console.print(f"  {address:<26} {', '.join([*why[:SHOWN], *more])}", highlight=False, soft_wrap=True)
@@ -100,3 +113,230 @@ def _changed(entries: list[Any]) -> dict[str, Any]:
 
 def _word(state: str) -> str:
     return "missing" if state == "deleted" else state
+
+
+def print_summary(root: Path, console: Console) -> None:
+    """Print what the pipeline found.
+
+    Raises:
+        MergeflowError: the pipeline has not run yet.
+    """
+    path = root / layout.TEST
+    if not path.exists():
+        raise MergeflowError(f"{path.name} is missing: run the pipeline first with `mergeflow run`.")
+    test = read_test(path)
+    console.print(result_table(test))
+    console.print(f"Chosen on validation: {chosen_arguments(test)}.", highlight=False)
+    for line in grid_ends(root):
+        console.print(f"[bold yellow]At the end of its grid:[/] {line}", highlight=False, soft_wrap=True)
+    behind = experts_behind_base(test["rows"])
+    if behind:
+        figures = ", ".join(
+            f"{task} ({100 * expert:.1f} against {100 * base:.1f})" for task, (expert, base) in behind.items()
+        )
+        console.print(
+            f"[bold yellow]Experts worse than the base on test:[/] {figures}. Look at how they were trained: the "
+            "report shows their courses.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    sources = read_yaml(root / "params.yaml")["tasks"]
+    drawn = [task for task in test["tasks"] if str(sources.get(task)).startswith(EMBEDDED)]
+    if drawn:
+        which = "Embedded suite" if len(drawn) == len(test["tasks"]) else f"Embedded suite ({', '.join(drawn)})"
+        console.print(
+            f"[dim]{which}: examples drawn by this project. They show mechanisms; do not compare these numbers "
+            "with tables of papers.[/]",
+            highlight=False,
+            soft_wrap=True,
+        )
+    registration = root / layout.REGISTRATION
+    if registration.exists():
+        _print_registration(read_registration(registration), console)
+    report = root / layout.REPORT
+    if report.exists():
+        console.print(f"[bold]Report[/]      {report.relative_to(root)}", highlight=False, soft_wrap=True)
+
+
+def result_table(test: Test) -> Table:
+    """Return the table task × method on the locked test set: accuracy in percent, and the normalised mean."""
+    rows = test["rows"]
+    table = Table(title="Test accuracy in %", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table.add_column("task", no_wrap=True)
+    for row in rows:
+        style = "bold green" if row["name"] == test["winner"] else None
+        table.add_column(row["name"].replace("_", "\n"), justify="right", style=style, no_wrap=True)
+    for task in test["tasks"]:
+        table.add_row(task_title(test, task), *(f"{100 * row['accuracy'][task]:.1f}" for row in rows))
+    table.add_section()
+    table.add_row("mean", *(f"{100 * row['mean']:.1f}" for row in rows), style="bold")
+    table.add_row("normalised", *(f"{100 * row['normalised']:.1f}" for row in rows), style="bold")
+    return table
+
+
+def chosen_arguments(test: Test) -> str:
+    """Return what validation chose for each method, on one line."""
+    chosen = [
+        f"{row['name']} {', '.join(f'{name} {value}' for name, value in row['args'].items())}"
+        for row in test["rows"]
+        if row["args"]
+    ]
+    return "; ".join(chosen)
+
+
+def grid_ends(root: Path) -> Iterator[str]:
+    """Yield a line for each argument whose chosen value is at an end of its grid, with values to add.
+
+    Args:
+        root: the project folder, whose `select` has run.
+    """
+    path = root / layout.SELECTION
+    if not path.exists():
+        return
+    grids = read_yaml(root / "params.yaml")["sweep"]
+    for method, choice in read_selection(path)["methods"].items():
+        for name in choice["at_grid_edge"]:
+            grid = sorted(value for value in grids.get(method, {}).get(name, []) if isinstance(value, int | float))
+            chosen = choice["args"][name]
+            if len(grid) < 3 or chosen not in (grid[0], grid[-1]):
+                continue  # the grid has changed since
+            more = [value for value in values_beyond(grid, chosen) if is_valid(method, choice["args"] | {name: value})]
+            advice = f"; add {', '.join(map(str, more))} to sweep.{method}.{name}" if more else ""
+            yield f"{method} {name} {chosen} of {grid[0]} … {grid[-1]}{advice}"
+
+
+def values_beyond(grid: Sequence[float], chosen: float) -> list[float]:
+    """Continue a sorted grid by two values beyond the end that was chosen.
+
+    Steps are repeated where the grid has equal ones, else ratios. Grids of positive numbers stay positive.
+
+    Example:
+        >>> values_beyond([0.1, 0.2, 0.3, 0.4], 0.4), values_beyond([1.0, 2.0, 4.0], 1.0)
+        ([0.5, 0.6], [0.25, 0.5])
+    """
+    end, inner = (grid[-1], grid[-2]) if chosen == grid[-1] else (grid[0], grid[1])
+    step, positive = end - inner, grid[0] > 0
+    equal = all(abs((b - a) - (grid[1] - grid[0])) < 1e-9 for a, b in pairwise(grid))
+    added = [end + step, end + 2 * step] if equal or not positive else [end * end / inner, end * (end / inner) ** 2]
+    return sorted(float(f"{value:.3g}") for value in added if value > 1e-9 or not positive)
+
+
+def is_valid(method: str, args: Mapping[str, Any]) -> bool:
+    """Return whether a method takes these arguments."""
+    try:
+        configure(method, dict(args))
+    except MergeflowError:
+        return False
+    return True
+
+
+def _print_registration(registration: Registration, console: Console) -> None:
+    """Print what the run registered, as it was then; people may have promoted another version since."""
+    names = ", ".join(f"@{alias}" for alias in registration["aliases"])
+    alias = f"as {names}" if names else "without an alias"
+    version = f"{registration['model']} version {registration['version']}"
+    text = f"[bold]Registered[/]  {version} {alias}, method {registration['method']}"
+    console.print(text, highlight=False, soft_wrap=True)
+    decision = registration["decision"]
+    if decision and not decision["promote"]:
+        over = f" over version {registration['champion']}" if registration["champion"] else ""
+        console.print(f"[bold]Not promoted then[/]{over}:", highlight=False)
+        for reason in decision["reasons"]:
+            console.print(f"  · {reason}", highlight=False, soft_wrap=True)
+
+
+NOTHING, CHAMPION, REFUSED, DONE, FAILED = "Nothing to do", "New champion", "Refused", "Done", "Failed"
+
+
+def outcome(root: Path, ran: list[str]) -> str:
+    """Return in a word what came of a run.
+
+    Args:
+        ran: the stages that the run brought up to date.
+    """
+    if not ran:
+        return NOTHING
+    if REGISTER not in ran:
+        return DONE
+    decision = read_registration(root / layout.REGISTRATION)["decision"]
+    return DONE if decision is None else CHAMPION if decision["promote"] else REFUSED
+
+
+def outcome_of(promoted: bool, refused: bool) -> str:
+    """Return in a word what came of a promotion."""
+    return CHAMPION if promoted else REFUSED if refused else NOTHING
+
+
+@contextmanager
+def reported(root: Path, file: Path | None) -> Iterator[list[str]]:
+    """Write a JSON file about the run in the block, however it ends; the block fills in the stages that ran.
+
+    Args:
+        file: the file; None: none is written.
+    """
+    started, ran = time.time(), list[str]()
+    report: dict[str, Any] = {"project": root.name, "started": started, "stages": ran}
+    try:
+        yield ran
+        report |= {"outcome": outcome(root, ran), "error": None}
+    except BaseException as error:
+        status = getattr(error, "exit_code", None)  # of a stage's fault, whose traceback has been printed
+        report |= {"outcome": FAILED, "error": f"exit status {status}" if status is not None else first_line(error)}
+        raise
+    finally:
+        if file is not None:
+            report |= {"seconds": round(time.time() - started, 3), "failed": _failures(root, started)}
+            report |= _registered(root)
+            write_atomically(file, json.dumps(report, indent=1))
+
+
+def _registered(root: Path) -> dict[str, Any]:
+    path = root / layout.REGISTRATION
+    if not path.exists():
+        return {"model": None, "version": None, "champion": None, "reasons": []}
+    registered = read_registration(path)
+    reasons = registered["decision"]["reasons"] if registered["decision"] else []
+    return {
+        "model": registered["model"],
+        "version": registered["version"],
+        "champion": registered["champion"],
+        "reasons": reasons,
+    }
+
+
+def _failures(root: Path, since: float) -> dict[str, str]:
+    notes = (root / STATE / "failed").glob("*.json")
+    return {path.stem: json.loads(path.read_text())["error"] for path in sorted(notes) if path.stat().st_mtime >= since}
+
+
+def publish_report(root: Path) -> None:
+    """Write `outputs/report.html` where there are results, and log it in the version's run where it is registered."""
+    results, registration = root / layout.TEST, root / layout.REGISTRATION
+    if not results.exists():
+        return
+    from tasks.report import write_report
+
+    report = write_report(root, root / layout.REPORT)
+    if not registration.exists() or registration_lost(root):
+        return
+    from registry.logging import log_file
+    from registry.store import connect
+    from registry.versions import find_version
+
+    registered = read_registration(registration)
+    store = connect(project_root=root)
+    version = find_version(store, registered["model"], registered["version"])
+    if version.run_id:
+        log_file(store, version.run_id, report)
+
+
+def keep_traceback(error: BaseException) -> None:
+    """Attach the traceback as a note to an error that bad input did not cause: notes survive between processes."""
+    if not isinstance(error, MergeflowError):
+        error.add_note("".join(traceback.format_exception(error)))
+
+
+def own_traceback(error: BaseException) -> str | None:
+    """Return what `keep_traceback` attached to an error; None if it did not come through it."""
+    notes: list[str] = getattr(error, "__notes__", [])
+    return notes[-1] if notes else None

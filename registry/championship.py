@@ -10,6 +10,7 @@ A writer that does not know yet that it has lost its lock may write an event of 
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any, Generic, TypeVar
 
 EVENT = "mergeflow.event."
 LAST = "mergeflow.last"
@@ -60,20 +61,23 @@ class Event:
         return json.dumps(asdict(self), sort_keys=True)
 
 
+Versions = TypeVar("Versions", bound=Collection[str])
+
+
 @dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Generic[Versions]):
     """What the registry says of one model at one moment.
 
     Args:
         aliases: alias to version number.
-        versions: the version numbers that exist.
+        versions: the numbers of the versions that exist, or a mapping of them.
         events: number to event, committed or not.
         last: number of the last event known to be committed; 0: none yet.
         losers: names of the tags of further events, of writers that had lost their lock.
     """
 
     aliases: Mapping[str, str]
-    versions: Collection[str]
+    versions: Versions
     events: Mapping[int, Event] = field(default_factory=dict)
     last: int = 0
     losers: tuple[str, ...] = ()
@@ -96,26 +100,26 @@ class State:
     outside: bool = False
 
 
-def read_snapshot(aliases: Mapping[str, str], versions: Collection[str], tags: Mapping[str, str]) -> Snapshot:
+def read_snapshot(aliases: Mapping[str, str], versions: Versions, tags: Mapping[str, str]) -> Snapshot[Versions]:
     """Return what a registered model's aliases, versions and tags say.
 
     Of several events of one number that one counts which the last tag names, or which has moved the alias.
 
     Args:
         aliases: alias to version number.
-        versions: the version numbers that exist.
+        versions: the numbers of the versions that exist, or a mapping of them.
         tags: of the model.
     """
     last = tags.get(LAST, "0")
-    found = [json.loads(text) for key, text in tags.items() if key.startswith(EVENT)]
-    events = [Event(**{**one, "line": tuple(one["line"])}) for one in found]
+    entries = [json.loads(text) for key, text in tags.items() if key.startswith(EVENT)]
+    events = [Event(**{**one, "line": tuple(one["line"])}) for one in entries]
     events.sort(key=lambda one: (one.sequence, one.last == last, one.version == aliases.get("champion")))
     counting = {one.sequence: one for one in events}
     losers = tuple(one.key for one in events if one is not counting[one.sequence])
     return Snapshot(aliases, versions, counting, int(last.partition("-")[0]), losers)
 
 
-def resolve(snapshot: Snapshot) -> State:
+def resolve(snapshot: Snapshot[Any]) -> State:
     """Return the state that counts, whatever was interrupted or done by hand.
 
     1. The alias is where the last event put it: that is the state.
@@ -148,7 +152,6 @@ def withdrawn(events: Mapping[int, Event], version: str) -> bool:
 
     Args:
         events: the committed ones, by number.
-        version: number of the version.
     """
     answer = False
     for number in sorted(events):
@@ -160,7 +163,7 @@ def withdrawn(events: Mapping[int, Event], version: str) -> bool:
     return answer
 
 
-def _line(past: tuple[str, ...], champion: str | None, snapshot: Snapshot) -> tuple[str, ...]:
+def _line(past: tuple[str, ...], champion: str | None, snapshot: Snapshot[Any]) -> tuple[str, ...]:
     """Return the past without versions that no longer exist, so that each step back is to another version."""
     line: list[str] = []
     for one in past:

@@ -1,4 +1,4 @@
-"""The files of a registered version, fetched and compared with what was registered; nothing among them is executed."""
+"""The files of a registered version, evidence among them, compared with what was registered; none is executed."""
 
 import json
 from collections.abc import Iterator
@@ -6,16 +6,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
+from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import matches, open_checkpoint
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.errors import MergeflowError
+from registry.gates import Evidence
 from registry.logging import FINGERPRINT
-from registry.quiet import mlflow
-from registry.store import Store
+from registry.store import Store, mlflow
 from tasks.project.recorded import digest
 
 DIGESTS = "mergeflow.files"
@@ -33,7 +36,6 @@ def fetched(store: Store, source: str, part: str, folder: Path | None = None) ->
     """Give one part of a version's files; what lies on this machine is not copied unless `folder` asks for it.
 
     Args:
-        store: the open registry.
         source: the version's place.
         part: MODEL or EVIDENCE.
         folder: where to put it; None: it is gone after the block.
@@ -58,9 +60,7 @@ def check_part(version: ModelVersion, part: str, folder: Path) -> None:
     """Compare one part of a version's files with what was registered: by its digest, or by the weights' fingerprint.
 
     Args:
-        version: MLflow's version.
         part: MODEL or EVIDENCE.
-        folder: where the part's files are.
 
     Raises:
         MergeflowError: the files are others; the message names the version.
@@ -102,3 +102,55 @@ def reading(version: ModelVersion) -> Iterator[None]:
             f"the files of version {version.version} of '{version.name}' cannot be read at {version.source}: {error}. "
             "Restore them; or register the model again with `mergeflow run`, which makes a version of its own."
         ) from error
+
+
+_SCORES = "scores.safetensors"
+_ANSWERS = "correct.safetensors"  # of former days: 1 where the model was right
+
+
+def write_evidence(folder: Path, evidence: Evidence) -> None:
+    """Write what is known of a model on validation into the folder that becomes a version's `evidence/`."""
+    folder.mkdir()
+    document = {
+        "accuracy": dict(evidence.accuracy),
+        "expert_accuracy": dict(evidence.expert_accuracy),
+        "digests": dict(evidence.digests),
+        "reproducible": evidence.reproducible,
+    }
+    if evidence.criteria:
+        document["criteria"] = [vars(one) for one in evidence.criteria]
+    (folder / "evidence.json").write_text(json.dumps(document, indent=2, sort_keys=True))
+    save_file(
+        {task: np.asarray(scores, dtype=np.float32) for task, scores in evidence.scores.items()}, folder / _SCORES
+    )
+
+
+def read_evidence(store: Store, version: ModelVersion) -> Evidence:
+    """Return the evidence kept with a version; it is also the proof that the version's files are there.
+
+    Raises:
+        MergeflowError: the version was not registered by mergeflow, or its files are gone or damaged.
+    """
+    try:
+        with fetched(store, str(version.source), EVIDENCE) as folder:
+            check_part(version, EVIDENCE, folder)
+            return load_evidence(folder)
+    except MergeflowError:
+        raise
+    except UNREADABLE as error:
+        raise MergeflowError(
+            f"version {version.version} of '{version.name}' has no readable evidence at {version.source}: only "
+            "versions that mergeflow registered, with their files in place, can be champion. Restore the files; or "
+            "register the model again with `mergeflow run`, which makes a version of its own."
+        ) from error
+
+
+def load_evidence(folder: Path) -> Evidence:
+    """Return the evidence in a folder; what fails raises one of `UNREADABLE`."""
+    document = json.loads((folder / "evidence.json").read_text())
+    scores_file = next((folder / name for name in (_SCORES, _ANSWERS) if (folder / name).exists()), folder / _SCORES)
+    scores = {task: found.astype(np.float32) for task, found in load_file(scores_file).items()}
+    criteria = [Criterion(**one) for one in document.pop("criteria", ())]
+    for task, found in document.pop("forgotten", {}).items():  # of former days: the accuracy alone
+        criteria.append(Criterion(task, False, "accuracy", found["accuracy"], found["at_most"]))
+    return Evidence(scores=scores, criteria=criteria, **document)

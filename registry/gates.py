@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mergeflow.analysis.provable.criteria import Criterion
-from mergeflow.gate_settings import GateSettings
+from tasks.project.sections import GateSettings
 
 _COUNTS_AT_ONCE = 1 << 20  # of int64: 8 MiB, where every example has a score of its own
 
@@ -79,9 +79,7 @@ def decide(
     purpose) it is judged on the shared ones, where it must lose no more than the tolerance on average and on each.
 
     Args:
-        candidate: evidence of the model that would be promoted.
         champion: evidence of the present champion; None when there is none.
-        settings: the gates' figures.
         withdrawn: a rollback has taken this very version out of service.
         removed_tasks: tasks the candidate lacks on purpose (unmerge).
         unreadable: why nothing is known of the present champion, in words; then only a person can replace it.
@@ -102,7 +100,10 @@ def decide(
     gates = [_complete("candidate", candidate)]
     gates.append(_reproducible(candidate, settings))
     gates.append(Gate("in service", not withdrawn, _withdrawn_text(withdrawn)))
-    gates += [Gate("kept" if one.kept else "forgotten", one.holds, one.reason) for one in candidate.criteria]
+    gates += [
+        Gate("kept" if criterion.kept else "forgotten", criterion.holds, criterion.reason)
+        for criterion in candidate.criteria
+    ]
     if not gates[0].passed:
         return Decision(False, tuple(gates), numbers)
     numbers["normalised"] = _mean_normalised(candidate, sorted(candidate.accuracy))
@@ -110,8 +111,8 @@ def decide(
         gates.append(Gate("champion", False, unreadable))
     elif champion is None:
         gates.append(Gate("champion", True, "there is no champion yet: the first complete model becomes it"))
-    elif not (known := _complete("champion", champion)).passed:
-        gates.append(known)
+    elif not (whole := _complete("champion", champion)).passed:
+        gates.append(whole)
     else:
         gates += _against(candidate, champion, settings, set(removed_tasks), numbers)
     return Decision(all(gate.passed for gate in gates), tuple(gates), numbers)
@@ -123,28 +124,28 @@ def comparable(candidate: Evidence, champion: Evidence) -> bool:
 
 
 def _complete(who: str, evidence: Evidence) -> Gate:
-    own, experts = evidence.accuracy, evidence.expert_accuracy
+    accuracy, experts = evidence.accuracy, evidence.expert_accuracy
     wrong = [
         task
-        for task in {**own, **experts}
-        if not (-1.0 <= own.get(task, math.nan) <= 1.0 and 0.0 < experts.get(task, math.nan) <= 1.0)
+        for task in {**accuracy, **experts}
+        if not (-1.0 <= accuracy.get(task, math.nan) <= 1.0 and 0.0 < experts.get(task, math.nan) <= 1.0)
     ]
     if not evidence.accuracy:
         return Gate("metrics", False, f"the {who} has no validation accuracy at all")
     if wrong:
-        told = "; ".join(
-            f"'{task}' ({own.get(task, 'missing')}, its expert's {experts.get(task, 'missing')})" for task in wrong
+        listed = "; ".join(
+            f"'{task}' ({accuracy.get(task, 'missing')}, its expert's {experts.get(task, 'missing')})" for task in wrong
         )
         asked = "at most 1 is expected, and of an expert more than 0"
-        return Gate("metrics", False, f"the {who}'s validation figures are missing or out of range ({asked}): {told}")
+        return Gate("metrics", False, f"the {who}'s validation figures are missing or out of range ({asked}): {listed}")
     return Gate("metrics", True, f"the {who} has every validation figure of {len(evidence.accuracy)} tasks")
 
 
 def _reproducible(candidate: Evidence, settings: GateSettings) -> Gate:
-    found = {True: "gave the same bytes", False: "gave other bytes", None: "was not tried"}[candidate.reproducible]
+    outcome = {True: "gave the same bytes", False: "gave other bytes", None: "was not tried"}[candidate.reproducible]
     passed = candidate.reproducible is True or not settings.require_reproducible
     asked = "" if settings.require_reproducible else " (not asked for)"
-    return Gate("reproducible", passed, f"replaying the recipe {found}{asked}")
+    return Gate("reproducible", passed, f"replaying the recipe {outcome}{asked}")
 
 
 def _withdrawn_text(withdrawn: bool) -> str:
@@ -175,13 +176,13 @@ def _against(
 
 
 def _gain_gate(gain: float, settings: GateSettings, same: bool) -> Gate:
-    found = f"mean normalised validation accuracy changes by {100 * gain:+.2f} points"
+    text = f"mean normalised validation accuracy changes by {100 * gain:+.2f} points"
     if same:
         passed = gain > 0.0 and gain >= settings.margin
         needed = f"at least {100 * settings.margin:.2f}" if settings.margin else "more than 0"
-        return Gate("margin", passed, f"{found}, needed: a gain of {needed}")
+        return Gate("margin", passed, f"{text}, needed: a gain of {needed}")
     passed = gain >= -settings.tolerance
-    return Gate("margin", passed, f"{found} on the shared tasks, allowed: a loss of {100 * settings.tolerance:.2f}")
+    return Gate("margin", passed, f"{text} on the shared tasks, allowed: a loss of {100 * settings.tolerance:.2f}")
 
 
 def _interval_gate(
@@ -224,11 +225,11 @@ def _tolerance_gate(
     limit = f"{100 * settings.tolerance:.2f} points"
     if not worse:
         return Gate("tolerance", True, f"no task is more than {limit} worse than the champion's")
-    found = "; ".join(
+    listed = "; ".join(
         f"{task}: {100 * candidate.accuracy[task]:.2f} % against {100 * champion.accuracy[task]:.2f} %"
         for task in worse
     )
-    return Gate("tolerance", False, f"{found}, more than {limit} worse")
+    return Gate("tolerance", False, f"{listed}, more than {limit} worse")
 
 
 def _mean_normalised(evidence: Evidence, tasks: list[str], experts: Mapping[str, float] | None = None) -> float:
@@ -252,7 +253,6 @@ def paired_interval(
         candidate: task to scores [n_t] in [0, 1].
         champion: the same for the champion, the same examples in the same order.
         expert_accuracy: e_t, in (0, 1].
-        settings: level, number of resamples and seed.
 
     Returns:
         Lower and upper end, fractions.

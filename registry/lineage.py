@@ -7,15 +7,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mlflow.entities import Run
+from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.errors import MergeflowError
-from registry.lookup import find_version
-from registry.provenance import examples_of, read_documents
-from registry.quiet import mlflow
-from registry.store import Store
-from registry.versions import CHAMPION
+from registry.provenance import examples_of
+from registry.store import Store, mlflow
+from registry.versions import CHAMPION, chosen_version, describe, read_documents
 
 
 @dataclass(frozen=True)
@@ -29,11 +28,6 @@ class Node:
 def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]:
     """Return a version's ancestors as a tree of JSON values.
 
-    Args:
-        store: the open registry.
-        name: of the registered model.
-        which: its number or an alias.
-
     Returns:
         `model`, `version`, `aliases`, `fingerprint`, `created`; `kind` (pipeline, unmerge, unlearn or add-task) and
         `parent`; `recipe`; `base`; `experts`, each with task, run, regime, seed, settings, fingerprint, DVC hash,
@@ -44,18 +38,19 @@ def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, A
     Raises:
         MergeflowError: no such model, version or alias.
     """
-    found = find_version(store, name, which)
+    version, aliases = chosen_version(store, name, which)
+    described = describe(version, aliases)
     missing: list[str] = []
-    recipe, origin = _documents(store, name, found.version, missing)
-    known = {**origin.get("experts", {}), **origin.get("unlearned", {})}
-    experts = [_expert(store, task, one, missing) for task, one in sorted(known.items())]
-    run = _find_run(store, found.run_id, missing)
+    recipe, origin = _documents(store, version, missing)
+    ancestors = {**origin.get("experts", {}), **origin.get("unlearned", {})}
+    experts = [_expert(store, task, facts, missing) for task, facts in sorted(ancestors.items())]
+    run = _find_run(store, described.run_id, missing)
     return {
         "model": name,
-        "version": found.version,
-        "aliases": list(found.aliases),
-        "fingerprint": found.fingerprint,
-        "created": found.created,
+        "version": described.version,
+        "aliases": list(described.aliases),
+        "fingerprint": described.fingerprint,
+        "created": described.created,
         "kind": origin.get("kind"),
         "parent": origin.get("parent"),
         "recipe": recipe or None,
@@ -65,7 +60,7 @@ def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, A
         "git_commit": origin.get("git_commit"),
         "accepted": origin.get("accepted", []),
         "environment": origin.get("environment"),
-        "requirements": _requirements(store, name, found.version, missing),
+        "requirements": _requirements(store, str(version.source), missing),
         "missing": missing,
     }
 
@@ -141,16 +136,15 @@ def _expert(store: Store, task: str, known: dict[str, Any], missing: list[str]) 
     return {"task": task, "regime": known["settings"]["regime"], **rest, "data": data}
 
 
-def _documents(store: Store, name: str, version: str, missing: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _documents(store: Store, version: ModelVersion, missing: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        return read_documents(store, name, version)
+        return read_documents(store, version)
     except MergeflowError as error:
         missing.append(str(error))
         return {}, {}
 
 
-def _requirements(store: Store, name: str, version: str, missing: list[str]) -> list[str]:
-    source = store.client.get_model_version(name, version).source
+def _requirements(store: Store, source: str, missing: list[str]) -> list[str]:
     with TemporaryDirectory(prefix="mergeflow-lineage-") as scratch, store.active():
         try:
             got = mlflow.artifacts.download_artifacts(f"{source}/requirements.txt", dst_path=scratch)
@@ -179,14 +173,14 @@ def _exists(store: Store, run_id: str) -> bool:
 
 
 def _describe_run(run: Run) -> dict[str, Any]:
-    own = {key: value for key, value in run.data.params.items() if not key.startswith("dvc/")}
-    return {"id": run.info.run_id, "params": own}
+    params = {key: value for key, value in run.data.params.items() if not key.startswith("dvc/")}
+    return {"id": run.info.run_id, "params": params}
 
 
-def _environment_text(found: dict[str, Any]) -> str:
-    packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
-    machine = found["accelerator"] or found["processor"]
-    return f"code {found['code']}, Python {found['python']}, {found['system']}, {machine}, {packages}"
+def _environment_text(environment: dict[str, Any]) -> str:
+    packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
+    machine = environment["accelerator"] or environment["processor"]
+    return f"code {environment['code']}, Python {environment['python']}, {environment['system']}, {machine}, {packages}"
 
 
 def _tracked(text: str, known: dict[str, Any]) -> str:

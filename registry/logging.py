@@ -1,20 +1,115 @@
-"""Logs a pipeline's run and its children in MLflow, completely and once."""
+"""Log pipelines, sweeps and studies as runs of MLflow, completely and once."""
 
+import hashlib
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT, MLFLOW_PARENT_RUN_ID, MLFLOW_SOURCE_NAME
+from pydantic import BeforeValidator, Field
 
 from mergeflow.errors import MergeflowError
-from registry.records import ChildRecord, DatasetRecord, PipelineRecord, Point, Scalar
+from mergeflow.schema import Frozen
 from registry.store import Store
+
+Scalar = str | int | float | bool | None
+Point = tuple[str, int, float]  # of a curve: metric, step, value
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return the values with dotted keys for what is nested, and lists as text.
+
+    Example:
+        >>> flat({"steps": 5, "lora": {"rank": 8, "targets": ["out_proj", "c_fc"]}})
+        {'steps': 5, 'lora.rank': 8, 'lora.targets': 'out_proj, c_fc'}
+    """
+    flattened: dict[str, Scalar] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flattened |= {f"{key}.{below}": leaf for below, leaf in flat(value).items()}
+        else:
+            flattened[key] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    return flattened
+
+
+Params = Annotated[dict[str, Scalar], BeforeValidator(flat)]
+
+
+class _Record(Frozen, allow_inf_nan=True):
+    """A record of what was measured: half an interval of one repetition is infinite."""
+
+
+class DatasetRecord(_Record):
+    """One split of one task.
+
+    Args:
+        task: its name.
+        split: "train", "validation" or "test".
+        digest: SHA-256 of the split's file, hexadecimal.
+        path: where it is, relative to the project folder or a URI.
+        counts: examples in the split, by class or as {"examples": n}.
+    """
+
+    task: str
+    split: str
+    digest: str
+    path: str
+    counts: dict[str, int] = Field(default={})
+
+
+class ChildRecord(_Record):
+    """One expert or merge method of the pipeline, or one trial of a sweep, logged as a run below the pipeline's.
+
+    Args:
+        kind: "expert", "method" or "trial".
+        name: the task of the expert, or the method.
+        params: what was chosen, flat.
+        metrics: final figures by name.
+        steps: curves, as (metric, step, value).
+        tags: further text by name.
+        artifacts: folder inside the run ("" for its top) to the local files that go there.
+    """
+
+    kind: Literal["expert", "method", "trial"]
+    name: str
+    params: Params = Field(default={})
+    metrics: dict[str, float] = Field(default={})
+    steps: tuple[Point, ...] = ()
+    tags: dict[str, str] = Field(default={})
+    artifacts: dict[str, tuple[str, ...]] = Field(default={})
+
+
+class PipelineRecord(_Record):
+    """One run of the pipeline.
+
+    Args:
+        fingerprint: digest of all that decides the results; the same one is logged once.
+        params: what was chosen, flat ("train.steps": 500).
+        metrics: final figures by name.
+        steps: curves, as (metric, step, value).
+        tags: further text by name.
+        dvc: tracked path to DVC's hash of it.
+        datasets: the splits that were read.
+        artifacts: folder inside the run ("" for its top) to the local files that go there: plots, the report.
+    """
+
+    name: str
+    fingerprint: str
+    params: Params = Field(default={})
+    metrics: dict[str, float] = Field(default={})
+    steps: tuple[Point, ...] = ()
+    tags: dict[str, str] = Field(default={})
+    dvc: dict[str, str] = Field(default={})
+    datasets: tuple[DatasetRecord, ...] = ()
+    artifacts: dict[str, tuple[str, ...]] = Field(default={})
+
 
 FINGERPRINT = "mergeflow.fingerprint"
 KIND = "mergeflow.kind"
@@ -48,7 +143,6 @@ def log_pipeline(store: Store, record: PipelineRecord, children: Sequence[ChildR
     and is marked FAILED and deleted with its children before it is logged anew.
 
     Args:
-        store: the open registry.
         record: the pipeline's run; `record.fingerprint` decides whether it is known.
         children: experts and methods, their (kind, name) unique.
 
@@ -140,9 +234,7 @@ def log_file(store: Store, run_id: str, path: Path, folder: str | None = None) -
     """Put a file among a run's files; it replaces one of the same name.
 
     Args:
-        store: the registry.
         run_id: MLflow's; a run that is gone takes nothing.
-        path: the file.
         folder: among the run's files; None: at their top.
 
     Raises:
@@ -166,20 +258,18 @@ def search_runs(store: Store, tag: str, value: str) -> list[Run]:
     """Return the experiment's living runs that carry the tag with this value.
 
     Args:
-        store: the registry, whose experiment is searched.
-        tag: the tag's name.
         value: its value, without a quotation mark.
     """
-    found: list[Run] = []
+    runs: list[Run] = []
     token: str | None = None
     while True:
         page = store.client.search_runs(
             [store.experiment_id], f"tags.`{tag}` = '{value}'", max_results=1000, page_token=token
         )
-        found += page
+        runs += page
         token = page.token
         if not token:
-            return found
+            return runs
 
 
 def _discard(store: Store, run_id: str) -> None:
@@ -197,3 +287,98 @@ def _key(name: str) -> str:
 def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+class Finding(Protocol):
+    """What a study found about one system of a paper."""
+
+    @property
+    def system(self) -> str: ...
+    @property
+    def claim(self) -> str: ...
+    @property
+    def verdict(self) -> str: ...
+
+
+class Result(Protocol):
+    """What a study leaves."""
+
+    @property
+    def findings(self) -> Sequence[Finding]: ...
+    @property
+    def rows(self) -> Sequence[Mapping[str, Any]]: ...
+
+
+def log_study(store: Store, name: str, result: Result, folder: Path, locked: Mapping[str, Any]) -> str:
+    """Log a study's result, once: the same files from the same inputs again give the same run.
+
+    A column `c` of numbers becomes the metric `rows/c`, whose step is the number of the row, counted from 0: all values
+    of a row have one step, and the file rows.parquet, which is among the run's files, says what the row is of.
+
+    Args:
+        locked: the study's entry in DVC's lock file, empty where DVC has recorded none. Its parameters (seeds, choices,
+            the digest of the code) become the run's, and so do the hashes of its inputs and outputs.
+
+    Returns:
+        The id of the study's run.
+    """
+    params: Params = flat({key: value for file in locked.get("params", {}).values() for key, value in file.items()})
+    for number, finding in enumerate(result.findings, 1):
+        params |= {f"finding {number} {finding.system}": finding.claim, f"verdict {number}": finding.verdict}
+    hashes = {file["path"]: file["md5"] for key in ("deps", "outs") for file in locked.get(key, []) if "md5" in file}
+    verdicts = Counter(finding.verdict for finding in result.findings)
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    measured_from = json.dumps([params, hashes], sort_keys=True, default=str).encode()
+    record = PipelineRecord(
+        name=f"study {name}",
+        fingerprint=hashlib.sha256(measured_from + b"".join(path.read_bytes() for path in files)).hexdigest(),
+        params=params,
+        metrics={f"verdicts/{word}": float(count) for word, count in verdicts.items()},
+        steps=tuple(_points(result.rows)),
+        dvc=hashes,
+        artifacts={"": tuple(str(path) for path in files)},
+    )
+    return log_pipeline(store, record, []).run_id
+
+
+def _points(rows: Sequence[Mapping[str, Any]]) -> Iterator[Point]:
+    for number, row in enumerate(rows):
+        for column, value in row.items():
+            if isinstance(value, int | float):
+                yield f"rows/{column}", number, float(value)
+
+
+_FIGURES = ("objective", "mean", "normalised")
+
+
+def log_sweep(store: Store, name: str, rows: Sequence[Mapping[str, Any]], folder: Path) -> str:
+    """Log the trials of a sweep, once.
+
+    Args:
+        rows: one mapping per trial: `trial` (its number), `method`, `args`, `accuracy` per task and figures by name.
+        folder: where trials.parquet and winner.yaml are; both become artifacts.
+
+    Returns:
+        The id of the sweep's run.
+    """
+    plain = json.dumps(list(rows), sort_keys=True, default=str)
+    best = max(rows, key=lambda row: row["objective"])
+    record = PipelineRecord(
+        name=f"sweep {name}",
+        fingerprint=hashlib.sha256(plain.encode()).hexdigest(),
+        params={"trials": len(rows), "winner": best["method"]},
+        metrics={f"validation/{key}": float(best[key]) for key in _FIGURES if best.get(key) is not None},
+        artifacts={"": tuple(str(folder / file) for file in ("trials.parquet", "winner.yaml"))},
+    )
+    return log_pipeline(store, record, [_trial(row) for row in rows]).run_id
+
+
+def _trial(row: Mapping[str, Any]) -> ChildRecord:
+    figures = {key: float(row[key]) for key in _FIGURES if row.get(key) is not None}
+    figures |= {f"accuracy/{task}": float(value) for task, value in row["accuracy"].items()}
+    return ChildRecord(
+        kind="trial",
+        name=f"{row['trial']:04d}",
+        params={"method": row["method"], "args": json.dumps(row["args"], sort_keys=True, default=str)},
+        metrics={f"validation/{key}": value for key, value in figures.items()},
+    )

@@ -3,10 +3,11 @@
 import getpass
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 from uuid import uuid4
 
@@ -15,12 +16,10 @@ from mlflow.exceptions import MlflowException
 
 from mergeflow.errors import MergeflowError, check_model_name, unknown_name
 from registry.championship import LAST, Event, Snapshot, State, resolve, withdrawn
-from registry.evidence import read_evidence
-from registry.files import check_model
+from registry.files import check_model, read_evidence
 from registry.gates import Decision, Evidence, GateSettings, comparable, decide
-from registry.locks import Check, LockLost
 from registry.logging import FINGERPRINT, log_file
-from registry.store import Store
+from registry.store import Check, LockLost, Store
 from registry.versions import (
     CANDIDATE,
     CHAMPION,
@@ -30,12 +29,11 @@ from registry.versions import (
     REMOVED,
     TASKS,
     Candidate,
+    ModelSnapshot,
     RegisteredVersion,
-    all_versions,
     describe,
     ensure_version,
     find_model,
-    require_model,
     scratch_folder,
     snapshot,
 )
@@ -83,11 +81,6 @@ class Promotion:
 def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion:
     """Register the model once per fingerprint and point `candidate` at it, unless it is champion.
 
-    Args:
-        store: the open registry.
-        name: of the registered model.
-        candidate: files, evidence, fingerprint.
-
     Returns:
         The version; `new` says whether this call made it.
 
@@ -96,11 +89,13 @@ def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion
     """
     check_model_name(name)
     with store.lock(f"model {name}"):
-        state = _repair(store, name)
-        number, new = ensure_version(store, name, candidate)
+        is_new = find_model(store, name) is None
+        found, state = (Snapshot({}, {}), State(None, (), 0)) if is_new else _repaired(store, name)
+        number, new = ensure_version(store, name, candidate, found.versions)
         if number != state.champion:
             store.client.set_registered_model_alias(name, CANDIDATE, number)
-        return describe(all_versions(store, name)[number], require_model(store, name).aliases, new=new)
+        found = snapshot(store, name)
+        return describe(found.versions[number], found.aliases, new=new)
 
 
 def promote(
@@ -119,10 +114,6 @@ def promote(
     """Make the version champion if the gates let it.
 
     Args:
-        store: the open registry.
-        name: of the registered model.
-        version: its number.
-        settings: the gates' figures.
         evidence: what is known of the version now; None: what was kept with it. Weights that a run finds again are the
             version that was registered first, which may have been evaluated on other examples. The bounds of a version
             made to forget a task stay those it was registered with.
@@ -142,31 +133,32 @@ def promote(
     number = str(version)
 
     def attempt(check: Check) -> Promotion:
-        state = _repair(store, name)
-        events = snapshot(store, name).events
-        versions = all_versions(store, name)
+        found, state = _repaired(store, name)
+        versions = found.versions
         if number not in versions:
             raise unknown_name(f"version of '{name}'", number, versions)
         if state.champion == number:
             return Promotion(number, number, None, changed=False)
-        kept = read_evidence(store, versions[number])  # its files must be there, and be those that were registered
+        registered = read_evidence(
+            store, versions[number]
+        )  # its files must be there, and be those that were registered
         check_model(store, versions[number])
-        judged = kept if evidence is None else _bounded(evidence, kept)
+        judged = registered if evidence is None else _bounded(evidence, registered)
         champion, unreadable = None, ""
         if state.champion is not None:
             try:
                 champion = _champion_evidence(store, versions[state.champion], judged, reevaluate)
             except MergeflowError as error:
                 unreadable = _unreadable(name, number, state.champion, error)
-        out = any(withdrawn(events, twin) for twin in _twins(versions, number))
+        out = any(withdrawn(found.events, twin) for twin in _twins(versions, number))
         removed = json.loads(versions[number].tags.get(REMOVED, "[]"))
         decision = decide(judged, champion, settings, withdrawn=out, removed_tasks=removed, unreadable=unreadable)
-        _log_decision(store, name, number, state, decision, force, judged)
+        _log_decision(store, versions[number], state, decision, force, judged)
         if only_ask or (not decision.promote and force is None):
             return Promotion(number, state.champion, decision, changed=False)
         past = (*state.line, state.champion) if state.champion is not None else ()
-        told = ("promote", who or _me(), "; ".join(filter(None, [why, *decision.reasons])))
-        action, by, reason = told if force is None else ("force", force.who, force.why)
+        by_the_gates = ("promote", who or _me(), "; ".join(filter(None, [why, *decision.reasons])))
+        action, by, reason = by_the_gates if force is None else ("force", force.who, force.why)
         _commit(store, name, state, _event(state, action, number, past, by, reason), check)
         return Promotion(number, number, decision, changed=True)
 
@@ -180,10 +172,7 @@ def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") 
     the champion was deleted, or its alias, the last champion that exists is restored, and that is all.
 
     Args:
-        store: the registry.
-        name: the registered model.
         who: who decided; the machine's user by default.
-        why: the reason, kept with the event.
 
     Returns:
         The version that is champion now.
@@ -199,16 +188,15 @@ def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") 
             target, line = state.champion, state.line
             before: str | None = found.events[found.last].version
         else:
-            state = _repair(store, name)
+            found, state = _repaired(store, name)
             (target, line), before = _step_back(name, state), state.champion
-        versions = all_versions(store, name)
-        read_evidence(store, versions[target])  # its files must be there, and be those that were registered
-        check_model(store, versions[target])
+        read_evidence(store, found.versions[target])  # its files must be there, and be those that were registered
+        check_model(store, found.versions[target])
         if target != before:
             event = _event(state, "rollback", target, line, who or _me(), why)
             _commit(store, name, state, replace(event, before=before), check)
-        _repair(store, name)
-        return describe(all_versions(store, name)[target], require_model(store, name).aliases)
+        found, _ = _repaired(store, name)
+        return describe(found.versions[target], found.aliases)
 
     return _locked(store, name, attempt)
 
@@ -226,7 +214,7 @@ def _step_back(name: str, state: State) -> tuple[str, tuple[str, ...]]:
 def repair(store: Store, name: str) -> State:
     """Finish or clear away what an interrupted change left, write down changes made by hand, return who is champion."""
     with store.lock(f"model {name}"):
-        return _repair(store, name)
+        return State(None, (), 0) if find_model(store, name) is None else _repaired(store, name)[1]
 
 
 def _bounded(evidence: Evidence, kept: Evidence) -> Evidence:
@@ -241,9 +229,9 @@ def _bounded(evidence: Evidence, kept: Evidence) -> Evidence:
 def _champion_evidence(
     store: Store, champion: ModelVersion, candidate: Evidence, reevaluate: Callable[[str], Evidence] | None
 ) -> Evidence:
-    kept = read_evidence(store, champion)
-    if reevaluate is None or comparable(candidate, kept):
-        return kept
+    registered = read_evidence(store, champion)
+    if reevaluate is None or comparable(candidate, registered):
+        return registered
     return reevaluate(str(champion.version))
 
 
@@ -256,11 +244,11 @@ def _unreadable(name: str, number: str, champion: str, error: MergeflowError) ->
 
 def _twins(versions: Mapping[str, ModelVersion], number: str) -> list[str]:
     """Return the version and those of the same weights and tasks, of which it takes the place where files were lost."""
-    own = versions[number].tags
+    tags = versions[number].tags
     same = [
         other
         for other, version in versions.items()
-        if all(version.tags.get(key) == own.get(key) is not None for key in (FINGERPRINT, TASKS))
+        if all(version.tags.get(key) == tags.get(key) is not None for key in (FINGERPRINT, TASKS))
     ]
     return same or [number]
 
@@ -292,7 +280,7 @@ def _commit(store: Store, name: str, state: State, event: Event, check: Check) -
         raise
     store.client.set_registered_model_alias(name, CHAMPION, event.version)  # the commit
     with suppress(MlflowException):  # a server that went away now: whoever changes something next derives the rest
-        _repair(store, name)
+        _mend(store, name, snapshot(store, name))
 
 
 def _check_unchanged(store: Store, name: str, state: State, check: Check) -> None:
@@ -306,63 +294,62 @@ def _event(state: State, action: str, version: str, line: tuple[str, ...], who: 
     return Event(state.sequence + 1, action, version, state.champion, short, who, why, _now(), own)
 
 
-def _repair(store: Store, name: str) -> State:
-    model = find_model(store, name)
-    if model is None:
-        return State(None, (), 0)
-    found = snapshot(store, name, model)
-    state = resolve(found)
-    _drop_uncommitted(store, name, found, state)
-    if state.outside and state.champion is not None:
-        before = found.events[found.last].version if found.last in found.events else None
-        why = "the alias was moved outside mergeflow"
-        event = replace(_event(state, "outside", state.champion, state.line, _me(), why), before=before)
-        store.client.set_registered_model_tag(name, event.key, event.to_json())
-        found = replace(found, events={**found.events, event.sequence: event})
-        state = State(state.champion, state.line, event.sequence)
-    _derive(store, name, found, state)
-    return state
+def _repaired(store: Store, name: str) -> tuple[ModelSnapshot, State]:
+    """Mend what an interrupted change left; return what then holds.
+
+    Raises:
+        MergeflowError: no such model.
+    """
+    found = snapshot(store, name)
+    if _mend(store, name, found):
+        found = snapshot(store, name)
+    return found, resolve(found)
 
 
-def _drop_uncommitted(store: Store, name: str, found: Snapshot, state: State) -> None:
+def _mend(store: Store, name: str, found: ModelSnapshot) -> bool:
+    """Bring the registry in line with the state that counts; return whether anything was written."""
+    writes = list(_mending(store, name, found, resolve(found)))
+    for write in writes:
+        write()
+    return bool(writes)
+
+
+def _mending(store: Store, name: str, found: ModelSnapshot, state: State) -> Iterator[Callable[[], object]]:
+    """Yield the writes that bring events, aliases and the `last` tag in line with the state."""
+    client, aliases = store.client, found.aliases
     uncommitted = [event.key for number, event in found.events.items() if number > state.sequence]
     for key in (*uncommitted, *found.losers):
-        store.client.delete_registered_model_tag(name, key)
-
-
-def _derive(store: Store, name: str, found: Snapshot, state: State) -> None:
-    """Bring aliases and the `last` tag in line with the state; what is right already is not written."""
-    client, aliases = store.client, found.aliases
+        yield partial(client.delete_registered_model_tag, name, key)
     if state.champion is None:
         return
+    last = found.events.get(state.sequence)
+    if state.outside:
+        before = found.events[found.last].version if found.last in found.events else None
+        why = "the alias was moved outside mergeflow"
+        last = replace(_event(state, "outside", state.champion, state.line, _me(), why), before=before)
+        yield partial(client.set_registered_model_tag, name, last.key, last.to_json())
     if aliases.get(CHAMPION) != state.champion:
-        client.set_registered_model_alias(name, CHAMPION, state.champion)
-    if found.last != state.sequence:
-        client.set_registered_model_tag(name, LAST, found.events[state.sequence].last)
+        yield partial(client.set_registered_model_alias, name, CHAMPION, state.champion)
+    if last is not None and found.last != last.sequence:
+        yield partial(client.set_registered_model_tag, name, LAST, last.last)
     previous = state.line[-1] if state.line else None
     if previous is None and PREVIOUS in aliases:
-        client.delete_registered_model_alias(name, PREVIOUS)
+        yield partial(client.delete_registered_model_alias, name, PREVIOUS)
     elif previous is not None and aliases.get(PREVIOUS) != previous:
-        client.set_registered_model_alias(name, PREVIOUS, previous)
+        yield partial(client.set_registered_model_alias, name, PREVIOUS, previous)
     if aliases.get(CANDIDATE) == state.champion:
-        client.delete_registered_model_alias(name, CANDIDATE)
+        yield partial(client.delete_registered_model_alias, name, CANDIDATE)
 
 
 def _log_decision(
-    store: Store,
-    name: str,
-    number: str,
-    state: State,
-    decision: Decision,
-    force: Force | None,
-    evidence: Evidence,
+    store: Store, version: ModelVersion, state: State, decision: Decision, force: Force | None, evidence: Evidence
 ) -> None:
     """Record the answer: a JSON file with the run (or the model), and a summary as a tag of the version."""
+    name, number = str(version.name), str(version.version)
     against = state.champion or "none"
     document = {"model": name, "version": number, "against": against, "at": _now(), **asdict(decision)}
     document |= {"reasons": decision.reasons, "force": asdict(force) if force else None}
     document["judged_by"] = {"accuracy": dict(evidence.accuracy), "digests": dict(evidence.digests)}
-    version = store.client.get_model_version(name, number)
     with scratch_folder(store, name) as scratch:
         path = scratch / f"{name}-v{number}-against-v{against}.json"
         path.write_text(json.dumps(document, indent=2, sort_keys=True))

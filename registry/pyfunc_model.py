@@ -16,7 +16,7 @@ import pandas as pd
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.served import SERVED, WEIGHTS_FILES, Kind, Served
-from registry.quiet import mlflow
+from registry.store import mlflow
 
 CODE = Path(__file__).with_name("served_model.py")
 _REQUIRED = ("mergeflow", "mlflow", "torch", "safetensors", "numpy", "pandas")
@@ -99,7 +99,7 @@ class _Answering:
 def _schema(columns: Mapping[str, Kind]) -> Any:
     schema = mlflow.types.schema
     kind = schema.DataType
-    known: dict[Kind, Any] = {
+    types: dict[Kind, Any] = {
         "bytes": kind.binary,
         "text": kind.string,
         "optional text": kind.string,
@@ -108,7 +108,7 @@ def _schema(columns: Mapping[str, Kind]) -> Any:
     }
     optional: Kind = "optional text"
     return schema.Schema(
-        [schema.ColSpec(known[found], name, required=found != optional) for name, found in columns.items()]
+        [schema.ColSpec(types[found], name, required=found != optional) for name, found in columns.items()]
     )
 
 
@@ -117,8 +117,6 @@ def save_pyfunc(folder: Path, files: ModelFiles, metadata: Mapping[str, str] | N
 
     Args:
         folder: made by this call; must not exist.
-        files: weights, heads and documents; they are copied.
-        metadata: text kept in the model's MLmodel file.
     """
     with TemporaryDirectory(dir=folder.parent, prefix=".model-") as scratch:
         inside = Path(scratch) / "model"
@@ -161,11 +159,11 @@ def check_pyfunc(folder: Path, served: Served) -> None:
             "Its weights, heads and `model` section must belong together."
         ) from error
     for name, kind in served.outputs.items():
-        found = [(sum(value.values()) if value else 1.0) if kind == "shares" else value for value in answer[name]]
-        wrong = kind == "shares" and not np.allclose(found, 1.0, atol=1e-6)
-        if wrong or (kind == "number" and not np.all(np.isfinite(found))) or len(found) != len(example):
+        answers = [(sum(value.values()) if value else 1.0) if kind == "shares" else value for value in answer[name]]
+        wrong = kind == "shares" and not np.allclose(answers, 1.0, atol=1e-6)
+        if wrong or (kind == "number" and not np.all(np.isfinite(answers))) or len(answers) != len(example):
             raise MergeflowError(
-                f"the model's answer for {len(example)} rows of its own example has in `{name}` {found}"
+                f"the model's answer for {len(example)} rows of its own example has in `{name}` {answers}"
                 f"{' as sums, expected 1' if kind == 'shares' else ''}, so it is not registered: look for NaN or "
                 "Inf in the merged weights."
             )
@@ -174,8 +172,8 @@ def check_pyfunc(folder: Path, served: Served) -> None:
 def input_example(files: ModelFiles) -> pd.DataFrame:
     """Return the row that MLflow keeps as the model's example."""
     task = sorted(files.heads)[0]
-    known = {**files.decoding, "transforms": files.transforms.get(task, ())}
-    row = {**files.served.example(known), "task": task}
+    facts = {**files.decoding, "transforms": files.transforms.get(task, ())}
+    row = {**files.served.example(facts), "task": task}
     return pd.DataFrame({name: [value] for name, value in row.items()})
 
 
@@ -210,14 +208,14 @@ def _environment(packages: Sequence[str]) -> dict[str, Any]:
     Raises:
         MergeflowError: a package that every model needs runs here without being installed.
     """
-    found = []
+    pinned = []
     for name in (*_REQUIRED, *packages):
         try:
-            found.append(f"{name}=={version(name)}")
+            pinned.append(f"{name}=={version(name)}")
         except PackageNotFoundError as error:
             if name in _REQUIRED:
                 raise MergeflowError(
                     f"the package '{name}' is not installed, so the requirements of a registered model would lack it. "
                     "Install it; of mergeflow itself: pip install --no-deps --editable REPOSITORY"
                 ) from error
-    return {"name": "mergeflow", "dependencies": [f"python={platform.python_version()}", "pip", {"pip": found}]}
+    return {"name": "mergeflow", "dependencies": [f"python={platform.python_version()}", "pip", {"pip": pinned}]}

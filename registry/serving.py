@@ -1,16 +1,166 @@
-"""Serves one version over HTTP in this process."""
+"""Serve one version over HTTP; bodies, rows and nesting have limits, and no answer repeats what a caller has sent."""
 
+import asyncio
+import io
+import json
+import logging
+import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
+import pandas as pd
 import uvicorn
+from fastapi import FastAPI, Request, Response
+from mlflow.exceptions import MlflowException
+from mlflow.pyfunc import scoring_server
 
 from mergeflow.errors import MergeflowError
-from registry.lookup import load
-from registry.scoring import Limits, application
 from registry.store import Store
-from registry.versions import CHAMPION
+from registry.versions import CHAMPION, load
+
+_FORMATS = sorted(scoring_server.SUPPORTED_FORMATS)
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may hold.
+
+    Attributes:
+        body: bytes.
+        rows: examples.
+    """
+
+    body: int = 32 * 2**20
+    rows: int = 1024
+
+
+class Refused(Exception):
+    """A request that cannot be answered: its HTTP status, and what the caller is told."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def application(model: Any, limits: Limits) -> FastAPI:
+    """Return the server's application: POST /invocations as MLflow's scoring server takes it; GET /ping and /health."""
+    app = FastAPI(openapi_url=None)
+    turns = asyncio.Semaphore(os.cpu_count() or 1)  # requests that are read and computed at once
+
+    @app.get("/ping")
+    @app.get("/health")
+    async def ping() -> Response:
+        return Response("\n", media_type="application/json")
+
+    @app.post("/invocations")
+    async def invocations(request: Request) -> Response:
+        try:
+            body = await _body(request, limits)
+            async with turns:
+                text = await asyncio.to_thread(answer, model, body, request.headers.get("content-type", ""), limits)
+        except Refused as refused:
+            message = {"error_code": "BAD_REQUEST", "message": str(refused)}
+            return Response(json.dumps(message), refused.status, media_type="application/json")
+        return Response(text, media_type="application/json")
+
+    return app
+
+
+async def _body(request: Request, limits: Limits) -> bytes:
+    """Read a request's body, no more of it than the limit."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limits.body:
+            raise Refused(413, f"the body is larger than {limits.body} bytes: send fewer rows at once.")
+    return bytes(body)
+
+
+def answer(model: Any, body: bytes, content_type: str, limits: Limits) -> str:
+    """Return the answer to a body as JSON.
+
+    Args:
+        body: JSON in one of MLflow's formats, or CSV.
+        content_type: says which.
+
+    Raises:
+        Refused: with a 4xx status for a body that cannot be read, and 500 for a fault of the model's.
+    """
+    rows = _rows(model, body, content_type, limits)
+    output = io.StringIO()
+    try:
+        scoring_server.predictions_to_json(model.predict(rows), output)
+    except MergeflowError as error:
+        raise Refused(400, str(error)) from None
+    except (MlflowException, UnicodeError) as error:  # MLflow's repeat the rows
+        _LOG.debug("refused", exc_info=error)
+        raise Refused(400, _misfit(model)) from None
+    except Exception:
+        _LOG.exception("the model failed")
+        raise Refused(500, "the model failed on these rows; the server's log has the traceback.") from None
+    return output.getvalue()
+
+
+def _rows(model: Any, body: bytes, content_type: str, limits: Limits) -> Any:
+    """Return what a body holds as the model takes it."""
+    kind, *options = (part.strip().lower() for part in content_type.split(";"))
+    if kind not in ("application/json", "text/csv") or set(options) - {"", "charset=utf-8"}:
+        raise Refused(415, "the content type is not one that is read: send application/json, or text/csv, in UTF-8.")
+    schema = model.metadata.get_input_schema()
+    try:
+        if kind == "text/csv":
+            types = dict(zip(schema.input_names(), schema.pandas_types(), strict=True)) if schema else None
+            rows: Any = pd.read_csv(io.StringIO(body.decode()), dtype=types, nrows=limits.rows + 1)
+            _check_count(len(rows), limits)
+            return rows
+        values = json.loads(body)
+        _check_count(_count(values), limits)
+        named = schema is not None and not schema.is_tensor_spec()
+        return _frame(values, schema) if named else scoring_server.infer_and_parse_data(values, schema)
+    except RecursionError:
+        raise Refused(400, "the JSON is nested too deep.") from None
+    except (MlflowException, ValueError, TypeError, KeyError, AttributeError) as error:
+        _LOG.debug("refused", exc_info=error)
+        raise Refused(400, _misfit(model)) from None
+
+
+def _frame(values: Mapping[str, Any], schema: Any) -> pd.DataFrame:
+    """Return rows as a table, whose texts the model reads itself; only numbers take the type that it wants."""
+    (rows,) = (values[form] for form in _FORMATS if form in values)
+    frame = pd.DataFrame(rows["data"], columns=rows["columns"]) if "dataframe_split" in values else pd.DataFrame(rows)
+    numbers = {one.name: "float64" for one in schema.inputs if one.type.name == "double" and one.name in frame}
+    return frame.astype(numbers)
+
+
+def _count(values: Any) -> int:
+    """Return how many rows a JSON value in one of MLflow's formats has."""
+    forms = sorted(set(values) & set(_FORMATS)) if isinstance(values, Mapping) else []
+    if len(forms) != 1:
+        raise ValueError("no format, or several")
+    form, rows = forms[0], values[forms[0]]
+    if form == "dataframe_split":
+        rows = rows["data"]
+    if isinstance(rows, Mapping):
+        return max((len(column) for column in rows.values() if isinstance(column, list)), default=0)
+    return len(rows)
+
+
+def _check_count(count: int, limits: Limits) -> None:
+    if count > limits.rows:
+        raise Refused(413, f"the body has more than {limits.rows} rows: send fewer at once.")
+
+
+def _misfit(model: Any) -> str:
+    schema = model.metadata.get_input_schema()
+    wanted = ", ".join(f"{one.name} ({one.type.name})" for one in schema.inputs) if schema else "those of the model"
+    return (
+        f"the body cannot be read as rows: send a JSON object with one of the keys {', '.join(_FORMATS)}, or CSV with "
+        f"a header. The columns are {wanted}."
+    )
 
 
 def serve(
@@ -32,11 +182,6 @@ def serve(
     message that names them all, by their numbers. A request over the limits gets status 413.
 
     Args:
-        store: the open registry.
-        name: of the registered model.
-        which: its number or an alias.
-        host: address to listen on.
-        port: port to listen on.
         ready: told the address once the model is loaded and the port is ours.
         limits: of one request; None: 32 MiB and 1024 rows.
         foreign: serve a version that another program registered, and so execute what lies in its files.

@@ -1,25 +1,188 @@
-"""Where the registry is kept: a local SQLite file by default, or whatever MLFLOW_TRACKING_URI names."""
+"""Open the registry, a local SQLite file or whatever MLFLOW_TRACKING_URI names, and its locks.
+
+Of a lock there is one holder for each name; it is released when its holder dies.
+"""
 
 import hashlib
 import os
+import re
 import sqlite3
+import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+from urllib.request import url2pathname
 from uuid import uuid4
 
 import sqlalchemy
+from filelock import Timeout
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from mergeflow.errors import MergeflowError, first_line
-from registry.locks import Check, file_lock, postgres_lock
-from registry.quiet import mlflow
-from registry.relocation import follow_files
+from tasks.project import files
+
+_POLL_SECONDS = 0.05
+Check = Callable[[], None]
+"""Asks whether a lock is still held; raises LockLost where it is not."""
+
+
+class LockLost(MergeflowError):
+    """The lock is gone, and others may have written since: what was read under it may no longer be true."""
+
+
+@contextmanager
+def file_lock(folder: Path, name: str, timeout: float) -> Iterator[Check]:
+    """Hold the lock `name` among the processes of this machine.
+
+    Args:
+        folder: where the lock files are; made when missing.
+
+    Raises:
+        MergeflowError: another process held it all that time.
+    """
+    path = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}-{_number(name):016x}.lock"
+    with ExitStack() as held:
+        try:
+            held.enter_context(files.file_lock(path, f"the registry's lock '{name}'", timeout))
+        except Timeout:
+            raise _busy(name, timeout, str(path)) from None
+        yield lambda: None  # the operating system keeps it as long as the process lives
+
+
+@contextmanager
+def postgres_lock(uri: str, name: str, timeout: float) -> Iterator[Check]:
+    """Hold the advisory lock `name` of the PostgreSQL database `uri`, among all machines that use it.
+
+    The lock belongs to one connection: a killed holder's connection closes and the lock is free. So it is too when the
+    server is started again under a living holder, who has to ask before a write that others may not undo.
+
+    Args:
+        uri: SQLAlchemy address of the database, postgresql://...
+
+    Yields:
+        What asks the same connection whether the lock is still held.
+
+    Raises:
+        MergeflowError: another process held it all that time, or the database does not answer.
+    """
+    engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.pool.NullPool, isolation_level="AUTOCOMMIT")
+    key = _number(name) - 2**63
+    connection = _acquired(engine, key, name, timeout)
+
+    def ask(question: str) -> object:
+        return connection.execute(sqlalchemy.text(question), {"key": key}).scalar()
+
+    def check() -> None:
+        try:
+            held = ask(_HELD)
+        except sqlalchemy.exc.SQLAlchemyError:
+            held = None
+        if not held:
+            raise LockLost(
+                f"the registry's lock '{name}' was lost: the PostgreSQL server that keeps it was started again, or the "
+                "connection broke. Nothing was changed; try again."
+            )
+
+    try:
+        yield check
+    finally:
+        with suppress(sqlalchemy.exc.SQLAlchemyError):  # a lost connection has released it
+            ask("SELECT pg_advisory_unlock(:key)")
+        with suppress(sqlalchemy.exc.SQLAlchemyError):
+            connection.close()
+
+
+# An advisory lock's key is kept in two halves.
+_HELD = """
+SELECT count(*) FROM pg_locks
+WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid() AND objsubid = 1
+AND (classid::bigint << 32 | objid::bigint) = CAST(:key AS bigint)
+"""
+
+
+def _acquired(engine: sqlalchemy.Engine, key: int, name: str, timeout: float) -> sqlalchemy.Connection:
+    """Return the connection that holds the lock."""
+    started, told = time.monotonic(), False
+    try:
+        connection = engine.connect()
+        while not connection.execute(sqlalchemy.text("SELECT pg_try_advisory_lock(:key)"), {"key": key}).scalar():
+            waited = time.monotonic() - started
+            if waited > timeout:
+                connection.close()
+                raise _busy(name, timeout, "a PostgreSQL advisory lock")
+            if waited > files.PATIENCE and not told:
+                told = True
+                print(files.waiting_text(f"the registry's lock '{name}'"), file=sys.stderr, flush=True)
+            time.sleep(_POLL_SECONDS)
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        raise MergeflowError(
+            f"the PostgreSQL database that keeps the registry's lock '{name}' does not answer: {first_line(error)}. "
+            "Nothing was changed; start that server, or correct MERGEFLOW_LOCK_URI, and try again."
+        ) from error
+    return connection
+
+
+def _number(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"mergeflow {name}".encode()).digest()[:8], "big")
+
+
+def _busy(name: str, timeout: float, where: str) -> MergeflowError:
+    return MergeflowError(
+        f"the registry's lock '{name}' was held by another process for {timeout:g} s ({where}): "
+        "wait for that run to end, or end it, and try again."
+    )
+
+
+# Where MLflow's database keeps addresses of files.
+_COLUMNS = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+
+
+def follow_files(database: Path, experiment_id: str, folder: Path) -> None:
+    """Replace the former folder of the project's files by the present one, everywhere and in one transaction.
+
+    Nothing is done when the database alone was copied and its files are still at the former place.
+
+    Args:
+        database: the project's own SQLite file, migrated.
+        experiment_id: of the experiment whose files are meant.
+        folder: where the project's files are now, absolute.
+
+    Raises:
+        sqlite3.Error: the database cannot be read or written.
+    """
+    with closing(sqlite3.connect(database, timeout=60)) as connection, connection:
+        question = "SELECT artifact_location FROM experiments WHERE experiment_id = ?"
+        former = str(connection.execute(question, (int(experiment_id),)).fetchone()[0])
+        now = folder.as_uri()
+        if former == now or not former.startswith("file:"):
+            return
+        if Path(url2pathname(urlsplit(former).path)).is_dir() and not folder.is_dir():
+            return
+        for table, column in _COLUMNS:
+            connection.execute(
+                f"UPDATE {table} SET {column} = ? || substr({column}, ?) "
+                f"WHERE {column} = ? OR substr({column}, 1, ?) = ?",
+                (now, len(former) + 1, former, len(former) + 1, f"{former}/"),
+            )
+
+
+with warnings.catch_warnings():  # one that MLflow's own type hints raise
+    warnings.simplefilter("ignore", UserWarning)
+    import mlflow as mlflow
+    import mlflow.pyfunc
 
 EXPERIMENT = "mergeflow"
 LOCK_SECONDS = 1800.0  # a holder may be uploading a large model
@@ -48,13 +211,13 @@ class Store:
     def active(self) -> Iterator[None]:
         """Make this store MLflow's current one inside the block, for its functions that take no address."""
         before, variable = mlflow.get_tracking_uri(), os.environ.get(_VARIABLE)
-        known = mlflow.is_tracking_uri_set()
+        was_set = mlflow.is_tracking_uri_set()
         set_uri: Any = mlflow.set_tracking_uri  # takes None, whatever its annotation says
         set_uri(self.uri)
         try:
             yield
         finally:
-            set_uri(before if known else None)
+            set_uri(before if was_set else None)
             if variable is None:  # MLflow writes the variable too, and `connect` would take it for the user's
                 os.environ.pop(_VARIABLE, None)
             else:
@@ -84,8 +247,8 @@ def connect(
         MergeflowError: the address is of no known kind, or nobody answers there.
     """
     root = Path(project_root).resolve()
-    own = f"sqlite:///{root / 'mlflow.db'}"
-    uri = _without_login(os.environ.get(_VARIABLE) or tracking_uri or own)
+    local_uri = f"sqlite:///{root / 'mlflow.db'}"
+    uri = _without_login(os.environ.get(_VARIABLE) or tracking_uri or local_uri)
     _check_kind(uri)
     lock_folder = _lock_folder(uri)
     served = uri.startswith(("http://", "https://"))
@@ -95,7 +258,7 @@ def connect(
             _ensure_sqlite(_sqlite_file(uri), lock_folder)
         client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         experiment_id = _experiment_id(client, experiment, folder)
-        if uri == own and folder is not None:
+        if uri == local_uri and folder is not None:
             follow_files(root / "mlflow.db", experiment_id, folder)
     except (MlflowException, sqlalchemy.exc.SQLAlchemyError, sqlite3.Error) as error:
         raise _cannot_open(uri, error) from error
@@ -126,14 +289,14 @@ def _sqlite_file(uri: str) -> Path:
 
 
 def _cannot_open(uri: str, error: Exception) -> MergeflowError:
-    found = first_line(error)
+    reason = first_line(error)
     if not uri.startswith("sqlite:///"):
         return MergeflowError(
-            f"the registry at {uri} cannot be opened: {found}. "
+            f"the registry at {uri} cannot be opened: {reason}. "
             "Start that server, or correct MLFLOW_TRACKING_URI; unset, it means mlflow.db in the project folder."
         )
     return MergeflowError(
-        f"the registry's file {_sqlite_file(uri)} cannot be opened: {found}. It is not a database of this version of "
+        f"the registry's file {_sqlite_file(uri)} cannot be opened: {reason}. It is not a database of this version of "
         "MLflow, or it is damaged. Put a backup in its place; or move it away, and `mergeflow run` makes a new one and "
         "registers the winner again."
     )
@@ -163,17 +326,17 @@ def _ensure_sqlite(path: Path, lock_folder: Path) -> None:
 
 
 def _experiment_id(client: MlflowClient, name: str, folder: Path | None) -> str:
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    existing = client.get_experiment_by_name(name)
+    if existing is None:
         try:
             return str(client.create_experiment(name, artifact_location=folder.as_uri() if folder else None))
         except MlflowException as error:
-            found = client.get_experiment_by_name(name)  # another process made it in between
-            if found is None:
+            existing = client.get_experiment_by_name(name)  # another process made it in between
+            if existing is None:
                 raise error
-    if found.lifecycle_stage == "deleted":
-        client.restore_experiment(found.experiment_id)
-    return str(found.experiment_id)
+    if existing.lifecycle_stage == "deleted":
+        client.restore_experiment(existing.experiment_id)
+    return str(existing.experiment_id)
 
 
 def _without_login(uri: str) -> str:

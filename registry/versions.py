@@ -1,10 +1,10 @@
-"""Registered versions: each is made once per fingerprint, holds weights and evidence, and is read as plain values."""
+"""Registered versions: made once per fingerprint, and looked up as plain values."""
 
 import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,25 @@ from mergeflow.checkpoints import matches, open_checkpoint
 from mergeflow.checkpoints.fingerprint import scheme_of
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.served import WEIGHTS_FILES
-from registry.championship import Snapshot, read_snapshot
-from registry.evidence import load_evidence, read_evidence, write_evidence
-from registry.files import DIGESTS, EVIDENCE, MODEL, UNREADABLE, check_model, digests_of, fetched
+from registry.championship import Event, Snapshot, read_snapshot, resolve
+from registry.files import (
+    DIGESTS,
+    EVIDENCE,
+    MODEL,
+    UNREADABLE,
+    check_model,
+    check_part,
+    digests_of,
+    fetched,
+    load_evidence,
+    read_evidence,
+    reading,
+    write_evidence,
+)
 from registry.gates import Evidence
 from registry.logging import FINGERPRINT
 from registry.pyfunc_model import ModelFiles, check_pyfunc, save_pyfunc
-from registry.quiet import mlflow
-from registry.store import Store
+from registry.store import Store, mlflow
 
 CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
 METRICS, DECISION, LOGGED_MODEL = "mergeflow.metrics", "mergeflow.decision", "mergeflow.logged_model"
@@ -31,13 +42,15 @@ REMOVED = "mergeflow.removed"  # tasks that the version lacks on purpose
 TASKS, METHOD = "mergeflow.tasks", "mergeflow.method"
 _MODEL = "mergeflow.model"
 
+ModelSnapshot = Snapshot[dict[str, ModelVersion]]
+"""What one reading of the registry says of a model, with MLflow's versions by number, oldest first."""
+
 
 @dataclass(frozen=True)
 class RegisteredVersion:
     """One version as it stands.
 
     Args:
-        name: of the registered model.
         version: its number, as MLflow writes it.
         aliases: what points at it.
         fingerprint: digest of all that decides its weights; None for one that mergeflow did not register.
@@ -94,64 +107,56 @@ def find_model(store: Store, name: str) -> RegisteredModel | None:
         raise
 
 
-def require_model(store: Store, name: str) -> RegisteredModel:
-    """Return MLflow's registered model.
+def all_versions(store: Store, name: str) -> dict[str, ModelVersion]:
+    """Return every version of the model by number, oldest first."""
+    versions: list[ModelVersion] = []
+    token: str | None = None
+    while True:
+        page = store.client.search_model_versions(f"name='{name}'", max_results=1000, page_token=token)
+        versions += page
+        token = page.token
+        if not token:
+            return {str(version.version): version for version in sorted(versions, key=lambda one: int(one.version))}
+
+
+def find_snapshot(store: Store, name: str) -> ModelSnapshot | None:
+    """Read a model's aliases, events and versions once; None when there is no model of that name."""
+    model = find_model(store, name)  # first: its aliases are then of versions listed below
+    if model is None:
+        return None
+    aliases = {alias: str(number) for alias, number in model.aliases.items()}
+    return read_snapshot(aliases, all_versions(store, name), model.tags)
+
+
+def snapshot(store: Store, name: str) -> ModelSnapshot:
+    """Read a model's aliases, events and versions once.
 
     Raises:
         MergeflowError: no model has this name; the message names the nearest one.
     """
-    model = find_model(store, name)
-    if model is None:
-        known = [one.name for one in store.client.search_registered_models()]
-        if not known:
+    found = find_snapshot(store, name)
+    if found is None:
+        names = [model.name for model in store.client.search_registered_models()]
+        if not names:
             raise MergeflowError(
                 f"nothing is registered yet, so there is no '{name}': run the pipeline with `mergeflow run`."
             )
-        raise unknown_name("registered model", name, known)
-    return model
-
-
-def all_versions(store: Store, name: str) -> dict[str, ModelVersion]:
-    """Return every version of the model by number, oldest first."""
-    found: list[ModelVersion] = []
-    token: str | None = None
-    while True:
-        page = store.client.search_model_versions(f"name='{name}'", max_results=1000, page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            return {str(one.version): one for one in sorted(found, key=lambda one: int(one.version))}
-
-
-def snapshot(store: Store, name: str, model: RegisteredModel | None = None) -> Snapshot:
-    """Return what the registry says of the model now: aliases, versions, events.
-
-    Args:
-        store: the registry.
-        name: the registered model.
-        model: MLflow's answer, where it was just read; its aliases have to be older than the versions listed here.
-
-    Raises:
-        MergeflowError: no such model.
-    """
-    model = model or require_model(store, name)  # first: its aliases are then of versions listed below
-    aliases = {alias: str(number) for alias, number in model.aliases.items()}
-    return read_snapshot(aliases, set(all_versions(store, name)), model.tags)
+        raise unknown_name("registered model", name, names)
+    return found
 
 
 def describe(version: ModelVersion, aliases: Mapping[str, Any], *, new: bool = False) -> RegisteredVersion:
     """Return MLflow's version as a plain value.
 
     Args:
-        version: MLflow's version.
         aliases: of its model: alias to number.
         new: whether this call made it.
     """
-    own = sorted(alias for alias, number in aliases.items() if str(number) == str(version.version))
+    names = sorted(alias for alias, number in aliases.items() if str(number) == str(version.version))
     return RegisteredVersion(
         name=str(version.name),
         version=str(version.version),
-        aliases=tuple(own),
+        aliases=tuple(names),
         fingerprint=version.tags.get(FINGERPRINT),
         run_id=version.run_id or None,
         metrics=json.loads(version.tags.get(METRICS, "{}")),
@@ -168,8 +173,6 @@ def same_model(store: Store, version: ModelVersion, fingerprint: str | None, tas
     That the files are there is looked at; that their bytes are those that were registered is not.
 
     Args:
-        store: the registry.
-        version: MLflow's version.
         fingerprint: of the weights; None is the same as no version's.
         tasks: exactly those that the version has to serve.
     """
@@ -183,10 +186,10 @@ def _serves(store: Store, source: str, tasks: Collection[str]) -> bool:
         with store.active():
             inside = mlflow.artifacts.list_artifacts(artifact_uri=f"{source}/{MODEL}")
         with fetched(store, source, EVIDENCE) as folder:
-            kept = load_evidence(folder)
+            evidence = load_evidence(folder)
     except UNREADABLE:
         return False
-    return set(kept.accuracy) == set(tasks) and any(file.path.endswith(WEIGHTS_FILES) for file in inside)
+    return set(evidence.accuracy) == set(tasks) and any(file.path.endswith(WEIGHTS_FILES) for file in inside)
 
 
 def _is_whole(store: Store, version: ModelVersion) -> bool:
@@ -198,7 +201,9 @@ def _is_whole(store: Store, version: ModelVersion) -> bool:
     return True
 
 
-def ensure_version(store: Store, name: str, candidate: Candidate) -> tuple[str, bool]:
+def ensure_version(
+    store: Store, name: str, candidate: Candidate, versions: Mapping[str, ModelVersion]
+) -> tuple[str, bool]:
     """Return the number of the version with the candidate's weights and tasks, made when missing, and whether it was.
 
     The caller holds the model's lock. The version's row is written last, so that a version that exists is complete;
@@ -206,12 +211,9 @@ def ensure_version(store: Store, name: str, candidate: Candidate) -> tuple[str, 
     does not count: another one is made.
 
     Args:
-        store: the registry.
         name: the registered model, made where it does not exist.
-        candidate: what is registered.
     """
     tasks = sorted(candidate.evidence.accuracy)
-    versions = all_versions(store, name)
     for number, version in versions.items():
         recorded = version.tags.get(FINGERPRINT)
         if (
@@ -223,7 +225,7 @@ def ensure_version(store: Store, name: str, candidate: Candidate) -> tuple[str, 
             return number, False
     taken = {version.tags.get(LOGGED_MODEL) for version in versions.values()}
     logged = _finished_upload(store, name, candidate, taken) or _upload(store, name, candidate)
-    if find_model(store, name) is None:
+    if not versions and find_model(store, name) is None:
         store.client.create_registered_model(name)
     tags = {**candidate.tags, FINGERPRINT: candidate.fingerprint, METRICS: json.dumps(dict(candidate.metrics))}
     tags |= {TASKS: json.dumps(tasks), LOGGED_MODEL: logged.model_id}  # MLflow's own field does not come back
@@ -304,3 +306,264 @@ def scratch_folder(store: Store, name: str) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Current:
+    """The versions that a model's aliases stand for now.
+
+    Args:
+        champion: what is live; None when nothing is.
+        candidate: what waits for its gates; None when nothing does.
+        previous: what a rollback would return to; None when there is no earlier champion.
+    """
+
+    name: str
+    champion: RegisteredVersion | None
+    candidate: RegisteredVersion | None
+    previous: RegisteredVersion | None
+
+
+def current(store: Store, name: str) -> Current:
+    """Return champion, candidate and the rollback's target, right even while another process promotes.
+
+    A name that nobody has registered gives None three times.
+    """
+    found = find_snapshot(store, name)
+    if found is None:
+        return Current(name, None, None, None)
+    state = resolve(found)
+
+    def described(number: str | None) -> RegisteredVersion | None:
+        return describe(found.versions[number], found.aliases) if number in found.versions else None
+
+    candidate = found.aliases.get(CANDIDATE)
+    waiting = candidate if candidate != state.champion else None
+    previous = state.line[-1] if state.line else None
+    return Current(name, described(state.champion), described(waiting), described(previous))
+
+
+def find_registered(
+    store: Store, name: str, fingerprint: str | None, tasks: Collection[str]
+) -> RegisteredVersion | None:
+    """Return the version of these weights that serves exactly these tasks and whose files are there, if any.
+
+    Args:
+        name: the registered model; one that does not exist has no such version.
+        fingerprint: of the weights; None finds nothing.
+        tasks: exactly those that the version has to serve.
+    """
+    found = find_snapshot(store, name)
+    if found is None:
+        return None
+    same = (version for version in found.versions.values() if same_model(store, version, fingerprint, tasks))
+    return next((describe(version, found.aliases) for version in same), None)
+
+
+def list_models(store: Store) -> list[Current]:
+    """Return every registered model with its champion and candidate, by name."""
+    names: list[str] = []
+    token: str | None = None
+    while True:
+        page = store.client.search_registered_models(max_results=1000, page_token=token)
+        names += [model.name for model in page]
+        token = page.token
+        if not token:
+            return [current(store, name) for name in sorted(names)]
+
+
+def list_versions(store: Store, name: str) -> list[RegisteredVersion]:
+    """Return all versions of a model, oldest first."""
+    found = snapshot(store, name)
+    return [describe(version, found.aliases) for version in found.versions.values()]
+
+
+def find_version(store: Store, name: str, which: str | int) -> RegisteredVersion:
+    """Return one version by number or alias.
+
+    Args:
+        which: its number (3, "3") or an alias ("champion", "@champion").
+
+    Raises:
+        MergeflowError: no such model, version or alias.
+    """
+    return describe(*chosen_version(store, name, which))
+
+
+def find_stored(store: Store, name: str, which: str | int) -> ModelVersion:
+    """Return MLflow's version by number or alias, which says where its files are.
+
+    Raises:
+        MergeflowError: no such model, version or alias.
+    """
+    return chosen_version(store, name, which)[0]
+
+
+def chosen_version(store: Store, name: str, which: str | int) -> tuple[ModelVersion, Mapping[str, str]]:
+    """Return MLflow's version and the aliases of its model.
+
+    Raises:
+        MergeflowError: no such model, version or alias.
+    """
+    found = snapshot(store, name)
+    word = str(which).removeprefix("@")
+    number = found.aliases.get(word, word)
+    if number not in found.versions:
+        state = resolve(found)
+        if word == CHAMPION and state.champion is not None:
+            raise MergeflowError(
+                f"'{name}' has no champion: the version that was it, or its alias, was deleted outside mergeflow. "
+                f"`mergeflow registry rollback` makes version {state.champion} champion again."
+            )
+        raise unknown_name(f"version or alias of '{name}'", word, [*found.versions, *found.aliases])
+    return found.versions[number], found.aliases
+
+
+def show(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]:
+    """Return all that is known of one version as JSON values: figures, evidence, decision, recipe, parent, tags.
+
+    Raises:
+        MergeflowError: no such model, version or alias.
+    """
+    version, aliases = chosen_version(store, name, which)
+    facts = describe(version, aliases)
+    evidence = read_evidence(store, version)
+    recipe, origin = read_document(store, version, "recipe") or {}, read_document(store, version, "provenance") or {}
+    return {
+        **asdict(facts),
+        "aliases": list(facts.aliases),
+        "source": version.source,
+        "method": recipe.get("method", facts.method),
+        "tasks": sorted(evidence.accuracy),
+        "kind": origin.get("kind"),
+        "parent": origin.get("parent"),
+        "removed_tasks": json.loads(version.tags.get(REMOVED, "[]")),
+        "recipe": recipe or None,
+        "accuracy": dict(evidence.accuracy),
+        "expert_accuracy": dict(evidence.expert_accuracy),
+        "reproducible": evidence.reproducible,
+        "decision": json.loads(version.tags.get(DECISION, "null")),
+        "tags": {key: text for key, text in version.tags.items() if not key.startswith("mergeflow.")},
+    }
+
+
+def read_documents(store: Store, version: ModelVersion) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a version's recipe and its origin, the document of `registry.provenance`.
+
+    Raises:
+        MergeflowError: it has none because the project's pipeline did not make it.
+    """
+    documents = []
+    for stem in ("recipe", "provenance"):
+        document = read_document(store, version, stem)
+        if document is None:
+            raise MergeflowError(
+                f"version {version.version} of '{version.name}' holds no {stem}.json at {version.source}: only "
+                "versions that this project's pipeline, `unmerge`, `unlearn` or `add-task` registered can be made "
+                "again from their ancestors."
+            )
+        documents.append(document)
+    return documents[0], documents[1]
+
+
+def read_document(store: Store, version: ModelVersion, stem: str) -> dict[str, Any] | None:
+    """Return a JSON document kept beside a version's weights, such as `recipe`; None when it is not there.
+
+    Args:
+        stem: the document's name without `.json`.
+    """
+    try:
+        with fetched(store, str(version.source), f"{MODEL}/{stem}.json") as path:
+            document: dict[str, Any] = json.loads(path.read_text())
+    except (MlflowException, OSError):
+        return None
+    return document
+
+
+def compare(store: Store, name: str, left: str | int, right: str | int) -> dict[str, Any]:
+    """Return two versions side by side: metrics and validation accuracies of each, and right minus left.
+
+    Returns:
+        `name`, the numbers `left` and `right`, and by `metrics` and `accuracy` for every key that either has: `left`,
+        `right` and `change`, None where one is missing.
+
+    Raises:
+        MergeflowError: no such model, version or alias.
+    """
+    first, second = show(store, name, left), show(store, name, right)
+    answer: dict[str, Any] = {"name": name, "left": first["version"], "right": second["version"]}
+    for part in ("metrics", "accuracy"):
+        keys = sorted(set(first[part]) | set(second[part]))
+        rows = {}
+        for key in keys:
+            a, b = first[part].get(key), second[part].get(key)
+            rows[key] = {"left": a, "right": b, "change": None if a is None or b is None else b - a}
+        answer[part] = rows
+    return answer
+
+
+def history(store: Store, name: str) -> list[Event]:
+    """Return every change of champion that was committed, oldest first."""
+    found = snapshot(store, name)
+    last = resolve(found).sequence
+    return [event for number, event in found.events.items() if number <= last]
+
+
+def download(store: Store, name: str, which: str | int, folder: Path) -> Path:
+    """Fetch a version's files into `folder`: weights, heads/, model.json and the documents, as registered.
+
+    Args:
+        folder: where to; it is made where it does not exist.
+
+    Returns:
+        The folder that holds them, inside `folder`.
+
+    Raises:
+        MergeflowError: no such model, version or alias, or its files cannot be read or are not those registered.
+    """
+    return download_model(store, find_stored(store, name, which), folder)
+
+
+def download_model(store: Store, version: ModelVersion, folder: Path) -> Path:
+    """Do what `download` does, for a version of MLflow's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with reading(version), fetched(store, str(version.source), MODEL, folder) as got:
+        check_part(version, MODEL, got)
+        return got
+
+
+def head_files(folder: Path) -> dict[str, Path]:
+    """Return the head of each task among a version's downloaded files."""
+    heads = json.loads((folder / "model.json").read_text())["heads"]
+    return {task: folder / file for task, file in heads.items()}
+
+
+def load(store: Store, name: str, which: str | int = CHAMPION, *, foreign: bool = False) -> Any:
+    """Return the version's model as MLflow's pyfunc: `predict` takes a DataFrame with the columns of its signature.
+
+    The weights are compared with what was registered, and read by this library's code. Whoever can write into the
+    registry's files can put code among them, which MLflow's own way of loading executes.
+
+    Args:
+        foreign: load a version that another program registered, and so execute what lies in its files.
+
+    Raises:
+        MergeflowError: no such model, version or alias; its files cannot be read, or are not those that were
+            registered; or another program registered it.
+    """
+    version = find_stored(store, name, which)
+    with reading(version):
+        if version.tags.get(FINGERPRINT) is not None:
+            with fetched(store, str(version.source), MODEL) as folder:
+                check_part(version, MODEL, folder)
+                from registry.pyfunc_model import as_pyfunc  # it imports torch, which listing versions does without
+
+                return as_pyfunc(folder)
+        if not foreign:
+            raise MergeflowError(
+                f"version {version.version} of '{name}' was registered by another program: to load it is to execute "
+                "what lies in its files. Where you trust whoever can write there, allow that with --foreign "
+                "(in Python: foreign=True)."
+            )
+        with store.active():
+            return mlflow.pyfunc.load_model(version.source)

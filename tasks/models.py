@@ -30,9 +30,7 @@ def load_model(io: StageIO, checkpoint: str, device: torch.device) -> Model:
     """Return a model of the configured kind with the weights of an output file.
 
     Args:
-        io: the stage.
         checkpoint: path of the weights, relative to the project.
-        device: where the model goes.
     """
     with open_checkpoint(io.dep(checkpoint)) as state:
         model = modality_of(io).build(io.section("model"), state.metadata)
@@ -47,25 +45,13 @@ def modality_of(io: StageIO) -> Modality:
 
 
 def load_base_head(io: StageIO, task: str, device: torch.device) -> Head | None:
-    """Return the head that a task's training starts from, or the frozen one; None where tasks need no head.
-
-    Args:
-        io: the stage.
-        task: the task's name.
-        device: where the head goes.
-    """
+    """Return the head that a task's training starts from, or the frozen one; None where tasks need no head."""
     head = read_head(io.dep(layout.head(task)))
     return None if head is None else head.to(device)
 
 
 def load_expert_head(io: StageIO, task: str, device: torch.device) -> Head | None:
-    """Return the head that came out of an expert's training.
-
-    Args:
-        io: the stage.
-        task: the task's name.
-        device: where the head goes.
-    """
+    """Return the head that came out of an expert's training."""
     path = io.dep(layout.expert_head(task))
     # Without a file of its own the expert has what the base has: no head, or in old versions the frozen one.
     if not path.exists():
@@ -78,9 +64,6 @@ def load_examples(io: StageIO, split: str, task: str, device: torch.device, head
     """Return one split of one task, judged with a head.
 
     Args:
-        io: the stage.
-        split: train, validation or test.
-        task: the task's name.
         device: of the labels, to which batches go.
         head: of the task, on `device`; None where it has none.
 
@@ -91,14 +74,7 @@ def load_examples(io: StageIO, split: str, task: str, device: torch.device, head
 
 
 def load_for_experts(io: StageIO, split: str, tasks: Iterable[str], device: torch.device) -> dict[str, Examples]:
-    """Return one split of each task, judged with its expert's head.
-
-    Args:
-        io: the stage.
-        split: train, validation or test.
-        tasks: the tasks' names.
-        device: of the labels and heads.
-    """
+    """Return one split of each task, judged with its expert's head."""
     return {task: load_examples(io, split, task, device, load_expert_head(io, task, device)) for task in tasks}
 
 

@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from mergeflow import layout
 from mergeflow.checkpoints import read_state
 from mergeflow.training import Cost, IterativeRun
+from tasks.project.files import file_lock
 from tasks.project.stage import StageIO
 from tasks.training import Report, Workbench, write_expert
 
@@ -35,31 +34,16 @@ def open_rounds(io: StageIO) -> IterativeRun:
 
 
 def tune(io: StageIO, number: int, task: str) -> None:
-    """Tune one task of one round, unless it is done; two callers never do the same piece at once.
-
-    Args:
-        io: the stage `multitask`.
-        number: the round, from 1.
-        task: the task's name.
-    """
+    """Tune one task of one round, unless it is done; two callers never do the same piece at once."""
     rounds = open_rounds(io)
-    rounds.folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(rounds.folder / f"{task}.lock"), ExitStack() as held:
+    with file_lock(rounds.folder / f"{task}.lock", f"the task {task} of round {number}"), ExitStack() as held:
         if task in rounds.waiting(number):
             bench = Workbench.open(replace(io, holds=held))  # a device for this piece alone
             tune_round(bench, rounds, number, task, lambda done, total: io.report(f"round {number}", done, total))
 
 
 def tune_round(bench: Workbench, run: IterativeRun, number: int, task: str, report: Report) -> None:
-    """Tune one task in one round of an iterative run.
-
-    Args:
-        bench: the base and the examples.
-        run: the rounds on disk.
-        number: the round, from 1.
-        task: the task's name.
-        report: called with the steps done and in all.
-    """
+    """Tune one task in one round of an iterative run."""
     model, validate = bench.model(), bench.validation([task])
     run.tune(number, model, bench.examples(task), lambda: validate(model), report)
 
@@ -68,8 +52,6 @@ def write_last_round(bench: Workbench, run: IterativeRun, folder: Path) -> Cost:
     """Write every task's last expert below `folder`, its trajectory that of all rounds; return the whole cost.
 
     Args:
-        bench: the base and the examples.
-        run: rounds that are all done.
         folder: where each task's folder is made.
     """
     total = Cost()

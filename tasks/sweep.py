@@ -73,7 +73,6 @@ def write_rows(io: StageIO, path: Path, rows: list[Candidate]) -> None:
 
     Args:
         io: the stage; its item is the method.
-        path: the file to write.
         rows: the candidates, in the order of the search.
     """
     found: Sweep = {"method": io.item, "split": "validation", "individual": individual(io), "candidates": rows}

@@ -81,13 +81,10 @@ def train(
     """Train one model in any regime but `iterative`: one task's expert, or with `joint` one model for several tasks.
 
     Args:
-        bench: base and data.
         tasks: one task; several for `joint`.
-        settings: the regime and its settings.
         seed: of the batch order and of new weights.
         scratch: folder for the resumable state; a killed run continues from it.
         folder: made, with `model.safetensors`, the heads, `training.json` and, by regime, `adapter/` and `epochs/`.
-        report: called as `report(steps done, all steps)`.
 
     Returns:
         What it cost.
@@ -134,12 +131,8 @@ def write_expert(
     """Write an expert's weights, its head or those of its tasks, and `training.json`, its settings and trajectory.
 
     Args:
-        bench: the base and the examples.
         folder: made by the caller, empty of these files.
         tasks: those that the model was trained on.
-        state: its shared weights.
-        settings: how it was trained.
-        seed: of the run.
         rows: the trajectory, a row an epoch or part of one.
         nonlinear: validation accuracy of the network that is not linearised, for that regime.
     """
@@ -177,9 +170,7 @@ def head_file(folder: Path, tasks: Sequence[str], task: str) -> Path:
     """Return the file of a task's head in the folder of a model of `tasks`.
 
     Args:
-        folder: of the model.
         tasks: those that the model was trained on.
-        task: one of them.
     """
     return folder / layout.HEAD_FILE if len(tasks) == 1 else folder / "heads" / f"{task}.safetensors"
 
@@ -189,7 +180,6 @@ def tuned_model(base: Model, settings: FineTuneSettings, seed: int, tower: str) 
 
     Args:
         base: the model with the base's weights.
-        settings: the regime and its settings.
         seed: of new weights.
         tower: the part that `linearised` linearises, as the modality names it.
     """

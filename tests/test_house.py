@@ -25,7 +25,6 @@ ALLOWED = {
     "mergeflow.layout": set(),
     "mergeflow.version": set(),
     "mergeflow.documents": set(),
-    "mergeflow.gate_settings": {"mergeflow.schema"},
     "mergeflow.deployments": {"mergeflow.application"},
     "mergeflow.commands": {"mergeflow"},
     "mergeflow.cli": {"mergeflow"},
@@ -170,9 +169,9 @@ def _bound(node: ast.AST) -> list[str]:
 # Longer than 40 lines when the rule was made: they may shrink, and none may join them.
 LONG_FUNCTIONS = {
     "studies/commands/study.py:add_commands": 41,
-    "flows/linearity_command.py:add_commands": 68,
-    "flows/linearity_command.py:linearity": 42,
-    "flows/registry_commands.py:_add_questions": 50,
+    "tasks/commands/linearity.py:add_commands": 68,
+    "tasks/commands/linearity.py:linearity": 42,
+    "registry/commands.py:_add_questions": 50,
     "mergeflow/commands/language.py:perplexity": 58,
 }
 

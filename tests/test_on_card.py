@@ -43,11 +43,11 @@ from mergeflow.modalities.vision.opening import open_model
 from mergeflow.search.sweep import TABLE
 from mergeflow.training import FineTuneSettings, fine_tune
 from mergeflow.training.arithmetic import arithmetic
-from registry.evidence import read_evidence
-from registry.lookup import find_version, load
+from registry.files import read_evidence
 from registry.pyfunc_model import ModelFiles, save_pyfunc
-from registry.reevaluation import evaluate_version
+from registry.registration import evaluate_version
 from registry.store import connect
+from registry.versions import find_version, load
 from tasks.project.graph import load_graph
 from tests.card import card
 from tests.causal.small_project import TASKS as TALES

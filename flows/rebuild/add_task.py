@@ -8,33 +8,38 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
-from flows.rebuild.ancestors import link_files, model_file
-from flows.rebuild.remerge import choose, lay_out, link_manifest, register_view, stage_making
-from flows.staleness import record_outputs
+from flows.dvc_commands import record_outputs
+from flows.rebuild.scratch import (
+    choose,
+    lay_out,
+    link_files,
+    link_manifest,
+    model_file,
+    note_rebuild,
+    register_view,
+    stage_making,
+)
 from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.checkpoints.fingerprint import scheme_of, short
+from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.data import load_manifest
 from mergeflow.data.address import parse_address
 from mergeflow.documents import read_training
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.preparing import find_preparation
 from mergeflow.training.settings import TOGETHER
-from registry.environment import environment
-from registry.lookup import current
-from registry.pipeline_records import dvc_hashes, git_commit
-from registry.provenance import describe_expert, read_documents
-from registry.rebuilt import Rebuilt, register_rebuilt
+from registry.provenance import describe_expert, dvc_hashes
+from registry.registration import Rebuilt, register_rebuilt
 from registry.store import Store
-from tasks.project.beside import project_beside
+from registry.versions import current, find_stored, read_documents
+from tasks.project.files import file_lock
 from tasks.project.graph import load_graph, upstream
+from tasks.project.new import add_task_line, remove_task_line, write_whole
 from tasks.project.parameters import Params, load_params
-from tasks.project.params_edit import add_task_line, remove_task_line, write_whole
 from tasks.project.runner import DiskFull, is_up_to_date, open_stage, remove_outputs, run_stage
+from tasks.project.scratch_project import scratch_project
 from tasks.project.stage import STATE, Stage
-from tasks.project.writing import write_atomically
 
 Report = Callable[[str], None]
 Watch = Callable[[list[str]], AbstractContextManager[None]]
@@ -44,7 +49,6 @@ def read_address(root: Path, address: str, name: str | None = None) -> tuple[str
     """Return name and source of a task, as params.yaml writes them.
 
     Args:
-        root: the project folder.
         address: a source (`hf:tanganke/eurosat?classes=0-4`), or a path: the ending of the files' names says of
             which kind it is, and a folder where they say none is one of class folders.
         name: of the task; None: the last part of the address, and what its transforms say.
@@ -70,12 +74,12 @@ def _local_source(root: Path, address: str, kinds: Collection[str]) -> str:
     place = Path(address).resolve()
     endings = {path.suffix for path in (place, *place.glob("**/*"))}
     kind = next((kind for kind in kinds if f".{kind}" in endings), "file" if place.is_file() else "folder")
-    found = f"a {kind}, which this project's tasks are not read from" if place.exists() else ""
-    if not found or kind not in kinds:
+    wrong_kind = f"a {kind}, which this project's tasks are not read from" if place.exists() else ""
+    if not wrong_kind or kind not in kinds:
         path = "a path, or " if {"folder", "parquet"} & set(kinds) else ""
         raise MergeflowError(
-            f"'{address}' is {found or 'neither a folder here nor a source'}: give {path}KIND:ADDRESS with a kind of "
-            f"{', '.join(sorted(kinds))}."
+            f"'{address}' is {wrong_kind or 'neither a folder here nor a source'}: give {path}KIND:ADDRESS with a "
+            f"kind of {', '.join(sorted(kinds))}."
         )
     local = place.relative_to(root.resolve()).as_posix() if place.is_relative_to(root.resolve()) else str(place)
     return f"{kind}:{local}"
@@ -98,13 +102,8 @@ def add_task(
     the next `mergeflow run` tries the whole sweep. A call that was killed continues when it is made again.
 
     Args:
-        root: the project folder.
-        store: the open registry.
-        name: of the new task.
-        source: where its examples come from, as in params.yaml.
         promote: make the result champion if the gates let it.
         full_sweep: choose among all candidates of params.yaml.
-        report: told what is being done.
         watch: shows the progress of stages while its block lasts.
 
     Raises:
@@ -112,20 +111,20 @@ def add_task(
             than a guess, and params.yaml and outputs are as before; the disk is full, and what was finished is kept;
             ancestors of the champion are nowhere.
     """
-    with FileLock(root / STATE / "locks" / "add-task.lock"):
+    with file_lock(root / STATE / "locks" / "add-task.lock", "`mergeflow add-task`"):
         params = load_params(root / "params.yaml")
         model = params.registry.model
         champion = current(store, model).champion
         if champion is None:
             raise MergeflowError(f"'{model}' has no champion to add a task to: run the pipeline with `mergeflow run`.")
-        recipe, origin = read_documents(store, model, champion.version)
+        stored = find_stored(store, model, champion.version)
+        recipe, origin = read_documents(store, stored)
         _check(params, origin, name, source)
         origin.pop("unlearned", None)
-        origin |= {"kind": "add-task", "parent": {"model": model, "version": champion.version, "task": name}}
-        origin |= {"git_commit": git_commit(root), "environment": environment()}
-        with project_beside(root, "remerge") as scratch:
+        note_rebuild(root, origin, "add-task", stored, name)
+        with scratch_project(root, "remerge") as scratch:
             report(f"looking for the ancestors of version {champion.version}")
-            lay_out(root, store, model, champion.version, origin, scratch)
+            lay_out(root, store, stored, origin, scratch)
             with _line_in_params(root, name, source):
                 addresses = _train(root, name, origin, watch)
                 _check_expert(root, name, source)
@@ -141,9 +140,11 @@ def add_task(
 
 
 def _check(params: Params, origin: Mapping[str, Any], name: str, source: str) -> None:
-    known = params.tasks.get(name)
-    if known not in (None, source):
-        raise MergeflowError(f"params.yaml has a task '{name}' already, with the source {known}: choose another name.")
+    source_now = params.tasks.get(name)
+    if source_now not in (None, source):
+        raise MergeflowError(
+            f"params.yaml has a task '{name}' already, with the source {source_now}: choose another name."
+        )
     if name in origin["experts"]:
         raise MergeflowError(
             f"the champion was merged from a task '{name}' already: choose another name, or run the whole pipeline "
@@ -187,10 +188,10 @@ def _line_in_params(root: Path, name: str, source: str) -> Iterator[None]:
 
 def _noted_texts(note: Path, name: str, source: str) -> tuple[str, str] | None:
     """Return params.yaml before and after an unfinished call wrote this task's line; None where none did."""
-    known = json.loads(note.read_text("utf-8")) if note.exists() else {}
-    if (known.get("name"), known.get("source")) != (name, source):
+    noted = json.loads(note.read_text("utf-8")) if note.exists() else {}
+    if (noted.get("name"), noted.get("source")) != (name, source):
         return None
-    before, written = known["texts"]
+    before, written = noted["texts"]
     return before, written
 
 
@@ -201,14 +202,14 @@ def _take_out(root: Path, name: str, before: str, written: str) -> None:
     made = [stage.address for stage in needed if _is_made(root, stage)]
     text = path.read_text(encoding="utf-8")
     write_whole(path, before if text == written else remove_task_line(text, name))
-    kept = load_graph(root)
-    for address in stages.keys() - kept.keys():
+    remaining = load_graph(root)
+    for address in stages.keys() - remaining.keys():
         remove_outputs(root, stages[address])
         shutil.rmtree(root / STATE / "scratch" / stages[address].folder_name, ignore_errors=True)
     for address in made:
-        if address in kept:  # the base has the new task's head: make it again without
+        if address in remaining:  # the base has the new task's head: make it again without
             with suppress(MergeflowError):  # the next run tries again
-                run_stage(root, kept[address])
+                run_stage(root, remaining[address])
 
 
 def _is_made(root: Path, stage: Stage) -> bool:
@@ -242,24 +243,24 @@ def _check_expert(root: Path, name: str, source: str) -> None:
     """Refuse an expert that is no better than a guess: measured against it, any merge would look good."""
     from mergeflow.modalities.metrics import best_guess, metric_of  # here, because it imports torch
 
-    found = read_training(root / layout.expert_training(name))["validation_accuracy"]
+    accuracy = read_training(root / layout.expert_training(name))["validation_accuracy"]
     manifest = load_manifest(root / layout.split("validation", name))
     guess, count = best_guess(manifest, "validation"), manifest["splits"]["validation"]["count"]
-    if found <= guess + 0.5 / count:
+    if accuracy <= guess + 0.5 / count:
         raise MergeflowError(
-            f"the new expert '{name}' has {found:.1%} {metric_of(manifest)} on its {count} validation examples; giving "
-            f"all of them the same answer, the best that there is, has {guess:.1%}. It has learnt nothing to merge: "
-            f"look at the labels of {source}, or train longer (`finetune` in params.yaml)."
+            f"the new expert '{name}' has {accuracy:.1%} {metric_of(manifest)} on its {count} validation examples; "
+            f"giving all of them the same answer, the best that there is, has {guess:.1%}. It has learnt nothing to "
+            f"merge: look at the labels of {source}, or train longer (`finetune` in params.yaml)."
         )
 
 
 def _check_base(root: Path, origin: Mapping[str, Any]) -> None:
     recorded = origin["base"]["fingerprint"]
     with open_checkpoint(model_file(root / origin["base"]["path"])) as state:
-        found = fingerprint(state, scheme_of(recorded))
-    if found != recorded:
+        digest = fingerprint(state, scheme_of(recorded))
+    if digest != recorded:
         raise MergeflowError(
-            f"the base of this project has the digest {short(found)}, the champion's has "
+            f"the base of this project has the digest {short(digest)}, the champion's has "
             f"{short(recorded)}: experts of different bases cannot be merged. Run the whole "
             "pipeline with `mergeflow run`."
         )

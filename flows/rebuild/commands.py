@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -14,17 +14,12 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from mergeflow.checkpoints.fingerprint import short
+from registry.commands import Name, Opened, Which
 
 if TYPE_CHECKING:
     from flows.rebuild.reproduce import Reproduction
     from flows.rebuild.unlearn import Unlearnt
-    from registry.rebuilt import Rebuilt
-
-Which = Annotated[str, typer.Argument(help="A version's number or an alias; also MODEL@ALIAS or MODEL/NUMBER.")]
-Name = Annotated[str | None, typer.Option("--model", help="The registered model; params.yaml's by default.")]
-
-
-Opened = Callable[..., tuple[Any, str, str]]
+    from registry.registration import Rebuilt
 
 
 def add_commands(app: typer.Typer, group: typer.Typer, opened: Opened, root: Path) -> None:
@@ -34,7 +29,6 @@ def add_commands(app: typer.Typer, group: typer.Typer, opened: Opened, root: Pat
         app: the command line, which gets `unlearn` and `add-task`.
         group: the group `registry`, which gets the others.
         opened: opens the registry: (model or None, version) → registry, model, version.
-        root: the project folder.
     """
     console = Console(soft_wrap=True, highlight=False)
     _add_reproduce(group, opened, root, console)
@@ -110,8 +104,7 @@ def _add_unlearn(app: typer.Typer, opened: Opened, root: Path, console: Console)
         promote: Annotated[bool, typer.Option(help="Make the result champion if the gates let it.")] = False,
     ) -> None:
         """Take a task's vector away as far as the other tasks allow; register a candidate; exit status 1 if refused."""
-        from flows.rebuild.forgetting import Bounds
-        from flows.rebuild.unlearn import unlearn
+        from flows.rebuild.unlearn import Bounds, unlearn
 
         bounds = Bounds(lose, rise, at_most, at_least, fall, recited)
         store, model, version = opened(name, which)
@@ -132,7 +125,7 @@ def _add_add_task(app: typer.Typer, opened: Opened, root: Path, console: Console
     ) -> None:
         """Add a task: train its expert, merge it with the champion's, ask the gates; exit status 1 if refused."""
         from flows.rebuild.add_task import add_task, read_address
-        from flows.watch import progress_bars
+        from tasks.project.progress import progress_bars
 
         name, address = (None, name_or_source) if source is None else (name_or_source, source)
         task, place = read_address(root, address, name)
@@ -206,8 +199,8 @@ def _print_unlearnt(console: Console, done: "Unlearnt", task: str, promote: bool
         f"{task} scored {100 * done.before.accuracy[task]:.2f} %{''.join(likely)} before; λ = 0 leaves it out"
     )
     for text in done.texts[:1]:
-        told = {f"{task}, held out": text["text"], "before": text["before"], "after": text["after"]}
-        for name, words in told.items():
+        passages = {f"{task}, held out": text["text"], "before": text["before"], "after": text["after"]}
+        for name, words in passages.items():
             console.print(f"  {name}: {words!r}", markup=False)
     _print_rebuilt(console, done.rebuilt, promote)
 

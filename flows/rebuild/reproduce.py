@@ -7,23 +7,21 @@ from typing import Any
 
 import torch
 
-from flows.rebuild.ancestors import base_of, expert_of, gather, link_files, name_as_recipe, split_of
-from flows.rebuild.remerge import stage_making
+from flows.rebuild.scratch import base_of, expert_of, gather, link_files, name_as_recipe, split_of, stage_making
 from mergeflow import layout
 from mergeflow.checkpoints import LazyStateDict, fingerprint, open_checkpoint
 from mergeflow.checkpoints.fingerprint import scheme_of, short
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.heads import read_head
 from mergeflow.modalities.serving import weights_file
-from registry.environment import environment, environment_changes
-from registry.lookup import download, find_version, head_files
-from registry.provenance import read_documents
-from registry.replay import replay
+from registry.provenance import environment, environment_changes
+from registry.registration import replay
 from registry.store import Store
-from tasks.project.beside import project_beside, write_params
+from registry.versions import describe, download_model, find_stored, head_files, read_documents
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph
 from tasks.project.runner import run_stage
+from tasks.project.scratch_project import scratch_project, write_params
 
 
 @dataclass(frozen=True)
@@ -69,49 +67,45 @@ def reproduce(
     """Merge a version again from its experts, or fine-tune these again first, and compare.
 
     Args:
-        root: the project folder.
-        store: the open registry.
-        name: of the registered model.
-        which: version number or alias.
         from_data: fine-tune every expert again from its data, with its recorded settings and seed.
-        report: told what is being done.
 
     Raises:
         MergeflowError: no such version, the registry's weights are not those it registered, or ancestors are missing
             (all of them named).
     """
-    recipe, origin = read_documents(store, name, which)
+    stored = find_stored(store, name, which)
+    version = describe(stored, {})
+    recipe, origin = read_documents(store, stored)
     # What was unlearned is an ancestor too: the merge takes its vector away.
     origin["experts"] |= origin.get("unlearned", {})
-    version = find_version(store, name, which)
-    with project_beside(root, "reproduce") as scratch:
-        registered = download(store, name, version.version, scratch / "registered")
-        known = _fingerprint(weights_file(registered), str(version.fingerprint))
-        if known != version.fingerprint:
+    with scratch_project(root, "reproduce") as scratch:
+        registered = download_model(store, stored, scratch / "registered")
+        digest = _fingerprint(weights_file(registered), str(version.fingerprint))
+        if digest != version.fingerprint:
             raise MergeflowError(
                 f"the weights that the registry holds for version {version.version} of '{name}' have the digest "
-                f"{short(known)}, registered was {short(str(version.fingerprint))}: the file has changed since. "
+                f"{short(digest)}, registered was {short(str(version.fingerprint))}: the file has changed since. "
                 "Restore it, or register the model again."
             )
-        found = gather(root, _wanted(origin, from_data), scratch)
+        places = gather(root, _wanted(origin, from_data), scratch)
         if from_data:
             _link_frozen_heads(registered, scratch)
             _retrain(root, scratch, origin, report)
         report(f"merging {len(origin['experts'])} experts by {recipe['method']}")
         name_as_recipe(recipe, scratch)
         made = replay(recipe, scratch, scratch / "replayed.safetensors")
-        same = made.fingerprint == known
+        same = made.fingerprint == digest
         return Reproduction(
             model=name,
             version=version.version,
             recipe=recipe,
             same=same,
             fingerprint=made.fingerprint,
-            registered=known,
+            registered=digest,
             experts={task: task not in made.other_inputs for task in origin["experts"]} if from_data else {},
             differences={} if same else largest_differences(made.path, weights_file(registered)),
             environment=environment_changes(origin["environment"], environment()),
-            found=found,
+            found=places,
             seconds=made.seconds,
         )
 
@@ -119,8 +113,10 @@ def reproduce(
 def largest_differences(left: Path, right: Path) -> dict[str, float | None]:
     """Return max |a − b| of each tensor that differs, the largest first; None where it has no partner of its shape."""
     with open_checkpoint(left) as first, open_checkpoint(right) as second:
-        found = dict(_differences(first, second))
-    return dict(sorted(found.items(), key=lambda pair: float("inf") if pair[1] is None else pair[1], reverse=True))
+        differences = dict(_differences(first, second))
+    return dict(
+        sorted(differences.items(), key=lambda pair: float("inf") if pair[1] is None else pair[1], reverse=True)
+    )
 
 
 def _differences(first: LazyStateDict, second: LazyStateDict) -> Iterator[tuple[str, float | None]]:

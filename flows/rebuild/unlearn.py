@@ -1,36 +1,262 @@
-"""Unlearn: a registered version whose merge takes one task's vector away, as far as the other tasks allow."""
+"""What unlearning is held to: Equation 3 in accuracies, and of texts in losses and in Rouge-L too."""
+
+from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
-from flows.rebuild.forgetting import Bounds, Figures, Tried, choose, written
-from flows.rebuild.passages import Passages
-from flows.rebuild.remerge import lay_out, register_view
+from flows.rebuild.scratch import lay_out, note_rebuild, register_view
 from mergeflow import layout
-from mergeflow.checkpoints import read_state, write_checkpoint
+from mergeflow.analysis.provable.criteria import Criterion, all_met, unlearning_criteria
+from mergeflow.checkpoints import open_checkpoint, read_state, write_checkpoint
 from mergeflow.documents import write_document
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.evaluation import accuracies, example_scores, losses, mean, normalised, write_scores
 from mergeflow.merging import configure, prepare
 from mergeflow.merging.catalog import code_record
 from mergeflow.modality import Examples, Model
-from registry.environment import environment
-from registry.lookup import find_version
-from registry.pipeline_records import git_commit
-from registry.provenance import read_documents
-from registry.rebuilt import Rebuilt, register_rebuilt
+from registry.registration import Rebuilt, register_rebuilt
 from registry.store import Store
+from registry.versions import find_stored, read_documents
 from tasks.models import choose_device, expert_summary, load_for_experts, load_model
-from tasks.project.beside import project_beside, write_params
 from tasks.project.files import read_yaml
 from tasks.project.graph import find_stage, load_graph
 from tasks.project.runner import open_stage
+from tasks.project.scratch_project import scratch_project, write_params
 from tasks.report.texts import keep_unlearned
+
+if TYPE_CHECKING:
+    from mergeflow.modalities.causal.tokenizer import CausalTokenizer
+
+
+SLACK = 1e-12  # 0.82 − 0.02 is a little more than 0.80 in floating point
+
+
+@runtime_checkable
+class Written(Protocol):
+    """Examples that are texts: of them the loss is the logarithm of the perplexity, and says more than the score.
+
+    A model that has unlearned a book may still name many of its next tokens while the book has become unlikely.
+    """
+
+    def token_losses(self, model: Model, rows: Tensor) -> Tensor:
+        """Return −log p of each predicted token of `rows`, [m] in nats."""
+        ...
+
+
+def written(data: Mapping[str, Examples]) -> dict[str, Examples]:
+    """Return the tasks that are texts."""
+    return {task: examples for task, examples in data.items() if isinstance(examples, Written)}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a model does on validation.
+
+    Attributes:
+        accuracy: Task → accuracy, a fraction.
+        loss: Task of texts → mean −log p of its tokens, in nats.
+        recall: Task of texts → mean Rouge-L recall of how its passages are gone on with, a fraction.
+    """
+
+    accuracy: dict[str, float]
+    loss: dict[str, float] = field(default_factory=dict)
+    recall: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What may be lost, and what counts as forgotten.
+
+    Attributes:
+        lose: What each other task may lose in accuracy, a fraction.
+        rise: What the loss of each other task of texts may rise, in nats: log of the factor of its perplexity.
+        at_most: The accuracy down to which the task counts as forgotten; None: that of the base.
+        at_least: The loss up to which a task of texts counts as forgotten, in nats; None: that of the base.
+        fall: What the Rouge-L recall of each other task of texts may fall, a fraction.
+        recited: The Rouge-L recall down to which a task of texts counts as forgotten; None: that of the base.
+    """
+
+    lose: float = 0.02
+    rise: float = 0.05
+    at_most: float | None = None
+    at_least: float | None = None
+    fall: float = 0.05
+    recited: float | None = None
+
+    def check(self) -> None:
+        """Refuse bounds that cannot be meant.
+
+        Raises:
+            MergeflowError: an accuracy or a recall is not a fraction, or a loss is below 0.
+        """
+        for names, allowed, limit in (
+            (("--lose", "--at-most"), self.lose, self.at_most),
+            (("--fall", "--recited"), self.fall, self.recited),
+        ):
+            if not 0 <= allowed < 1 or (limit is not None and not 0 <= limit <= 1):
+                raise MergeflowError(
+                    f"{names[0]} {allowed:g} and {names[1]} {limit} are fractions: expected 0 to 1, such as 0.02."
+                )
+        if not self.rise >= 0 or (self.at_least is not None and not self.at_least >= 0):
+            raise MergeflowError(
+                f"--rise {self.rise:g} and --at-least {self.at_least} are losses in nats: expected 0 or more, "
+                "such as 0.05."
+            )
+
+    def criteria(self, found: Figures, before: Figures, base: Figures, task: str) -> list[Criterion]:
+        """Return whether a model has forgotten a task and kept each other one, in accuracies, losses and Rouge-L.
+
+        Args:
+            before: of the version it was made of.
+            base: of the base, on the task to forget at least.
+        """
+        least = {one: before.accuracy[one] - self.lose - SLACK for one in before.accuracy if one != task}
+        at_most = base.accuracy[task] if self.at_most is None else self.at_most
+        judged = unlearning_criteria(found.accuracy, least, {task: at_most}, "accuracy")
+        likely = {one: before.loss[one] + self.rise + SLACK for one in before.loss if one != task}
+        at_least = {task: base.loss[task] if self.at_least is None else self.at_least} if task in before.loss else {}
+        judged += unlearning_criteria(found.loss, likely, at_least, "loss")
+        least_recall = {one: before.recall[one] - self.fall - SLACK for one in before.recall if one != task}
+        recited = {task: base.recall[task] if self.recited is None else self.recited} if task in before.recall else {}
+        return [*judged, *unlearning_criteria(found.recall, least_recall, recited, "recall")]
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One weight of the task to forget, on validation.
+
+    Attributes:
+        scale: The weight λ.
+        figures: Of the merge, on the task to forget too.
+        criteria: Of Equation 3: in accuracies, and of texts in losses and in Rouge-L.
+    """
+
+    scale: float
+    figures: Figures
+    criteria: list[Criterion]
+
+    @property
+    def keeps(self) -> bool:
+        """Whether no other task loses more than was allowed."""
+        return all_met(one for one in self.criteria if one.kept)
+
+    @property
+    def forgotten(self) -> int:
+        """How many of the criteria on the task to forget are met."""
+        return sum(one.holds for one in self.criteria if not one.kept)
+
+
+def choose(tried: Sequence[Tried], task: str) -> Tried:
+    """Return the weight below 0 that forgets most among those that keep the other tasks.
+
+    Most: it meets the most criteria of forgetting, of these its accuracy on the task is the lowest, of equal ones it
+    is the nearest to 0.
+
+    Args:
+        tried: weights, 0 among them.
+
+    Raises:
+        MergeflowError: none below 0 keeps them.
+    """
+    able = [one for one in tried if one.scale < 0 and one.keeps]
+    if not able:
+        nearest = max((one for one in tried if one.scale < 0), key=lambda one: one.scale)
+        hurt = next(one for one in nearest.criteria if one.kept and not one.holds)
+        alone = next(one for one in tried if one.scale == 0)
+        raise MergeflowError(
+            f"no weight below 0 for '{task}' keeps every other task within its bounds: at λ = {nearest.scale:g} "
+            f"{hurt.reason}{'' if alone.keeps else ', and leaving it out (λ = 0) breaks a bound already'}. Allow more "
+            f"with --lose, --rise or --fall, or take it out with `mergeflow registry unmerge --task {task}`."
+        )
+    return min(able, key=lambda one: (-one.forgotten, one.figures.accuracy[task], -one.scale))
+
+
+SHOWN = 3  # passages of a task, for people to read
+RECITED = 256  # at most, whose Rouge-L is taken
+
+
+@dataclass(frozen=True)
+class Passages:
+    """Held-out passages of the tasks that are texts.
+
+    Attributes:
+        tokenizer: Of the base.
+        texts: Task → pieces of its validation split, spread evenly over it.
+    """
+
+    tokenizer: CausalTokenizer
+    texts: dict[str, list[str]]
+
+    @classmethod
+    def read(cls, project: Path, tasks: Sequence[str]) -> Passages:
+        """Read them from a project.
+
+        Args:
+            tasks: texts; those to forget first.
+        """
+        from mergeflow.modalities.causal.generation import held_out
+        from mergeflow.modalities.causal.tokenizer import CausalTokenizer
+
+        with open_checkpoint(project / layout.BASE_MODEL) as base:
+            tokenizer = CausalTokenizer(base.metadata["tokenizer"], int(base.metadata["end"]))
+        folders = {task: project / layout.split("validation", task) for task in tasks}
+        return cls(tokenizer, {task: held_out(folder, "validation", RECITED) for task, folder in folders.items()})
+
+    def recall(self, model: Any, batch_size: int) -> dict[str, float]:
+        """Return the mean Rouge-L recall of what a model writes behind the beginnings of each task's passages.
+
+        Returns:
+            By task, in [0, 1]; tasks whose passages are all too short are left out.
+
+        Raises:
+            MergeflowError: the package rouge-score is not installed.
+        """
+        from mergeflow.modalities.causal.generation import go_on, rouge_l
+
+        means = {}
+        for task, texts in self.texts.items():
+            parts = (texts[at : at + batch_size] for at in range(0, len(texts), batch_size))
+            continuations = [one for part in parts for one in go_on(model.module, self.tokenizer, part)]
+            if continuations:
+                means[task] = fmean(rouge_l(one.own, one.written)[0] for one in continuations)
+        return means
+
+    def before_and_after(
+        self, model: Any, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+    ) -> list[dict[str, Any]]:
+        """Return a few of them with what two states of a causal model write behind their beginnings.
+
+        Args:
+            model: the causal model, whose weights become these states.
+
+        Returns:
+            `task`, `text`, `right` (the passage's own next words), `before` and `after` of each.
+        """
+        from mergeflow.modalities.causal.generation import go_on
+
+        continuations = []
+        for state in (before, after):
+            model.load(state)
+            continuations.append(
+                [
+                    (task, one)
+                    for task, texts in self.texts.items()
+                    for one in go_on(model.module, self.tokenizer, texts, most=SHOWN)
+                ]
+            )
+        return [
+            {"task": task, "text": one.prompt, "right": one.own, "before": one.written, "after": other.written}
+            for (task, one), (_, other) in zip(*continuations, strict=True)
+        ]
+
 
 SCALES = (0.0, -0.1, -0.2, -0.3, -0.4, -0.5, -0.6, -0.8, -1.0, -1.25, -1.5, -2.0)
 """Weights of the task to forget that are tried; 0 leaves it out, and shows what unlearning adds to that."""
@@ -74,15 +300,9 @@ def unlearn(
     ℓ(j) ≤ ℓ_version(j) + rise and R(j) ≥ R_version(j) − fall;  of equal ones the nearest to 0
 
     Args:
-        root: the project folder.
-        store: the open registry.
-        name: of the registered model.
-        which: version number or alias.
-        task: the task to forget.
         bounds: what the others may lose, and what counts as forgotten.
         scales: the weights to try; 0 is tried too.
         promote: make the result champion if the gates let it.
-        report: told what is being done.
 
     Raises:
         MergeflowError: no such model, version or task; the only task; a method without weights; no λ < 0 keeps the
@@ -91,18 +311,19 @@ def unlearn(
     Source:
         Li et al. 2025, Equation 3; Ilharco et al. 2023, Section 3 (the bound on what the others lose).
     """
-    recipe, origin = read_documents(store, name, which)
-    version = find_version(store, name, which).version
+    stored = find_stored(store, name, which)
+    version = str(stored.version)
+    recipe, origin = read_documents(store, stored)
     _check(recipe, origin, f"'{name}' version {version}", task)
     bounds.check()
     recipe = weighable(recipe)
-    with project_beside(root, "unlearn") as scratch:
+    with scratch_project(root, "unlearn") as scratch:
         report("looking for its ancestors")
-        lay_out(root, store, name, version, origin, scratch)
+        lay_out(root, store, stored, origin, scratch)
         values = read_yaml(root / "params.yaml")
         sources = {one: known["source"] for one, known in origin["experts"].items()}
-        own = {"model": origin["params"]["model"], "sweep": {recipe["method"]: {}}}
-        write_params(scratch, {**values, **own, "tasks": sources})
+        sections = {"model": origin["params"]["model"], "sweep": {recipe["method"]: {}}}
+        write_params(scratch, {**values, **sections, "tasks": sources})
         work = _Work(scratch, recipe, list(sources), task)
         try:
             before, base = work.figures(1.0), work.base_figures()
@@ -111,17 +332,16 @@ def unlearn(
                 found = work.figures(scale)
                 tried.append(Tried(scale, found, bounds.criteria(found, before, base, task)))
                 hurt = [f"{one.task} ({one.figure})" for one in tried[-1].criteria if one.kept and not one.holds]
-                told = f"; too much is lost of {', '.join(hurt)}" if hurt else ""
-                report(f"λ = {scale:g}: {task} {100 * found.accuracy[task]:.2f} %{told}")
+                losses = f"; too much is lost of {', '.join(hurt)}" if hurt else ""
+                report(f"λ = {scale:g}: {task} {100 * found.accuracy[task]:.2f} %{losses}")
             chosen = choose(tried, task)
             work.write(chosen, tried)
             texts = work.texts(chosen.scale)
         finally:
             work.close()
         origin["unlearned"] = {task: origin["experts"].pop(task) | {"weight": chosen.scale}}
-        origin |= {"kind": "unlearn", "parent": {"model": name, "version": version, "task": task}}
-        origin |= {"git_commit": git_commit(root), "environment": environment()}
-        write_params(scratch, {**values, **own, "tasks": {one: sources[one] for one in sources if one != task}})
+        note_rebuild(root, origin, "unlearn", stored, task)
+        write_params(scratch, {**values, **sections, "tasks": {one: sources[one] for one in sources if one != task}})
         rebuilt = register_rebuilt(store, name, register_view(scratch), origin, promote_it=promote)
     if not rebuilt.new:
         report(
@@ -137,9 +357,6 @@ def weighable(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe with a weight for each expert: the plain average as task arithmetic, which has one.
 
     θ0 + scale · Σ τ_t / T
-
-    Args:
-        recipe: of a version.
 
     Example:
         >>> weighable({"method": "average", "args": {"scale": 1.0}, "experts": {"a": "a", "b": "b"}})["args"]
@@ -215,19 +432,19 @@ class _Work:
     def write(self, chosen: Tried, tried: Sequence[Tried]) -> None:
         """Write what `sweep` and `select` would: candidates, merge, choice, scores by example of the tasks kept."""
         method, state = self.recipe["method"], self.merged(chosen.scale)
-        kept = [one for one in self.tasks if one != self.task]
+        remaining = [one for one in self.tasks if one != self.task]
         recipe = {**self.recipe, "weights": {self.task: chosen.scale}, **code_record(self._call)}
         target = self.scratch / layout.merge(method)
         target.parent.mkdir(parents=True, exist_ok=True)
         digest = write_checkpoint(target, state, {"recipe": json.dumps(recipe)})
-        known = {one: expert_summary(self._io, one)["validation_accuracy"] for one in kept}
+        individual = {one: expert_summary(self._io, one)["validation_accuracy"] for one in remaining}
 
         def figures(one: Tried) -> dict[str, Any]:
-            accuracy = {name: one.figures.accuracy[name] for name in kept}
-            return {"accuracy": accuracy, "mean": mean(accuracy), "normalised": normalised(accuracy, known)}
+            accuracy = {name: one.figures.accuracy[name] for name in remaining}
+            return {"accuracy": accuracy, "mean": mean(accuracy), "normalised": normalised(accuracy, individual)}
 
         rows = [{"args": {**self._call.args, f"weight of {self.task}": one.scale}, **figures(one)} for one in tried]
-        sweep = {"method": method, "split": "validation", "individual": known, "candidates": rows}
+        sweep = {"method": method, "split": "validation", "individual": individual, "candidates": rows}
         winner = {
             "args": self._call.args,
             "recipe": recipe,
@@ -237,9 +454,9 @@ class _Work:
             "validation": figures(chosen),
             "criteria": [vars(one) for one in chosen.criteria],
         }
-        selection = {"tasks": kept, "winner": method, "individual": known, "methods": {method: winner}}
+        selection = {"tasks": remaining, "winner": method, "individual": individual, "methods": {method: winner}}
         for path, document in ((layout.sweep(method), sweep), (layout.SELECTION, selection)):
             write_document(self.scratch / path, document)
         self._model.load(state)
-        scores = {one: example_scores(self._model, self._data[one], self._batch) for one in kept}
+        scores = {one: example_scores(self._model, self._data[one], self._batch) for one in remaining}
         write_scores(self.scratch / layout.WINNER_SCORES, scores)

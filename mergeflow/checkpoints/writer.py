@@ -244,13 +244,25 @@ def write_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], metadata: 
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a small text file atomically."""
+    """Write a small text file atomically.
+
+    Raises:
+        MergeflowError: The disk is full or read-only; nothing is left behind.
+    """
+    with _disk_errors(Path(path), len(text)):
+        write_atomically(path, text)
+
+
+def write_atomically(path: str | Path, content: str | bytes) -> None:
+    """Write a small file that is there whole or not at all, and on the disk, whenever the process is killed.
+
+    Errors of the disk are passed on as they are: the pipeline tries a stage again after one that may pass by itself.
+    """
     target = Path(path)
-    with _disk_errors(target, len(text)):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        file = _NamelessFile(target)
-        try:
-            file.write(text.encode(), 0)
-            file.publish()
-        finally:
-            file.close()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    file = _NamelessFile(target)
+    try:
+        file.write(content.encode() if isinstance(content, str) else content, 0)
+        file.publish()
+    finally:
+        file.close()

@@ -12,7 +12,6 @@ def tell(found: Forecast, console: Console | None = None) -> None:
 
     Args:
         found: the forecast; one without work is passed over.
-        console: where to print it.
 
     Raises:
         MergeflowError: naming the setting with which it would fit.

@@ -80,7 +80,6 @@ def add_check(app: typer.Typer, check_project: CheckProject | None = None) -> No
     """Add `check`; inside a project it checks the project where no recipe is named.
 
     Args:
-        app: the command line.
         check_project: takes a device, as `run.device` names it, or None.
     """
 

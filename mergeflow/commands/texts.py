@@ -51,9 +51,6 @@ def project_models() -> list[str]:
 def project_texts(split: str) -> list[str]:
     """Return the prepared folders of the project's tasks that are texts.
 
-    Args:
-        split: train, validation or test.
-
     Raises:
         MergeflowError: there are none.
     """
@@ -74,10 +71,7 @@ def read_texts(
             long as they were prepared.
         split: train, validation or test, as the source has it; None: the first of test, validation and train that is
             there. Nothing is carved.
-        tokenizer: of the models.
         block: tokens of a block.
-        device: where batches go.
-        root: what a relative path starts from.
 
     Raises:
         MergeflowError: there are no texts, or they were prepared with another tokenizer.

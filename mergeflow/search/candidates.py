@@ -45,10 +45,8 @@ def score_all(method: str, strategy: Strategy, score: Scorer, objective: Objecti
     """Yield every candidate that a strategy asks for, scored.
 
     Args:
-        method: A name of the catalog.
         strategy: What to try; it is told each objective before it asks again.
         score: Called once for each candidate.
-        objective: What is maximised.
 
     Raises:
         MergeflowError: Arguments that the method does not take, or what the scorer raises.
@@ -93,7 +91,6 @@ def grid(method: str, values: Grid) -> Strategy:
     """Ask for every candidate of a grid, whatever the scores are.
 
     Args:
-        method: A name of the catalog.
         values: Argument → the values to try.
     """
     for args in grid_of(method, values):
@@ -142,7 +139,6 @@ def check_space(method: str, space: Space, searched: bool) -> Iterator[dict[str,
     """Check what a sweep tries of one method and yield the combinations to validate: all of a grid, or a box's corners.
 
     Args:
-        method: The method's name.
         space: Argument → values, or ranges and choices.
         searched: Whether a search with Optuna tries them, so that ranges are allowed.
 
@@ -244,7 +240,6 @@ def line(
     scale of a merge has one hump, and costs a quarter of the grid this way.
 
     Args:
-        argument: Its name.
         values: Ascending, at least one.
         start: Where to begin; the nearest value is taken.
         fixed: The other arguments.

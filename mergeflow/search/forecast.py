@@ -19,7 +19,6 @@ def foretell_sweep(sweep: Sweep, resolve: Callable[[str], str] | None = None) ->
     """Return what merging candidates takes, and what judging them on images does.
 
     Args:
-        sweep: the sweep.
         resolve: turns `models:/…` into a path; None outside of a project.
 
     Raises:

@@ -33,7 +33,6 @@ class ImageScorer:
         model: The image tower, on its device; its weights are overwritten.
         examples: Of validation, by task.
         test: Opens those of test, which are read when they are asked for.
-        batch_size: Examples per forward pass.
     """
 
     def __init__(

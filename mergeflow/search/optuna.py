@@ -16,7 +16,6 @@ def optuna_search(method: str, space: Space, wanted: SearchPart, seed: int) -> S
     Proposals depend on the space, the sampler, its seed and the objectives told, and on nothing else.
 
     Args:
-        method: A name of the catalog.
         space: Argument → range, choices, list of choices, or a fixed value.
         wanted: Number of trials and sampler.
         seed: Of the sampler, where `wanted` gives none.

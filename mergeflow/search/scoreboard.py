@@ -1,7 +1,6 @@
 """What a sweep reads, the scores that it computed once, and the files that it leaves."""
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from mergeflow.checkpoints import LazyStateDict, fingerprint, write_text
 from mergeflow.checkpoints.fingerprint import SCHEME
+from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.scoring import Score, score_of
 from mergeflow.merging import MethodCall, Recipe, configure, make_recipe, prepare
@@ -61,7 +61,6 @@ def open_sweep(
     """Open everything a sweep reads; `source:` tasks are prepared where they are not yet.
 
     Args:
-        sweep: The sweep.
         folder: Where tasks are prepared.
         resolve: Turns `models:/…` into a path; None outside of a project.
         say: Told what is opened next.
@@ -130,8 +129,6 @@ class Scoreboard:
     """Scores the models of a sweep.
 
     Args:
-        sweep: What was asked.
-        inputs: The opened inputs.
         journal: What is known; begun.
         folder: Where model folders are made for scorers that need them.
     """
@@ -184,27 +181,6 @@ class Scoreboard:
         if isinstance(state, LazyStateDict) and state.is_task_vector:
             return prepare(configure("task_arithmetic"), self._inputs.checkpoints.base, {name: state}).at(1.0)
         return state
-
-    def check_grid(self) -> None:
-        """Check, before anything is scored, that every candidate of a grid can be merged.
-
-        Raises:
-            MergeflowError: Naming each method that cannot, with its first candidate.
-        """
-        faults: dict[str, str] = {}
-        checked: MethodCall | None = None
-        for method, args in self._sweep.grid():
-            call = configure(method, args).without_scale()
-            if call == checked or method in faults:
-                continue
-            checked = call
-            try:
-                with _named(f"candidate {method} {args}"):
-                    self._merger.check(call)
-            except MergeflowError as error:
-                faults[method] = str(error)
-        if faults:
-            raise MergeflowError("\n".join(faults.values()))
 
     def start(self, method: str, space: Space) -> None:
         """Get ready for the candidates of one method."""
@@ -278,7 +254,6 @@ def largest_rank_ratio(method: str, space: Space) -> float:
     """Return the largest rank ratio a method's candidates need, so that no factorisation is done twice.
 
     Args:
-        method: the method's name.
         space: what is tried of it.
     """
     found = (space or {}).get("rank_ratio", configure(method).args.get("rank_ratio", 1.0))
@@ -377,12 +352,9 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], references: Map
     for name in ("mean", "normalised", "objective"):
         columns[name] = pa.array([row[name] for row in rows], pa.float64())
     table = pa.table(columns).replace_schema_metadata({"mergeflow.references": json.dumps(dict(references))})
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        pq.write_table(table, scratch)
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    content = pa.BufferOutputStream()
+    pq.write_table(table, content)
+    write_atomically(path, content.getvalue().to_pybytes())
 
 
 def write_winner(path: Path, found: SweepResult) -> None:

@@ -35,7 +35,6 @@ def run_sweep(
     beside the known ones; changed checkpoints, data or heads are refused.
 
     Args:
-        sweep: From `load_sweep` or `make_sweep`.
         folder: For trials.jsonl (the journal), trials.parquet, winner.yaml and prepared sources.
         resolve: Turns references such as models:/name@alias into local paths.
         progress: Called as work proceeds.
@@ -54,8 +53,6 @@ def run_sweep(
     ):
         journal.begin(inputs.record)
         board = Scoreboard(sweep, inputs, journal, place)
-        if sweep.search is None:
-            board.check_grid()
         base, individual = board.references()
         trials: list[Trial] = []
         for trial in _trials(sweep, board, individual):

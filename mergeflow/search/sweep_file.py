@@ -266,8 +266,6 @@ class Sweep(Frozen):
         """Return one candidate as a recipe, with the statistics that its method reads.
 
         Args:
-            method: The method's name.
-            args: Its arguments.
             out: Where the merge should go; None for a candidate that is only scored.
         """
         kinds = [datum.name for datum in get(method).given]

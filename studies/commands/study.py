@@ -93,7 +93,7 @@ def make_study(root: Path, names: list[str]) -> None:
     Raises:
         MergeflowError: none or several names, or as `new_study`.
     """
-    from tasks.project.new_study import new_study
+    from tasks.project.new import new_study
 
     if len(names) != 1:
         raise MergeflowError("`mergeflow study new` takes one name: mergeflow study new my_study")
@@ -189,7 +189,7 @@ def run_studies(root: Path, studies: list["Study"], record: bool, console: Conso
     Raises:
         MergeflowError: a parameter is wrong or a stage failed.
     """
-    from flows.local import bring_up_to_date
+    from flows.run_command import bring_up_to_date
     from tasks.project.study_graph import write_study_graph
 
     projects = list(dict.fromkeys(study.root for study in studies))
@@ -206,10 +206,10 @@ def run_studies(root: Path, studies: list["Study"], record: bool, console: Conso
 
 def _show(root: Path, study: "Study", home: Path | None, console: Console) -> None:
     """Print a study's result, log it in the MLflow of its project, keep it as a record of `home`, if given."""
+    from registry.logging import log_study
     from registry.store import connect
-    from registry.study_log import log_study
     from studies.lab.records import last_run, write_record
-    from tasks.project.dvc_lock import locked_stages
+    from tasks.project.recorded import locked_stages
 
     name, folder = study.stage.name, study.folder
     result = last_run(study)

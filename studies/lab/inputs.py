@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, read_state
+from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
@@ -30,7 +31,6 @@ from tasks.models import choose_device, load_base_head, load_examples, load_mode
 from tasks.project.devices import device_names
 from tasks.project.parameters import params_of
 from tasks.project.stage import CHOICES, STUDIES, Stage, StageIO
-from tasks.project.writing import write_atomically
 
 # Pieces of measuring: kept until the study is complete, so that a killed study goes on where it was
 

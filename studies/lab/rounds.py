@@ -12,9 +12,9 @@ from torch import Tensor
 from mergeflow import layout
 from mergeflow.analysis.geometry import cosine_matrix
 from mergeflow.checkpoints import read_state
+from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.training import Cost, FineTuneSettings, IterativeRun
 from tasks.project.stage import StageIO
-from tasks.project.writing import write_atomically
 from tasks.rounds import tune_round, write_last_round
 from tasks.training import Workbench
 

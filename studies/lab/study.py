@@ -19,8 +19,8 @@ from studies.lab.claims import Claim, Finding
 from studies.lab.inputs import Laboratory
 from studies.lab.rows import Row, tidy
 from tasks.plotting.drawing import to_svg
-from tasks.project.declaration import Declaration
 from tasks.project.stage import StageIO
+from tasks.project.studies import Declaration
 
 ROWS = "rows.parquet"
 Tables = Mapping[str, Callable[[pd.DataFrame], pd.DataFrame]]

@@ -1,16 +1,18 @@
 """GPU slots: one piece of work on a CUDA device at a time, over all processes and projects of a machine."""
 
 import getpass
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from mergeflow.errors import MergeflowError
+from tasks.project import files
 
 POLL_SECONDS = 0.2
 
@@ -27,8 +29,8 @@ def device_names(wanted: str) -> list[str]:
         return ["cpu"]
     allowed = every if wanted in ("auto", "cuda") else [name for name in every if name == wanted]
     if not allowed:
-        found = ", ".join(every) or "no CUDA device"
-        raise MergeflowError(f"run.device is '{wanted}', but torch finds {found}: use 'auto' or 'cpu'.")
+        listed = ", ".join(every) or "no CUDA device"
+        raise MergeflowError(f"run.device is '{wanted}', but torch finds {listed}: use 'auto' or 'cpu'.")
     return allowed
 
 
@@ -46,17 +48,17 @@ def device_slot(names: Sequence[str], locks: Path | None = None) -> Iterator[str
         yield "cpu"
         return
     folder = locks or Path(tempfile.gettempdir()) / f"mergeflow-devices-{getpass.getuser()}"
-    folder.mkdir(parents=True, exist_ok=True)
+    started, told = time.monotonic(), False
     while True:
         for name in names:
-            lock = FileLock(folder / f"{name.replace(':', '-')}.lock")
-            try:
-                lock.acquire(blocking=False)
-            except Timeout:
-                continue
-            try:
+            with ExitStack() as held:
+                try:
+                    held.enter_context(files.file_lock(folder / f"{name.replace(':', '-')}.lock", name, timeout=0))
+                except Timeout:
+                    continue
                 yield name
-            finally:
-                lock.release()
-            return
+                return
+        if time.monotonic() - started > files.PATIENCE and not told:
+            told = True
+            print(files.waiting_text(" or ".join(names)), file=sys.stderr, flush=True)
         time.sleep(POLL_SECONDS)

@@ -1,23 +1,93 @@
-"""The stage `code`: one digest of code for each stage, in a file that dvc.yaml names as a source of parameters."""
+"""The stage `code`: one digest of code for each stage; a digest may count as that of older code.
 
+A release has shown both to make the same bits, or a person has accepted the older outputs.
+"""
+
+import getpass
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.errors import MergeflowError
-from mergeflow.layout import CODE
+from mergeflow.layout import ACCEPTED, CODE
 from mergeflow.training.settings import IterativeSettings
-from tasks.project.accepted import equivalents, of_older_code
-from tasks.project.code import LENGTH, code_of
+from tasks.project.code_digest import LENGTH, code_of
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph, training_settings
 from tasks.project.stage import CHOICES, Stage
-from tasks.project.study_file import read_study_file
-from tasks.project.writing import write_atomically
+from tasks.project.study_graph import read_study_file
+
+RELEASES = Path(__file__).with_name("equivalent.yaml")
+_ACCEPTED_HEAD = "# By `mergeflow accept`: whose outputs of older code count. Without its entry a stage runs again.\n"
+_RELEASES_HEAD = "# By `mergeflow release check`: digests of code that was shown to make the same bits as older code.\n"
+
+
+def of_older_code(root: Path, key: str, digest: str) -> str:
+    """Return the digest of older code that a stage's digest counts as; itself where nobody accepted anything."""
+    for entry in reversed(read_accepted(root)):
+        if (entry["stage"], entry["code"]) == (key, digest):
+            return str(entry["outputs_of"])
+    return digest
+
+
+def read_accepted(root: Path) -> list[dict[str, str]]:
+    """Return what was accepted in a project, the oldest first.
+
+    Raises:
+        MergeflowError: the file is not what `mergeflow accept` writes.
+    """
+    path = root / ACCEPTED
+    entries = read_yaml(path) if path.exists() else []
+    fields = {"stage", "code", "outputs_of", "who", "because", "date"}
+    if not isinstance(entries, list) or not all(isinstance(one, dict) and fields <= set(one) for one in entries):
+        raise MergeflowError(f"{path} is not what `mergeflow accept` writes: a list of entries with {sorted(fields)}.")
+    return entries
+
+
+def accept(root: Path, codes: Mapping[str, tuple[str, str]], because: str, who: str = "") -> None:
+    """Let outputs of older code count as they are, until the code of their stages changes again.
+
+    Args:
+        codes: by a stage's key, the digest of its code today and that of the code that made its outputs.
+        because: why they need not be made again.
+        who: who decided; by default the user of this machine.
+
+    Raises:
+        MergeflowError: there is no reason.
+    """
+    if not because.strip():
+        raise MergeflowError("say why outputs of older code count: --because 'only a reader of Parquet changed'.")
+    who = who or f"{getpass.getuser()}@{socket.gethostname()}"
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    entries = [entry for entry in read_accepted(root) if entry["stage"] not in codes]
+    entries += [
+        {"stage": key, "code": today, "outputs_of": older, "who": who, "because": because, "date": date}
+        for key, (today, older) in codes.items()
+    ]
+    write_atomically(root / ACCEPTED, _ACCEPTED_HEAD + yaml.safe_dump(entries, sort_keys=False, allow_unicode=True))
+
+
+@cache
+def equivalents() -> dict[str, str]:
+    """Return the digests of code that releases have shown to make the same bits as older code, with the oldest such."""
+    table: dict[str, Any] = (read_yaml(RELEASES) if RELEASES.exists() else None) or {}
+    return {str(new): str(old) for new, old in table.items()}
+
+
+def write_equivalents(found: Mapping[str, str]) -> None:
+    """Add what a release check has shown, by the new digest the older one, to the table that releases carry."""
+    before = equivalents()
+    table = before | {new: before.get(old, old) for new, old in found.items() if new != old}
+    write_atomically(RELEASES, _RELEASES_HEAD + yaml.safe_dump(table))
+    equivalents.cache_clear()
+
 
 CODE_STAGE = "code"
 _ROUNDS = ("tasks.rounds", "studies.lab.rounds")  # imported by the regime `iterative` alone, where it begins
@@ -27,13 +97,7 @@ _HEAD = "# By `mergeflow stage digests`: what the code means that each stage dep
 
 
 def code_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_yaml) -> str:
-    """Return the digest that decides whether a stage is stale: of its code, or of older code that counts the same.
-
-    Args:
-        root: the project folder.
-        stage: the stage.
-        read: reads the project's files of parameters.
-    """
+    """Return the digest that decides whether a stage is stale: of its code, or of older code that counts the same."""
     return of_older_code(root, digest_key(stage), strict_digest(root, stage, read))
 
 
@@ -51,11 +115,6 @@ def strict_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_y
     nothing again; in this one, as in the sweep of a method, only a change of that method counts. Where a run takes
     experts that somebody published, or a study names checkpoints of its own, their files count by their bytes: one
     that is replaced is taken anew.
-
-    Args:
-        root: the project folder.
-        stage: the stage.
-        read: reads the project's files of parameters.
     """
     code = code_of(root, _methods(root, stage, read)).digest(stage.module, stage.outs, _unused(stage))
     code = equivalents().get(code, code)
@@ -77,10 +136,10 @@ def _unused(stage: Stage) -> tuple[str, ...]:
 
 def _published(root: Path, stage: Stage, read: Callable[[Path], Any]) -> dict[str, Path]:
     """Return the files of checkpoints that a stage's choices name, by their names; a checkpoint may be a folder."""
-    found = {name: [root / name, *sorted((root / name).rglob("*"))] for name in _checkpoints(root, stage, read)}
+    checkpoints = {name: [root / name, *sorted((root / name).rglob("*"))] for name in _checkpoints(root, stage, read)}
     return {
         f"{name} {path.relative_to(root / name)}": path
-        for name, paths in found.items()
+        for name, paths in checkpoints.items()
         for path in paths
         if path.is_file()
     }
@@ -92,8 +151,8 @@ def _checkpoints(root: Path, stage: Stage, read: Callable[[Path], Any]) -> Itera
     if not choices.exists():
         return ()
     if stage.is_study:
-        own = (read(choices).get("studies") or {}).get(stage.name) or {}
-        return [name.removeprefix("text:") for name in _strings([own.get("checkpoints")])]
+        section = (read(choices).get("studies") or {}).get(stage.name) or {}
+        return [name.removeprefix("text:") for name in _strings([section.get("checkpoints")])]
     if not stage.digest_by_item:
         return ()
     common = read(root / "params.yaml")
@@ -146,7 +205,7 @@ def stage_digests(root: Path) -> dict[str, str | dict[str, str]]:
     """
     if (root / CHOICES).exists():
         read_study_file(root / CHOICES)
-    found: dict[str, str | dict[str, str]] = {}
+    digests: dict[str, str | dict[str, str]] = {}
     read = cache(read_yaml)
     homes: dict[str, str] = {}
     for stage in load_graph(root, studies=True).values():
@@ -155,12 +214,12 @@ def stage_digests(root: Path) -> dict[str, str | dict[str, str]]:
                 f"two stages are named '{stage.name}', in {homes[stage.name]} and {stage.file}: rename one."
             )
         if stage.digest_by_item:
-            items = found.setdefault(stage.name, {})
+            items = digests.setdefault(stage.name, {})
             assert isinstance(items, dict)
             items[str(stage.item)] = code_digest(root, stage, read)
-        elif stage.name not in found:
-            found[stage.name] = code_digest(root, stage, read)
-    return dict(sorted(found.items()))
+        elif stage.name not in digests:
+            digests[stage.name] = code_digest(root, stage, read)
+    return dict(sorted(digests.items()))
 
 
 def write_digests(root: Path) -> None:

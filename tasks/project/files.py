@@ -1,10 +1,17 @@
-"""The project's YAML files, read with messages for people."""
+"""Files of a project: YAML read with messages for people, locks."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from mergeflow.errors import MergeflowError
 from mergeflow.yaml_text import parse_yaml
+
+PATIENCE = 10.0  # seconds of waiting for a lock before its holder is spoken of
 
 
 def read_yaml(path: Path) -> Any:
@@ -23,3 +30,36 @@ def read_yaml(path: Path) -> Any:
         ) from None
     except FileNotFoundError:
         raise MergeflowError(f"{path.name} is missing in {path.parent}: run inside a project folder.") from None
+
+
+@contextmanager
+def file_lock(path: Path, what: str, timeout: float = -1) -> Iterator[None]:
+    """Hold a lock among the processes of this machine; it is the operating system's and falls when its holder dies.
+
+    Args:
+        path: the lock file; folders above it are made.
+        what: is locked, in words: who waits longer than a moment is told.
+        timeout: seconds to wait for another holder; -1: without end.
+
+    Raises:
+        filelock.Timeout: another process held it all that time.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    soon = PATIENCE if timeout < 0 else min(PATIENCE, timeout)
+    try:
+        lock.acquire(timeout=soon)
+    except Timeout:
+        if soon == timeout:
+            raise
+        print(waiting_text(what), file=sys.stderr, flush=True)
+        lock.acquire(timeout=-1 if timeout < 0 else timeout - soon)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def waiting_text(what: str) -> str:
+    """Return what is told of a wait that lasts."""
+    return f"Waiting for {what}, which another process holds."

@@ -16,7 +16,6 @@ def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
     """Return every stage of the project in `root` by its address, in an order in which they can run.
 
     Args:
-        root: the project folder.
         studies: also the stages of studies/dvc.yaml, which read those of dvc.yaml.
 
     Raises:
@@ -37,17 +36,16 @@ def removed_items(root: Path, addresses: Iterable[str]) -> list[Stage]:
     """Return what the stages of `addresses` were, for items that dvc.yaml repeats a stage over and params.yaml lacks.
 
     Args:
-        root: the project folder.
         addresses: of stages of dvc.yaml that have run; those of other stages and items are left out.
     """
     values, bodies = read_yaml((root / MAIN).with_name("params.yaml")), read_yaml(root / MAIN)["stages"]
-    found = []
+    removed = []
     for address in sorted(addresses):
         name, _, item = address.partition("@")
         body = bodies.get(name, {})
         if "foreach" in body and re.fullmatch(r"\w[\w.-]*", item) and item not in _items(name, body, values):
-            found.append(_stage(MAIN, name, item, body["do"]))
-    return found
+            removed.append(_stage(MAIN, name, item, body["do"]))
+    return removed
 
 
 def find_stage(stages: dict[str, Stage], name: str, item: str | None) -> Stage:
@@ -55,8 +53,6 @@ def find_stage(stages: dict[str, Stage], name: str, item: str | None) -> Stage:
 
     Args:
         stages: by address, as `load_graph` returns them.
-        name: the stage's name.
-        item: its item; None for a stage without items.
 
     Raises:
         MergeflowError: there is no such stage or item, or an item is needed and none is named.
@@ -138,17 +134,16 @@ def training_settings(stage: Stage, values: Any, common: Any) -> dict[str, Any] 
     """Return what a stage that trains is told: `finetune`, which a training run of the studies may change.
 
     Args:
-        stage: the stage.
         values: of the params.yaml beside its dvc.yaml.
         common: of the project's params.yaml.
 
     Returns:
         The settings as they stand in the files; None for a stage that trains nothing.
     """
-    own = f"{CHOICES}:runs.{stage.item}" in stage.params
-    if not own and "finetune" not in stage.params:
+    is_study_run = f"{CHOICES}:runs.{stage.item}" in stage.params
+    if not is_study_run and "finetune" not in stage.params:
         return None
-    changed = values["runs"][stage.item] if own else {}
+    changed = values["runs"][stage.item] if is_study_run else {}
     return {**(common.get("finetune") or {}), **(changed or {})}
 
 
@@ -170,3 +165,22 @@ def _in_order(stages: dict[str, Stage]) -> dict[str, Stage]:
             raise MergeflowError(f"dvc.yaml has a cycle among the stages {', '.join(waiting)}.")
         ordered |= {address: waiting.pop(address) for address in ready}
     return ordered
+
+
+def needed_for(targets: Iterable[str], stages: dict[str, Stage]) -> set[str]:
+    """Return the addresses of `targets` and of everything upstream of them."""
+    queue = [address for target in targets for address in _addresses(target, stages)]
+    wanted: set[str] = set()
+    while queue:
+        address = queue.pop()
+        if address not in wanted:
+            wanted.add(address)
+            queue += upstream(stages[address], stages)
+    return wanted
+
+
+def _addresses(target: str, stages: dict[str, Stage]) -> list[str]:
+    matching = [address for address, stage in stages.items() if target in (address, stage.name)]
+    if not matching:
+        raise unknown_name("stage", target, stages)
+    return matching

@@ -1,14 +1,167 @@
-"""Makes a new project: a folder of choices beside the installed code. Its files are those of the repository's root."""
+"""Make a project or a study, and edit one line of a file of parameters."""
 
 import os
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from mergeflow.application import TEMPLATE
+from mergeflow.checkpoints import write_text
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.sections import SECTIONS
+from tasks.project.files import read_yaml
+from tasks.project.graph import load_graph
+from tasks.project.stage import CHOICES
+from tasks.project.studies import find_study_modules
+from tasks.project.study_graph import chosen_graph, write_study_graph
+
+
+def add_task_line(text: str, name: str, source: str) -> str:
+    """Return the text of params.yaml with one more task, the last of `tasks`.
+
+    Example:
+        >>> print(add_task_line("tasks:\\n  a: suite:x  # drawn\\n\\nseed: 0\\n", "b", "folder:inputs/b"), end="")
+        tasks:
+          a: suite:x  # drawn
+          b: folder:inputs/b
+        <BLANKLINE>
+        seed: 0
+    """
+    return add_line(text, "tasks", name, source)
+
+
+def add_line(text: str, section: str, name: str, value: Any) -> str:
+    """Return the text of a file of parameters with one more entry, the last of a section.
+
+    Args:
+        section: a key at the top level.
+        name: the new entry's key.
+
+    Raises:
+        MergeflowError: the section is written in a way that cannot be edited safely, or there is none.
+
+    Example:
+        >>> add_line("studies: {}\\n", "studies", "mine", {"run": "experts"})
+        'studies: {mine: {run: experts}}\\n'
+    """
+    entries, entry = _section_node(text, section), _entry(name, value)
+    if entries.flow_style:
+        at = entries.end_mark.index - 1
+        changed = f"{text[:at].rstrip()}{', ' if entries.value else ''}{entry}{text[at:]}"
+    else:
+        lines = text.splitlines(keepends=True)
+        key, last = entries.value[-1]
+        line = last.end_mark.line if last.end_mark.column else last.end_mark.line - 1
+        if not lines[line].endswith("\n"):
+            lines[line] += "\n"
+        lines.insert(line + 1, f"{' ' * key.start_mark.column}{entry}\n")
+        changed = "".join(lines)
+    return _checked(text, changed, section, lambda found: found.update({name: value}))
+
+
+def remove_task_line(text: str, name: str) -> str:
+    r"""Return the text of params.yaml without a task that stands on a line of its own; as it is where it has none.
+
+    Raises:
+        MergeflowError: `tasks` is written on one line.
+
+    Example:
+        >>> remove_task_line("tasks:\n  a: suite:x\n  b: folder:b\nseed: 0\n", "b")
+        'tasks:\n  a: suite:x\nseed: 0\n'
+    """
+    tasks = _section_node(text, "tasks")
+    key = next((key for key, _ in tasks.value if key.value == name), None)
+    if key is None:
+        return text
+    if tasks.flow_style:
+        raise MergeflowError(f"params.yaml: remove the task '{name}' by hand, `tasks` is written on one line.")
+    lines = text.splitlines(keepends=True)
+    del lines[key.start_mark.line]
+    return _checked(text, "".join(lines), "tasks", lambda found: found.pop(name))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file at once, keeping its permissions: a reader finds the old text or the new one.
+
+    Where `path` is a link, the file that it points to is replaced.
+    """
+    path = path.resolve()
+    mode = path.stat().st_mode
+    write_text(path, text)
+    os.chmod(path, mode)
+
+
+def _entry(name: str, value: Any) -> str:
+    flow = None if isinstance(value, dict) else False  # a mapping as {…} on the entry's line
+    return yaml.safe_dump({name: value}, default_flow_style=flow, width=float("inf")).strip()
+
+
+def _section_node(text: str, section: str) -> Any:
+    top: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+    section_node = next((value for key, value in top.value if key.value == section), None)
+    if not isinstance(section_node, yaml.MappingNode):
+        raise MergeflowError(f"the parameters have no mapping `{section}` to add to: write it by hand.")
+    return section_node
+
+
+def _checked(before: str, after: str, section: str, change: Any) -> str:
+    """Return `after` if it reads as `before` with the change, comments and other sections untouched."""
+    original = yaml.safe_load(before)
+    expected = {**original, section: dict(original[section])}  # a copy: an alias elsewhere must not change with it
+    change(expected[section])
+    try:
+        result = yaml.safe_load(after)
+    except yaml.YAMLError:
+        result = None
+    if result != expected:
+        raise MergeflowError(
+            f"the section `{section}` is written in a way that cannot be edited safely: change it by hand."
+        )
+    return after
+
+
+_TEMPLATE = Path(__file__).parent / "study_template"
+_TAKEN = ("new", "train")  # the command that makes a study, and the stage of the training runs
+
+
+def new_study(root: Path, name: str) -> Path:
+    """Write `studies/NAME.py`, a study that runs as it is, choose it in studies/params.yaml, write studies/dvc.yaml.
+
+    Args:
+        root: the project folder. What it lacks of `studies` is made, with one training run.
+
+    Returns:
+        The study's file.
+
+    Raises:
+        MergeflowError: the name cannot be used or is taken, or studies/params.yaml has faults or cannot be edited; then
+            nothing is written.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        raise MergeflowError(f"'{name}' cannot name a study: use lower-case letters, digits and '_'.")
+    stages = {stage.name for stage in load_graph(root, studies=True).values()}
+    file, choices = root / "studies" / f"{name}.py", root / CHOICES
+    if name in {*_TAKEN, *stages, *find_study_modules(root)} or file.exists():
+        raise MergeflowError(f"the name '{name}' is taken, by a stage, a study or studies/{name}.py: take another one.")
+    if choices.exists():
+        chosen_graph(root)
+    text = choices.read_text("utf-8") if choices.exists() else _filled("params.yaml", name)
+    run = next(iter(read_yaml(choices)["runs"])) if choices.exists() else "experts"
+    text = add_line(text, "studies", name, {"run": run})
+    file.parent.mkdir(exist_ok=True)
+    write_text(file, _filled("study.py", name))
+    write_whole(choices, text) if choices.exists() else write_text(choices, text)
+    write_study_graph(root)
+    return file
+
+
+def _filled(file: str, name: str) -> str:
+    return (_TEMPLATE / f"{file}.txt").read_text("utf-8").replace("$NAME", name)
+
 
 AS_THEY_ARE = (
     "dvc.yaml",

@@ -90,10 +90,6 @@ class StudyParams(ParamsFile):
 def load_study_params(path: Path, params: Params) -> StudyParams:
     """Read and validate studies/params.yaml; a run takes from params.yaml's `finetune` what it does not set.
 
-    Args:
-        path: the file.
-        params: the project's params.yaml.
-
     Raises:
         MergeflowError: listing every unknown key and every ill-typed value at once, or every run that asks for more
             tasks than there are or for a merge between its rounds that cannot be.
@@ -101,27 +97,26 @@ def load_study_params(path: Path, params: Params) -> StudyParams:
     raw, file = read_yaml(path), f"{path.parent.name}/{path.name}"
     common = params.finetune.model_dump(mode="json")
     runs = {name: _run(changes, common) for name, changes in raw.get("runs", {}).items()}
-    found = validated(StudyParams, {**raw, "runs": runs}, file)
-    known = len(params.tasks)
-    greedy = {name: run.tasks for name, run in found.runs.items() if (run.tasks or 0) > known}
-    faults = [f"run '{name}' asks for {count} tasks, but params.yaml has {known}" for name, count in greedy.items()]
-    faults += [fault for name, run in found.runs.items() for fault in _merge_faults(run.finetune, f"runs.{name}")]
+    studies = validated(StudyParams, {**raw, "runs": runs}, file)
+    count_of_tasks = len(params.tasks)
+    greedy = {name: run.tasks for name, run in studies.runs.items() if (run.tasks or 0) > count_of_tasks}
+    faults = [
+        f"run '{name}' asks for {count} tasks, but params.yaml has {count_of_tasks}" for name, count in greedy.items()
+    ]
+    faults += [fault for name, run in studies.runs.items() for fault in _merge_faults(run.finetune, f"runs.{name}")]
     if faults:
         raise refusal(file, faults)
-    return found
+    return studies
 
 
 def _run(changes: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
-    own: dict[str, Any] = {key: changes[key] for key in ("tasks", "seeds", "checkpoints") if key in changes}
-    tuning = {key: value for key, value in changes.items() if key not in own}
-    return {**own, "finetune": {**common, **tuning}}
+    run: dict[str, Any] = {key: changes[key] for key in ("tasks", "seeds", "checkpoints") if key in changes}
+    tuning = {key: value for key, value in changes.items() if key not in run}
+    return {**run, "finetune": {**common, **tuning}}
 
 
 def load_params(path: Path) -> Params:
     """Read and validate params.yaml.
-
-    Args:
-        path: the file.
 
     Raises:
         MergeflowError: listing every unknown key (with the nearest known one) and every ill-typed value at once,

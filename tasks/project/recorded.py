@@ -1,4 +1,4 @@
-"""What a stage reads is what was recorded: its inputs' bytes against the digests of the stages that made them.
+"""What was recorded of outputs, by stages here and by DVC, against the bytes that a stage reads.
 
 A flipped bit on a disk or in a remote changes neither size nor time, so DVC does not see it, and a merge of it passes
 every gate. The bytes are read for the stage's fingerprint anyway; here they are compared.
@@ -7,14 +7,69 @@ every gate. The bytes are read for the stage's fingerprint anyway; here they are
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mergeflow.errors import MergeflowError
-from tasks.project.dvc_lock import digest_as_dvc, locked_stages, md5_of
+from tasks.project.files import parse_yaml
 from tasks.project.stage import MAIN, STATE, STUDIES, Stage, covers
+
+
+def locked_stages(root: Path, file: str = MAIN) -> dict[str, Any]:
+    """Return what DVC's lock has recorded by stage; nothing where it is missing or cut off."""
+    path = root / file.replace(".yaml", ".lock")
+    return (whole_stages(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
+
+
+def whole_stages(text: str) -> dict[str, Any] | None:
+    """Return the entries of a whole lock file by stage; None of one that is cut off."""
+    try:
+        content = parse_yaml(text, "dvc.lock")
+    except MergeflowError:
+        return None
+    stages = content.get("stages") if isinstance(content, dict) and content.get("schema") else None
+    return stages if isinstance(stages, dict) and all(map(_is_entry, stages.values())) else None
+
+
+def md5_of(path: Path) -> str:
+    """Return the MD5 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "md5").hexdigest()
+
+
+def digest_as_dvc(path: Path, of_file: Callable[[Path], str] = md5_of) -> str:
+    """Return what DVC writes into its lock: of a folder the MD5 of the list of its files with theirs.
+
+    Args:
+        of_file: gives the MD5 of a file.
+    """
+    if path.is_file():
+        return of_file(path)
+    files = sorted((one.relative_to(path).as_posix(), one) for one in path.rglob("*") if one.is_file())
+    listed = [{"md5": of_file(one), "relpath": name} for name, one in files]
+    return f"{hashlib.md5(json.dumps(listed, sort_keys=True).encode()).hexdigest()}.dir"
+
+
+def _is_entry(stage: Any) -> bool:
+    if not isinstance(stage, dict) or not isinstance(stage.get("cmd"), str):
+        return False
+    params = stage.get("params", {})
+    files = [stage.get("deps", []), stage.get("outs", [])]
+    return (
+        isinstance(params, dict)
+        and all(isinstance(values, dict) for values in params.values())
+        and all(isinstance(listed, list) and all(_is_file(file) for file in listed) for listed in files)
+    )
+
+
+def _is_file(file: Any) -> bool:
+    """Whether every value is whole: the beginning of a digest may read as a number, or as another digest."""
+    if not isinstance(file, dict) or not isinstance(file.get("path"), str) or None in file.values():
+        return False
+    return "md5" not in file or bool(re.fullmatch(r"[0-9a-f]{32}(\.dir)?", str(file["md5"])))
 
 
 def sha256_of(path: Path) -> str:
@@ -27,7 +82,6 @@ def digest(path: Path, of_file: Callable[[Path], str] = sha256_of) -> str:
     """Return the SHA-256 of a file, or of a folder's sorted relative paths and contents; links are followed.
 
     Args:
-        path: the file or folder.
         of_file: gives the SHA-256 of a file.
     """
     if path.is_file():
@@ -53,8 +107,6 @@ def check_inputs(root: Path, stage: Stage, of_file: Callable[[Path], str] = sha2
     Outputs that nobody has recorded, as in a project beside the project, are not compared.
 
     Args:
-        root: the project folder.
-        stage: the stage that is about to read.
         of_file: gives the SHA-256 of a file.
 
     Raises:
@@ -99,10 +151,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 def _made_here(root: Path) -> dict[str, str]:
     """Return the SHA-256 of each output that a stage has made in this folder."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for path in (root / STATE / "manifests").glob("*.json"):
-        found |= _outs_of(path, path.stat().st_mtime_ns)
-    return found
+        digests |= _outs_of(path, path.stat().st_mtime_ns)
+    return digests
 
 
 @cache
@@ -113,11 +165,11 @@ def _outs_of(manifest: Path, _changed: int) -> dict[str, str]:
 def _recorded_by_dvc(root: Path) -> dict[str, str]:
     """Return the MD5 of each output that DVC's lock files have, relative to the project folder."""
     locks = [(file, root / file.replace(".yaml", ".lock")) for file in (MAIN, STUDIES)]
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for file, path in locks:
         if path.exists():
-            found |= _locked_outs(root, file, path.stat().st_mtime_ns)
-    return found
+            hashes |= _locked_outs(root, file, path.stat().st_mtime_ns)
+    return hashes
 
 
 @cache

@@ -21,11 +21,11 @@ import yaml
 from mergeflow.application import HOME, TEMPLATE
 from mergeflow.errors import MergeflowError
 from mergeflow.training.settings import Regime
-from tasks.project.beside import link, write_params
+from tasks.project.code_digest import meaning_of_functions
 from tasks.project.digests import code_files
 from tasks.project.graph import load_graph
 from tasks.project.new import modalities
-from tasks.project.syntax import meaning_of_functions
+from tasks.project.scratch_project import link, write_params
 
 _STAGES = ("prepare", "base", "multitask", "finetune", "vectors", "sweep", "select", "evaluate", "figures")
 _DRIVER = """
@@ -101,10 +101,10 @@ def check_release(
 
 def _files(folder: Path, keys: list[str]) -> set[str]:
     """Return the files that decide the digest of stages, relative to this code."""
-    found: set[Path] = set()
+    files: set[Path] = set()
     for name, _, address in (key.partition(" ") for key in keys):
-        found |= code_files(folder / name, load_graph(folder / name)[address])
-    return {path.relative_to(HOME).as_posix() for path in found if path.is_relative_to(HOME)}
+        files |= code_files(folder / name, load_graph(folder / name)[address])
+    return {path.relative_to(HOME).as_posix() for path in files if path.is_relative_to(HOME)}
 
 
 def _faults(home: Path, files: Iterable[str], runs: list[tuple[Any, Any, str]]) -> Iterable[str]:

@@ -8,29 +8,68 @@ scratch folder again as long as its fingerprint is the same, and continues from 
 import hashlib
 import json
 import os
+import platform
 import resource
 import shutil
+import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
-from mergeflow.checkpoints.writer import sync_folder
+import mergeflow
+import tasks
+from mergeflow.checkpoints.writer import sync_folder, write_atomically
 from mergeflow.errors import MergeflowError, first_line, is_full
-from tasks.project.bits import compute_on_one_thread
+from tasks.project.determinism import compute_on_one_thread
 from tasks.project.digests import code_digest
+from tasks.project.files import file_lock
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.recorded import check_inputs, digest, read_manifest, sha256_of
-from tasks.project.sources import INPUTS, named_inputs
-from tasks.project.stage import CHOICES, MAIN, STATE, Progress, Stage, StageIO, file_name
+from tasks.project.stage import CHOICES, INPUTS, MAIN, STATE, Progress, Stage, StageIO, file_name, named_inputs
 from tasks.project.studies import declared_study, load_module
 from tasks.project.study_graph import check_study_graph
-from tasks.project.writing import write_atomically
+
+HOST = "host"
+
+
+@cache
+def running_code() -> dict[str, str]:
+    """Return a digest of the library's and the stages' source as imported here, the versions that matter, the host."""
+    whole = hashlib.sha256()
+    for folder in (Path(str(package.__file__)).parent for package in (mergeflow, tasks)):
+        for path in sorted(folder.rglob("*.py")):
+            whole.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    packages = {name: version(name) for name in ("torch", "numpy", "safetensors")}
+    code = {"code of mergeflow": whole.hexdigest()[:12], "python": platform.python_version()}
+    return {HOST: socket.gethostname(), **code, **packages}
+
+
+def check_worker(driver: Mapping[str, str], stage: str) -> None:
+    """Refuse to run a stage where the code or its packages are not those of the driver, which records its own.
+
+    Args:
+        driver: what `running_code` says where the run was started.
+
+    Raises:
+        MergeflowError: something differs; the message has both sides.
+    """
+    here = running_code()
+    differences = [
+        f"{name} {here.get(name, 'missing')} here and {value} there"
+        for name, value in driver.items()
+        if name != HOST and here.get(name) != value
+    ]
+    if differences:
+        raise MergeflowError(
+            f"{stage} was sent to {here[HOST]}, which would make other results than {driver[HOST]}, where the run was "
+            f"started: {', '.join(differences)}. Install the same mergeflow and packages on both."
+        )
+
 
 PROGRESS_SECONDS = 0.2
 _LEAST_FREE = 2**20
@@ -44,8 +83,6 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
     """Bring the outputs of `stage` up to date. Return False where nothing had to be done.
 
     Args:
-        root: the project folder.
-        stage: which stage.
         force: run even if inputs, parameters and outputs are unchanged.
 
     Raises:
@@ -53,7 +90,8 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
             were there before stay as they were.
     """
     state = root / STATE
-    with FileLock(_ready(state / "locks" / f"{stage.folder_name}.lock")), _failure_noted(root, stage.address):
+    lock = state / "locks" / f"{stage.folder_name}.lock"
+    with file_lock(lock, f"the stage {stage.address}"), _failure_noted(root, stage.address):
         manifest = _manifest(root, stage)
         io, fingerprint = open_stage(root, stage)
         if not force and is_up_to_date(root, stage, fingerprint):
@@ -82,9 +120,9 @@ def _failure_noted(root: Path, address: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        told = f"{'' if isinstance(error, MergeflowError) else f'{type(error).__name__}: '}{first_line(error)}"
+        message = f"{'' if isinstance(error, MergeflowError) else f'{type(error).__name__}: '}{first_line(error)}"
         with suppress(OSError):  # the disk may be full
-            write_atomically(note, json.dumps({"seconds": time.time() - started, "error": told}))
+            write_atomically(note, json.dumps({"seconds": time.time() - started, "error": message}))
         raise
 
 
@@ -186,14 +224,14 @@ def is_up_to_date(root: Path, stage: Stage, fingerprint: str) -> bool:
     """Whether the outputs are those that the stage made with this fingerprint.
 
     Args:
-        root: the project folder.
-        stage: which stage.
         fingerprint: of its parameters, inputs and code as they are now.
     """
-    known = read_manifest(_manifest(root, stage))
-    if known["fingerprint"] is None or not all((root / out).exists() for out in stage.outs):
+    manifest = read_manifest(_manifest(root, stage))
+    if manifest["fingerprint"] is None or not all((root / out).exists() for out in stage.outs):
         return False
-    return known["fingerprint"] == fingerprint and known["outs"] == {out: digest(root / out) for out in stage.outs}
+    return manifest["fingerprint"] == fingerprint and manifest["outs"] == {
+        out: digest(root / out) for out in stage.outs
+    }
 
 
 def _manifest(root: Path, stage: Stage) -> Path:

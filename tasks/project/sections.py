@@ -6,13 +6,33 @@ from typing import Literal, TypeVar
 from pydantic import Field, field_validator
 
 from mergeflow.errors import MergeflowError, check_model_name
-from mergeflow.gate_settings import GateSettings
 from mergeflow.schema import Frozen, validated
 from tasks.project.files import read_yaml
 
 
 class Section(Frozen, strict=True):
     """A frozen part of params.yaml."""
+
+
+class GateSettings(Frozen, strict=True):
+    """What a candidate must show to become champion.
+
+    Args:
+        margin: least gain in mean normalised validation accuracy over the champion, a fraction (0.002 = 0.2 points).
+        tolerance: largest loss in accuracy on any one task, a fraction (0.05 = 5 points).
+        confidence: level of the paired bootstrap interval of the gain, whose lower end must be above 0;
+            None: no interval is asked for.
+        resamples: bootstrap samples.
+        seed: of the bootstrap.
+        require_reproducible: the recipe must have been replayed to the same bytes.
+    """
+
+    margin: float = Field(default=0.0, ge=0.0, le=1.0)
+    tolerance: float = Field(default=0.05, ge=0.0, le=1.0)
+    confidence: float | None = Field(default=0.95, gt=0.0, lt=1.0)
+    resamples: int = Field(default=2000, ge=100)
+    seed: int = 0
+    require_reproducible: bool = True
 
 
 class RegistrySection(GateSettings):
@@ -42,8 +62,6 @@ def read_section(root: Path, name: str, section: type[Part]) -> Part:
     """Read and validate one section of the project's params.yaml; the others are not looked at.
 
     Args:
-        root: the project folder.
-        name: the section's key.
         section: what it may say.
 
     Raises:

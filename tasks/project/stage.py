@@ -2,12 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from posixpath import normpath
 from typing import TYPE_CHECKING, Any
 
+from mergeflow.data.address import parse_address
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 MAIN, STUDIES = "dvc.yaml", "studies/dvc.yaml"
 CHOICES = "studies/params.yaml"  # what STUDIES is a graph of
-STATE = ".mergeflow"
+STATE, INPUTS = ".mergeflow", "inputs"
 Progress = Callable[[str, int, int], None]
 
 
@@ -162,3 +164,24 @@ def read_record(root: Path, address: str) -> dict[str, Any]:
 def _lookup(params: "Params", studies: "StudyParams | None", key: str) -> Any:
     file, _, name = key.rpartition(":")
     return studies.lookup(name) if file and studies else params.lookup(key)
+
+
+def named_inputs(values: Any) -> list[str]:
+    """Return the files and folders below `inputs` that parameters name, as paths or as sources of data.
+
+    Example:
+        >>> named_inputs({"cats": "folder:inputs/cats?rotate=45", "dtd": "torchvision:DTD", "base": "inputs/b.pt"})
+        ['inputs/b.pt', 'inputs/cats', 'inputs/torchvision']
+    """
+    paths = {normpath(path) for text in _texts(values) for path in parse_address(text).paths if path}
+    return [INPUTS] if "." in paths else sorted(path for path in paths if covers(INPUTS, path))
+
+
+def _texts(values: Any) -> Iterator[str]:
+    if isinstance(values, dict):
+        values = list(values.values())
+    if isinstance(values, list):
+        for value in values:
+            yield from _texts(value)
+    elif isinstance(values, str):
+        yield values

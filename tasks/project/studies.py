@@ -1,18 +1,58 @@
-"""The studies that a project can have, found by name: those of the papers, and those of its own folder `studies`."""
+"""The studies that a project can have, found by name, and what a study declares."""
 
 import ast
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel
 
 from mergeflow.errors import MergeflowError
 from mergeflow.plugins import load_file
-from tasks.project.declaration import Declaration
 from tasks.project.files import read_yaml
-from tasks.project.stage import Stage
+from tasks.project.stage import CHOICES, Stage, StageIO
+
+Choices = TypeVar("Choices", bound=BaseModel)
+
+
+def _none(choices: BaseModel) -> Iterable[str]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Declaration(Generic[Choices]):
+    """What a study chooses and reads; a `studies.lab.Study` says besides what it measures, claims and shows.
+
+    A study that reads runs or splits reads the base as well, and the sections `tasks`, `model` and `evaluation` of the
+    parameters. One that reads neither depends on its choices alone.
+
+    Attributes:
+        options: the study's section of studies/params.yaml.
+        runs: from these choices, the names of the training runs that the study reads.
+        splits: the prepared splits that it reads, of train, validation and test.
+        systems: which systems of the papers it covers.
+
+    Example:
+        >>> class Options(BaseModel):
+        ...     rounds: list[int]
+        >>> declared = Declaration(Options, lambda options: [f"mima_{n}" for n in options.rounds], ("test",))
+        >>> declared.runs(Options(rounds=[1, 4]))
+        ['mima_1', 'mima_4']
+    """
+
+    options: type[Choices]
+    runs: Callable[[Choices], Iterable[str]] = _none
+    splits: tuple[str, ...] = ()
+    systems: tuple[str, ...] = ()
+
+    def chosen(self, io: StageIO) -> Choices:
+        """Return the choices of the study that runs, from its section of studies/params.yaml."""
+        return self.options.model_validate(io.section(f"{CHOICES}:studies.{io.stage.name}"))
+
 
 PAPERS = "studies"
 EMBEDDED = "suite:"  # how the source of an embedded task begins
@@ -71,10 +111,10 @@ def module_file(root: Path, module: str) -> Path:
     """Return the file of such a module, which is not imported."""
     if module.endswith(".py"):
         return root / module
-    found = find_spec(module)
-    assert found, f"there is no module {module}"
-    assert found.origin, f"the module {module} has no file"
-    return Path(found.origin)
+    spec = find_spec(module)
+    assert spec, f"there is no module {module}"
+    assert spec.origin, f"the module {module} has no file"
+    return Path(spec.origin)
 
 
 def study_text(root: Path, module: str) -> tuple[str, str]:
@@ -88,8 +128,8 @@ def study_text(root: Path, module: str) -> tuple[str, str]:
         text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        told = error.msg if isinstance(error, SyntaxError) else error
-        raise MergeflowError(f"{path}{line} is not Python: {told}.") from error
+        reason = error.msg if isinstance(error, SyntaxError) else error
+        raise MergeflowError(f"{path}{line} is not Python: {reason}.") from error
     title, _, rest = text.partition("\n")
     return title.rstrip("."), rest.strip()
 

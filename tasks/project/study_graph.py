@@ -1,20 +1,171 @@
-"""studies/dvc.yaml, written from what the studies declare and studies/params.yaml chooses."""
+"""studies/params.yaml, checked before anything reads it, and studies/dvc.yaml, written from it and the declarations."""
 
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from mergeflow import layout
 from mergeflow.checkpoints import write_text
-from mergeflow.errors import MergeflowError
-from mergeflow.schema import refusal
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.schema import faults_of, refusal
+from mergeflow.yaml_text import parse_yaml
 from tasks.project.files import read_yaml
 from tasks.project.parameters import StudyParams, load_params, load_study_params
 from tasks.project.stage import CHOICES, STUDIES
-from tasks.project.studies import study_text
-from tasks.project.study_file import read_study_file
-from tasks.project.study_options import ChosenStudy, check_study_options, unchosen
+from tasks.project.studies import find_study_modules, load_declaration, study_text
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def read_study_file(path: Path) -> dict[str, Any]:
+    """Return what the file says, unless it is no mapping of seeds, runs and studies, or its seeds or runs cannot be.
+
+    Raises:
+        MergeflowError: the file is not UTF-8, is not YAML, or has another shape; all faults of it at once.
+    """
+    file = f"{path.parent.name}/{path.name}"
+    try:
+        content = parse_yaml(path.read_text("utf-8"), file)
+    except UnicodeDecodeError as error:
+        raise MergeflowError(f"{file} is not UTF-8 at byte {error.start}: save it as UTF-8.") from None
+    if not isinstance(content, dict):
+        raise MergeflowError(f"{file} must be a mapping of seeds, runs and studies, found {_told(content)}.")
+    faults = [*_seed_faults("seeds", content.get("seeds")), *_run_faults(content), *_study_faults(content)]
+    if not isinstance(content.get("seeds"), list):
+        faults.insert(0, f"seeds: must be a list of whole numbers, found {_told(content.get('seeds'))}")
+    if faults:
+        raise refusal(file, faults)
+    return content
+
+
+def _run_faults(found: dict[str, Any]) -> Iterator[str]:
+    runs, seeds = found.get("runs"), found.get("seeds")
+    if not isinstance(runs, dict) or not runs:
+        yield (
+            f"runs: name at least one training run, such as `experts: {{}}`, found {_told(runs)}; it is trained where "
+            "a study reads it"
+        )
+        return
+    for name, changes in runs.items():
+        if not isinstance(name, str):
+            yield f"run {name}: quote the name, which YAML reads as a number, a date or a truth value"
+        elif not _NAME.fullmatch(name):
+            yield f"run '{name}': use letters, digits, '-' and '_' in its name, which is a folder's too"
+        if not isinstance(changes, dict):
+            yield f"runs.{name}: must be a mapping, `{{}}` where it changes nothing, found {_told(changes)}"
+            continue
+        if "checkpoints" in changes:
+            yield from _pattern_faults(f"runs.{name}.checkpoints", changes["checkpoints"])
+        if isinstance(seeds, list) and isinstance(count := changes.get("seeds"), int) and count > len(seeds):
+            yield f"runs.{name}.seeds: there are {len(seeds)} seeds, found {count}"
+
+
+def _pattern_faults(place: str, pattern: Any) -> Iterator[str]:
+    try:
+        names = {name for _, name, _, _ in string.Formatter().parse(pattern) if name is not None}
+    except (ValueError, TypeError) as error:
+        yield f"{place}: must be a path with {{task}}, found {pattern!r} ({error})"
+        return
+    if others := sorted(names - {"task", "seed"}):
+        yield f"{place}: {{task}} and {{seed}} are put in, found {', '.join(f'{{{name}}}' for name in others)}"
+
+
+def _study_faults(found: dict[str, Any]) -> Iterator[str]:
+    studies = found.get("studies")
+    for name, choices in studies.items() if isinstance(studies, dict) else ():
+        if isinstance(choices, dict):
+            yield from _seed_faults(f"studies.{name}.seeds", choices.get("seeds"))
+
+
+def _seed_faults(place: str, seeds: Any) -> Iterator[str]:
+    """Yield what makes seeds no set of repetitions; what is no list of whole numbers is the loader's to tell."""
+    if isinstance(seeds, list) and all(isinstance(seed, int) for seed in seeds):
+        yield from (f"{place}: {seed} stands twice; name each seed once" for seed, n in Counter(seeds).items() if n > 1)
+        yield from (f"{place}: must be 0 or more, found {seed}" for seed in seeds if seed < 0)
+
+
+def _told(value: Any) -> str:
+    if value is None or value == {}:
+        return "nothing"
+    return "a list" if isinstance(value, list) else "a mapping" if isinstance(value, dict) else repr(value)
+
+
+_SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class ChosenStudy:
+    """A study of the project, with what its declaration makes of the project's choices.
+
+    Attributes:
+        name: the study's name.
+        module: its module, by dotted name or as a file of the project.
+        runs: the training runs that it reads.
+        splits: the prepared splits that it reads.
+        systems: the papers' systems that it covers.
+    """
+
+    name: str
+    module: str
+    runs: tuple[str, ...]
+    splits: tuple[str, ...]
+    systems: tuple[str, ...]
+
+
+def check_study_options(root: Path, params: StudyParams) -> list[ChosenStudy]:
+    """Check the section of each study in studies/params.yaml against what the study declares.
+
+    Returns:
+        The project's studies, in the order of studies/params.yaml.
+
+    Raises:
+        MergeflowError: listing every fault of every study at once.
+    """
+    modules = find_study_modules(root)
+    chosen, faults = [], unchosen(root, params.studies)
+    for name, section in params.studies.items():
+        if name not in modules:
+            faults.append(str(unknown_name("study", name, modules)))
+            continue
+        try:
+            chosen.append(_chosen(root, name, modules[name], section, params))
+        except ValidationError as error:
+            options = load_declaration(root, modules[name], name).options
+            faults += [f"studies.{name}: {fault}" for fault in faults_of(error, options)]
+        except MergeflowError as error:
+            faults.append(str(error))
+    if faults:
+        raise refusal(CHOICES, faults)
+    return chosen
+
+
+def unchosen(root: Path, sections: Mapping[str, object]) -> list[str]:
+    """Return one fault for each study in the project's own folder that has no section in studies/params.yaml."""
+    names = (name for name, module in find_study_modules(root).items() if module.endswith(".py"))
+    return [
+        f"the study in studies/{name}.py has no choices: add `{name}: {{…}}` to `studies`, or remove that file"
+        for name in names
+        if name not in sections
+    ]
+
+
+def _chosen(root: Path, name: str, module: str, section: object, params: StudyParams) -> ChosenStudy:
+    declared = load_declaration(root, module, name)
+    options: BaseModel = declared.options.model_validate(section)
+    runs, splits = tuple(dict.fromkeys(declared.runs(options))), declared.splits
+    faults = [str(unknown_name("run", run, params.runs)) for run in runs if run not in params.runs]
+    faults += [str(unknown_name("split", split, _SPLITS)) for split in splits if split not in _SPLITS]
+    if faults:
+        raise MergeflowError(f"studies.{name} reads what does not exist: {' '.join(faults)}")
+    return ChosenStudy(name, module, runs, splits, declared.systems)
+
 
 _HEAD = """\
 # The studies' graph, which reads what the stages of ../dvc.yaml make. `mergeflow study` writes this file from what each
@@ -80,14 +231,14 @@ def names_differ(root: Path) -> bool:
     sections = read_study_file(root / CHOICES).get("studies") or {}
     if faults := unchosen(root, sections):
         raise refusal(CHOICES, faults)
-    known = read_yaml(root / STUDIES)["stages"] if (root / STUDIES).exists() else {}
-    return set(known) != {_TRAIN, *sections}
+    stages = read_yaml(root / STUDIES)["stages"] if (root / STUDIES).exists() else {}
+    return set(stages) != {_TRAIN, *sections}
 
 
 def _body(root: Path, study: ChosenStudy) -> dict[str, Any]:
     """Return the stage of a study."""
     judging = _JUDGING if study.splits else _JUDGING[:-1] if study.runs else []
-    own = [f"studies.{study.name}"]
+    section = [f"studies.{study.name}"]
     deps = [layout.BASE] if judging else []
     deps += [f"{layout.DATA}/{split}" for split in study.splits]
     deps += [layout.study_run(run) for run in study.runs]
@@ -97,7 +248,7 @@ def _body(root: Path, study: ChosenStudy) -> dict[str, Any]:
         "wdir": "..",
         "cmd": f"mergeflow stage run {study.name}",
         "meta": {"run": study.module, "systems": list(study.systems)},
-        "params": [*judging, {CHOICES: ["seeds", *own] if judging else own}, {layout.CODE: [study.name]}],
+        "params": [*judging, {CHOICES: ["seeds", *section] if judging else section}, {layout.CODE: [study.name]}],
         **({"deps": deps} if deps else {}),
         "outs": [{layout.study(study.name): {"persist": True}}],
     }

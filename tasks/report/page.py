@@ -12,10 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from mergeflow.checkpoints.writer import write_atomically
 from tasks.plotting.drawing import to_svg
 from tasks.plotting.palette import DARK, LIGHT
 from tasks.plotting.rows import base_row, experts_behind_base, model_name
-from tasks.project.writing import write_atomically
 from tasks.report.decision import decision_figure
 from tasks.report.drawings import drawings, inline
 from tasks.report.files import RunFiles, read_run

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mergeflow import layout
+from mergeflow.checkpoints.writer import write_atomically
 from tasks.project.recorded import digest
 from tasks.project.stage import STATE
-from tasks.project.writing import write_atomically
 from tasks.report.files import RunFiles
 from tasks.report.tables import Cell, Column, Row, Table
 

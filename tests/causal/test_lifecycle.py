@@ -9,11 +9,10 @@ import pandas as pd
 import pytest
 
 from flows.rebuild.add_task import add_task
-from flows.rebuild.forgetting import Bounds
 from flows.rebuild.reproduce import reproduce
-from flows.rebuild.unlearn import unlearn
+from flows.rebuild.unlearn import Bounds, unlearn
 from flows.rebuild.unmerge import unmerge
-from registry.lookup import load, show
+from registry.versions import load, show
 from tasks.report import write_report
 from tests.causal.small_project import tale
 from tests.project_folder import register

@@ -12,8 +12,6 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flows.advice import make_advice
-from flows.asked import Asked
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
@@ -26,6 +24,8 @@ from mergeflow.modalities.causal.questions import Questions
 from mergeflow.modalities.classification import Subset
 from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modality import Examples, Model
+from tasks.commands.advise import make_advice
+from tasks.commands.expert_inputs import ExpertInputs
 from tasks.project.graph import load_graph
 from tasks.project.runner import run_stage
 from tests.causal.small_project import TASKS, make_causal_project, save_tokenizer
@@ -205,7 +205,7 @@ def test_a_registered_model_goes_on_from_a_text(project: Path, model: Model) -> 
 
 
 def test_advice_takes_one_prediction_of_each_example(project: Path) -> None:
-    advice = make_advice(Asked(project, [], None, [], None, None), 12, None)
+    advice = make_advice(ExpertInputs(project, [], None, [], None, None), 12, None)
     assert not advice.remarks
     assert advice.alphas is not None
     assert all(-1 <= value <= 1 for row in advice.alphas.values for value in row)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.rebuild.passages import Passages
+from flows.rebuild.unlearn import Passages
 from mergeflow.modalities.causal.generation import recited, rouge_l
 from mergeflow.modalities.causal.model import load_model
 from mergeflow.modalities.causal.packed import PackedText, cut

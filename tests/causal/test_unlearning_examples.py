@@ -16,8 +16,7 @@ from mergeflow.modalities.causal.tokenizer import ASSETS
 from studies.lab.rows import select
 from studies.unlearning import BOOKS, FORGOTTEN, rise
 from tasks.project.parameters import load_params, load_study_params
-from tasks.project.study_graph import study_graph
-from tasks.project.study_options import check_study_options
+from tasks.project.study_graph import check_study_options, study_graph
 from tests.causal.small_project import SIZES, save_tokenizer, tale
 from tests.project_folder import ROOT, link_code, run_pipeline
 from tests.studies.small_lab import run_result

@@ -14,18 +14,18 @@ from torch import Tensor
 from torchvision import models
 from typer.testing import CliRunner
 
-from flows import advise_command
 from mergeflow.analysis.provable.advising import advise
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.networks import open_network
 from mergeflow.modalities.nets import recompute_statistics
+from tasks.commands import advise as advise_commands
 from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
 
 
 def run(*arguments: str, root: Path | None = None, columns: int = 100) -> Any:
     app = typer.Typer()
     app.callback()(lambda: None)
-    advise_command.add_commands(app, root or Path("/"), root is not None)
+    advise_commands.add_commands(app, root or Path("/"), root is not None)
     return CliRunner().invoke(app, ["advise", *arguments], env={"COLUMNS": f"{columns}"})
 
 

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from rich.console import Console
 
-from flows.choices import read_choices
-from flows.local import bring_up_to_date
+from flows.run_command import bring_up_to_date
 from mergeflow.errors import MergeflowError
+from tasks.project.validate_params import validate_params
 from tests.flows.small_project import run_in
 from tests.toy_project import make_toy_project
 
@@ -27,11 +27,11 @@ def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monk
     (sources / "series.py").write_text(
         "from mergeflow.data.decoding import Source\nSERIES = Source('series', 'toy', print)\n"
     )
-    assert list(read_choices(project).tasks) == ["left", "right"]
+    assert list(validate_params(project).tasks) == ["left", "right"]
     wrong = {"kind": "tyo:clouds", "plain": "clouds", "empty": "toy:", "turned": "toy:clouds?conflict=keep&rotat=1"}
     change(project, tasks={**wrong, "gone": "series:inputs/wells.csv", "absolute": f"series:{tmp_path}/none.csv"})
     with pytest.raises(MergeflowError) as told:
-        read_choices(project)
+        validate_params(project)
     lines = str(told.value).splitlines()
     expected = [
         "params.yaml has 7 faults:",
@@ -48,7 +48,7 @@ def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monk
     (project / "inputs").mkdir(exist_ok=True)
     (project / "inputs/wells.csv").write_text("1,0\n")
     change(project, tasks={"gone": "series:inputs/wells.csv?conflicts=keep", "many": "series:inputs/*.csv"})
-    assert read_choices(project).tasks["gone"].startswith("series")
+    assert validate_params(project).tasks["gone"].startswith("series")
 
 
 def test_methods_that_the_pipeline_cannot_sweep_are_told_at_once(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_methods_that_the_pipeline_cannot_sweep_are_told_at_once(tmp_path: Path)
     informed = {"fisher": {}, "regmean": {}, "adamerging": {}}
     change(project, sweep={"average": {}, "slerp": {}, **informed, "nearswap": {}, "consensus": {"min_agree": [2, 3]}})
     with pytest.raises(MergeflowError) as told:
-        read_choices(project)
+        validate_params(project)
     lines = str(told.value).splitlines()
     assert lines[0] == "params.yaml has 5 faults:"
     for line, (name, statistic) in zip(
@@ -87,10 +87,10 @@ def test_a_file_in_another_encoding_and_a_broken_method_are_told_once(
     (project / "methods").mkdir()
     (project / "methods/mine.py").write_text("import torsh\n")
     with pytest.raises(MergeflowError, match=r"^[^\n]*mine.py' cannot be loaded, line 1 of [^\n]*torsh[^\n]*$"):
-        read_choices(project)
+        validate_params(project)
     (project / "params.yaml").write_bytes("seed: 0\n# Früchte\n".encode("latin-1"))
     with pytest.raises(MergeflowError, match=r"^params.yaml is not UTF-8 text: byte 0xfc in line 2\. Save"):
-        read_choices(project)
+        validate_params(project)
 
 
 COMMANDS = ["run", "status", "stage list", "stage run vectors", "stage digests", "registry list", "add-task inputs/x"]

@@ -25,8 +25,8 @@ import time
 from pathlib import Path
 import tasks.project.devices
 tasks.project.devices.device_names = lambda wanted: ["cuda:0"]  # as on a machine with a GPU
-import flows.slots
-from flows.slots import gpu_slot
+import flows.pipeline
+from flows.pipeline import gpu_slot
 from tasks.project.graph import load_graph
 stage = load_graph(Path("."))["base"]
 """
@@ -45,12 +45,12 @@ def hold():
         time.sleep(0.5)
         spans.append((begin, time.monotonic()))
 
-flows.slots.LIMIT = "tpu"
+flows.pipeline.LIMIT = "tpu"
 try:
     hold()
 except MergeflowError as error:
     print(error)
-flows.slots.LIMIT = "gpu"
+flows.pipeline.LIMIT = "gpu"
 spans = []
 threads = [threading.Thread(target=hold) for _ in range(2)]
 for thread in threads:

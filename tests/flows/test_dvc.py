@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from flows.staleness import push_outputs
+from flows.dvc_commands import push_outputs
 from mergeflow.errors import MergeflowError
-from tasks.project.dvc_lock import md5_of
 from tasks.project.graph import load_graph
+from tasks.project.recorded import md5_of
 from tests.flows.small_project import run_in
 from tests.tasks.test_recorded import flip_a_bit
 

@@ -12,10 +12,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from flows.dvc_process import wait_for_dvc, writers
-from flows.staleness import record_outputs
+from flows.dvc_commands import record_outputs, wait_for_dvc, writers
 from flows.status import print_status
-from mergeflow.cli import _told
+from mergeflow.cli import _message_of
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
 from tasks.project.runner import DiskFull, check_disk, run_stage
@@ -59,7 +58,7 @@ def test_what_it_writes_is_recorded_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert run_stage(project, load_graph(project)["prepare@left"])
-    monkeypatch.setattr("flows.dvc_process.time.sleep", lambda _: (repro.kill(), repro.wait()))
+    monkeypatch.setattr("flows.dvc_commands.time.sleep", lambda _: (repro.kill(), repro.wait()))
     record_outputs(project, ["prepare@left"])
     assert f"Waiting for `dvc repro` (process {repro.pid})" in capsys.readouterr().err
     assert "prepare@left" in (project / "dvc.lock").read_text()
@@ -79,7 +78,7 @@ def test_a_full_disk_is_told_whoever_met_it(tmp_path: Path, monkeypatch: pytest.
     for error in (OSError(28, "No space left on device"), RuntimeError("(sqlite3.Error) database or disk is full")):
         with pytest.raises(DiskFull, match="the disk is full"):
             check_disk(error, tmp_path)
-        assert "the disk is full" in str(_told(error))
+        assert "the disk is full" in str(_message_of(error))
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=1000))
     with pytest.raises(MergeflowError, match=r"the disk is full \(0 MiB free where .*Free some space and run again"):
         check_disk(RuntimeError("500"), tmp_path)

@@ -14,7 +14,7 @@ from tests.flows.small_project import ROOT, run_in
 TWICE = """
 import threading
 from pathlib import Path
-from flows.embedded import embedded_server, is_server_chosen
+from flows.ephemeral_server import embedded_server, is_server_chosen
 
 for name in ("first", "second"):
     with embedded_server(Path("home")):
@@ -37,7 +37,7 @@ assert "prefect-server" not in [thread.name for thread in threading.enumerate()]
 """
 CHOSEN = """
 from pathlib import Path
-from flows.embedded import embedded_server, is_server_chosen
+from flows.ephemeral_server import embedded_server, is_server_chosen
 
 with embedded_server(Path("unused")):
     print(is_server_chosen(), Path("unused").exists())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.staleness import stale_stages
+from flows.dvc_commands import stale_stages
 from tasks.project.graph import load_graph
 from tests.flows.small_project import ROOT, run_in
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 from rich.console import Console
 
-from flows.finetune_command import _place, changed_params, check_places, train_experts
 from mergeflow.errors import MergeflowError
+from tasks.commands.finetune import _place, changed_params, check_places, train_experts
 from tests.training.projects import make_project, outputs, set_finetune
 
 

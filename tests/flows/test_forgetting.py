@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flows.rebuild.forgetting import Bounds, Figures, Tried, choose, written
+from flows.rebuild.unlearn import Bounds, Figures, Tried, choose, written
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.packed import PackedText, cut
 from mergeflow.modalities.causal.questions import Questions

@@ -19,17 +19,18 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from flows import registry_commands
 from flows.rebuild import add_task as adding
+from flows.rebuild import commands as rebuild_commands
 from flows.rebuild.add_task import add_task, read_address
 from flows.rebuild.reproduce import largest_differences, reproduce
 from flows.rebuild.unmerge import unmerge
 from mergeflow.errors import MergeflowError
-from registry import candidates
+from registry import commands as registry_commands
+from registry import registration
 from registry.lineage import lineage
-from registry.lookup import current, history, show
-from registry.replay import Replay, replay
+from registry.registration import Replay, replay
 from registry.store import Store, connect
+from registry.versions import current, history, show
 from tasks.project.graph import load_graph
 from tasks.project.runner import run_stage
 from tests.flows.small_project import draw_task, run_in
@@ -62,7 +63,7 @@ def store(home: Path) -> Store:
 def command(home: Path) -> Callable[..., Any]:
     """Run a command of the project in this process; return exit status and output."""
     app = typer.Typer()
-    registry_commands.add_commands(app, home)
+    rebuild_commands.add_commands(app, *registry_commands.add_commands(app, home), home)
     return lambda *words: CliRunner().invoke(app, list(words))
 
 
@@ -164,7 +165,7 @@ class TestUnmerge:
             made = replay(recipe, root, out)
             return Replay(made.path, "another", (), made.seconds)
 
-        monkeypatch.setattr(candidates, "replay", other)
+        monkeypatch.setattr(registration, "replay", other)
         done = unmerge(home, store, MODEL, "champion", "red", promote=True)
         assert done.decision is not None
         assert done.decision.reasons == ["replaying the recipe gave other bytes"]

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML, YAMLError
 from voluptuous import Invalid
 
-from flows.lockfile import is_whole
-from flows.orphans import remove_orphans
-from flows.staleness import record_outputs, stale_stages
-from tasks.project.dvc_lock import locked_stages
+from flows.dvc_commands import is_whole, record_outputs, remove_stale_outputs, stale_stages
 from tasks.project.graph import load_graph
+from tasks.project.recorded import locked_stages
 from tasks.project.runner import run_stage
 from tests.flows.kill_driver import make_toy_repository
 from tests.flows.small_project import ROOT, run_in
@@ -64,7 +62,7 @@ def test_a_run_mends_it_and_finds_everything_up_to_date(
     lock.write_text("")
     (folder / ".dvc/tmp/rwlock").write_text('{"read": {"')
     assert locked_stages(folder) == {}
-    remove_orphans(folder, pytest.fail)
+    remove_stale_outputs(folder, pytest.fail)
     assert stale_stages(folder, stages).isdisjoint(prepare) is committed
     assert capfd.readouterr().err.startswith("dvc.lock was cut off when DVC was killed: ")
     assert not any(run_stage(folder, stages[address]) for address in prepare)

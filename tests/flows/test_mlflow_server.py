@@ -12,9 +12,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from flows.plan import stages_to_run
-from flows.report import publish_report
-from flows.staleness import record_outputs
+from flows.dvc_commands import record_outputs, stages_to_run
+from flows.status import publish_report
 from tasks.project.graph import load_graph
 from tasks.project.runner import run_stage
 from tests.flows.small_project import environment
@@ -84,8 +83,8 @@ def test_the_run_its_experts_and_methods_are_logged_with_plots_and_report(served
 
 
 def test_weights_are_uploaded_once_per_version_and_never_for_a_trial(served: Served) -> None:
+    from registry.logging import log_sweep
     from registry.store import connect
-    from registry.sweep_log import log_sweep
 
     def weights() -> list[str]:
         return sorted(path.name for path in served.files.rglob("*.safetensors"))
@@ -109,7 +108,7 @@ def test_weights_are_uploaded_once_per_version_and_never_for_a_trial(served: Ser
 
 def an_answer(served: Served) -> tuple[bytes, str]:
     """An image of the project and the champion's label of it, loaded as whoever knows only MLflow loads it."""
-    from registry.quiet import mlflow
+    from registry.store import mlflow
 
     image = next((served.project / "inputs/red/test/red_centre").glob("*.png")).read_bytes()
     model = mlflow.pyfunc.load_model(f"models:/{MODEL}@champion")

@@ -10,8 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flows.orphans import remove_orphans
-from flows.staleness import record_outputs
+from flows.dvc_commands import record_outputs, remove_stale_outputs
 from tasks.project.graph import load_graph, removed_items
 from tests.flows.kill_driver import make_toy_repository
 from tests.flows.small_project import ROOT, run_in
@@ -73,10 +72,10 @@ def test_outputs_of_a_task_and_a_method_go_and_nothing_else(evidence: str, tmp_p
     foreign.parent.mkdir()
     foreign.write_text("no stage made this")
     before, said = files(project), list[str]()
-    remove_orphans(project, said.append)
+    remove_stale_outputs(project, said.append)
     assert (files(project), said) == (before, [])
     write_params(project, ["red"], ["average"])  # a task that had a method's name
-    remove_orphans(project, said.append)
+    remove_stale_outputs(project, said.append)
     gone = {
         *(f"outputs/data/{kind}/average/made" for kind in ("train", "validation", "test", "manifests")),
         "outputs/experts/average/made",
@@ -90,7 +89,7 @@ def test_outputs_of_a_task_and_a_method_go_and_nothing_else(evidence: str, tmp_p
     assert "outputs/experts/average" in said[0]
     assert ("DVC's cache keeps them" in said[0]) is (evidence == "lock")
     assert ("moved to .mergeflow/removed/1" in said[0]) is (evidence == "manifests")
-    remove_orphans(project, said.append)
+    remove_stale_outputs(project, said.append)
     assert len(said) == 1
 
 
@@ -103,7 +102,7 @@ def test_what_dvc_has_is_removed_and_anything_else_moved_beside_what_was_moved_b
     earlier.write_text("of an earlier blue")
     write_params(project, ["red"], ["average"])
     said = list[str]()
-    remove_orphans(project, said.append)
+    remove_stale_outputs(project, said.append)
     assert earlier.read_text() == "of an earlier blue"
     aside = project / ".mergeflow/removed/2"
     assert files(aside) == {"outputs/data/test/blue/made", "outputs/experts/blue/made"}
@@ -135,7 +134,7 @@ def test_dvc_brings_back_what_was_removed(tmp_path: Path) -> None:
     del values["tasks"]["left"]
     (project / "params.yaml").write_text(yaml.safe_dump(values))
     said = list[str]()
-    remove_orphans(project, said.append)
+    remove_stale_outputs(project, said.append)
     assert [one.split(":")[0] for one in said] == ["Removed outputs of what params.yaml no longer has"]
     assert not {name for name in files(project / "outputs") if "/left/" in name}
     (project / "params.yaml").write_text(text)

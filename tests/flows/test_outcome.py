@@ -9,13 +9,12 @@ import pytest
 import typer
 from rich.console import Console
 
-from flows.outcome import outcome, outcome_of, reported
 from flows.pipeline import stage
-from flows.watch import progress_bars
+from flows.status import outcome, outcome_of, reported
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
-from tasks.project.runner import failure_note, run_stage
-from tasks.project.worker import check_worker, running_code
+from tasks.project.progress import progress_bars
+from tasks.project.runner import check_worker, failure_note, run_stage, running_code
 from tests.toy_project import make_toy_project
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
-from tasks.project.params_edit import add_task_line, remove_task_line, write_whole
+from tasks.project.new import add_task_line, remove_task_line, write_whole
 from tests.flows.small_project import ROOT
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,8}", fullmatch=True)

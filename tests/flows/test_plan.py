@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from flows import pipeline, plan
-from flows.faults import keep_traceback, own_traceback
+from flows import dvc_commands, pipeline
 from flows.pipeline import is_passing_fault, stage
+from flows.status import keep_traceback, own_traceback
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
 from tasks.project.stage import Stage
@@ -20,8 +20,8 @@ def stages() -> dict[str, Stage]:
 
 
 def todo(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Stage], stale: set[str], **asked: Any) -> list[str]:
-    monkeypatch.setattr(plan, "stale_stages", lambda root, known: stale)
-    return plan.stages_to_run(ROOT, stages, **asked)
+    monkeypatch.setattr(dvc_commands, "stale_stages", lambda root, known: stale)
+    return dvc_commands.stages_to_run(ROOT, stages, **asked)
 
 
 def test_what_depends_on_a_stale_stage_runs(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Stage]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.references import resolve_reference
-from flows.report import publish_report
+from flows.status import publish_report
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from tests.flows.small_project import run_in

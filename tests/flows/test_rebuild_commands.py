@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from flows.rebuild.commands import _print_rebuilt
-from flows.registry_commands import split_address
+from registry.commands import split_address
 from registry.gates import Decision
-from registry.rebuilt import Rebuilt
+from registry.registration import Rebuilt
 
 
 @pytest.mark.parametrize("promoted", [False, True])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.summary import grid_ends, print_summary
+from flows.status import grid_ends, print_summary
 from mergeflow import layout
 
 

@@ -9,18 +9,17 @@ import pandas as pd
 import pytest
 import yaml
 
-from flows.advice import make_advice
-from flows.asked import Asked
 from flows.rebuild.add_task import add_task, read_address
-from flows.rebuild.forgetting import Bounds
 from flows.rebuild.reproduce import reproduce
-from flows.rebuild.unlearn import unlearn
+from flows.rebuild.unlearn import Bounds, unlearn
 from flows.rebuild.unmerge import unmerge
 from mergeflow.analysis.provable.answers import ask
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
-from registry.lookup import current, load, show
 from registry.store import Store, connect
+from registry.versions import current, load, show
+from tasks.commands.advise import make_advice
+from tasks.commands.expert_inputs import ExpertInputs
 from tests.flows.small_project import registry_template
 from tests.project_folder import register
 from tests.toy_project import PIPELINE, make_toy_project, run_pipeline
@@ -66,7 +65,7 @@ def test_it_is_made_again_bit_for_bit(project: Path, store: Store, from_data: bo
 
 
 def test_advice_on_the_projects_experts_takes_their_own_heads_and_samples(project: Path) -> None:
-    asked = Asked(project, [], None, [], None, None)
+    asked = ExpertInputs(project, [], None, [], None, None)
     advice = make_advice(asked, 40, None)
     assert advice.names == ("left", "right")
     assert not advice.remarks

@@ -13,20 +13,20 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from flows import linearity_command
-from flows.linearity_answer import ANSWER, predicted
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.layers import find_layers
 from mergeflow.linearity.networks import Sequences, count_classes, open_network
 from mergeflow.linearity.pairs import measure_pairs
 from mergeflow.modality import Network
+from tasks.commands import linearity as linearity_commands
+from tasks.commands.linearity import ANSWER, predicted
 from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
 
 
 def run(*arguments: str, root: Path | None = None, columns: int = 160) -> Any:
     app = typer.Typer()
     app.callback()(lambda: None)
-    linearity_command.add_commands(app, root or Path("/"), root is not None)
+    linearity_commands.add_commands(app, root or Path("/"), root is not None)
     return CliRunner().invoke(app, ["linearity", *arguments], env={"COLUMNS": f"{columns}"})
 
 

@@ -1,4 +1,4 @@
-"""The closure of imports, read from compiled code: what `tasks.project.code` reads from the syntax, a second time.
+"""The closure of imports, read from compiled code: what the digest of code reads from the syntax, a second time.
 
 Run as a program with the import path on a copy of the packages, it edits random modules there and prints what it saw.
 """
@@ -32,7 +32,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 def closure(root: Path, start: str) -> set[str]:
     """Return the modules that count for the module `start`."""
-    known, found, queue = modules(root), set[str](), [start, "tasks.project.bits"]
+    known, found, queue = modules(root), set[str](), [start, "tasks.project.determinism"]
     while queue:
         name = queue.pop()
         if name in found or name not in known or doors(root).get(name) is not None:
@@ -122,7 +122,7 @@ def main(root: Path, stages: dict[str, str], seed: int, count: int) -> None:
 
     Modules in `root` are edited one after the other, and put back.
     """
-    from tasks.project.code import Code
+    from tasks.project.code_digest import Code
 
     def digests() -> dict[str, str]:
         code = Code(root)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.staleness import accept_outputs
+from flows.dvc_commands import accept_outputs
 from mergeflow.errors import MergeflowError
 from registry.lineage import lineage_nodes
 from registry.provenance import accepted
-from tasks.project import accepted as table
+from tasks.project import digests as table
 from tasks.project.digests import code_digest, strict_digest, write_digests
 from tasks.project.graph import load_graph
 from tests.toy_project import make_toy_project

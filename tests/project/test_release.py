@@ -7,8 +7,8 @@ import pytest
 
 from mergeflow.errors import MergeflowError
 from tasks.project import release
+from tasks.project.code_digest import meaning_of_functions
 from tasks.project.release import check_release
-from tasks.project.syntax import meaning_of_functions
 
 ROOT = Path(__file__).parents[2]
 

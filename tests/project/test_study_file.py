@@ -6,7 +6,7 @@ import pytest
 
 from mergeflow.errors import MergeflowError
 from tasks.project.studies import study_text
-from tasks.project.study_file import read_study_file
+from tasks.project.study_graph import read_study_file
 from tests.studies.small_lab import ROOT
 
 WHOLE = "seeds: [0, 1]\nruns:\n  experts: {}\nstudies: {}\n"

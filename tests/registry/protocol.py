@@ -7,12 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from registry.evidence import read_evidence
+from registry.files import read_evidence
 from registry.gates import GateSettings
-from registry.lookup import current, history, list_versions
 from registry.promotion import Force, promote, register, repair, rollback
 from registry.store import Store
-from registry.versions import all_versions
+from registry.versions import all_versions, current, history, list_versions
 
 GATES = GateSettings()
 WRITES = ("create_", "set_", "delete_", "finalize_", "log_")

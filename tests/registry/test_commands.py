@@ -11,11 +11,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from flows import registry_commands
 from mergeflow.errors import MergeflowError
-from registry.lookup import history
+from registry import commands as registry_commands
 from registry.promotion import register
-from registry.versions import METHOD
+from registry.versions import METHOD, history
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 

@@ -9,10 +9,10 @@ from mergeflow.errors import MergeflowError
 from registry.files import DIGESTS
 from registry.gates import GateSettings
 from registry.logging import FINGERPRINT
-from registry.lookup import current, download, history, load
 from registry.promotion import Force, promote, register, rollback
 from registry.pyfunc_model import input_example
-from registry.quiet import mlflow
+from registry.store import mlflow
+from registry.versions import current, download, history, load
 from tests.tasks.test_recorded import flip_a_bit
 
 GATES = GateSettings()

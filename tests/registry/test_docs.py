@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from registry.gates import GateSettings
-from registry.lookup import history
 from registry.promotion import promote, register
+from registry.versions import history
 
 from .test_real_model import picture
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from mergeflow.gate_settings import GateSettings
-from registry import rebuilt, stage
+from mergeflow import layout
+from registry import registration, stage
 from registry.gates import Evidence
-from registry.lookup import current
 from registry.promotion import promote, register
 from registry.store import Store
-from registry.versions import Candidate
-from tasks.project.sections import RegistrySection
+from registry.versions import Candidate, current
+from tasks.project.sections import GateSettings, RegistrySection
 
 from .conftest import CLASSES, make_evidence
 
@@ -50,7 +49,7 @@ def by_the_stage(store: Store, files: Files) -> bool:
 
 def by_a_command(store: Store, files: Files) -> bool:
     origin: dict[str, Any] = {"kind": "add", "parent": {"task": "signs"}}
-    done = rebuilt.register_rebuilt(store, "merged", files, origin, promote_it=True)  # type: ignore[arg-type]
+    done = registration.register_rebuilt(store, "merged", files, origin, promote_it=True)  # type: ignore[arg-type]
     assert not done.new
     assert done.decision is not None
     return done.decision.promote
@@ -76,20 +75,19 @@ def test_the_same_weights_on_other_data_are_judged_by_them(
     class Logged:
         run_id, children = None, dict[tuple[str, str], str]()
 
-    for place in ("registry.stage", "registry.rebuilt"):
-        monkeypatch.setattr(f"{place}.read_json", lambda *_: SELECTION)
-    for place in ("registry.logging", "registry.rebuilt"):
+    monkeypatch.setattr("registry.registration.read_json", lambda *_: SELECTION)
+    (tmp_path / "outputs/results").mkdir(parents=True)
+    (tmp_path / layout.SELECTION).write_text(json.dumps(SELECTION))
+    for place in ("registry.logging", "registry.registration"):
         monkeypatch.setattr(f"{place}.log_pipeline", lambda *_: Logged)
-    for place in ("registry.candidates", "registry.rebuilt"):
-        monkeypatch.setattr(f"{place}.make_candidate", lambda *_: found)
-    for place in ("registry.reevaluation", "registry.rebuilt"):
-        monkeypatch.setattr(f"{place}.evaluate_version", lambda *_: on_new_data(0.7))
-    monkeypatch.setattr("registry.stage.pipeline_record", lambda *_: None)
-    monkeypatch.setattr("registry.stage.child_records", lambda *_: [])
+    monkeypatch.setattr("registry.registration.make_candidate", lambda *_: found)
+    monkeypatch.setattr("registry.registration.evaluate_version", lambda *_: on_new_data(0.7))
+    monkeypatch.setattr("registry.provenance.pipeline_record", lambda *_: None)
+    monkeypatch.setattr("registry.provenance.child_records", lambda *_: [])
     monkeypatch.setattr("registry.provenance.describe_origin", lambda *_: {})
-    monkeypatch.setattr("registry.lineage.lineage", lambda *_: {})
+    monkeypatch.setattr("registry.lineage.lineage", lambda *_: {"aliases": []})
     for name in ("_record", "_children"):
-        monkeypatch.setattr(f"registry.rebuilt.{name}", lambda *_: [])
+        monkeypatch.setattr(f"registry.registration.{name}", lambda *_: [])
     assert run(store, Files(tmp_path))
     champion = current(store, "merged").champion
     assert champion is not None

@@ -9,13 +9,12 @@ import pytest
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.served import SERVED
-from registry.environment import environment, environment_changes
 from registry.lineage import lineage, lineage_nodes, tree_lines
 from registry.lineage_picture import lineage_svg
-from registry.logging import log_pipeline
+from registry.logging import ChildRecord, log_pipeline
 from registry.promotion import register
-from registry.provenance import read_documents
-from registry.records import ChildRecord
+from registry.provenance import environment, environment_changes
+from registry.versions import find_stored, read_documents
 
 from .test_logging import a_record
 
@@ -94,7 +93,7 @@ def test_a_version_without_documents_says_so(store, make_candidate):
     assert len(tree["missing"]) == 2
     assert "registered without one" in " ".join(tree["missing"])
     with pytest.raises(MergeflowError, match=r"version 1 of 'merged' holds no provenance\.json"):
-        read_documents(store, "merged", 1)
+        read_documents(store, find_stored(store, "merged", 1))
 
 
 def test_lost_files_and_runs_are_named_and_the_rest_is_told(store, version):
@@ -112,7 +111,7 @@ def test_the_experts_keep_their_order(store, make_candidate):
     recipe = {"experts": {"signs": "s", "digits": "d"}}  # slerp goes from the first to the second
     documents = {"recipe": recipe, "provenance": {}}
     register(store, "merged", replace(candidate, files=replace(candidate.files, documents=documents)))
-    assert list(read_documents(store, "merged", 1)[0]["experts"]) == ["signs", "digits"]
+    assert list(read_documents(store, find_stored(store, "merged", 1))[0]["experts"]) == ["signs", "digits"]
 
 
 @pytest.mark.parametrize("modality", ["vision", "text", "causal"])

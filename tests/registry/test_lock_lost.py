@@ -8,10 +8,9 @@ import sqlalchemy
 
 from mergeflow.errors import MergeflowError
 from registry.gates import GateSettings
-from registry.locks import LockLost, postgres_lock
-from registry.lookup import current, history
 from registry.promotion import Force, promote, register, rollback
-from registry.store import Store
+from registry.store import LockLost, Store, postgres_lock
+from registry.versions import current, history
 
 GATES = GateSettings()
 

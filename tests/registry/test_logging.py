@@ -5,8 +5,7 @@ from mlflow.tracking import MlflowClient
 from pydantic import ValidationError
 
 from mergeflow.errors import MergeflowError
-from registry.logging import log_pipeline
-from registry.records import ChildRecord, DatasetRecord, PipelineRecord
+from registry.logging import ChildRecord, DatasetRecord, PipelineRecord, log_pipeline
 
 from . import protocol
 

@@ -13,10 +13,13 @@ from safetensors.numpy import save_file
 from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
-from registry.evidence import read_evidence
-from registry.files import DIGESTS
+from registry.files import DIGESTS, read_evidence
 from registry.gates import Evidence, GateSettings, comparable
-from registry.lookup import (
+from registry.promotion import Force, Promotion, promote, register, repair, rollback
+from registry.pyfunc_model import input_example
+from registry.versions import (
+    METHOD,
+    REMOVED,
     compare,
     current,
     download,
@@ -29,9 +32,6 @@ from registry.lookup import (
     load,
     show,
 )
-from registry.promotion import Force, Promotion, promote, register, repair, rollback
-from registry.pyfunc_model import input_example
-from registry.versions import METHOD, REMOVED
 
 from .conftest import CLASSES, make_evidence
 
@@ -65,6 +65,19 @@ def test_a_worse_one_stays_candidate_with_reasons(store, make_candidate):
     told = show(store, "merged", "candidate")
     assert told["decision"]["promote"] is False
     assert told["decision"]["against"] == "1"
+
+
+def test_a_promotion_lists_the_versions_once_for_each_of_its_steps(store, make_candidate, monkeypatch):
+    """With thousands of versions each listing takes seconds: mend, check twice around the intent, derive."""
+    listed, search = [], store.client.search_model_versions
+    monkeypatch.setattr(store.client, "search_model_versions", lambda *a, **b: listed.append(a) or search(*a, **b))
+    register(store, "merged", make_candidate(1, 0.8))
+    assert len(listed) == 1
+    assert promote(store, "merged", 1, GATES).changed
+    assert len(listed) <= 5
+    listed.clear()
+    show(store, "merged")
+    assert len(listed) == 1
 
 
 @pytest.mark.slow

@@ -23,11 +23,10 @@ from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.models import image_model, load_clip
 from registry.gates import GateSettings
-from registry.lookup import current, load
 from registry.promotion import promote, register
 from registry.pyfunc_model import save_pyfunc
-from registry.quiet import mlflow
-from registry.versions import Candidate
+from registry.store import mlflow
+from registry.versions import Candidate, current, load
 
 from .conftest import CLASSES
 from .test_damage import as_of_former_days

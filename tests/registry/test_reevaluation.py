@@ -17,9 +17,9 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.images import encode_png
 from registry.gates import Evidence, GateSettings
-from registry.lookup import load
 from registry.promotion import promote, register
-from registry.reevaluation import evaluate_version
+from registry.registration import evaluate_version
+from registry.versions import load
 
 from .conftest import CLASSES
 from .test_real_model import real

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import registry.lookup
+import registry.versions
 from flows.references import resolve_reference
 from mergeflow.errors import MergeflowError
-from registry.lookup import download
 from registry.promotion import register
 from registry.store import connect
+from registry.versions import download
 from tests.tasks.test_recorded import flip_a_bit
 
 
@@ -46,7 +46,7 @@ def test_a_fetch_that_was_cut_short_is_not_taken_for_the_version(store, make_can
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(registry.lookup, "download", cut)
+        broken.setattr(registry.versions, "download", cut)
         with pytest.raises(KeyboardInterrupt):
             resolve_reference(tmp_path, "models:/merged/1")
     got = Path(resolve_reference(tmp_path, "models:/merged/1"))
@@ -80,7 +80,7 @@ def test_two_at_once_fetch_it_once(store, make_candidate, tmp_path, monkeypatch)
         fetched.append(asked)
         return download(*asked)
 
-    monkeypatch.setattr(registry.lookup, "download", counted)
+    monkeypatch.setattr(registry.versions, "download", counted)
     asking = [threading.Thread(target=resolve_reference, args=(tmp_path, "models:/merged/1")) for _ in range(2)]
     for thread in asking:
         thread.start()

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from registry.pyfunc_model import as_pyfunc, save_pyfunc
-from registry.scoring import Limits, application
+from registry.serving import Limits, application
 
 from .test_real_model import picture
 

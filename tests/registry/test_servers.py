@@ -10,9 +10,9 @@ import pytest
 
 from registry.gates import GateSettings
 from registry.logging import log_pipeline
-from registry.lookup import compare, current, load, show
 from registry.promotion import Force, promote, register, rollback
 from registry.store import connect
+from registry.versions import compare, current, load, show
 from tests.loopback import free_port, mlflow_server, post, server
 
 from .test_logging import CHILDREN, a_record

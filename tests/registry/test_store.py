@@ -14,21 +14,19 @@ import pytest
 
 from mergeflow.errors import MergeflowError
 from registry.gates import GateSettings
-from registry.locks import file_lock
-from registry.lookup import load, show
 from registry.promotion import promote, register
 from registry.pyfunc_model import input_example
-from registry.quiet import mlflow
-from registry.store import Store, connect
+from registry.store import Store, connect, file_lock, mlflow
+from registry.versions import load, show
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import warnings, sys
 warnings.simplefilter("default")
 from registry.store import Store, connect
-import registry.lookup
+import registry.versions
 store = connect(project_root=sys.argv[1])
-registry.lookup.current(store, "nothing")
+registry.versions.current(store, "nothing")
 """
 
 

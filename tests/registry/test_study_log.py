@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from registry.logging import log_study
 from registry.store import Store
-from registry.study_log import log_study
 from studies.lab.claims import Finding
 
 ROWS = [

@@ -16,7 +16,7 @@ from mergeflow.modalities.vision.models import image_model, load_clip
 from studies.commands.study import find_studies
 from studies.lab import runs
 from studies.lab.study import ROWS, Result, Study, read_rows
-from tasks.project.bits import compute_on_one_thread
+from tasks.project.determinism import compute_on_one_thread
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.stage import Stage, StageIO

@@ -16,8 +16,7 @@ from mergeflow.modalities.vision.sources.kinds import open_images
 from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS, get_real_task
 from studies.lab.methods import Adaptation
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
-from tasks.project.study_graph import study_graph
-from tasks.project.study_options import check_study_options
+from tasks.project.study_graph import check_study_options, study_graph
 from tests.studies.small_lab import ROOT
 
 # task → images of train, validation and test: as published, after a tenth (at most 5000) is carved where a split lacks

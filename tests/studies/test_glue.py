@@ -18,7 +18,7 @@ from studies.lab.methods import NAMES
 from studies.lab.rows import select
 from studies.lab.study import Result, read_rows
 from tasks.project.parameters import load_params, load_study_params
-from tasks.project.study_options import check_study_options
+from tasks.project.study_graph import check_study_options
 from tests.project_folder import run_pipeline
 from tests.studies.small_lab import ROOT, run_study, study_io, train_run
 from tests.text.small_project import TASKS, make_text_project

@@ -14,8 +14,7 @@ from mergeflow.modalities.text.sources.hub import GLUE
 from studies.lab.rows import select
 from studies.lab.study import read_rows
 from tasks.project.parameters import load_params, load_study_params
-from tasks.project.study_graph import study_graph
-from tasks.project.study_options import check_study_options
+from tasks.project.study_graph import check_study_options, study_graph
 from tests.project_folder import run_pipeline
 from tests.studies.small_lab import ROOT, run_study, train_run
 

@@ -13,8 +13,7 @@ from studies.lab.analogies import TRAINED
 from studies.lab.rows import per_seed, select
 from studies.language_arithmetic import BASE, INDIVIDUAL, JOINT, Folders, World, check_places, written
 from tasks.project.parameters import load_params, load_study_params
-from tasks.project.study_graph import study_graph
-from tasks.project.study_options import check_study_options
+from tasks.project.study_graph import check_study_options, study_graph
 from tests.causal.small_project import SIZES, tale
 from tests.causal.test_unlearning_examples import CLASSES
 from tests.studies.small_lab import ROOT, run_result

@@ -11,7 +11,7 @@ from studies.commands.study import find_studies
 from studies.lab.inputs import Laboratory
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
-from tasks.project.study_options import check_study_options
+from tasks.project.study_graph import check_study_options
 from tests.studies.small_lab import ROOT, study_io
 
 WORLD = ROOT / "worlds/pocket20"

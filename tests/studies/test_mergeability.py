@@ -8,8 +8,6 @@ import pandas as pd
 import pytest
 import torch
 
-from flows.linearity_answer import ANSWER, sentence
-from flows.linearity_answer import predicted as predicted_by_weights
 from studies.commands.study import find_studies
 from studies.lab.inputs import Laboratory
 from studies.lab.records import recorded
@@ -25,6 +23,8 @@ from studies.mergeability import (
     ranks,
     within_suite,
 )
+from tasks.commands.linearity import ANSWER, sentence
+from tasks.commands.linearity import predicted as predicted_by_weights
 from tests.studies.small_lab import ROOT, run_result, study_io
 
 RUNS = {"mima_1": "one shot", "converged": "converged"}

@@ -8,11 +8,11 @@ import pytest
 import yaml
 from rich.console import Console
 
-from flows.device_memory import check_project, tell_device_memory
 from mergeflow.errors import MergeflowError
 from mergeflow.memory import Need, largest
 from mergeflow.merging.device_memory import with_torch
 from mergeflow.training.settings import TOGETHER
+from tasks.commands.device_memory import check_project, print_device_memory
 from tasks.memory import forecast
 from tasks.project.graph import load_graph
 from tasks.project.parameters import Params, load_params
@@ -74,12 +74,12 @@ def test_a_batch_that_cannot_fit_is_refused_with_the_setting_that_fits(project: 
         with pytest.raises(
             MergeflowError, match=r"(?s)^finetune: a step needs about .*Set finetune.accumulate to \d+:[^\n]*$"
         ) as told:
-            tell_device_memory(project, read(project), stages, quiet)
+            print_device_memory(project, read(project), stages, quiet)
         value = int(str(told.value).partition("accumulate to ")[2].partition(":")[0])
-        tell_device_memory(changed(project, finetune={"accumulate": value}), read(project), stages, quiet)
+        print_device_memory(changed(project, finetune={"accumulate": value}), read(project), stages, quiet)
         if value > 2:
             with pytest.raises(MergeflowError):
-                tell_device_memory(changed(project, finetune={"accumulate": value // 2}), read(project), stages, quiet)
+                print_device_memory(changed(project, finetune={"accumulate": value // 2}), read(project), stages, quiet)
 
 
 def test_an_evaluation_that_cannot_fit_and_a_full_batch(project: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_processor_is_told_about_on_request_alone(project: Path, capsys: pyt
     check_project(project, "cpu", shown)
     text = capsys.readouterr().out
     assert all(word in text for word in ("Memory of cpu", "sums", "examples at once", "finetune: a step"))
-    tell_device_memory(changed(project, run={"device": "cpu"}), read(project), ["finetune@left"], shown)
+    print_device_memory(changed(project, run={"device": "cpu"}), read(project), ["finetune@left"], shown)
     assert capsys.readouterr().out == ""
 
 
@@ -126,13 +126,13 @@ def test_the_neediest_run_of_the_studies_is_foretold_and_each_that_does_not_fit_
     shutil.copy(ROOT / "studies/dvc.yaml", project / "studies")
     addresses = [*(f"studies/dvc.yaml:train@{name}" for name in runs), "studies/dvc.yaml:mima"]
     with driver(memory=12 * 10**9):
-        tell_device_memory(project, read(project), addresses, Console(width=120))
+        print_device_memory(project, read(project), addresses, Console(width=120))
     told = capsys.readouterr().out
     assert "train@wide: a step" in told
     assert "studies" in told
     assert not {"slow", "fast", "taken"} & {*told.replace("@", " ").replace(":", " ").split()}
     with driver(memory=8 * 10**8), pytest.raises(MergeflowError) as refused:
-        tell_device_memory(project, read(project), addresses, Console(quiet=True))
+        print_device_memory(project, read(project), addresses, Console(quiet=True))
     named = [line.partition(" needs")[0] for line in str(refused.value).splitlines()]
     assert {"train@wide: a step", "train@slow: a step"} <= {*named}
     assert not [name for name in named if "fast" in name]  # it needs what `slow` needs

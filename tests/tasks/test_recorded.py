@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.staleness import record_outputs
+from flows.dvc_commands import record_outputs
 from mergeflow.errors import MergeflowError
-from tasks.project.dvc_lock import digest_as_dvc, md5_of
 from tasks.project.graph import load_graph, upstream
-from tasks.project.recorded import check_inputs
+from tasks.project.recorded import check_inputs, digest_as_dvc, md5_of
 from tasks.project.runner import run_stage
 from tasks.project.stage import STUDIES, Stage, covers, read_record
 from tests.flows.kill_driver import make_toy_repository

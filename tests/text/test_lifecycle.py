@@ -10,12 +10,11 @@ import pandas as pd
 import pytest
 
 from flows.rebuild.add_task import add_task, read_address
-from flows.rebuild.forgetting import Bounds
 from flows.rebuild.reproduce import reproduce
-from flows.rebuild.unlearn import unlearn
+from flows.rebuild.unlearn import Bounds, unlearn
 from flows.rebuild.unmerge import unmerge
 from mergeflow.errors import MergeflowError
-from registry.lookup import current, load, show
+from registry.versions import current, load, show
 from tests.project_folder import register
 from tests.text.small_project import lines, make_text_project, moods
 

@@ -12,7 +12,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from flows.asked import Asked
 from mergeflow.analysis.provable.questions import ask_all, one_each
 from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
@@ -20,6 +19,7 @@ from mergeflow.evaluation import example_scores
 from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.text.modality import MODALITY, build, open_examples
 from mergeflow.modalities.text.sections import ModelSection
+from tasks.commands.expert_inputs import ExpertInputs
 from tasks.project.graph import load_graph
 from tasks.project.runner import run_stage
 from tests.project_folder import SWEPT, run_pipeline
@@ -40,7 +40,7 @@ def test_the_whole_pipeline_runs_and_experts_learn(project: Path) -> None:
 
 
 def test_the_experts_are_asked_for_classes_and_for_numbers(project: Path) -> None:
-    ready = Asked(project, [], None, [], None, None).open(20)
+    ready = ExpertInputs(project, [], None, [], None, None).open(20)
     near: Any = ready.sources["near"]
     found = ask_all(ready.model, ready.base, ready.experts, {"near": one_each(near)}, 16).experts["near"]["near"]
     ready.model.load(ready.experts["near"])

@@ -1,0 +1,290 @@
+"""A scratch project in which a version's experts are merged again, from files proven by their digests."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mergeflow import layout
+from mergeflow.checkpoints import matches, open_checkpoint
+from mergeflow.data import digest_of_split, load_manifest, load_split
+from mergeflow.errors import MergeflowError
+from registry.provenance import environment, git_commit
+from registry.store import Store
+from registry.versions import ModelVersion, download_model, head_files
+from tasks.project.files import read_yaml
+from tasks.project.graph import find_stage, load_graph
+from tasks.project.parameters import load_params
+from tasks.project.runner import open_stage, run_stage
+from tasks.project.scratch_project import link, write_params
+from tasks.project.stage import STATE, Stage, StageIO, covers
+from tasks.sweep import sweep_near
+
+# The weights of a base or an expert: as the stages write them, and as they did before there were other modalities.
+MODEL_FILES = (layout.MODEL_FILE, "image_encoder.safetensors")
+
+
+@dataclass(frozen=True)
+class Ancestor:
+    """A tracked folder, or some files of it, and how to know it when it is found.
+
+    Attributes:
+        what: in words, for people.
+        path: of the folder, relative to the project.
+        dvc: DVC's hash of the folder; None where it was not recorded.
+        files: names of the files needed, as far as they are there; none means all.
+        is_it: whether a folder holds the very content.
+    """
+
+    what: str
+    path: str
+    dvc: str | None
+    files: tuple[str, ...]
+    is_it: Callable[[Path], bool]
+
+
+def base_of(origin: dict[str, Any]) -> Ancestor:
+    """Return the base of a version's origin, with the heads of its tasks."""
+    known, heads = origin["base"], [layout.head(task).removeprefix(f"{layout.BASE}/") for task in origin["experts"]]
+    return Ancestor("the base", known["path"], known["dvc"], (*MODEL_FILES, *heads), _weights(known["fingerprint"]))
+
+
+def expert_of(origin: dict[str, Any], task: str) -> Ancestor:
+    """Return one expert of a version's origin."""
+    facts = origin["experts"][task]
+    return Ancestor(f"the expert '{task}'", facts["path"], facts["dvc"], MODEL_FILES, _weights(facts["fingerprint"]))
+
+
+def split_of(origin: dict[str, Any], task: str, split: str) -> Ancestor:
+    """Return one split of one task's data of a version's origin.
+
+    Args:
+        origin: a version's origin, as `provenance.json` holds it.
+    """
+    facts = origin["experts"][task]["splits"][split]
+
+    def is_it(folder: Path) -> bool:
+        load_split(folder, split, verify=True)
+        return digest_of_split(load_manifest(folder)["splits"][split]) == facts["sha256"]
+
+    return Ancestor(f"the {split} split of '{task}'", facts["path"], facts["dvc"], (), is_it)
+
+
+def model_file(folder: Path) -> Path:
+    """Return the file of the weights in the folder of a base or an expert, by its name of today or of former days."""
+    return next((folder / name for name in MODEL_FILES if (folder / name).exists()), folder / layout.MODEL_FILE)
+
+
+def name_as_recipe(recipe: Mapping[str, Any], scratch: Path) -> None:
+    """Give the weights that a recipe of former days names the names that it has for them."""
+    for path in (scratch / name for name in (recipe["base"], *recipe["experts"].values())):
+        weights = model_file(path.parent)
+        if weights.exists() and not path.exists():
+            link(weights, path)
+
+
+def _name_model(folder: Path) -> None:
+    """Give weights of former days the name of today too: recipes have the one, stages read the other."""
+    weights = model_file(folder)
+    if weights.exists() and weights.name != layout.MODEL_FILE:
+        link(weights, folder / layout.MODEL_FILE)
+
+
+def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, str]:
+    """Link the ancestors below `target` at their paths, each proven by its digest.
+
+    Args:
+        root: the project folder; what lies there is looked at first.
+
+    Returns:
+        Path to where it was found: "the project", "DVC's cache" or "DVC's remote".
+
+    Raises:
+        MergeflowError: naming every ancestor that is nowhere.
+    """
+    places: dict[str, str] = {}
+    absent: list[Ancestor] = []
+    for one in wanted:
+        if _proven(one, root / one.path):
+            there = _all_files(root / one.path)
+            names = [name for name in one.files if name in there] or there
+            link_files(root / one.path, target / one.path, {name: name for name in names})
+            _name_model(target / one.path)
+            places[one.path] = "the project"
+        else:
+            absent.append(one)
+    tracked = [one for one in absent if one.dvc is not None]
+    if tracked:
+        places |= _from_dvc(root, tracked, target)
+    lost = [one for one in absent if one.path not in places]
+    if lost:
+        lines = [f"  {one.what} ({one.path}, DVC {one.dvc or 'unknown'})" for one in lost]
+        raise MergeflowError(
+            "\n".join(
+                [
+                    "these ancestors are neither in the project nor in DVC's cache or remote, or their content is not "
+                    "what was recorded:",
+                    *lines,
+                    "Bring them back (`dvc remote add -d`, `dvc pull`), or make them again from data.",
+                ]
+            )
+        )
+    return places
+
+
+def _weights(expected: str) -> Callable[[Path], bool]:
+    def is_it(folder: Path) -> bool:
+        with open_checkpoint(model_file(folder)) as state:
+            return matches(state, expected)
+
+    return is_it
+
+
+def _proven(one: Ancestor, folder: Path) -> bool:
+    try:
+        return one.is_it(folder)
+    except (MergeflowError, OSError):  # missing or damaged is as good as another content
+        return False
+
+
+def link_files(source: Path, target: Path, files: Mapping[str, str]) -> None:
+    """Link files of one folder into another.
+
+    Args:
+        target: the folder that gets them.
+        files: name there to name here.
+    """
+    for name, own in files.items():
+        link(source / name, target / own)
+
+
+def _all_files(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+
+
+def _from_dvc(root: Path, wanted: list[Ancestor], target: Path) -> dict[str, str]:
+    """Link what DVC's cache holds, after fetching what only its remote holds; older versions' files included.
+
+    DVC's commands fetch what dvc.lock or a commit names. A version's own hashes may stand in neither, so this asks
+    DVC's cache and remote for objects by hash.
+    """
+    from dvc.repo import Repo
+
+    places: dict[str, str] = {}
+    with Repo(str(root)) as repo:
+        cache = repo.cache.local
+        for one in wanted:
+            assert one.dvc is not None
+            fetched = _fetch(repo, [one.dvc])
+            folder = Path(cache.oid_to_path(one.dvc))
+            entries = json.loads(folder.read_text()) if folder.exists() else []
+            chosen = {row["relpath"]: row["md5"] for row in entries if not one.files or row["relpath"] in one.files}
+            fetched |= _fetch(repo, list(chosen.values()))
+            for name, md5 in chosen.items():
+                if (path := Path(cache.oid_to_path(md5))).exists():
+                    link(path, target / one.path / name)
+            _name_model(target / one.path)
+            if _proven(one, target / one.path):
+                places[one.path] = "DVC's remote" if fetched else "DVC's cache"
+    return places
+
+
+def _fetch(repo: Any, hashes: list[str]) -> bool:
+    """Fetch objects that the cache lacks from the default remote; return whether there was anything to fetch."""
+    from dvc.exceptions import DvcException
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    lacking = [one for one in hashes if not Path(repo.cache.local.oid_to_path(one)).exists()]
+    if not lacking:
+        return False
+    try:
+        repo.cloud.pull([HashInfo("md5", one) for one in lacking])
+    except DvcException:  # no remote, or none that answers: the caller names what is missing
+        return False
+    return True
+
+
+Grids = Mapping[str, Mapping[str, list[Any]]]
+
+
+def lay_out(root: Path, store: Store, version: ModelVersion, origin: dict[str, Any], scratch: Path) -> None:
+    """Put a version's base, heads, experts and validation splits into the scratch project, each proven by its digest.
+
+    Args:
+        version: whose heads are taken.
+        origin: the provenance document; its `experts` say which tasks.
+
+    Raises:
+        MergeflowError: naming every ancestor that is nowhere.
+    """
+    tasks = origin["experts"]
+    wanted = [base_of(origin)]
+    wanted += [one for task in tasks for one in (expert_of(origin, task), split_of(origin, task, "validation"))]
+    gather(root, wanted, scratch)
+    heads = head_files(download_model(store, version, scratch / "registered"))
+    for task, known in tasks.items():
+        link_files(heads[task].parent, scratch / known["path"], {heads[task].name: layout.HEAD_FILE})
+        link_manifest(scratch / layout.split("validation", task), scratch, task)
+        summary = {key: known[key] for key in ("fingerprint", "settings", "validation_accuracy")}
+        (scratch / known["path"] / "training.json").write_text(json.dumps({"task": task, **summary}))
+
+
+def note_rebuild(root: Path, origin: dict[str, Any], kind: str, version: ModelVersion, task: str) -> None:
+    """Say in a provenance document that what is made now comes from a version, by which command, and of which task."""
+    origin |= {"kind": kind, "parent": {"model": str(version.name), "version": str(version.version), "task": task}}
+    origin |= {"git_commit": git_commit(root), "environment": environment()}
+
+
+def link_manifest(folder: Path, scratch: Path, task: str) -> None:
+    """Put the manifest that lies with a split where the stages look for manifests.
+
+    Args:
+        folder: the split's folder, with its manifest.
+        scratch: the project folder in which the merge is made again.
+    """
+    link_files(folder, scratch / layout.manifest_folder(task), {"manifest.json": "manifest.json"})
+
+
+def choose(
+    root: Path,
+    scratch: Path,
+    origin: Mapping[str, Any],
+    sweep: Grids,
+    report: Callable[[str], None],
+    near: Mapping[str, Any] | None = None,
+) -> None:
+    """Score candidates on validation and write the chosen merges, by the pipeline's own stages.
+
+    Args:
+        root: the project folder, whose params.yaml holds all but the tasks, the model and the sweep.
+        scratch: the scratch project, laid out.
+        sweep: method to argument to values.
+        near: a recipe; then only its method is tried, by a climb from its arguments.
+    """
+    values = read_yaml(root / "params.yaml")
+    sources = {task: known["source"] for task, known in origin["experts"].items()}
+    grids = {name: dict(grid) for name, grid in sweep.items() if near is None or name == near["method"]}
+    write_params(scratch, {**values, "tasks": sources, "model": origin["params"]["model"], "sweep": grids})
+    stages = load_graph(scratch)
+    for method in grids:
+        report(f"scoring candidates of {method}")
+        stage = find_stage(stages, "sweep", method)
+        if near is None:
+            run_stage(scratch, stage)
+        else:
+            sweep_near(open_stage(scratch, stage)[0], near["args"])
+    report("choosing")
+    run_stage(scratch, find_stage(stages, "select", None))
+
+
+def register_view(scratch: Path) -> StageIO:
+    """Return what the stage `register` would be given in the scratch project."""
+    params = load_params(scratch / "params.yaml")
+    stage = find_stage(load_graph(scratch), "register", None)
+    return StageIO(stage, scratch, scratch / STATE / "scratch" / "register", params)
+
+
+def stage_making(path: str, stages: Mapping[str, Stage]) -> Stage:
+    """Return the stage whose output `path` is, or lies in."""
+    return next(stage for stage in stages.values() if any(covers(out, path) for out in stage.outs))

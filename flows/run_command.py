@@ -1,0 +1,96 @@
+"""Run the pipeline from the command line; no server is started by hand, and no Prefect where nothing is stale."""
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from flows.dvc_commands import (
+    REGISTER,
+    are_results_wanted,
+    push_outputs,
+    record_outputs,
+    registration_lost,
+    remove_stale_outputs,
+    stages_to_run,
+    wait_for_dvc,
+)
+from flows.status import own_traceback, print_summary, reported
+from mergeflow import layout
+from mergeflow.errors import MergeflowError
+from tasks.commands.device_memory import print_device_memory
+from tasks.project.graph import load_graph
+from tasks.project.progress import progress_bars
+from tasks.project.runner import check_disk
+from tasks.project.stage import STATE
+from tasks.project.validate_params import validate_params
+
+
+def run_pipeline(root: Path, console: Console, push: bool = False, report: Path | None = None) -> None:
+    """Bring the whole project up to date and print the result.
+
+    Args:
+        console: where progress and the result are shown.
+        report: a JSON file that says what came of it, however it ends; None: none.
+
+    Raises:
+        MergeflowError: a parameter is wrong or a stage failed.
+    """
+    from tasks.report import write_report
+
+    with reported(root, report) as ran:
+        ran += bring_up_to_date(root, console, push)
+        if not ran:
+            console.print("[bold]Nothing changed:[/] every stage is up to date.")
+            # After `dvc checkout` or `dvc repro` the page on disk is of other results.
+            write_report(root, root / layout.REPORT)
+            if push:
+                push_outputs(root)
+        print_summary(root, console)
+
+
+def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: list[str] | None = None) -> list[str]:
+    """Run what is stale and show the progress; return the addresses of the stages that were submitted.
+
+    DVC is asked first; when nothing is stale, Prefect is not even imported. Otherwise the flow runs against the
+    server of PREFECT_API_URL, or one inside this process.
+
+    Raises:
+        MergeflowError: a parameter is wrong or a stage failed.
+    """
+    params = validate_params(root)
+    wait_for_dvc(root)
+    remove_stale_outputs(root, lambda text: console.print(text, highlight=False, markup=False))
+    stages = load_graph(root, studies=targets is not None)
+    todo = stages_to_run(root, stages, targets)
+    lost = are_results_wanted(targets, stages) and REGISTER not in todo and registration_lost(root)
+    todo = todo or ([REGISTER] if lost else [])
+    if todo:
+        print_device_memory(root, params, todo, console)
+        console.print(f"[bold]{len(todo)} of {len(stages)} stages to run[/] (starting Prefect)", highlight=False)
+        _run_flow(root, console, todo, lost, push, targets)
+    else:
+        record_outputs(root, [])  # a stage that this run does not ask for may have other code than dvc.lock says
+    return todo
+
+
+def _run_flow(
+    root: Path, console: Console, todo: list[str], force_register: bool, push: bool, targets: list[str] | None
+) -> None:
+    from flows.ephemeral_server import embedded_server
+    from flows.pipeline import pipeline
+    from flows.signals import stoppable
+
+    home = root / STATE / "prefect"
+    try:
+        with stoppable(), embedded_server(home), progress_bars(root, todo, console):
+            pipeline(str(root), force_register=force_register, push=push, targets=targets)
+    except MergeflowError:
+        raise
+    except Exception as error:
+        check_disk(error, root, home)
+        trace = own_traceback(error)
+        if trace is None:
+            raise
+        typer.echo(trace, err=True)  # the stage's own, without the frames of Prefect and the command line
+        raise typer.Exit(1) from None

@@ -1,0 +1,198 @@
+"""The project's commands for the registry: versions, their origin, promotion, rollback, serving."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mergeflow.checkpoints.fingerprint import short
+from mergeflow.errors import MergeflowError
+
+Which = Annotated[str, typer.Argument(help="A version's number or an alias; also MODEL@ALIAS or MODEL/NUMBER.")]
+Name = Annotated[str | None, typer.Option("--model", help="The registered model; params.yaml's by default.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+Opened = Callable[..., tuple[Any, str, str]]
+"""(name or None, which) → the open registry, the model's name, the version's number or alias."""
+
+
+def add_commands(app: typer.Typer, root: Path) -> tuple[typer.Typer, Opened]:
+    """Add the group `registry`; return it, and what opens the registry for the commands of others."""
+    group = typer.Typer(help="The registry: versions, the champion, promotion and rollback.", no_args_is_help=True)
+    app.add_typer(group, name="registry")
+
+    def opened(name: str | None, which: str = "champion") -> tuple[Any, str, str]:
+        from registry.store import connect
+        from tasks.project.sections import RegistrySection, read_section
+
+        model, number = split_address(which)
+        model = model or name or read_section(root, "registry", RegistrySection).model
+        return connect(project_root=root), model, number
+
+    _add_questions(group, opened)
+    _add_lineage(group, opened)
+    _add_changes(group, opened, root)
+    _add_serving(group, opened)
+    return group, opened
+
+
+def split_address(which: str) -> tuple[str | None, str]:
+    """Return model (None where it is not named) and version of an address.
+
+    Example:
+        >>> split_address("merged@champion"), split_address("merged/3"), split_address("@champion")
+        (('merged', 'champion'), ('merged', '3'), (None, 'champion'))
+    """
+    name, _, version = which.removeprefix("models:/").replace("@", "/").rpartition("/")
+    return name or None, version
+
+
+def _add_questions(group: typer.Typer, opened: Opened) -> None:
+    @group.command("list")
+    def list_(name: Name = None) -> None:
+        """List the versions of the model, oldest first, with their normalised validation accuracy."""
+        from registry.versions import list_versions
+
+        store, model, _ = opened(name)
+        heads = ("version", "aliases", "method", "tasks", "normalised", "fingerprint")
+        table = Table(*heads, box=None, pad_edge=False)
+        for version in list_versions(store, model):
+            score = version.metrics.get("validation/normalised")
+            shown = "" if score is None else f"{100 * score:.2f} %"
+            aliases = ", ".join(f"@{alias}" for alias in version.aliases)
+            count = str(len(version.tasks) or "")
+            fingerprint = short(version.fingerprint or "")
+            table.add_row(version.version, aliases, version.method, count, shown, fingerprint)
+        Console().print(table)
+
+    @group.command("show")
+    def show_(which: Which = "champion", name: Name = None) -> None:
+        """Print all that is known of one version as JSON: figures, decision, recipe, tasks, parent, tags."""
+        from registry.versions import show
+
+        store, model, version = opened(name, which)
+        typer.echo(json.dumps(show(store, model, version), indent=1, default=str))
+
+    @group.command("compare")
+    def compare_(left: Which, right: Which, name: Name = None) -> None:
+        """Print two versions side by side: metrics and validation accuracies."""
+        from registry.versions import compare
+
+        store, model, first = opened(name, left)
+        other, second = split_address(right)
+        if other not in (None, model):
+            raise MergeflowError(f"'{left}' is of '{model}' and '{right}' of '{other}': compare versions of one model.")
+        comparison = compare(store, model, first, second)
+        table = Table("figure", f"version {comparison['left']}", f"version {comparison['right']}", "change", box=None)
+        for part in ("metrics", "accuracy"):
+            for key, row in comparison[part].items():
+                table.add_row(
+                    key, *("" if row[side] is None else f"{row[side]:.4f}" for side in ("left", "right", "change"))
+                )
+        Console().print(table)
+
+    @group.command("history")
+    def history_(name: Name = None) -> None:
+        """Print every change of champion, oldest first."""
+        from registry.versions import history
+
+        store, model, _ = opened(name)
+        for event in history(store, model):
+            typer.echo(json.dumps(asdict(event), default=str))
+
+
+def _add_lineage(group: typer.Typer, opened: Opened) -> None:
+    @group.command("lineage")
+    def lineage_(
+        which: Which = "champion",
+        name: Name = None,
+        as_json: AsJson = False,
+        picture: Annotated[Path | None, typer.Option(help="Draw the tree into this SVG file.")] = None,
+    ) -> None:
+        """Print where a version comes from: recipe, experts, data, commit, environment."""
+        from mergeflow.checkpoints import write_text
+        from registry.lineage import lineage, lineage_nodes, tree_lines
+        from registry.lineage_picture import lineage_svg
+
+        if picture is not None and picture.suffix.lower() != ".svg":
+            raise MergeflowError(f"--picture {picture}: the tree is drawn as SVG only; give a file that ends in .svg.")
+        store, model, version = opened(name, which)
+        tree = lineage(store, model, version)
+        if picture is not None:
+            write_text(picture, lineage_svg(lineage_nodes(tree)))
+            typer.echo(str(picture), err=as_json)  # the JSON stands alone on stdout
+        if as_json:
+            typer.echo(json.dumps(tree, indent=1, default=str))
+        elif picture is None:
+            typer.echo("\n".join(tree_lines(tree)))
+
+
+def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
+    @group.command("promote")
+    def promote_(
+        which: Which = "candidate",
+        name: Name = None,
+        force: Annotated[bool, typer.Option(help="Promote against the gates; needs --who and --why.")] = False,
+        who: Annotated[str, typer.Option(help="Who asks; by default the user of this machine.")] = "",
+        why: Annotated[str, typer.Option(help="The reason, kept with the event.")] = "",
+    ) -> None:
+        """Make a version champion if the gates of params.yaml let it; exit status 1 when they do not."""
+        from registry.promotion import Force, promote
+        from registry.versions import find_version
+        from tasks.project.sections import RegistrySection, read_section
+
+        store, model, version = opened(name, which)
+        settings = read_section(root, "registry", RegistrySection)
+        number = find_version(store, model, version).version
+        done = promote(
+            store, model, number, settings, force=Force(who, why) if force else None, who=who or None, why=why
+        )
+        if done.decision is None:
+            typer.echo(f"{model}: version {number} is champion already; nothing was changed or recorded")
+            return
+        for reason in done.decision.reasons:
+            typer.echo(f"· {reason}")
+        typer.echo(f"{model}: champion is version {done.champion}")
+        raise typer.Exit(0 if done.champion == number else 1)
+
+    @group.command("rollback")
+    def rollback_(
+        name: Name = None,
+        who: Annotated[str | None, typer.Option(help="Who decided; by default the user of this machine.")] = None,
+        why: Annotated[str, typer.Option(help="The reason, kept with the event.")] = "",
+    ) -> None:
+        """Return to the champion before the present one; called again, to the one before that."""
+        from registry.promotion import rollback
+
+        store, model, _ = opened(name)
+        typer.echo(f"{model}: champion is version {rollback(store, model, who=who, why=why).version}")
+
+
+def _add_serving(group: typer.Typer, opened: Opened) -> None:
+    @group.command("serve")
+    def serve_(
+        which: Which = "champion",
+        name: Name = None,
+        host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+        port: Annotated[int, typer.Option(help="Port to listen on.")] = 5001,
+        max_rows: Annotated[int, typer.Option(min=1, help="Rows that one request may hold.")] = 1024,
+        max_mib: Annotated[int, typer.Option(min=1, help="MiB that one request may hold.")] = 32,
+        foreign: Annotated[
+            bool, typer.Option(help="Serve a version of another program: what lies in its files is executed.")
+        ] = False,
+    ) -> None:
+        """Answer over HTTP (POST /invocations) until stopped: classes of images or texts, or a text that goes on."""
+        from registry.serving import Limits, serve
+
+        store, model, version = opened(name, which)
+        limits = Limits(max_mib * 2**20, max_rows)
+
+        def ready(address: str) -> None:
+            typer.echo(f"{model} {version} on {address}")
+
+        serve(store, model, version, host, port, ready, limits=limits, foreign=foreign)

@@ -1,0 +1,1 @@
+"""Commands of a project that need neither Prefect nor the registry."""

@@ -1,0 +1,234 @@
+"""The advice of `mergeflow advise`: experts and samples opened, and what can be said of them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Column, Table
+
+from mergeflow.errors import MergeflowError
+from tasks.commands.expert_inputs import ExpertInputs, OpenedExperts
+
+if TYPE_CHECKING:
+    from mergeflow.analysis.provable.advising import Advice
+    from mergeflow.analysis.provable.answers import Answers
+    from mergeflow.merging import Recipe
+
+
+_BATCH = 16  # samples per forward pass: of a language model each gives a vocabulary for every token
+
+
+def make_advice(inputs: ExpertInputs, samples: int, linearity: Path | None) -> "Advice":
+    """Return all advice that the inputs allow.
+
+    Args:
+        linearity: the folder that `mergeflow linearity --out` wrote, if there is one.
+
+    Raises:
+        MergeflowError: fewer than two experts, or a file that cannot be read: then there is nothing to advise on.
+    """
+    from mergeflow.analysis.provable.advising import ANSWERED, advise, or_remark
+
+    paths = inputs.several("advice is on a merge of at least two")
+    remarks: list[str] = []
+    base, experts = inputs.states
+    ready = or_remark(ANSWERED, lambda: inputs.open(samples, fitting=True), remarks)
+    # The task vectors are whole ones: a module that is asked may lack heads, which a merge sums like the rest.
+    advice = advise(base, experts, None if ready is None else lambda: _answers(inputs, ready), remarks)
+    if inputs.recipe is not None and inputs.recipe.weights:
+        advice.remarks.append("`weights` of the recipe are left aside: λ is for the plain sum of the task vectors.")
+    if linearity is None:
+        return advice
+    pairs = list(combinations(paths, 2))
+    return replace(advice, linear=or_remark("linearity", lambda: _linearity(linearity, pairs), advice.remarks))
+
+
+def _answers(inputs: ExpertInputs, ready: OpenedExperts) -> "Answers":
+    from mergeflow.analysis.provable.questions import ask_all
+
+    return ask_all(ready.model, ready.base, ready.experts, _assigned(inputs, ready), _BATCH)
+
+
+def _assigned(inputs: ExpertInputs, ready: OpenedExperts) -> dict[str, Any]:
+    """Return samples by expert: the project's own, one source for all, or one source for each in their order."""
+    from mergeflow.analysis.provable.questions import one_each
+    from mergeflow.modalities.classification import Subset
+
+    sources, names = ready.sources, list(inputs.paths())
+    if not inputs.data:
+        return {name: one_each(cast(Subset, sources[name])) for name in names}
+    classes = (inputs.architecture or "").startswith("torchvision:")
+    given = [(_Classes if classes else _Outputs)(sources[source]) for source in inputs.data]
+    if len(given) == 1:
+        return dict.fromkeys(names, given[0])
+    if len(given) != len(names):
+        raise MergeflowError(
+            f"--data is given {len(given)} times for {len(names)} experts: give one source for all of them, or one for "
+            "each in the order of the experts."
+        )
+    return dict(zip(names, given, strict=True))
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """Samples without labels, as far as a module is asked for its outputs."""
+
+    source: Any
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def outputs(self, model: Any, rows: Any) -> Any:
+        """Return the module's outputs [n, D]; of an encoder of texts the mean over the tokens of its last block."""
+        from mergeflow.linearity.layers import find_layers
+        from mergeflow.linearity.networks import Samples
+
+        layer = "" if isinstance(self.source, Samples) else find_layers(model.module)[-1]
+        return self.source.features(model, rows, [layer])[layer].flatten(1)
+
+
+class _Classes(_Outputs):
+    """Samples without labels for a classifier."""
+
+    def log_p(self, model: Any, rows: Any) -> Any:
+        """Return the module's log-probabilities [n, C]."""
+        return self.outputs(model, rows).log_softmax(1)
+
+
+def _linearity(folder: Path, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    from mergeflow.linearity.affine import word
+
+    path = folder / "result.json"
+    try:
+        measured = {
+            frozenset(pair["pair"]): word(pair["verdict"]["CTL"]) for pair in json.loads(path.read_text())["pairs"]
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise MergeflowError(f"{path} is not what `mergeflow linearity --out` writes: {error}") from error
+    answers = {" – ".join(pair): measured[frozenset(pair)] for pair in pairs if frozenset(pair) in measured}
+    if not answers:
+        there = ", ".join(f"'{name}'" for name in sorted(set().union(*measured)))
+        raise MergeflowError(f"{path} is of {there}, and of no pair of these experts: name them alike.")
+    return answers
+
+
+LINEARITY = Path("outputs/linearity")
+_DEARER = 2  # tasks named of those that an unlearning costs most
+
+
+def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
+    """Add the command `advise`.
+
+    Args:
+        project: whether `root` is a project folder, whose experts go by their tasks' names.
+    """
+
+    @app.command("advise")
+    def advise(
+        context: typer.Context,
+        recipe: Annotated[
+            Path | None, typer.Argument(help="A recipe: its base and experts. In a project all experts by default.")
+        ] = None,
+        data: Annotated[
+            list[str] | None,
+            typer.Option(help="Samples without labels, once for all experts or once for each: suite:, folder: …"),
+        ] = None,
+        architecture: Annotated[
+            str | None,
+            typer.Option(help="open_clip's name, pocket-clip, torchvision:NAME, or a folder with config.json."),
+        ] = None,
+        samples: Annotated[int, typer.Option(min=2, help="How many of each source.")] = 200,
+        linearity: Annotated[
+            Path | None, typer.Option(help="The folder that `mergeflow linearity --out` wrote.")
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    ) -> None:
+        """Say which λ to try for a sum of task vectors, how tasks are related, and what unlearning one costs."""
+        import torch
+
+        torch.set_num_threads(1)
+        chosen = None if recipe is None else _read_recipe(recipe)
+        if recipe is None and not project:
+            raise MergeflowError("name a recipe with `base` and `experts`, or run the command in a project folder.")
+        inputs = ExpertInputs(root if project else None, [], None, data or [], architecture, context.obj, chosen)
+        made = root / LINEARITY
+        advice = make_advice(inputs, samples, linearity or (made if project and made.is_dir() else None))
+        if as_json:
+            typer.echo(json.dumps(advice.as_json(), indent=1, ensure_ascii=False))
+        else:
+            show(advice, "methods" if recipe is not None else "sweep", Console())
+
+
+def _read_recipe(path: Path) -> "Recipe":
+    from mergeflow.merging import load_recipe
+
+    recipe = load_recipe(path)
+    if recipe.steps or recipe.task_vectors or recipe.align or not recipe.experts:
+        raise MergeflowError(
+            f"{path}: advice is on a recipe with `base` and `experts`, without `steps`, `task_vectors` or `align`."
+        )
+    return recipe
+
+
+def show(advice: "Advice", key: str, console: Console) -> None:
+    """Print the tables, a block that can be pasted, and what was not computed.
+
+    Args:
+        key: what the block's method stands under: `sweep` in params.yaml, `methods` in a sweep file.
+    """
+    from mergeflow.analysis.provable.advice import range_json
+
+    shared: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
+    if advice.pairs is not None:
+        table = Table(Column("pair", no_wrap=True), title="By pair", **shared)
+        for column in ("α̂", "change", "cosine", "verdict", "add, λ", "unlearn, λ"):
+            table.add_column(column, justify="left" if column == "verdict" else "right", no_wrap=True)
+        if advice.linear is not None:
+            table.add_column("linear")
+        for pair in advice.pairs:
+            name = f"{pair.first} – {pair.second}"
+            ranges = [range_text(range_json(one)) for one in (pair.addition, pair.unlearning)]
+            figures = [f"{value:+.2f}" for value in (pair.alpha, pair.changes, pair.cosine)]
+            cells = [name, *figures, pair.relation, *ranges]
+            table.add_row(*cells, *([] if advice.linear is None else [advice.linear.get(name, "")]))
+        console.print(table)
+    if advice.cosines is not None:
+        table = Table(Column("unlearning", no_wrap=True), "costs most (cosine of the task vectors)", **shared)
+        for name in advice.weighed:
+            dearest = advice.costs(name)[:_DEARER]
+            table.add_row(name, ", ".join(f"{other} ({value:+.2f})" for other, value in dearest))
+        console.print(table)
+    if advice.theory is not None:
+        said = "no λ solves all tasks" if advice.theory.empty else f"λ ≥ {advice.theory.low:.2f}"
+        console.print(f"For the sum of all the theory expects: {said}.", highlight=False)
+    if advice.scales is not None:
+        console.print("To try, by the lengths of the task vectors:", highlight=False)
+        block = f"{key}:\n  task_arithmetic:\n    scale: {json.dumps(list(advice.scales))}"
+        console.print(block, highlight=False, markup=False)
+    for remark in advice.remarks:
+        console.print(f"[yellow]![/] {escape(remark)}", highlight=False)
+
+
+def range_text(interval: Sequence[float | None] | None) -> str:
+    """Return a range of λ in words.
+
+    Args:
+        interval: [low, high], None for no end; None where it is empty.
+
+    Example:
+        >>> [range_text(one) for one in ([0.5, None], [None, 0], [0, 0.25], None)]
+        ['≥ 0.50', '≤ 0.00', '0.00 … 0.25', 'none']
+    """
+    if interval is None:
+        return "none"
+    low, high = interval
+    if high is None:
+        return f"≥ {low:.2f}"
+    return f"≤ {high:.2f}" if low is None else f"{low:.2f} … {high:.2f}"

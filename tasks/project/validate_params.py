@@ -1,0 +1,89 @@
+"""Validate params.yaml before a run changes anything."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from mergeflow.data.address import Address, parse_address
+from mergeflow.data.decoding import Preparation
+from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.merging import configure
+from mergeflow.merging.catalog import METHODS
+from mergeflow.modalities.preparing import find_preparation
+from mergeflow.schema import refusal
+from mergeflow.search.candidates import grid_of
+from tasks.project.files import read_yaml
+from tasks.project.graph import load_graph
+from tasks.project.parameters import Params, load_params
+from tasks.project.stage import INPUTS, covers
+
+KEEPS_CONFLICTS = "conflicts"  # the one transform that is of every modality
+
+
+def validate_params(root: Path) -> Params:
+    """Read and validate params.yaml with the sources of its tasks, as far as their addresses say; nothing is opened.
+
+    Raises:
+        MergeflowError: the file is not UTF-8, a file in `methods/` cannot be loaded, a parameter is wrong, or tasks
+            have sources of an unknown kind, with unknown transforms, or on paths where nothing is, or a method cannot
+            be swept by the pipeline; all of one sort at once.
+    """
+    path = root / "params.yaml"
+    read_yaml(path)  # first: a file that cannot be read is told before what it would name
+    METHODS.names()  # a file that cannot be loaded is told once, not for each method in params.yaml
+    params = load_params(path)
+    preparation = find_preparation(params.lookup("model.modality"))
+    graph = load_graph(root)
+    faults = [
+        f"tasks.{task}: {fault}"
+        for task, source in params.tasks.items()
+        for fault in _faults(source, preparation, None if graph[f"prepare@{task}"].frozen else root)
+    ] + list(_sweep_faults(params))
+    if faults:
+        raise refusal(path.name, faults)
+    return params
+
+
+def _faults(source: str, preparation: Preparation, root: Path | None) -> Iterator[str]:
+    address = parse_address(source)
+    kinds = ", ".join(sorted(preparation.sources))
+    if not address.kind:
+        yield f"'{source}' does not begin with its kind: write KIND:{source}, with one of the kinds {kinds}"
+    elif address.kind not in preparation.sources:
+        yield str(unknown_name("kind of data source", address.kind, preparation.sources))
+    elif not address.place:
+        yield f"'{source}' has no address; expected '{address.kind}:ADDRESS'"
+    elif root and _is_missing(address, root):
+        yield f"'{address.place}': no such file or folder"
+    transforms = [*preparation.transforms, KEEPS_CONFLICTS]
+    for name, _ in address.transforms:
+        if name not in transforms:
+            yield str(unknown_name("transform", name, transforms))
+
+
+def _sweep_faults(params: Params) -> Iterator[str]:
+    """Yield which methods no stage can merge by: a stage has the experts' weights, all of them, and nothing else."""
+    for name, grid in params.sweep.items():
+        method, count = METHODS.get(name), len(params.tasks)
+        if method.given:
+            yield (
+                f"sweep.{name}: it goes by statistics of examples ({', '.join(one.name for one in method.given)}), "
+                "which no stage takes: leave it out, and merge by it with a recipe (`mergeflow docs sweep`)"
+            )
+        least, most = method.experts
+        if count < least or (most is not None and count > most):
+            yield f"sweep.{name}: it takes {_some(least, 'expert')}, and params.yaml has {_some(count, 'task')}"
+        for args in grid_of(name, grid):
+            try:
+                configure(name, args).arguments.check_experts(count)
+            except MergeflowError as error:
+                yield f"sweep.{name}: {error}"
+
+
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count > 1 else ''}"
+
+
+def _is_missing(address: Address, root: Path) -> bool:
+    """Whether the place is surely a path where nothing is; what other places mean, their readers alone know."""
+    place = address.paths[0]
+    return (covers(INPUTS, place) or Path(place).is_absolute()) and not (root / place).exists()
