@@ -68,6 +68,20 @@ def config_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
     return read_json(folder / "config.json")
 
 
+def class_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json as transformers' classes take it: infinities, which JSON lacks, as numbers.
+
+    Example:
+        >>> class_settings({"limit": [0.0, {"__float__": "Infinity"}]})
+        {'limit': [0.0, inf]}
+    """
+    settings: dict[str, Any] = json.loads(
+        json.dumps(config, default=str),
+        object_hook=lambda value: float(value["__float__"]) if value.keys() == {"__float__"} else value,
+    )
+    return settings
+
+
 @dataclass(frozen=True)
 class NamedBase:
     """A base by its name.

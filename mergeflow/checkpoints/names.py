@@ -14,6 +14,7 @@ from itertools import accumulate
 from threading import local
 from typing import TYPE_CHECKING, Any
 
+from mergeflow.checkpoints.folders import class_settings
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import DoraEntry, TokensEntry, formed_piece
 from mergeflow.checkpoints.reader import Entry, LazyStateDict
@@ -417,7 +418,7 @@ def _tables_of(text: str) -> _Tables | None:
         return None
     try:
         with torch.device("meta"):
-            model = kind(kind.config_class.from_dict(json.loads(text)))
+            model = kind(kind.config_class.from_dict(class_settings(config)))
         transforms = get_model_conversion_mapping(model, add_legacy=False)
         written = [transform for transform in transforms if not isinstance(transform, PrefixChange)]
         saving = [transform.reverse_transform() for transform in reversed(written)]

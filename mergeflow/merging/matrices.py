@@ -140,7 +140,9 @@ def survey(
     taken = {name for name, shape in shapes.items() if architecture.treats(name, shape, selection)}
     together(
         lambda: _check_known(owner, selection, infos, shapes, architecture),
-        lambda: _check_taken(owner, selection, shapes, taken, architecture),
+        lambda: _check_taken(
+            owner, selection, shapes, taken, architecture, any(len(i.shape) > 3 for i in infos.values())
+        ),
         lambda: _check_fused(owner, split_fused, taken, architecture),
     )
     roles = {name: architecture.role(name, shape) or "unknown" for name, shape in shapes.items()}
@@ -196,13 +198,14 @@ def _check_taken(
     shapes: Mapping[str, tuple[int, ...]],
     taken: set[str],
     architecture: Architecture,
+    convolutions: bool,
 ) -> None:
     known = f"There are {len(shapes)}: {_patterns(shapes)}." if shapes else "There is no matrix at all."
     if isinstance(selection, tuple):
         for pattern in selection:
             if not any(fnmatchcase(name, pattern) for name in shapes):
                 raise MergeflowError(f"{owner}: the pattern '{pattern}' of `matrices` fits no matrix. {known}")
-    elif shapes and not taken:
+    elif not taken and (shapes or convolutions):
         some = any(architecture.treats(name, shape, "all") for name, shape in shapes.items())
         wider = f"`matrices: all` takes {'attention and ' * (selection == 'mlp')}projections too. " if some else ""
         other = "" if some else " Weights of convolutions are not matrices here: ties or dare treat all tensors alike."

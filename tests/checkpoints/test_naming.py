@@ -8,6 +8,7 @@ from mergeflow.checkpoints.align_names import fit_inputs
 from mergeflow.checkpoints.names import loaded_name
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
+from tests.merging.families import built
 from tests.merging.tiny_models import tiny
 
 MIXTURES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "deepseek_v3", "jamba", "granitemoe")
@@ -89,6 +90,27 @@ RENAMED = (
     "wav2vec2",
     "llama",
 )
+
+
+CONVERTED = ("nemotron_h", "nomic_bert", "radio", "gte", "olmo_hybrid", "inkling2_text")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", CONVERTED)
+def test_what_transformers_converts_fits_either_way_round(tmp_path, family):
+    """Fused weights, transposed and interleaved stacks: a file has them otherwise than the model in memory."""
+    for kind, seed in (("base", 0), ("expert", 1)):
+        model = built(family, seed)
+        model.save_pretrained(tmp_path / f"{kind}-file")
+        model.save_pretrained(tmp_path / f"{kind}-memory", save_original_format=False)
+    merged = {}
+    for ours, other in (("file", "memory"), ("memory", "file")):
+        for expert in (ours, other):
+            experts = {"e": str(tmp_path / f"expert-{expert}"), "b": str(tmp_path / f"base-{other}")}
+            made = merge({"method": "ties", "args": {"keep": 0.3}, "base": str(tmp_path / f"base-{ours}"),
+                          "experts": experts, "out": str(tmp_path / f"{ours}-{expert}")})  # fmt: skip
+            merged[ours, expert] = made.fingerprint
+        assert merged[ours, ours] == merged[ours, other]
 
 
 @pytest.mark.parametrize("name", RENAMED)

@@ -594,6 +594,13 @@ def test_statistics_of_batch_norm_are_told_of_and_never_become_negative(tmp_path
         check_recipe({**given, "method": "cart", "args": {}})
 
 
+def test_a_spectral_method_is_refused_for_convolutions_alone():
+    """The result was the plain mean, without a word."""
+    experts = {name: {"conv.weight": torch.randn(4, 3, 3, 3), "conv.bias": torch.randn(4)} for name in "ab"}
+    with pytest.raises(MergeflowError, match=r"takes none of the matrices. There is no matrix at all.*convolutions"):
+        prepare(configure("cart"), experts["a"], experts)
+
+
 def test_what_a_folder_s_own_files_name_comes_along(files):
     for folder in ("hf", "e"):
         (files / folder / "1_Pooling").mkdir(parents=True)

@@ -16,6 +16,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from tests.merging.families import FAMILIES, built
 
+peft = pytest.importorskip("peft")
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]
 CHUNKS = 20  # of some 30 families each, of which about 19 can be built
 
@@ -23,6 +24,11 @@ CHUNKS = 20  # of some 30 families each, of which about 19 can be built
 def read(folder: Path) -> dict[str, Tensor]:
     with open_checkpoint(folder) as state:
         return {name: state[name].clone() for name in state}
+
+
+def is_learned(value: Tensor) -> bool:
+    """Whether a tensor is no counter, and no bound or mask of infinities."""
+    return value.is_floating_point() and bool(value.isfinite().all())
 
 
 def averaged(base: Tensor, experts: list[Tensor]) -> Tensor:
@@ -67,8 +73,7 @@ def faults_of(model: Any, family: str, folder: Path) -> list[str]:
         one.save_pretrained(folder / f"{name}-memory", save_original_format=False)
     recipe = {"base": str(folder / "base"), "experts": {name: str(folder / name) for name in ("a", "b")}}
     floats = [
-        {name: value.double() for name, value in read(folder / one).items() if value.is_floating_point()}
-        for one in names
+        {name: value.double() for name, value in read(folder / one).items() if is_learned(value)} for one in names
     ]
     base, experts = floats[0], [dict(one) for one in floats[1:]]
     # A weight that is tied and stored once takes part once.
@@ -87,9 +92,7 @@ def faults_of(model: Any, family: str, folder: Path) -> list[str]:
     again, before = type(model).from_pretrained(folder / "base", output_loading_info=True)
     faults += [key for key in told if told[key] != before[key]]
     states = [one.state_dict() for one in models]
-    mean = {
-        n: (states[1][n].double() + states[2][n].double()) / 2 for n, v in states[0].items() if v.is_floating_point()
-    }
+    mean = {n: (states[1][n].double() + states[2][n].double()) / 2 for n, v in states[0].items() if is_learned(v)}
     kept = again.state_dict()  # Chinese CLIP's class changes a row of its embedding whenever it reads it
     learned = [name for name, value in model.named_parameters() if torch.equal(kept[name], value)]
     if far(loaded.state_dict(), {name: value for name, value in mean.items() if name in learned}):
@@ -117,7 +120,7 @@ def test_average_ties_and_slerp_are_right_and_load(tmp_path: Path, chunk: int) -
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model = built(family)
-            if model is None or not all(bool(value.isfinite().all()) for value in model.state_dict().values()):
+            if model is None:
                 continue
             count += 1
             try:
@@ -128,4 +131,38 @@ def test_average_ties_and_slerp_are_right_and_load(tmp_path: Path, chunk: int) -
         wrong |= {family: faults} if faults else {}
     assert not wrong
     assert count >= 12
-    assert len(refused) <= 4  # layouts that transformers converts by more than other names
+    assert not refused
+
+
+def lora_faults(model: Any, folder: Path) -> list[str] | None:
+    """Return the tensors that a merge of an adapter of all linear weights makes otherwise than PEFT; None for none."""
+    model.save_pretrained(folder / "base")
+    base = type(model).from_pretrained(folder / "base")
+    try:
+        adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, lora_alpha=5, target_modules="all-linear"))
+    except (ValueError, RuntimeError):  # no linear weights, or of Mamba's, which PEFT does not take
+        return None
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for value in adapted.parameters():
+            if value.requires_grad:
+                value.add_(0.2 * torch.randn(value.shape, generator=generator))
+    adapted.save_pretrained(folder / "adapter")
+    expected = adapted.merge_and_unload().state_dict()
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "experts": {"a": str(folder / "adapter")}}
+    merge({**recipe, "base": str(folder / "base"), "out": str(folder / "out")})
+    merged = type(model).from_pretrained(folder / "out").state_dict()
+    return [name for name, value in expected.items()
+            if value.is_floating_point() and not torch.allclose(merged[name], value, rtol=1e-4, atol=1e-5)]  # fmt: skip
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_lora_of_all_linear_weights_is_what_peft_merges(tmp_path: Path, chunk: int) -> None:
+    """Vision-language models with adapters on both towers among them."""
+    faults: dict[str, list[str]] = {}
+    for family in FAMILIES[chunk::CHUNKS]:
+        model = built(family)
+        if model is not None:
+            faults[family] = lora_faults(model, tmp_path / family) or []
+    assert not {family: names for family, names in faults.items() if names}
+    assert len(faults) >= 12

@@ -4,10 +4,10 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from importlib.util import find_spec
 from typing import Any
 
+from mergeflow.checkpoints.folders import class_settings
 from mergeflow.merging.architectures.cuts import Config
 
 
@@ -43,7 +43,7 @@ def _filled(config: Config) -> tuple[Config, str] | None:
         return None
     with _silence():
         try:
-            made = CONFIG_MAPPING[str(kind)].from_dict(deepcopy(dict(config)))
+            made = CONFIG_MAPPING[str(kind)].from_dict(class_settings(config))
             return json.loads(json.dumps(made.to_dict(), default=str)), type(made).__name__
         except Exception:  # whatever a class says of settings that it does not like: then they are compared as they are
             return None
