@@ -30,9 +30,13 @@ def held_elements(copies: Copies, experts: int, unit: Unit) -> int:
         >>> held_elements(Copies(1, 3, square=2, least=6), 8, Unit("w", 0, 200, (10, 20)))
         3000
     """
-    square = unit.shape[1] ** 2 if len(unit.shape) == 2 else 0
     tensors = max(copies.each * experts + copies.beside, copies.least)
-    return round(tensors * (unit.stop - unit.start) + copies.square * square)
+    held = tensors * (unit.stop - unit.start)
+    if len(unit.shape) > 1:
+        rows, columns = unit.shape[-2:]
+        joint = copies.joint * (2.2 if rows > columns * experts else 1)
+        held += copies.square * columns**2 + joint * min(rows, columns * experts) ** 2
+    return round(held)
 
 
 def device_bytes(call: Call[Any], model: Model, units: Iterable[Unit], workers: int, buffer: int) -> int:

@@ -147,12 +147,15 @@ class Copies(NamedTuple):
         beside: Beside those of experts; base, result and some copies of one of them.
         square: Matrices [columns, columns], in tensors of that size.
         least: What it holds of few experts, whose task vectors it has let go of at its peak; `square` comes on top.
+        joint: Matrices [side, side], where side is the shorter one of all experts' matrices beside each other; twice as
+            many, and a bit, where their columns are fewer than rows.
     """
 
     each: float
     beside: float
     square: float = 0.0
     least: float = 0.0
+    joint: float = 0.0
 
 
 SOME_COPIES = Copies(2, 5)

@@ -300,7 +300,7 @@ def _summed(args: KnotsArgs, name: str, model: Model) -> bool:
     KnotsArgs,
     elementwise=_summed,
     workspace=_knots_workspace,
-    on_device=lambda args: Copies(1, 17 if args.then == "ties" else 2),
+    on_device=lambda args: Copies(1, 8.5, joint=2) if args.then == "ties" else Copies(1, 2),
 )
 def knots(stack: Stack, args: KnotsArgs) -> Parts:
     """Task vectors aligned in one joint SVD, then merged by TIES or summed.
