@@ -4,11 +4,12 @@ import json
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from filelock import Timeout
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -26,9 +27,9 @@ from mergeflow.errors import MergeflowError, first_line
 from mergeflow.layout import CODE
 from mergeflow.merging import configure
 from tasks.plotting.rows import experts_behind_base, task_title
-from tasks.project.files import read_yaml
+from tasks.project.files import file_lock, read_yaml
 from tasks.project.graph import downstream_closure, load_graph, upstream
-from tasks.project.runner import failure_note
+from tasks.project.runner import failure_note, progress_lock
 from tasks.project.stage import STATE
 from tasks.project.studies import EMBEDDED
 from tasks.project.validate_params import validate_params
@@ -51,6 +52,8 @@ def print_status(root: Path, console: Console, studies: bool = False) -> list[st
             f"`dvc {words.partition(' ')[2]}` (process {pid}) is at work here; what it runs now counts as stale.",
             highlight=False,
         )
+    for line in at_work(root):
+        console.print(f"[bold]At work:[/] {line}", highlight=False, soft_wrap=True)
     stages = load_graph(root, studies)
     causes = {address: list(reasons(entries)) for address, entries in changes(root, stages).items()}
     todo = downstream_closure(set(causes), stages)
@@ -66,6 +69,19 @@ def print_status(root: Path, console: Console, studies: bool = False) -> list[st
         more = [f"{len(why) - SHOWN} more"] if len(why) > SHOWN else []
         console.print(f"  {address:<26} {', '.join([*why[:SHOWN], *more])}", highlight=False, soft_wrap=True)
     return todo
+
+
+def at_work(root: Path) -> Iterator[str]:
+    """Yield each stage that a run in this folder is at work on, with what it does and how far it is."""
+    for path in sorted((root / STATE / "progress").glob("*.json")):
+        try:
+            with file_lock(progress_lock(path), path.stem, timeout=0):
+                continue  # its run was killed
+        except Timeout:
+            pass
+        with suppress(OSError, ValueError):  # it ended just now
+            progress = json.loads(path.read_text())
+            yield f"{path.stem} · {progress['what']} ({progress['done']} of {progress['total']})"
 
 
 def last_failure(root: Path, address: str) -> Iterator[str]:

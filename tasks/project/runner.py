@@ -154,7 +154,8 @@ def open_stage(root: Path, stage: Stage) -> tuple[StageIO, str]:
 def progress_file(state: Path, name: str) -> Iterator[Progress]:
     """Give a callback that writes the stage's progress to a file while it runs.
 
-    A file, because whoever shows the progress may be another process, whatever runner placed the stage.
+    A file, because whoever shows the progress may be another process, whatever runner placed the stage. It is locked
+    while the stage runs: what a killed one has left is not.
     """
     path = _ready(state / "progress" / f"{name}.json")
     last = 0.0
@@ -167,11 +168,17 @@ def progress_file(state: Path, name: str) -> Iterator[Progress]:
             temporary.write_text(json.dumps({"what": what, "done": done, "total": total}))
             temporary.rename(path)
 
-    report("starting", 0, 1)
-    try:
-        yield report
-    finally:
-        path.unlink(missing_ok=True)
+    with file_lock(progress_lock(path), f"the progress of {name}"):
+        report("starting", 0, 1)
+        try:
+            yield report
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def progress_lock(path: Path) -> Path:
+    """Return the lock of a file of progress, which is held while the stage runs."""
+    return path.parents[1] / "locks" / f"progress-{path.stem}.lock"
 
 
 def remove_outputs(root: Path, stage: Stage) -> list[str]:
