@@ -334,7 +334,7 @@ def best_share(rows: pd.DataFrame) -> Samples:
 
 def improved(rows: pd.DataFrame) -> Samples:
     room = means(rows, "individual") - means(rows, "average")
-    return {name: 100 * values / room for name, values in lead("cart", "average", rows).items()}
+    return {name: 100 * pd.Series(values) / room for name, values in lead("cart", "average", rows).items()}
 
 
 def ladder(rows: pd.DataFrame) -> Samples:

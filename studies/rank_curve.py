@@ -212,7 +212,7 @@ def ahead(rows: pd.DataFrame) -> Samples:
 def share_ahead(rows: pd.DataFrame) -> Samples:
     """Return the same in % of the headroom, experts less zero-shot."""
     room = samples(rows, curve="experts") - samples(rows, curve="zero_shot")
-    return {name: 100 * values / room for name, values in ahead(rows).items()}
+    return {name: 100 * pd.Series(values) / room for name, values in ahead(rows).items()}
 
 
 def ahead_by_task(ratio: float, rows: pd.DataFrame) -> Samples:
