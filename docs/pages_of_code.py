@@ -171,7 +171,7 @@ def gallery_page(folder: Path) -> str:
         '<iframe class="report" src="../report.html" title="Report of a run"></iframe>',
         "## Lineage of a version\n\n```console\nmergeflow registry lineage champion --picture lineage.svg\n```\n\n"
         "![Lineage of version 1](lineage.svg)",
-        "## Curves of a sweep\n\n`mergeflow run` draws them into `outputs/results/figures`.",
+        "## Figures of a run\n\n`mergeflow run` draws them into `outputs/results/figures`.",
         *(f"![{name.removeprefix('run_').removesuffix('.svg')}]({name})" for name in curves),
         "## Studies\n\n`mergeflow study --pages --figures` draws every figure of the [research pages]"
         "(../research/README.md) from the recorded rows.",
