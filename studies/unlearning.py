@@ -513,7 +513,8 @@ def scale_table(way: str, options: Options, rows: pd.DataFrame) -> pd.DataFrame:
     own = select(rows, way=way, scale=options.scales).rename(columns={"scale": "λ", "book": "text"})
     start = select(own, λ=0.0).set_index(["seed", "text"]).recall
     before = start.reindex(pd.MultiIndex.from_frame(own[["seed", "text"]])).to_numpy()
-    fallen = own.assign(drop=(100 * (before - own.recall) / before).where(own["λ"] != 0))
+    lost = 100 * (before - own.recall) / np.where(before == 0, np.nan, before)
+    fallen = own.assign(drop=lost.where(before != 0, 0.0).where(own["λ"] != 0))  # as `drop`
     return measures_table(fallen, ["λ", "text"], {**MEASURES, "drop": "drop of recall, %"})
 
 
