@@ -184,7 +184,7 @@ def told(samples: Samples) -> str:
 def claims(options: Options) -> list[Claim]:
     few, many = min(options.at), max(options.at)
     settled = needs(partial(loss_change, few=few, many=many), "change of what experts lose when the budget doubles",
-                    low=-SETTLED, high=SETTLED)
+                    low=-SETTLED, high=SETTLED) if options.budgets else None
     to_next, from_average = "paired difference from each N to the next", "paired difference from the average"
     paper_claims = [
         Claim("M2", "The average and task arithmetic improve monotonically with N.",
