@@ -85,17 +85,17 @@ def write_task(name: str, rows: Iterable[Row], out: Path) -> None:
         if taken[split, row.label] < -(-SPLITS[split] // labels):
             taken[split, row.label] += 1
             chosen[split].append(row)
-    for split, found in chosen.items():
-        write_rows(out / name / f"{split}.jsonl", found)
-    print(name, {split: len(found) for split, found in chosen.items()}, flush=True)
+    for split, rows_of_split in chosen.items():
+        write_rows(out / name / f"{split}.jsonl", rows_of_split)
+    print(name, {split: len(rows_of_split) for split, rows_of_split in chosen.items()}, flush=True)
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write rows as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [{"text": row.text, "text_pair": row.text_pair, "label": row.label} for row in rows]
-    kept = ({key: value for key, value in line.items() if value is not None} for line in lines)
-    path.write_text("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in kept), encoding="utf-8")
+    without_empty = ({key: value for key, value in line.items() if value is not None} for line in lines)
+    path.write_text("".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in without_empty), encoding="utf-8")
 
 
 def write_encoder(path: Path, out: Path) -> None:
@@ -146,18 +146,18 @@ class Synset(NamedTuple):
 
 def synsets(lines: str) -> dict[str, Synset]:
     """Return the nouns of WordNet by their addresses."""
-    found = {}
+    meanings = {}
     for line in lines.splitlines():
         if not line.startswith(" "):
-            data, _, told = line.partition("|")
+            data, _, explanation = line.partition("|")
             fields = data.split()
             words = int(fields[3], 16)
             pointers = fields[5 + 2 * words : 5 + 2 * words + 4 * int(fields[4 + 2 * words])]
             above = tuple(pointers[at + 1] for at in range(0, len(pointers), 4) if pointers[at] == "@")
-            gloss, *examples = told.split('; "')
+            gloss, *examples = explanation.split('; "')
             example = spaced(examples[0].strip(' "')) if examples else ""
-            found[fields[0]] = Synset(fields[1], fields[4].replace("_", " "), spaced(gloss), example, above)
-    return found
+            meanings[fields[0]] = Synset(fields[1], fields[4].replace("_", " "), spaced(gloss), example, above)
+    return meanings
 
 
 SUBJECTS = {
@@ -177,14 +177,14 @@ SUBJECTS = {
 
 def supersenses(nouns: Mapping[str, Synset]) -> Iterator[Row]:
     """Yield glosses by the subject of what they explain."""
-    for place, one in nouns.items():
-        if one.subject in SUBJECTS:
-            yield Row(SUBJECTS[one.subject], place, one.gloss)
+    for place, synset in nouns.items():
+        if synset.subject in SUBJECTS:
+            yield Row(SUBJECTS[synset.subject], place, synset.gloss)
 
 
 def is_a(nouns: Mapping[str, Synset]) -> Iterator[Row]:
     """Yield pairs of words: the second is above the first, below it, or above another word."""
-    pairs = [(place, one.word, nouns[one.above[0]].word) for place, one in nouns.items() if one.above]
+    pairs = [(place, synset.word, nouns[synset.above[0]].word) for place, synset in nouns.items() if synset.above]
     pairs.sort(key=lambda pair: number_of(pair[0]))
     others = pairs[1:] + pairs[:1]
     for at, ((place, word, above), (_, _, another)) in enumerate(zip(pairs, others, strict=True)):
@@ -199,13 +199,13 @@ def is_a(nouns: Mapping[str, Synset]) -> Iterator[Row]:
 def examples(nouns: Mapping[str, Synset]) -> Iterator[Row]:
     """Yield glosses with an example of their word, or of another word of the same subject; both share a split."""
     subjects = defaultdict(list)
-    for place, one in nouns.items():
-        if one.example:
-            subjects[one.subject].append((place, one))
-    for told in subjects.values():
-        told.sort(key=lambda pair: number_of(pair[0]))
-        for (place, one), (_, other) in zip(told[::2], told[1::2], strict=False):
-            yield Row("no", place, one.gloss, other.example)
+    for place, synset in nouns.items():
+        if synset.example:
+            subjects[synset.subject].append((place, synset))
+    for meanings in subjects.values():
+        meanings.sort(key=lambda pair: number_of(pair[0]))
+        for (place, synset), (_, other) in zip(meanings[::2], meanings[1::2], strict=False):
+            yield Row("no", place, synset.gloss, other.example)
             yield Row("yes", place, other.gloss, other.example)
 
 
@@ -238,15 +238,15 @@ def mails(files: Iterable[tuple[str, bytes]]) -> Iterator[Row]:
 
 def stories(files: Mapping[str, bytes], out: Path) -> None:
     """Write news stories, of grain or not, with the split that they were published with."""
-    found: dict[str, dict[str, Row]] = {}
+    stories_of: dict[str, dict[str, Row]] = {}
     for split in ("train", "test"):
         data = files[f"ReutersGrain-{split}.arff"].decode("latin-1").partition("@data")[2]
         rows = re.findall(r"^'((?:[^'\\]|\\.)*)',([01])\s*$", data, re.MULTILINE)
         plain = ((html.unescape(re.sub(r"\\n|\\", " ", text)), label) for text, label in rows)
         texts = [(spaced(text), ("other", "grain")[int(label)]) for text, label in plain]
-        found[split] = {text: Row(label, text, text) for text, label in texts if text}
-    rest = by_chance(row for text, row in found["train"].items() if text not in found["test"])
-    splits = {"train": rest[300:], "validation": rest[:300], "test": list(found["test"].values())}
+        stories_of[split] = {text: Row(label, text, text) for text, label in texts if text}
+    rest = by_chance(row for text, row in stories_of["train"].items() if text not in stories_of["test"])
+    splits = {"train": rest[300:], "validation": rest[:300], "test": list(stories_of["test"].values())}
     for split, chosen in splits.items():
         write_rows(out / "grain" / f"{split}.jsonl", chosen)
     print("grain", {split: len(chosen) for split, chosen in splits.items()}, flush=True)
