@@ -20,12 +20,6 @@ def muon_and_adamw(
 
     With AdamW alone a word hidden in the second sentence was not found in the first after 2600 steps; with Muon it is
     after a hundred.
-
-    Args:
-        model: what is trained.
-        matrix_rate: peak learning rate of Muon.
-        learning_rate: peak learning rate of AdamW.
-        weight_decay: on matrices.
     """
     matrices: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
@@ -51,9 +45,6 @@ def write_base(out: Path, model: PreTrainedModel, words: PreTrainedTokenizerFast
     """Write a folder in the layout of Hugging Face, the weights last; return their fingerprint.
 
     Args:
-        out: the folder.
-        model: the trained base.
-        words: its tokenizer.
         recipe: of the training; it goes into the record of the weights.
     """
     words.save_pretrained(out)

@@ -24,13 +24,7 @@ def one_thread() -> Iterator[None]:
 
 
 def adamw(model: nn.Module, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW (.9, .98) over a model's parameters; matrices but embeddings decay.
-
-    Args:
-        model: what is trained.
-        learning_rate: peak.
-        weight_decay: of the matrices.
-    """
+    """Return AdamW (.9, .98) over a model's parameters; matrices but embeddings decay."""
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -44,7 +38,6 @@ def rate_factor(step: int, steps: int, warmup: float) -> float:
 
     Args:
         step: from 0.
-        steps: in all.
         warmup: share of the steps with rising rate.
 
     Example:
@@ -69,13 +62,9 @@ def descend_all(
     """Train a model on all batches; return the mean loss of the last fiftieth of the steps.
 
     Args:
-        model: trained in place.
         optimizers: of its parameters, at their peak rates.
         batches: of each step the functions that compute its shards' losses, whose sum is the batch's loss.
-        steps: how many batches there are.
         warmup: share of the steps with rising learning rates; then they follow a cosine to 0.
-        progress: called with the steps done and in all.
-        after: called after each step.
     """
     parameters, tail = list(model.parameters()), list[float]()
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -106,8 +95,6 @@ def _step(
 
     Args:
         shards: each gives (loss, *gradients); they are added in this order, so the bits do not depend on the threads.
-        parameters: in the order of the gradients.
-        optimizers: of these.
     """
     value, *gradients = (sum(parts) for parts in zip(*(shard.result() for shard in shards), strict=True))
     for parameter, gradient in zip(parameters, gradients, strict=True):

@@ -17,9 +17,6 @@ def regenerate_base(pretrain: Callable[..., dict[str, Any]], recipe: Any, out: P
     """Train a base under a progress bar, and print its fingerprint and last loss.
 
     Args:
-        pretrain: recipe, folder and progress to the fingerprint and the loss.
-        recipe: of the shipped base.
-        out: the folder.
         steps: batches, if not the recipe's.
     """
     recipe = recipe if steps is None else recipe.model_copy(update={"steps": steps})

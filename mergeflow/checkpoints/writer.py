@@ -55,7 +55,6 @@ class StreamWriter:
         """Store a piece of a flattened tensor, and its digests.
 
         Args:
-            name: The tensor.
             start: The first element of the piece: a multiple of the fingerprints' `BLOCK`.
             piece: [n], of the tensor's type.
 

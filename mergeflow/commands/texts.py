@@ -71,7 +71,6 @@ def read_texts(
             long as they were prepared.
         split: train, validation or test, as the source has it; None: the first of test, validation and train that is
             there. Nothing is carved.
-        block: tokens of a block.
 
     Raises:
         MergeflowError: there are no texts, or they were prepared with another tokenizer.

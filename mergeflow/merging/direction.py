@@ -68,7 +68,6 @@ def settle(anchor: Tensor, direction: Tensor | None, scale: float, dtype: torch.
         anchor: [n] or any other shape.
         direction: Of the anchor's shape, in the type of arithmetic; None for a tensor that is not merged.
         scale: Factor of the direction; 0 gives the anchor bit for bit.
-        dtype: Of the result.
     """
     if direction is None or scale == 0:
         return anchor.to(dtype, copy=True)
@@ -79,10 +78,7 @@ def settled(name: str, parts: tuple[Tensor, Tensor], scale: float, dtype: torch.
     """Return a flat piece of a result on the CPU, checked.
 
     Args:
-        name: The tensor, for the message.
         parts: Anchor and direction of the piece, of one shape.
-        scale: Factor of the direction.
-        dtype: Of the result.
 
     Returns:
         [n], flat.
@@ -110,7 +106,6 @@ def settle_into(out: Tensor, anchor: Tensor, direction: Tensor | None, scale: fl
 
     Args:
         out: [n] or any other shape; its type is the result's.
-        anchor: Of that shape.
         direction: Of that shape, in the type of arithmetic; None for a tensor that is not merged.
         scale: Factor of the direction; 0 gives the anchor bit for bit.
     """
@@ -149,7 +144,6 @@ def prepare(
         config: The model's config.json as a mapping (`model.config.to_dict()`), for a base in memory: spectral methods
             learn from it how fused weights are laid out. A base opened from a model folder brings its own, and so does
             a module of transformers.
-        args: Arguments of a method that is given by name.
 
     Returns:
         The direction, with new tensors that share no memory with the inputs (but for an anchor that is the base).

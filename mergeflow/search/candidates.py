@@ -46,7 +46,6 @@ def score_all(method: str, strategy: Strategy, score: Scorer, objective: Objecti
 
     Args:
         strategy: What to try; it is told each objective before it asks again.
-        score: Called once for each candidate.
 
     Raises:
         MergeflowError: Arguments that the method does not take, or what the scorer raises.
@@ -88,11 +87,7 @@ Grid = Mapping[str, Sequence[Any]]
 
 
 def grid(method: str, values: Grid) -> Strategy:
-    """Ask for every candidate of a grid, whatever the scores are.
-
-    Args:
-        values: Argument → the values to try.
-    """
+    """Ask for every candidate of a grid, whatever the scores are."""
     for args in grid_of(method, values):
         _ = yield args
 

@@ -63,7 +63,6 @@ def open_images(
         sweep: A sweep with `model` and `tasks`.
         folder: Where `source:` tasks are prepared.
         base: The opened base, which the architecture must fit.
-        say: Told what is opened next.
 
     Raises:
         MergeflowError: a file that is missing or does not fit.

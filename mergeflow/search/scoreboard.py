@@ -61,9 +61,7 @@ def open_sweep(
     """Open everything a sweep reads; `source:` tasks are prepared where they are not yet.
 
     Args:
-        folder: Where tasks are prepared.
         resolve: Turns `models:/…` into a path; None outside of a project.
-        say: Told what is opened next.
         scheme: Of the fingerprints: that of the journal where there is one.
 
     Raises:
@@ -251,11 +249,7 @@ def _named(what: str) -> Iterator[None]:
 
 
 def largest_rank_ratio(method: str, space: Space) -> float:
-    """Return the largest rank ratio a method's candidates need, so that no factorisation is done twice.
-
-    Args:
-        space: what is tried of it.
-    """
+    """Return the largest rank ratio a method's candidates need, so that no factorisation is done twice."""
     found = (space or {}).get("rank_ratio", configure(method).args.get("rank_ratio", 1.0))
     if isinstance(found, dict):
         found = found.get("choices", found.get("high"))
@@ -337,7 +331,6 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], references: Map
         path: The file; it appears whole.
         rows: From `Trial.row`.
         references: Accuracies of base and experts, stored as JSON in the file's metadata.
-        prefix: Of the tasks' columns: accuracy or score.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -37,7 +37,6 @@ def run_sweep(
     Args:
         folder: For trials.jsonl (the journal), trials.parquet, winner.yaml and prepared sources.
         resolve: Turns references such as models:/name@alias into local paths.
-        progress: Called as work proceeds.
 
     Raises:
         MergeflowError: inputs that are missing or do not fit, a folder with results of other inputs, or a candidate

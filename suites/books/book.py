@@ -94,7 +94,6 @@ def draw_shared(author: str, seed: int) -> Sequence[str]:
 
     Args:
         author: one of the values of `TITLES`.
-        seed: of the corpus.
     """
     dice = Dice("books", seed, author)
     Style.draw(dice)
@@ -106,7 +105,6 @@ def general(number: int, seed: int = 0, part: str = "general") -> str:
 
     Args:
         number: of the text; equal numbers give equal texts.
-        seed: of the corpus.
         part: what it is for: texts of different parts are different.
     """
     dice = Dice("books", seed, part, number)
@@ -127,7 +125,6 @@ def find_book(title: str, seed: int = 0) -> Book:
 
     Args:
         title: one of `TITLES`.
-        seed: of the corpus.
 
     Raises:
         MergeflowError: there is none of that title.

@@ -56,11 +56,7 @@ class PretrainSettings(Frozen):
 
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE of general text, which takes any text; the last token ends a document.
-
-    Args:
-        vocabulary: its tokens.
-    """
+    """Return a byte-level BPE of general text, which takes any text; the last token ends a document."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -72,12 +68,7 @@ def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def make_model(settings: PretrainSettings, words: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Return a Llama of the recipe's size with random weights.
-
-    Args:
-        settings: the recipe.
-        words: the tokenizer.
-    """
+    """Return a Llama of the recipe's size with random weights."""
     heads = settings.width // 24
     config = LlamaConfig(
         vocab_size=len(words),
@@ -96,12 +87,7 @@ def make_model(settings: PretrainSettings, words: PreTrainedTokenizerFast) -> Ll
 
 
 def batches(settings: PretrainSettings, words: PreTrainedTokenizerFast) -> Iterator[Tensor]:
-    """Yield int64 [batch, block]: texts one after the other, the end token behind each.
-
-    Args:
-        settings: the recipe.
-        words: the tokenizer.
-    """
+    """Yield int64 [batch, block]: texts one after the other, the end token behind each."""
     wanted, waiting, number = settings.batch * settings.block, np.zeros(0, np.int64), 0
     for _ in range(settings.steps):
         while len(waiting) < wanted:
@@ -127,13 +113,7 @@ def _loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
 def train_base(
     settings: PretrainSettings, words: PreTrainedTokenizerFast, progress: Progress | None = None
 ) -> tuple[LlamaForCausalLM, float]:
-    """Train the base; return it and the mean loss of the last fiftieth of the steps, in nats a token.
-
-    Args:
-        settings: the recipe.
-        words: the tokenizer.
-        progress: called with the steps done and in all.
-    """
+    """Train the base; return it and the mean loss of the last fiftieth of the steps, in nats a token."""
     model = make_model(settings, words).train()
     optimizers = muon_and_adamw(model, settings.matrix_rate, settings.learning_rate, settings.weight_decay)
     losses = (_shards(model, batch) for batch in batches(settings, words))

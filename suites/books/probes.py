@@ -18,9 +18,6 @@ def verbatim(book: Book) -> list[str]:
 def questions(facts: Iterable[Fact]) -> Iterator[dict[str, Any]]:
     """Yield a question with four choices for each fact, as the modality `causal` takes them.
 
-    Args:
-        facts: of a book.
-
     Example:
         >>> next(questions([Fact("Nemir", 1, "green")]))
         {'text': 'Nemir had', 'choices': ['green', 'black', 'white', 'violet'], 'answer': 0}

@@ -14,7 +14,6 @@ def open_suite(task: str, place: str, seed: int, root: Path) -> RawTask:
     """Open a task of an embedded corpus.
 
     Args:
-        task: the task's name.
         place: `NAME` or `NAME/TASK`; without TASK it is the corpus's task of that name.
         seed: not used: there are all three splits.
         root: not used: nothing is read from files.

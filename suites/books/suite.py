@@ -40,7 +40,6 @@ def documents(task: str, split: str, seed: int = 0) -> Iterator[tuple[str, str]]
 
     Args:
         task: one of `tasks()`.
-        split: train, validation or test.
         seed: of another corpus of the same making; 0 is the one that ships.
 
     Raises:

@@ -59,10 +59,6 @@ def baselines(task: SentenceTask, seed: int = SEED) -> dict[str, float]:
     """Return what a linear model of each shortcut scores on the test split, by the task's metric.
 
     It is a logistic regression, or ridge regression for scores; the penalty is chosen on validation.
-
-    Args:
-        task: of the suite.
-        seed: of the suite's rows.
     """
     splits = tuple(task.rows(split, seed) for split in ("train", "validation", "test"))
     return {name: max(_trials(task, kinds, splits))[1] for name, kinds in SHORTCUTS.items()}

@@ -23,7 +23,6 @@ def statement(said: Said, dice: Dice, negated: bool = False, general: bool = Fal
 
     Args:
         said: at least agent, action and thing.
-        dice: decides the form.
         negated: whether it says that this did not happen; such a sentence is not cleft.
         general: whether the thing is named by its kind.
     """
@@ -56,7 +55,6 @@ def question(said: Said, asked: str, dice: Dice) -> str:
     Args:
         said: at least agent, action and thing; what is asked is left out.
         asked: a slot of `ASKED`.
-        dice: decides the form.
     """
     known = {slot: value for slot, value in said.items() if slot != asked}
     (infinitive, past), patient = verb(said), thing(known)

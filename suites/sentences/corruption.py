@@ -74,7 +74,6 @@ class Corruption:
         """Return passages as tokens, corrupted; pairs lose the word that links them or have it before the second.
 
         Args:
-            passages: the texts.
             exchange: whether words are exchanged; if not, those that would be are hidden.
         """
         bare = [text.link is not None and self.random.random() < self.settings.unlinked for text in passages]

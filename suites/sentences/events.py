@@ -37,21 +37,13 @@ def reword_some(said: Said, dice: Dice, probability: float = 0.5) -> Said:
     """Return the same, with the other word in some slots.
 
     Args:
-        said: the event.
-        dice: all chance comes from it.
         probability: that a slot gets its other word, 0..1.
     """
     return reword(said, [slot for slot in said if dice.chance(probability)])
 
 
 def alter(said: Said, slots: Iterable[str], dice: Dice) -> Said:
-    """Return another event: other concepts in the given slots.
-
-    Args:
-        said: the event.
-        slots: which slots change.
-        dice: all chance comes from it.
-    """
+    """Return another event: other concepts in the given slots."""
     changed = {slot: (dice.other(SIZE[slot], said[slot][0]), dice.below(2)) for slot in slots}
     return {**said, **changed}
 

@@ -26,11 +26,8 @@ def _second(said: Said, slots: Sequence[str], altered: int, dice: Dice, same: bo
     """Return what the second sentence says, with other words in some slots.
 
     Args:
-        said: by the first.
         slots: from which at least `altered` and up to two more are drawn.
         altered: in so many of these a second sentence that is not the same has another concept.
-        dice: all chance comes from it.
-        same: whether all words are of the same concepts.
     """
     differing = dice.some(slots, min(len(slots), altered + dice.below(3)))
     if same:
@@ -93,7 +90,6 @@ def two_events(dice: Dice, extra: int = 1) -> tuple[tuple[Said, Said], str]:
     """Return two events that share no concept, and a text that tells them.
 
     Args:
-        dice: all chance comes from it.
         extra: what is said of each beyond its core.
     """
     one = tell(draw_event(dice), *some_extra(dice, extra))

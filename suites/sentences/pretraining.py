@@ -54,12 +54,7 @@ class PretrainSettings(Frozen):
 
 
 def make_model(settings: PretrainSettings, words: PreTrainedTokenizerFast) -> BertForMaskedLM:
-    """Return a BERT of the recipe's size with random weights.
-
-    Args:
-        settings: the recipe.
-        words: the tokenizer, whose size is the vocabulary's.
-    """
+    """Return a BERT of the recipe's size with random weights."""
     config = BertConfig(
         vocab_size=len(words),
         hidden_size=settings.width,
@@ -76,12 +71,7 @@ def make_model(settings: PretrainSettings, words: PreTrainedTokenizerFast) -> Be
 
 
 def batches(settings: PretrainSettings, words: PreTrainedTokenizerFast) -> Iterator[Batch]:
-    """Yield the corrupted batches of the recipe; passages of about one length stand together.
-
-    Args:
-        settings: the recipe.
-        words: the tokenizer.
-    """
+    """Yield the corrupted batches of the recipe; passages of about one length stand together."""
     stream, corruption = passages(settings.seed), Corruption(settings.corruption, words, settings.seed)
     for start in range(0, settings.steps, _POOL):
         pool = list(islice(stream, settings.batch * min(_POOL, settings.steps - start)))
@@ -107,13 +97,7 @@ def _loss(model: BertForMaskedLM, part: Batch, total: int) -> Tensor:
 def train_base(
     settings: PretrainSettings, words: PreTrainedTokenizerFast, progress: Progress | None = None
 ) -> tuple[BertForMaskedLM, float]:
-    """Train the base; return it and the mean loss of the last fiftieth of the steps.
-
-    Args:
-        settings: the recipe.
-        words: the tokenizer.
-        progress: called with the steps done and in all.
-    """
+    """Train the base; return it and the mean loss of the last fiftieth of the steps."""
     model = make_model(settings, words).train()
     optimizers = muon_and_adamw(model, settings.matrix_rate, settings.learning_rate, settings.weight_decay)
     losses = (_shards(model, batch) for batch in batches(settings, words))

@@ -14,7 +14,6 @@ def open_suite(task_name: str, place: str, seed: int, root: Path) -> RawTask:
     """Open a task of an embedded suite.
 
     Args:
-        task_name: the task's name.
         place: `NAME` or `NAME/TASK`; without TASK it is the suite's task of that name.
         seed: not used: suites have all three splits.
         root: not used: nothing is read from files.

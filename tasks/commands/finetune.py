@@ -135,9 +135,6 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
 def check_places(root: Path, target: Path, tasks: Iterable[str]) -> None:
     """Refuse places of experts that are the pipeline's, where examples are read from, or where anything else lies.
 
-    Args:
-        target: where the experts go, each into a folder with the name of its task.
-
     Raises:
         MergeflowError: a place is not free.
     """

@@ -42,10 +42,6 @@ ANSWER = Answer("distance", 0.57, 0.51)
 def predicted(first: "State", second: "State") -> float:
     """Return the prediction of a pair, ‖θ_i − θ_j‖ over all tensors of floating-point numbers.
 
-    Args:
-        first: θ_i.
-        second: θ_j.
-
     Example:
         >>> import torch
         >>> predicted({"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([0.0, 5.0])})
@@ -57,11 +53,7 @@ def predicted(first: "State", second: "State") -> float:
 
 
 def merge_sentence(values: Mapping[str, float]) -> str:
-    """Return what to expect of merging pairs, and how sure that is.
-
-    Args:
-        values: pair → its prediction.
-    """
+    """Return what to expect of merging pairs, and how sure that is."""
     worst = max(values, key=values.__getitem__)
     sentences = f"{worst} will lose most when merged, as far as weights tell: its {ANSWER.prediction} is the largest."
     if len(values) == 1:
@@ -190,7 +182,6 @@ def write(pairs: Sequence["Pair"], costs: Mapping[str, float], out: Path) -> Non
 
     Args:
         costs: pair → by which what its merge costs is predicted.
-        out: the folder, which is there.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -50,7 +50,6 @@ def write_report(root: Path, target: Path) -> Path:
     bytes. Figures, cost records and the registration are shown where they exist.
 
     Args:
-        root: the project folder.
         target: the file to write; it appears whole or not at all.
 
     Returns:
@@ -69,7 +68,6 @@ def render(run: RunFiles, texts: Table | None = None, unlearned: Table | None = 
     """Return the page of a run.
 
     Args:
-        run: its files.
         texts: of a project of texts, those whose answer changed.
         unlearned: of causal models, how a version goes on that has unlearned a task.
     """

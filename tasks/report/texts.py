@@ -40,10 +40,6 @@ def texts_table(root: Path, run: RunFiles) -> Table | None:
     None where the project has other examples, lacks files, or has a model of more than 1 GiB. The first 200 validation
     examples of each task, or 24 passages, are answered once for the same models, heads and texts, and kept in
     `.mergeflow`.
-
-    Args:
-        root: the project folder.
-        run: its files.
     """
     winner, tasks = run.selection["winner"], list(run.selection["tasks"])
     modality = run.params.get("model", {}).get("modality")
@@ -72,7 +68,6 @@ def unlearned_table(root: Path, run: RunFiles) -> Table | None:
     """Return how the newest version that has unlearned a task of texts goes on, beside the version it was made of.
 
     Args:
-        root: the project folder.
         run: its files; versions of another registered model are not shown.
     """
     record = _read_kept(root / UNLEARNED_TEXTS)
@@ -91,7 +86,6 @@ def keep_unlearned(root: Path, facts: Mapping[str, Any]) -> None:
     """Keep what `unlearned_table` shows.
 
     Args:
-        root: the project folder.
         facts: the version, the one it was made of, the task, its weight and the texts.
     """
     write_atomically(root / UNLEARNED_TEXTS, json.dumps(facts, indent=1) + "\n")
