@@ -24,6 +24,7 @@ from mergeflow.checkpoints.names import (
     may_be_tied,
     names_in_memory,
     renamed,
+    tied_copies,
 )
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry, view
 from mergeflow.errors import MergeflowError
@@ -382,9 +383,11 @@ def _untied(base: LazyStateDict, states: dict[str, LazyStateDict], notes: list[s
     A head, the embeddings of T5's and BART's towers and a head's bias are then all stored, because nothing is tied in a
     model whose config.json says so.
     """
-    copies = copies_of_embedding(config_of(base), base)
-    weights = {copy: origin for copy, origin in copies.items() if copy.endswith(".weight")}
     adapters = {name: state for name, state in states.items() if state.is_task_vector}
+    if not any(state.absolute or any(map(_is_table, state.entries.items())) for state in adapters.values()):
+        return base  # asking transformers, which is slow to import, is of no use
+    copies = tied_copies(config_of(base), base)
+    weights = {copy: origin for copy, origin in copies.items() if copy.endswith(".weight")}
     alone = [
         (name, copy, origin)
         for name, state in adapters.items()
@@ -405,6 +408,12 @@ def _untied(base: LazyStateDict, states: dict[str, LazyStateDict], notes: list[s
     for name in states.keys() - adapters.keys():
         states[name] = _says_untied(states[name])
     return _says_untied(base)
+
+
+def _is_table(tensor: tuple[str, Entry]) -> bool:
+    """Whether a tensor of an adapter, by its name and entry, is an embedding or a head."""
+    name, entry = tensor
+    return may_be_tied(name, name) or (isinstance(entry, LoraEntry) and entry.embedding)
 
 
 def _says_untied(state: LazyStateDict) -> LazyStateDict:

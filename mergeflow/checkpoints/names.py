@@ -427,6 +427,21 @@ def _tables_of(text: str) -> _Tables | None:
         return None
 
 
+def tied_copies(config: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
+    """Return the names of weights that a model ties to stored ones, by its class where transformers knows it.
+
+    Args:
+        config: config.json.
+        names: The names that are stored.
+    """
+    tables = _tables(config)
+    ties = None if tables is None else getattr(tables.model, "all_tied_weights_keys", None)
+    if tables is None or ties is None:
+        return copies_of_embedding(config, names)
+    stored = {tables.in_memory(name): name for name in names}
+    return {copy: stored[origin] for copy, origin in ties.items() if origin in stored and copy not in stored}
+
+
 @dataclass(frozen=True)
 class ConvertedEntry:
     """A tensor that transformers' conversion makes of others."""

@@ -298,7 +298,8 @@ class Stacks:
                 raise MergeflowError(
                     f"tensor '{unit.name}' {list(self.infos[unit.name].shape)} holds integers that differ between the "
                     f"base and '{name}': codes of quantised weights cannot be merged, and keeping the base's would "
-                    "lose the expert. Merge the weights they were made from."
+                    "lose the expert. Merge the weights they were made from; what is no weight stays the base's by "
+                    "`ignore`."
                 )
             if self.on_piece is not None:
                 self.on_piece(name, unit.name, unit.start, raw_bytes(own), own.itemsize)

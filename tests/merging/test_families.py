@@ -137,17 +137,16 @@ def test_average_ties_and_slerp_are_right_and_load(tmp_path: Path, chunk: int) -
 def lora_faults(model: Any, folder: Path) -> list[str] | None:
     """Return the tensors that a merge of an adapter of all linear weights makes otherwise than PEFT; None for none."""
     model.save_pretrained(folder / "base")
-    base = type(model).from_pretrained(folder / "base")
+    base, generator = type(model).from_pretrained(folder / "base"), torch.Generator().manual_seed(1)
     try:
         adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, lora_alpha=5, target_modules="all-linear"))
+        with torch.no_grad():
+            for value in adapted.parameters():
+                if value.requires_grad:
+                    value.add_(0.2 * torch.randn(value.shape, generator=generator))
+        adapted.save_pretrained(folder / "adapter")
     except (ValueError, RuntimeError):  # no linear weights, or of Mamba's, which PEFT does not take
         return None
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for value in adapted.parameters():
-            if value.requires_grad:
-                value.add_(0.2 * torch.randn(value.shape, generator=generator))
-    adapted.save_pretrained(folder / "adapter")
     expected = adapted.merge_and_unload().state_dict()
     recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "experts": {"a": str(folder / "adapter")}}
     merge({**recipe, "base": str(folder / "base"), "out": str(folder / "out")})
