@@ -17,7 +17,7 @@ from mergeflow.merging.engine import Engine
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.matrices import survey
 from mergeflow.merging.reader import Stacks, Unit, model_of
-from mergeflow.merging.stack import Stack
+from mergeflow.merging.stack import Model, Stack
 from mergeflow.merging.values import check_depth
 
 if TYPE_CHECKING:
@@ -161,19 +161,16 @@ def prepare(
         torch.Size([2])
     """
     call = _configured(call, args)
-    check_inputs(call, experts, data)
     if config is None:
         config = _config(base)
+    check_inputs(call, experts, data)
     origin = _state(base)
     states = {
         name: bound(origin, state) if isinstance(state, LazyStateDict) else _state(state)
         for name, state in experts.items()
     }
-    check_compatible(origin, states)
-    infos, typed = infos_of(origin), call.arguments
-    model = model_of(origin, states, weights_by_name(weights, states, call), data, cache, config)
-    check_depth(typed.varied, model.shapes)
-    survey(f"method '{call.name}'", typed.selection, typed.splits, infos, model.tied, model.architecture)
+    model = _checked(call, origin, states, weights, data, cache, config)
+    infos = infos_of(origin)
     engine = Engine(call, Stacks(origin, states, model, device), workers)
     anchors = {name: origin[name].detach() for name in infos}
     directions = {
@@ -200,6 +197,24 @@ def prepare(
     engine.first_passes()
     engine.run(keep)
     return Direction(anchors, directions, {name: info.dtype.torch for name, info in infos.items()})
+
+
+def _checked(
+    call: MethodCall,
+    base: Mapping[str, Tensor],
+    states: Mapping[str, Mapping[str, Tensor]],
+    weights: Mapping[str, float] | Sequence[float] | None,
+    data: Mapping[str, Any] | None,
+    cache: FactorCache | None,
+    config: Mapping[str, Any] | None,
+) -> Model:
+    """Return the model of a merge after all checks that need no weight."""
+    check_compatible(base, states)
+    typed = call.arguments
+    model = model_of(base, states, weights_by_name(weights, states, call), data, cache, config)
+    check_depth(typed.varied, model.shapes)
+    survey(f"method '{call.name}'", typed.selection, typed.splits, infos_of(base), model.tied, model.architecture)
+    return model
 
 
 def _configured(call: MethodCall | str, args: Mapping[str, Any]) -> MethodCall:
@@ -261,6 +276,19 @@ class CandidateMerger:
     def renew_cache(self, rank_ratio: float) -> None:
         """Forget all factorisations and keep those to come up to a share of the rank."""
         self.cache = FactorCache(rank_ratio)
+
+    def check(self, call: MethodCall) -> None:
+        """Check that a candidate can be merged, without reading a weight.
+
+        Raises:
+            MergeflowError: As `prepare`, but for NaN and infinity.
+        """
+        check_inputs(call, self.experts, self._statistics)
+        states = {
+            name: bound(self.base, state) if isinstance(state, LazyStateDict) else state
+            for name, state in self.experts.items()
+        }
+        _checked(call, self.base, states, None, self._statistics, None, None)
 
     def merge(self, call: MethodCall) -> dict[str, Tensor]:
         """Return the merged state dict of a candidate."""

@@ -180,6 +180,27 @@ class Scoreboard:
             return prepare(configure("task_arithmetic"), self._inputs.checkpoints.base, {name: state}).at(1.0)
         return state
 
+    def check_grid(self) -> None:
+        """Check, before anything is scored, that every candidate of a grid can be merged.
+
+        Raises:
+            MergeflowError: Naming each method that cannot, with its first candidate.
+        """
+        faults: dict[str, str] = {}
+        checked: MethodCall | None = None
+        for method, args in self._sweep.grid():
+            call = configure(method, args).without_scale()
+            if call == checked or method in faults:
+                continue
+            checked = call
+            try:
+                with _named(f"candidate {method} {args}"):
+                    self._merger.check(call)
+            except MergeflowError as error:
+                faults[method] = str(error)
+        if faults:
+            raise MergeflowError("\n".join(faults.values()))
+
     def start(self, method: str, space: Space) -> None:
         """Get ready for the candidates of one method."""
         self._merger.renew_cache(largest_rank_ratio(method, space))

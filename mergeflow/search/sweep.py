@@ -52,6 +52,8 @@ def run_sweep(
     ):
         journal.begin(inputs.record)
         board = Scoreboard(sweep, inputs, journal, place)
+        if sweep.search is None:
+            board.check_grid()
         base, individual = board.references()
         trials: list[Trial] = []
         for trial in _trials(sweep, board, individual):

@@ -299,6 +299,16 @@ def test_what_is_wrong_in_the_file_is_told_before_anything_is_read():
     refused("score: lm_eval: ", {"lm_eval": []})
 
 
+def test_candidates_that_cannot_be_merged_are_told_before_anything_is_scored(models: Path):
+    spectral = {"cart": {"rank_ratio": [0.1, 0.5], "scale": [1.0, 2.0]}, "tsv": {"scale": [0.5]}}
+    with pytest.raises(MergeflowError, match=r"(?s)candidate cart .*no rule says.*\n.*candidate tsv") as caught:
+        sweep("scorer.py:closeness", methods={"average": {}, **spectral})
+    assert str(caught.value).count("candidate") == 2
+    assert '"base"' not in (models / "out/trials.jsonl").read_text().partition("\n")[2]
+    whole = {name: {**space, "matrices": [["w"]]} for name, space in spectral.items()}
+    assert len(sweep("scorer.py:closeness", methods={"average": {}, **whole}).trials) == 6
+
+
 def test_a_changed_scorer_is_not_taken_for_the_same(models: Path):
     sweep(SCORERS["state"])
     (models / "scorer.py").write_text(SCORER.replace("sign = {", "sign = -3 * {"))
