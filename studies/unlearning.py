@@ -70,8 +70,10 @@ FORGOTTEN, ALIGNED, LESS_ALIGNED = "harbour", "lighthouse", "orchard"
 BOOKS = (FORGOTTEN, ALIGNED, LESS_ALIGNED)
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RISE, KEPT = 0.5, 0.1  # nat of log-perplexity; the latter at equal forgetting
-WORSE, BETTER = -5, 5  # points of the drop in Rouge-L
+WORSE = -5  # points of the drop in Rouge-L
+FURTHER = {FORGOTTEN: 10.8, ALIGNED: 5.1}  # points of the drop: half of the smaller of the tables, 21.7 and 10.3
 FALLS = {FORGOTTEN: 17.7, ALIGNED: 12.0}  # % of Rouge-L: half of the smaller in the paper's Tables 3 and 4
+PRINTED = {FORGOTTEN: "37.2 % and, by LoRA, 35.5 %", ALIGNED: "34.7 % and, by LoRA, 24.1 %"}
 ALIKE = 17.0  # % of 1 − α̂ with the other author's book: half of the paper's share, .259 of .761
 WAYS = {"full": "all weights", "adapters": "adapters"}
 LIKENESS_BLOCKS = 16  # of each book's validation split, whose tokens' logits give α̂
@@ -466,7 +468,7 @@ def claims(options: Options) -> list[Claim]:
     for way, trained in WAYS.items():
         made = [
             *(Claim("P18", f"As λ becomes negative, Rouge-L recall of {words[book]} decreases significantly.",
-                    partial(falls, way, book, last), low=low, unit="%", paper=f"{2 * low:g} %",
+                    partial(falls, way, book, last), low=low, unit="%", paper=PRINTED[book],
                     of="drop, as a share of what it was, half of the smaller in the paper's Tables 3 and 4,",
                     caveat="a Llama of half a million weights and generated books")
               for book, low in FALLS.items()),
@@ -480,8 +482,9 @@ def claims(options: Options) -> list[Claim]:
                   partial(drop_less, way, last, FORGOTTEN, ALIGNED), low=WORSE,
                   of="paired difference"),
             *(Claim("P18", f"Rouge-L recall of {words[book]} drops further than the other author's.",
-                    partial(drop_less, way, last, book, LESS_ALIGNED), low=BETTER, of="paired difference")
-              for book in words),
+                    partial(drop_less, way, last, book, LESS_ALIGNED), low=low,
+                    of="paired difference of the drops, half of the smaller in the paper's Tables 3 and 4,")
+              for book, low in FURTHER.items()),
         ]
         asked += [replace(claim, setting=f"λ = {last:g}, {trained}") for claim in made]
     return [
