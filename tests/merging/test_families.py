@@ -22,13 +22,9 @@ CHUNKS = 20  # of some 30 families each, of which about 19 can be built
 
 
 def read(folder: Path) -> dict[str, Tensor]:
+    """Return a model's tensors; 0 for the infinities of bounds, which count among the elements that do not change."""
     with open_checkpoint(folder) as state:
-        return {name: state[name].clone() for name in state}
-
-
-def is_learned(value: Tensor) -> bool:
-    """Whether a tensor is no counter, and no bound or mask of infinities."""
-    return value.is_floating_point() and bool(value.isfinite().all())
+        return {name: torch.where(state[name].isinf(), 0, state[name]) for name in state}
 
 
 def averaged(base: Tensor, experts: list[Tensor]) -> Tensor:
@@ -73,7 +69,8 @@ def faults_of(model: Any, family: str, folder: Path) -> list[str]:
         one.save_pretrained(folder / f"{name}-memory", save_original_format=False)
     recipe = {"base": str(folder / "base"), "experts": {name: str(folder / name) for name in ("a", "b")}}
     floats = [
-        {name: value.double() for name, value in read(folder / one).items() if is_learned(value)} for one in names
+        {name: value.double() for name, value in read(folder / one).items() if value.is_floating_point()}
+        for one in names
     ]
     base, experts = floats[0], [dict(one) for one in floats[1:]]
     # A weight that is tied and stored once takes part once.
@@ -92,7 +89,9 @@ def faults_of(model: Any, family: str, folder: Path) -> list[str]:
     again, before = type(model).from_pretrained(folder / "base", output_loading_info=True)
     faults += [key for key in told if told[key] != before[key]]
     states = [one.state_dict() for one in models]
-    mean = {n: (states[1][n].double() + states[2][n].double()) / 2 for n, v in states[0].items() if is_learned(v)}
+    mean = {
+        n: (states[1][n].double() + states[2][n].double()) / 2 for n, v in states[0].items() if v.is_floating_point()
+    }
     kept = again.state_dict()  # Chinese CLIP's class changes a row of its embedding whenever it reads it
     learned = [name for name, value in model.named_parameters() if torch.equal(kept[name], value)]
     if far(loaded.state_dict(), {name: value for name, value in mean.items() if name in learned}):
