@@ -440,7 +440,7 @@ def drop_less(way: str, scale: float, book: str, other: str, rows: pd.DataFrame)
 def alpha_less(rows: pd.DataFrame) -> Samples:
     """Return the difference of α̂ in % of what the other author's leaves up to 1."""
     near, far = (samples(rows, "alpha", way="likeness", book=book) for book in (ALIGNED, LESS_ALIGNED))
-    return {f"α̂ with {ALIGNED} less α̂ with {LESS_ALIGNED}": 100 * (near - far) / (1 - far)}
+    return {f"α̂ with {ALIGNED} less α̂ with {LESS_ALIGNED}": 100 * (near - far) / (1 - far).where(far < 1)}
 
 
 def both_alphas(rows: pd.DataFrame) -> str:

@@ -205,7 +205,7 @@ def p_outside(values: Values, low: float = -math.inf, high: float = math.inf) ->
         return 1.0
     beyond = max(low - numbers.mean(), numbers.mean() - high)
     error = numbers.std(ddof=1) / math.sqrt(len(numbers))
-    return float(stats.t.sf(beyond / error, len(numbers) - 1)) if error > 0 else float(beyond <= 0)
+    return float(stats.t.sf(beyond / error, len(numbers) - 1)) if error > 0 else float(not beyond > 0)
 
 
 def holm(ps: Mapping[str, float], level: float = LEVEL) -> list[str]:

@@ -33,6 +33,7 @@ def test_p_is_that_of_the_one_sided_test(values: list[float], low: float) -> Non
         expected = stats.ttest_1samp(values, low, alternative="less").pvalue
         assert p_outside(values, low=low) == pytest.approx(expected)
     assert p_outside(values[:1], low=low) == 1
+    assert p_outside([*values, math.nan], low=low) == 1, "what is no number refutes nothing"
 
 
 @given(VALUES, st.floats(-5, 5), st.floats(0, 5))
