@@ -32,7 +32,6 @@ from tasks.project.graph import downstream_closure, load_graph, upstream
 from tasks.project.runner import failure_note, progress_lock
 from tasks.project.stage import STATE
 from tasks.project.studies import EMBEDDED
-from tasks.project.validate_params import validate_params
 
 SHOWN = 4  # reasons in a line
 
@@ -46,6 +45,8 @@ def print_status(root: Path, console: Console, studies: bool = False) -> list[st
     Raises:
         MergeflowError: a parameter is wrong, or DVC cannot answer.
     """
+    from tasks.project.validate_params import validate_params  # here, because `results` needs no torch
+
     validate_params(root)
     for pid, words in writers(root):
         console.print(

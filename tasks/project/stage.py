@@ -9,7 +9,6 @@ from pathlib import Path
 from posixpath import normpath
 from typing import TYPE_CHECKING, Any
 
-from mergeflow.data.address import parse_address
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
@@ -173,6 +172,8 @@ def named_inputs(values: Any) -> list[str]:
         >>> named_inputs({"cats": "folder:inputs/cats?rotate=45", "dtd": "torchvision:DTD", "base": "inputs/b.pt"})
         ['inputs/b.pt', 'inputs/cats', 'inputs/torchvision']
     """
+    from mergeflow.data.address import parse_address  # here, because most commands need no numpy
+
     paths = {normpath(path) for text in _texts(values) for path in parse_address(text).paths if path}
     return [INPUTS] if "." in paths else sorted(path for path in paths if covers(INPUTS, path))
 

@@ -23,7 +23,7 @@ from studies.mergeability import (
     ranks,
     within_suite,
 )
-from tasks.commands.linearity import ANSWER, sentence
+from tasks.commands.linearity import ANSWER, merge_sentence
 from tasks.commands.linearity import predicted as predicted_by_weights
 from tests.studies.small_lab import ROOT, run_result, study_io
 
@@ -177,5 +177,5 @@ def test_the_prediction_is_the_one_of_the_study() -> None:
 
 
 def test_one_pair_is_not_told_that_it_loses_most() -> None:
-    assert sentence({"a – b": 1.0, "a – c": 2.0}).startswith("a – c will lose most")
-    assert "will lose most" not in sentence({"a – b": 1.0})
+    assert merge_sentence({"a – b": 1.0, "a – c": 2.0}).startswith("a – c will lose most")
+    assert "will lose most" not in merge_sentence({"a – b": 1.0})
