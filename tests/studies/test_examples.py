@@ -19,10 +19,10 @@ from tasks.project.parameters import Params, StudyParams, load_params, load_stud
 from tasks.project.study_graph import check_study_options, study_graph
 from tests.studies.small_lab import ROOT
 
-# task → images of train, validation and test: as published, after a tenth (at most 5000) is carved where a split lacks
+# task → images of train, validation and test: as published, after a tenth (at most 5000) is carved
 _SIZES = """
-cars 7330 814 8041, dtd 1880 1880 1880, eurosat 21870 2430 2700, gtsrb 23976 2664 12630, mnist 55000 5000 10000,
-resisc45 18900 6300 6300, sun397 17865 1985 19850, svhn 68257 5000 26032, cifar100 45000 5000 10000,
+cars 7330 814 8041, dtd 3384 376 1880, eurosat 21600 2700 2700, gtsrb 23976 2664 12630, mnist 55000 5000 10000,
+resisc45 17010 1890 6300, sun397 17865 1985 19850, svhn 68257 5000 26032, cifar100 45000 5000 10000,
 fer2013 25839 2870 7178, flowers102 1020 1020 6149, oxford_iiit_pet 3312 368 3669, pcam 262144 32768 32768,
 stl10 4500 500 8000, emnist 235000 5000 40000, cifar10 45000 5000 10000, food101 70750 5000 25250,
 fashion_mnist 55000 5000 10000, rendered_sst2 6920 872 1821, kmnist 55000 5000 10000
@@ -33,15 +33,6 @@ FOLDER = ROOT / "examples/studies"
 EXAMPLES = sorted(FOLDER.glob("cart_*"))
 ROUNDS = sorted(FOLDER.glob("rounds_*"))
 WORLD = ROOT / "worlds/pocket20"
-# task → images of train, validation and test: as published, after a tenth (at most 5000) is carved
-_SIZES = """
-cars 7330 814 8041, dtd 3384 376 1880, eurosat 21600 2700 2700, gtsrb 23976 2664 12630, mnist 55000 5000 10000,
-resisc45 17010 1890 6300, sun397 17865 1985 19850, svhn 68257 5000 26032, cifar100 45000 5000 10000,
-fer2013 25839 2870 7178, flowers102 1020 1020 6149, oxford_iiit_pet 3312 368 3669, pcam 262144 32768 32768,
-stl10 4500 500 8000, emnist 235000 5000 40000, cifar10 45000 5000 10000, food101 70750 5000 25250,
-fashion_mnist 55000 5000 10000, rendered_sst2 6920 872 1821, kmnist 55000 5000 10000
-"""
-SPLITS = {task: tuple(map(int, sizes)) for task, *sizes in (one.split() for one in _SIZES.split(","))}
 
 
 def project_of(example: Path, folder: Path) -> tuple[Params, StudyParams]:
