@@ -90,12 +90,12 @@ def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion
     check_model_name(name)
     with store.lock(f"model {name}"):
         is_new = find_model(store, name) is None
-        found, state = (Snapshot({}, {}), State(None, (), 0)) if is_new else _repaired(store, name)
-        number, new = ensure_version(store, name, candidate, found.versions)
+        model, state = (Snapshot({}, {}), State(None, (), 0)) if is_new else _repaired(store, name)
+        number, new = ensure_version(store, name, candidate, model.versions)
         if number != state.champion:
             store.client.set_registered_model_alias(name, CANDIDATE, number)
-        found = snapshot(store, name)
-        return describe(found.versions[number], found.aliases, new=new)
+        model = snapshot(store, name)
+        return describe(model.versions[number], model.aliases, new=new)
 
 
 def promote(
@@ -133,8 +133,8 @@ def promote(
     number = str(version)
 
     def attempt(check: Check) -> Promotion:
-        found, state = _repaired(store, name)
-        versions = found.versions
+        model, state = _repaired(store, name)
+        versions = model.versions
         if number not in versions:
             raise unknown_name(f"version of '{name}'", number, versions)
         if state.champion == number:
@@ -150,7 +150,7 @@ def promote(
                 champion = _champion_evidence(store, versions[state.champion], judged, reevaluate)
             except MergeflowError as error:
                 unreadable = _unreadable(name, number, state.champion, error)
-        out = any(withdrawn(found.events, twin) for twin in _twins(versions, number))
+        out = any(withdrawn(model.events, twin) for twin in _twins(versions, number))
         removed = json.loads(versions[number].tags.get(REMOVED, "[]"))
         decision = decide(judged, champion, settings, withdrawn=out, removed_tasks=removed, unreadable=unreadable)
         _log_decision(store, versions[number], state, decision, force, judged)
@@ -182,21 +182,21 @@ def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") 
     """
 
     def attempt(check: Check) -> RegisteredVersion:
-        found = snapshot(store, name)
-        state = resolve(found)
-        if found.aliases.get(CHAMPION) not in found.versions and state.champion is not None:
+        model = snapshot(store, name)
+        state = resolve(model)
+        if model.aliases.get(CHAMPION) not in model.versions and state.champion is not None:
             target, line = state.champion, state.line
-            before: str | None = found.events[found.last].version
+            before: str | None = model.events[model.last].version
         else:
-            found, state = _repaired(store, name)
+            model, state = _repaired(store, name)
             (target, line), before = _step_back(name, state), state.champion
-        read_evidence(store, found.versions[target])  # its files must be there, and be those that were registered
-        check_model(store, found.versions[target])
+        read_evidence(store, model.versions[target])  # its files must be there, and be those that were registered
+        check_model(store, model.versions[target])
         if target != before:
             event = _event(state, "rollback", target, line, who or _me(), why)
             _commit(store, name, state, replace(event, before=before), check)
-        found, _ = _repaired(store, name)
-        return describe(found.versions[target], found.aliases)
+        model, _ = _repaired(store, name)
+        return describe(model.versions[target], model.aliases)
 
     return _locked(store, name, attempt)
 
@@ -300,37 +300,37 @@ def _repaired(store: Store, name: str) -> tuple[ModelSnapshot, State]:
     Raises:
         MergeflowError: no such model.
     """
-    found = snapshot(store, name)
-    if _mend(store, name, found):
-        found = snapshot(store, name)
-    return found, resolve(found)
+    model = snapshot(store, name)
+    if _mend(store, name, model):
+        model = snapshot(store, name)
+    return model, resolve(model)
 
 
-def _mend(store: Store, name: str, found: ModelSnapshot) -> bool:
+def _mend(store: Store, name: str, model: ModelSnapshot) -> bool:
     """Bring the registry in line with the state that counts; return whether anything was written."""
-    writes = list(_mending(store, name, found, resolve(found)))
+    writes = list(_mending(store, name, model, resolve(model)))
     for write in writes:
         write()
     return bool(writes)
 
 
-def _mending(store: Store, name: str, found: ModelSnapshot, state: State) -> Iterator[Callable[[], object]]:
+def _mending(store: Store, name: str, model: ModelSnapshot, state: State) -> Iterator[Callable[[], object]]:
     """Yield the writes that bring events, aliases and the `last` tag in line with the state."""
-    client, aliases = store.client, found.aliases
-    uncommitted = [event.key for number, event in found.events.items() if number > state.sequence]
-    for key in (*uncommitted, *found.losers):
+    client, aliases = store.client, model.aliases
+    uncommitted = [event.key for number, event in model.events.items() if number > state.sequence]
+    for key in (*uncommitted, *model.losers):
         yield partial(client.delete_registered_model_tag, name, key)
     if state.champion is None:
         return
-    last = found.events.get(state.sequence)
+    last = model.events.get(state.sequence)
     if state.outside:
-        before = found.events[found.last].version if found.last in found.events else None
+        before = model.events[model.last].version if model.last in model.events else None
         why = "the alias was moved outside mergeflow"
         last = replace(_event(state, "outside", state.champion, state.line, _me(), why), before=before)
         yield partial(client.set_registered_model_tag, name, last.key, last.to_json())
     if aliases.get(CHAMPION) != state.champion:
         yield partial(client.set_registered_model_alias, name, CHAMPION, state.champion)
-    if last is not None and found.last != last.sequence:
+    if last is not None and model.last != last.sequence:
         yield partial(client.set_registered_model_tag, name, LAST, last.last)
     previous = state.line[-1] if state.line else None
     if previous is None and PREVIOUS in aliases:

@@ -200,7 +200,7 @@ def evaluate_version(
         scores[task] = example_scores(loaded.model, examples, batch_size)
     return Evidence(
         accuracy={task: registered.accuracy[task] for task in others}
-        | {task: float(decoding.mean(dtype=np.float64)) for task, decoding in scores.items()},
+        | {task: float(hits.mean(dtype=np.float64)) for task, hits in scores.items()},
         expert_accuracy={task: registered.expert_accuracy[task] for task in others}
         | {task: candidate.expert_accuracy[task] for task in scores},
         scores=scores,

@@ -7,9 +7,7 @@ import hashlib
 import os
 import re
 import sqlite3
-import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
@@ -109,18 +107,14 @@ AND (classid::bigint << 32 | objid::bigint) = CAST(:key AS bigint)
 
 def _acquired(engine: sqlalchemy.Engine, key: int, name: str, timeout: float) -> sqlalchemy.Connection:
     """Return the connection that holds the lock."""
-    started, told = time.monotonic(), False
+    wait = files.Wait(f"the registry's lock '{name}'")
     try:
         connection = engine.connect()
         while not connection.execute(sqlalchemy.text("SELECT pg_try_advisory_lock(:key)"), {"key": key}).scalar():
-            waited = time.monotonic() - started
-            if waited > timeout:
+            if wait.seconds > timeout:
                 connection.close()
                 raise _busy(name, timeout, "a PostgreSQL advisory lock")
-            if waited > files.PATIENCE and not told:
-                told = True
-                print(files.waiting_text(f"the registry's lock '{name}'"), file=sys.stderr, flush=True)
-            time.sleep(_POLL_SECONDS)
+            wait.pause(_POLL_SECONDS)
     except sqlalchemy.exc.SQLAlchemyError as error:
         raise MergeflowError(
             f"the PostgreSQL database that keeps the registry's lock '{name}' does not answer: {first_line(error)}. "

@@ -134,15 +134,15 @@ def snapshot(store: Store, name: str) -> ModelSnapshot:
     Raises:
         MergeflowError: no model has this name; the message names the nearest one.
     """
-    found = find_snapshot(store, name)
-    if found is None:
+    model = find_snapshot(store, name)
+    if model is None:
         names = [model.name for model in store.client.search_registered_models()]
         if not names:
             raise MergeflowError(
                 f"nothing is registered yet, so there is no '{name}': run the pipeline with `mergeflow run`."
             )
         raise unknown_name("registered model", name, names)
-    return found
+    return model
 
 
 def describe(version: ModelVersion, aliases: Mapping[str, Any], *, new: bool = False) -> RegisteredVersion:
@@ -329,15 +329,15 @@ def current(store: Store, name: str) -> Current:
 
     A name that nobody has registered gives None three times.
     """
-    found = find_snapshot(store, name)
-    if found is None:
+    model = find_snapshot(store, name)
+    if model is None:
         return Current(name, None, None, None)
-    state = resolve(found)
+    state = resolve(model)
 
     def described(number: str | None) -> RegisteredVersion | None:
-        return describe(found.versions[number], found.aliases) if number in found.versions else None
+        return describe(model.versions[number], model.aliases) if number in model.versions else None
 
-    candidate = found.aliases.get(CANDIDATE)
+    candidate = model.aliases.get(CANDIDATE)
     waiting = candidate if candidate != state.champion else None
     previous = state.line[-1] if state.line else None
     return Current(name, described(state.champion), described(waiting), described(previous))
@@ -353,11 +353,11 @@ def find_registered(
         fingerprint: of the weights; None finds nothing.
         tasks: exactly those that the version has to serve.
     """
-    found = find_snapshot(store, name)
-    if found is None:
+    model = find_snapshot(store, name)
+    if model is None:
         return None
-    same = (version for version in found.versions.values() if same_model(store, version, fingerprint, tasks))
-    return next((describe(version, found.aliases) for version in same), None)
+    same = (version for version in model.versions.values() if same_model(store, version, fingerprint, tasks))
+    return next((describe(version, model.aliases) for version in same), None)
 
 
 def list_models(store: Store) -> list[Current]:
@@ -374,8 +374,8 @@ def list_models(store: Store) -> list[Current]:
 
 def list_versions(store: Store, name: str) -> list[RegisteredVersion]:
     """Return all versions of a model, oldest first."""
-    found = snapshot(store, name)
-    return [describe(version, found.aliases) for version in found.versions.values()]
+    model = snapshot(store, name)
+    return [describe(version, model.aliases) for version in model.versions.values()]
 
 
 def find_version(store: Store, name: str, which: str | int) -> RegisteredVersion:
@@ -405,18 +405,18 @@ def chosen_version(store: Store, name: str, which: str | int) -> tuple[ModelVers
     Raises:
         MergeflowError: no such model, version or alias.
     """
-    found = snapshot(store, name)
+    model = snapshot(store, name)
     word = str(which).removeprefix("@")
-    number = found.aliases.get(word, word)
-    if number not in found.versions:
-        state = resolve(found)
+    number = model.aliases.get(word, word)
+    if number not in model.versions:
+        state = resolve(model)
         if word == CHAMPION and state.champion is not None:
             raise MergeflowError(
                 f"'{name}' has no champion: the version that was it, or its alias, was deleted outside mergeflow. "
                 f"`mergeflow registry rollback` makes version {state.champion} champion again."
             )
-        raise unknown_name(f"version or alias of '{name}'", word, [*found.versions, *found.aliases])
-    return found.versions[number], found.aliases
+        raise unknown_name(f"version or alias of '{name}'", word, [*model.versions, *model.aliases])
+    return model.versions[number], model.aliases
 
 
 def show(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]:
@@ -504,9 +504,9 @@ def compare(store: Store, name: str, left: str | int, right: str | int) -> dict[
 
 def history(store: Store, name: str) -> list[Event]:
     """Return every change of champion that was committed, oldest first."""
-    found = snapshot(store, name)
-    last = resolve(found).sequence
-    return [event for number, event in found.events.items() if number <= last]
+    model = snapshot(store, name)
+    last = resolve(model).sequence
+    return [event for number, event in model.events.items() if number <= last]
 
 
 def download(store: Store, name: str, which: str | int, folder: Path) -> Path:

@@ -1,9 +1,7 @@
 """GPU slots: one piece of work on a CUDA device at a time, over all processes and projects of a machine."""
 
 import getpass
-import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -48,7 +46,7 @@ def device_slot(names: Sequence[str], locks: Path | None = None) -> Iterator[str
         yield "cpu"
         return
     folder = locks or Path(tempfile.gettempdir()) / f"mergeflow-devices-{getpass.getuser()}"
-    started, told = time.monotonic(), False
+    wait = files.Wait(" or ".join(names))
     while True:
         for name in names:
             with ExitStack() as held:
@@ -58,7 +56,4 @@ def device_slot(names: Sequence[str], locks: Path | None = None) -> Iterator[str
                     continue
                 yield name
                 return
-        if time.monotonic() - started > files.PATIENCE and not told:
-            told = True
-            print(files.waiting_text(" or ".join(names)), file=sys.stderr, flush=True)
-        time.sleep(POLL_SECONDS)
+        wait.pause(POLL_SECONDS)

@@ -1,6 +1,7 @@
 """Files of a project: YAML read with messages for people, locks."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,7 +53,7 @@ def file_lock(path: Path, what: str, timeout: float = -1) -> Iterator[None]:
     except Timeout:
         if soon == timeout:
             raise
-        print(waiting_text(what), file=sys.stderr, flush=True)
+        say_waiting(what)
         lock.acquire(timeout=-1 if timeout < 0 else timeout - soon)
     try:
         yield
@@ -60,6 +61,29 @@ def file_lock(path: Path, what: str, timeout: float = -1) -> Iterator[None]:
         lock.release()
 
 
-def waiting_text(what: str) -> str:
-    """Return what is told of a wait that lasts."""
-    return f"Waiting for {what}, which another process holds."
+class Wait:
+    """A wait, attempt by attempt, for what another process holds; whoever waits `PATIENCE` seconds is told for what.
+
+    Args:
+        what: is held, in words.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what, self._started, self._said = what, time.monotonic(), False
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return time.monotonic() - self._started
+
+    def pause(self, seconds: float) -> None:
+        """Sleep before the next attempt."""
+        if self.seconds > PATIENCE and not self._said:
+            self._said = True
+            say_waiting(self._what)
+        time.sleep(seconds)
+
+
+def say_waiting(what: str) -> None:
+    """Say on stderr what is waited for."""
+    print(f"Waiting for {what}, which another process holds.", file=sys.stderr, flush=True)
