@@ -67,11 +67,14 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     def run(
         push: Annotated[bool, typer.Option(help="Send the outputs to DVC's remote at the end.")] = False,
         report: Annotated[Path | None, typer.Option(help="Write what came of the run into this JSON file.")] = None,
+        metrics: Annotated[
+            Path | None, typer.Option(help="The same as a file for Prometheus's textfile collector: NAME.prom.")
+        ] = None,
     ) -> None:
         """Run the pipeline: every stage that is stale, through Prefect; then print the result."""
         from flows.run_command import run_pipeline
 
-        run_pipeline(root, Console(), push, report and report.resolve())
+        run_pipeline(root, Console(), push, report and report.resolve(), metrics and metrics.resolve())
 
     @app.command("status")
     def status(

@@ -6,7 +6,7 @@ that prefect.yaml's pull step goes to.
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import flow, get_run_logger
 from prefect.states import Completed
@@ -14,25 +14,27 @@ from prefect.states import Completed
 from flows.dvc_commands import registration_lost
 from flows.pipeline import publish_decision, run_project
 from flows.run_lock import exclusive_run
-from flows.status import outcome, outcome_of
+from flows.status import outcome, outcome_of, reported
 from mergeflow.application import find_project
 from mergeflow.errors import MergeflowError
 from tasks.project.parameters import load_params
 
-if TYPE_CHECKING:
-    pass
-
 
 @flow(name="nightly")
-def nightly(root: str = ".", push: bool = False, targets: list[str] | None = None) -> list[str]:
+def nightly(
+    root: str = ".", push: bool = False, targets: list[str] | None = None, metrics: str | None = None
+) -> list[str]:
     """Bring the project up to date: whatever changed in data, parameters or code runs again, then the gates decide.
+
+    Args:
+        metrics: a file for Prometheus about the run, from the project folder; None: none is written.
 
     Returns:
         The addresses of the stages that were submitted.
     """
     folder = project_folder(root)
-    with exclusive_run(folder):
-        ran = run_project(folder, registration_lost(folder), push, targets)
+    with exclusive_run(folder), reported(folder, None, folder / metrics if metrics else None) as ran:
+        ran += run_project(folder, registration_lost(folder), push, targets)
         return named(outcome(folder, ran), ran)
 
 

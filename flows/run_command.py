@@ -26,19 +26,22 @@ from tasks.project.stage import STATE
 from tasks.project.validate_params import validate_params
 
 
-def run_pipeline(root: Path, console: Console, push: bool = False, report: Path | None = None) -> None:
+def run_pipeline(
+    root: Path, console: Console, push: bool = False, report: Path | None = None, metrics: Path | None = None
+) -> None:
     """Bring the whole project up to date and print the result.
 
     Args:
         console: where progress and the result are shown.
         report: a JSON file that says what came of it, however it ends; None: none.
+        metrics: the same for Prometheus.
 
     Raises:
         MergeflowError: a parameter is wrong or a stage failed.
     """
     from tasks.report import write_report
 
-    with reported(root, report) as ran:
+    with reported(root, report, metrics) as ran:
         ran += bring_up_to_date(root, console, push)
         if not ran:
             console.print("[bold]Nothing changed:[/] every stage is up to date.")

@@ -23,7 +23,7 @@ from flows.dvc_commands import (
 from mergeflow import layout
 from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.documents import Registration, Test, read_registration, read_selection, read_test
-from mergeflow.errors import MergeflowError, first_line
+from mergeflow.errors import MergeflowError, first_line, without_passwords
 from mergeflow.layout import CODE
 from mergeflow.merging import configure
 from tasks.plotting.rows import experts_behind_base, task_title
@@ -285,11 +285,12 @@ def outcome_of(promoted: bool, refused: bool) -> str:
 
 
 @contextmanager
-def reported(root: Path, file: Path | None) -> Iterator[list[str]]:
-    """Write a JSON file about the run in the block, however it ends; the block fills in the stages that ran.
+def reported(root: Path, file: Path | None, metrics: Path | None = None) -> Iterator[list[str]]:
+    """Write files about the run in the block, however it ends; the block fills in the stages that ran.
 
     Args:
-        file: the file; None: none is written.
+        file: a JSON file; None: none is written.
+        metrics: a file for Prometheus's textfile collector; None: none is written.
     """
     started, ran = time.time(), list[str]()
     report: dict[str, Any] = {"project": root.name, "started": started, "stages": ran}
@@ -298,13 +299,43 @@ def reported(root: Path, file: Path | None) -> Iterator[list[str]]:
         report |= {"outcome": outcome(root, ran), "error": None}
     except BaseException as error:
         status = getattr(error, "exit_code", None)  # of a stage's fault, whose traceback has been printed
-        report |= {"outcome": FAILED, "error": f"exit status {status}" if status is not None else first_line(error)}
+        message = without_passwords(first_line(error)) if status is None else f"exit status {status}"
+        report |= {"outcome": FAILED, "error": message}
         raise
     finally:
+        report |= {"seconds": round(time.time() - started, 3), "failed": _failures(root, started)}
+        report |= _registered(root)
         if file is not None:
-            report |= {"seconds": round(time.time() - started, 3), "failed": _failures(root, started)}
-            report |= _registered(root)
             write_atomically(file, json.dumps(report, indent=1))
+        if metrics is not None:
+            write_metrics(root, report, metrics)
+
+
+def write_metrics(root: Path, report: Mapping[str, Any], file: Path) -> None:
+    """Write what a run's report says, and the seconds of the stages, for Prometheus's textfile collector."""
+    from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+
+    registry = CollectorRegistry()
+
+    def gauge(name: str, about: str, *labels: str) -> Gauge:
+        return Gauge(f"mergeflow_{name}", about, ("project", *labels), registry=registry)
+
+    project = report["project"]
+    gauge("run_start_timestamp_seconds", "When the last run started.").labels(project).set(report["started"])
+    gauge("run_duration_seconds", "How long the last run took.").labels(project).set(report["seconds"])
+    gauge("run_failed_stages", "Stages that failed in the last run.").labels(project).set(len(report["failed"]))
+    outcomes = gauge("run_outcome", "1 for what came of the last run.", "outcome")
+    for word in (NOTHING, CHAMPION, REFUSED, DONE, FAILED):
+        outcomes.labels(project, word).set(word == report["outcome"])
+    champion = gauge("champion_version", "The champion after the last registration.", "model")
+    if report["champion"] is not None:
+        champion.labels(project, report["model"]).set(int(report["champion"]))
+    seconds = gauge("stage_duration_seconds", "How long the stage took when it was last run.", "stage")
+    for path in sorted((root / STATE / "records").glob("*.json")):
+        record = json.loads(path.read_text())
+        seconds.labels(project, record["stage"]).set(record["seconds"])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_to_textfile(str(file), registry)
 
 
 def _registered(root: Path) -> dict[str, Any]:

@@ -24,13 +24,14 @@ from typing import Any
 import mergeflow
 import tasks
 from mergeflow.checkpoints.writer import sync_folder, write_atomically
-from mergeflow.errors import MergeflowError, first_line, is_full
+from mergeflow.errors import MergeflowError, first_line, is_full, without_passwords
 from tasks.project.determinism import compute_on_one_thread
 from tasks.project.digests import code_digest
 from tasks.project.files import file_lock
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.recorded import check_inputs, digest, read_manifest, sha256_of
 from tasks.project.stage import CHOICES, INPUTS, MAIN, STATE, Progress, Stage, StageIO, file_name, named_inputs
+from tasks.project.stage_log import log_path, stage_log
 from tasks.project.studies import declared_study, load_module
 from tasks.project.study_graph import check_study_graph
 
@@ -103,7 +104,8 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
         _forget_other_runs(scratch)
         done = scratch / "complete"
         if force or not done.exists():
-            with progress_file(state, stage.folder_name) as report, io.holds:
+            log = stage_log(log_path(state, stage.folder_name))
+            with progress_file(state, stage.folder_name) as report, io.holds, log:
                 _build(replace(io, report=report), done)
         _publish(io)
         made = {"fingerprint": fingerprint, "outs": {out: digest(root / out) for out in stage.outs}}
@@ -120,7 +122,10 @@ def _failure_noted(root: Path, address: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        message = f"{'' if isinstance(error, MergeflowError) else f'{type(error).__name__}: '}{first_line(error)}"
+        message = first_line(error)
+        if not isinstance(error, MergeflowError):  # the traceback is in the log
+            log = log_path(root / STATE, file_name(address)).relative_to(root)
+            message = without_passwords(f"{type(error).__name__}: {message} ({log})")
         with suppress(OSError):  # the disk may be full
             write_atomically(note, json.dumps({"seconds": time.time() - started, "error": message}))
         raise

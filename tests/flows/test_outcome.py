@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from flows.pipeline import stage
@@ -55,6 +56,49 @@ def test_a_run_that_fails_is_in_the_file_too(tmp_path: Path, error: BaseExceptio
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["outcome"] == "Failed"
     assert report["error"] in ("no data", "exit status 1", "KeyboardInterrupt")
+
+
+def samples(file: Path) -> dict[tuple[str, ...], float]:
+    """Return the samples of a file for Prometheus by their name and the values of their labels but the project's."""
+    return {
+        (sample.name, *(value for label, value in sample.labels.items() if label != "project")): sample.value
+        for family in text_string_to_metric_families(file.read_text())
+        for sample in family.samples
+    }
+
+
+def fail_in(root: Path, stage: str) -> None:
+    note = failure_note(root, stage)
+    note.parent.mkdir()
+    note.write_text(json.dumps({"seconds": 1.0, "error": "no room"}))
+    raise MergeflowError("no room")
+
+
+def test_a_run_that_fails_leaves_metrics_for_prometheus(tmp_path: Path) -> None:
+    write_registration(tmp_path, True)
+    record = tmp_path / ".mergeflow/records/finetune@left.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"stage": "finetune@left", "seconds": 12.5}))
+    file, before = tmp_path / "node/mergeflow.prom", time.time()
+    with reported(tmp_path, None, file) as stages:
+        stages += ["register"]
+    assert samples(file)["mergeflow_run_outcome", "New champion"] == 1
+    with pytest.raises(MergeflowError), reported(tmp_path, None, file):
+        fail_in(tmp_path, "sweep@ties")
+    found = samples(file)
+    assert {name[1]: value for name, value in found.items() if name[0] == "mergeflow_run_outcome"} == {
+        "New champion": 0,
+        "Refused": 0,
+        "Nothing to do": 0,
+        "Done": 0,
+        "Failed": 1,
+    }
+    assert found["mergeflow_champion_version", "merged"] == 3
+    assert found["mergeflow_run_failed_stages",] == 1
+    assert found["mergeflow_stage_duration_seconds", "finetune@left"] == 12.5
+    assert before <= found["mergeflow_run_start_timestamp_seconds",] <= time.time()
+    assert 0 <= found["mergeflow_run_duration_seconds",] < 60
+    assert [path.name for path in file.parent.iterdir()] == ["mergeflow.prom"]
 
 
 def test_outcomes_of_a_promotion() -> None:
