@@ -104,7 +104,8 @@ def _below(path: Path) -> Iterator[Path]:
 def check_inputs(root: Path, stage: Stage, of_file: Callable[[Path], str] = sha256_of) -> None:
     """Compare what a stage reads with what its makers recorded: in their manifests here, or in DVC's lock files.
 
-    Outputs that nobody has recorded, as in a project beside the project, are not compared.
+    Outputs that nobody has recorded, as in a project beside the project, are not compared. Files of the user's own are
+    compared with what the stage read when it ran last, where a file system tells of no change since.
 
     Args:
         of_file: gives the SHA-256 of a file.
@@ -124,6 +125,35 @@ def check_inputs(root: Path, stage: Stage, of_file: Callable[[Path], str] = sha2
             changed.append(f"  {out}: SHA-256 {sha[:12]}, recorded {made[out][:12]}")
     if changed:
         raise MergeflowError(_refusal(stage, changed))
+    rotten = _changed_unseen(root, read_manifest(root / STATE / "manifests" / f"{stage.folder_name}.json"), of_file)
+    if rotten:
+        raise MergeflowError(
+            f"{stage.address} would read other bytes than when it ran last, although size and time of every file are "
+            "the same: a disk has changed them.\n"
+            + "\n".join(rotten)
+            + "\nBring these files back from where they came "
+            "from. If you changed them on purpose, `touch` them."
+        )
+
+
+def _changed_unseen(root: Path, manifest: dict[str, Any], of_file: Callable[[Path], str]) -> list[str]:
+    """Return in words which of the user's files have other bytes than recorded, with the same sizes and times."""
+    lines = []
+    for path, (sha, times) in manifest["inputs"].items():
+        if (root / path).exists() and digest_of_times(root / path) == times:
+            now = digest(root / path, of_file)
+            lines += [] if now == sha else [f"  {path}: SHA-256 {now[:12]}, recorded {sha[:12]}"]
+    return lines
+
+
+def digest_of_times(path: Path) -> str:
+    """Return a digest of the size and time of a file, or of every file of a folder: it tells an edit from rot."""
+
+    def of_file(file: Path) -> str:
+        stat = file.stat()
+        return f"{stat.st_size} {stat.st_mtime_ns}"
+
+    return digest(path, of_file)
 
 
 def _refusal(stage: Stage, changed: list[str]) -> str:
@@ -138,15 +168,16 @@ def _refusal(stage: Stage, changed: list[str]) -> str:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return what a stage has noted of its last run: `fingerprint` and `outs`; nothing of a damaged file."""
+    """Return what a stage has noted of its last run: `fingerprint`, `outs`, `inputs`; nothing of a damaged file."""
     try:
         noted = json.loads(path.read_text())
         return {
             "fingerprint": str(noted["fingerprint"]),
             "outs": {str(out): str(noted["outs"][out]) for out in noted["outs"]},
+            "inputs": {str(path): (str(sha), str(times)) for path, (sha, times) in noted.get("inputs", {}).items()},
         }
-    except (OSError, ValueError, LookupError, TypeError):
-        return {"fingerprint": None, "outs": {}}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {"fingerprint": None, "outs": {}, "inputs": {}}
 
 
 def _made_here(root: Path) -> dict[str, str]:

@@ -29,7 +29,7 @@ from tasks.project.determinism import compute_on_one_thread
 from tasks.project.digests import code_digest
 from tasks.project.files import file_lock
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
-from tasks.project.recorded import check_inputs, digest, read_manifest, sha256_of
+from tasks.project.recorded import check_inputs, digest, digest_of_times, read_manifest, sha256_of
 from tasks.project.stage import CHOICES, INPUTS, MAIN, STATE, Progress, Stage, StageIO, file_name, named_inputs
 from tasks.project.stage_log import log_path, stage_log
 from tasks.project.studies import declared_study, load_module
@@ -108,7 +108,9 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
             with progress_file(state, stage.folder_name) as report, io.holds, log:
                 _build(replace(io, report=report), done)
         _publish(io)
-        made = {"fingerprint": fingerprint, "outs": {out: digest(root / out) for out in stage.outs}}
+        outs, inputs = {out: digest(root / out) for out in stage.outs}, _inputs(root, stage, io.params.lookup_json)
+        read = {path: (digest(root / path), digest_of_times(root / path)) for path in inputs}
+        made = {"fingerprint": fingerprint, "outs": outs, "inputs": read}
         write_atomically(manifest, json.dumps(made, indent=1))
         shutil.rmtree(scratch.parent)
     return True
@@ -227,9 +229,14 @@ def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any], of_file
         "code": code_digest(root, stage),
     }
     if INPUTS in stage.deps:
-        named = (path for path in named_inputs(facts["params"]) if (root / path).exists())
-        facts["inputs"] = {path: digest(root / path, of_file) for path in named}
+        facts["inputs"] = {path: digest(root / path, of_file) for path in _inputs(root, stage, lookup)}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _inputs(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> list[str]:
+    """Return the user's own files and folders that a stage's parameters name."""
+    named = named_inputs({key: lookup(key) for key in stage.params}) if INPUTS in stage.deps else []
+    return [path for path in named if (root / path).exists()]
 
 
 def is_up_to_date(root: Path, stage: Stage, fingerprint: str) -> bool:

@@ -222,6 +222,8 @@ def hub(monkeypatch):
     monkeypatch.setattr("mergeflow.merging.files.card._hub", lambda: client)
     client = huggingface_hub.HfApi(endpoint=f"http://127.0.0.1:{served.server_port}")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "is_offline_mode", lambda: False)
     yield client
     served.shutdown()
     served.server_close()
@@ -245,6 +247,12 @@ def test_what_a_merge_made_is_pushed_and_nothing_else(merged, hub, monkeypatch):
     assert Hub.files == {path.name: path.read_bytes() for path in merged.iterdir()}
     assert len([name for name in Hub.files if name.endswith(".safetensors")]) > 1
     assert made.warnings == ()
+
+
+def test_offline_nothing_is_pushed(merged, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(MergeflowError, match="HF_HUB_OFFLINE is set"):
+        push(merged, "me/merged")
 
 
 def test_a_dry_run_needs_nobody_and_says_what_would_go(merged):

@@ -14,9 +14,10 @@ from tasks.project.recorded import check_inputs, digest_as_dvc, md5_of
 from tasks.project.runner import run_stage
 from tasks.project.stage import STUDIES, Stage, covers, read_record
 from tests.flows.kill_driver import make_toy_repository
+from tests.text.small_project import make_text_project
 from tests.toy_project import make_toy_project, run_pipeline
 
-READERS = ["base", "finetune@left", "vectors", "sweep@ties", "select", "evaluate", "figures"]
+READERS = ["base", "multitask", "finetune@left", "vectors", "sweep@ties", "select", "evaluate", "figures", "register"]
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,22 @@ def test_a_flipped_bit_in_any_input_is_named(project: Path, address: str) -> Non
         with pytest.raises(MergeflowError, match=f"(?s){address} would read.*{path.relative_to(project).parts[1]}"):
             run_stage(project, graph[address], force=True)
         path.write_bytes(before)
+
+
+@pytest.mark.parametrize(("address", "file"), [("prepare@near", "near.jsonl"), ("base", "base/model.safetensors")])
+def test_a_flipped_bit_in_a_file_of_the_user_s_own_is_named(tmp_path: Path, address: str, file: str) -> None:
+    project = run_pipeline(make_text_project(tmp_path / "project"), ("prepare", "base")[: 1 + (address == "base")])
+    stage, path = load_graph(project)[address], project / "inputs" / file
+    flip_a_bit(path)
+    for force in (True, False):
+        with pytest.raises(MergeflowError, match=f"(?s){address} would read other.*inputs/{file.split('/')[0]}: SHA"):
+            run_stage(project, stage, force=force)
+    flip_a_bit(path)
+    os.utime(path)
+    assert not run_stage(project, stage)  # an edit's time, and the same bytes
+    if address != "base":
+        path.write_bytes(path.read_bytes().partition(b"\n")[2])
+        assert run_stage(project, stage)
 
 
 def test_removed_they_are_made_again(project: Path) -> None:

@@ -346,9 +346,11 @@ def _check_weights(place: Path) -> None:
 
 def _hub() -> Any:
     try:
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, constants
     except ImportError:
         raise MergeflowError("to push, install huggingface_hub (the extra `hub`).") from None
+    if constants.HF_HUB_OFFLINE:
+        raise MergeflowError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset it.")
     return HfApi()
 
 
