@@ -191,7 +191,7 @@ def connect_library(app: typer.Typer, root: Path) -> Callable[[str], str]:
     Returns:
         A function that turns references in recipes, such as models:/name@alias, into local paths.
     """
-    sweep.add_commands(app, log=lambda found: _log_sweep(root, found))
+    sweep.add_commands(app, log=lambda result: _log_sweep(root, result))
     merging.add_check(app, lambda wanted: _check_project(root, wanted))
 
     def resolve(path: str) -> str:
@@ -208,9 +208,9 @@ def _check_project(root: Path, wanted: str | None) -> None:
     check_project(root, wanted, Console())
 
 
-def _log_sweep(root: Path, found: "SweepResult") -> str:
+def _log_sweep(root: Path, result: "SweepResult") -> str:
     from registry.logging import log_sweep
     from registry.store import connect
 
-    run_id = log_sweep(connect(project_root=root), found.folder.name, found.rows(), found.folder)
+    run_id = log_sweep(connect(project_root=root), result.folder.name, result.rows(), result.folder)
     return f"Logged in MLflow as run {run_id}."

@@ -147,13 +147,13 @@ def _is_dvc(pid: int) -> bool:
 
 def _tell(
     holders: list[tuple[int, str]],
-    told: set[str],
+    waited_for: set[str],
     report: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> None:
     """Say once for whom is waited."""
     names = ", ".join(f"`dvc {words.partition(' ')[2]}` (process {pid})" for pid, words in holders)
-    if names not in told:
-        told.add(names)
+    if names not in waited_for:
+        waited_for.add(names)
         report(f"Waiting for {names}, which is at work in this project.")
 
 
@@ -289,7 +289,7 @@ def remove_stale_outputs(root: Path, report: Callable[[str], object]) -> None:
 
 def _is_recorded(root: Path, out: str, entry: Mapping[str, Any]) -> bool:
     """Whether an output is, byte for byte, the one that DVC's lock has put into the cache."""
-    recorded = [one.get("md5") for one in entry.get("outs", []) if one["path"] == out]
+    recorded = [out_entry.get("md5") for out_entry in entry.get("outs", []) if out_entry["path"] == out]
     return bool(recorded) and recorded == [digest_as_dvc(root / out)]
 
 

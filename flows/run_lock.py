@@ -19,16 +19,16 @@ from tasks.project.stage import STATE
 @contextmanager
 def exclusive_run(root: Path) -> Iterator[None]:
     """Wait until no other deployed run works in the folder, and hold it while the block runs."""
-    with _signed_in(root) as own, file_lock(root / STATE / "turn.lock", "the other run in this folder"):
-        _report_killed(own)
+    with _signed_in(root) as this_run, file_lock(root / STATE / "turn.lock", "the other run in this folder"):
+        _report_killed(this_run)
         yield
 
 
 @contextmanager
 def tracked_run(root: Path) -> Iterator[None]:
     """Do what `exclusive_run` does without waiting, for a run that a person started and watches."""
-    with _signed_in(root) as own:
-        _report_killed(own)
+    with _signed_in(root) as this_run:
+        _report_killed(this_run)
         yield
 
 
@@ -39,17 +39,17 @@ def _signed_in(root: Path) -> Iterator[Path]:
     The operating system lets go of the lock when the process dies, and the file stays: so the next run finds it, and
     tells the server that this run is over.
     """
-    own = root / STATE / "runs" / f"{flow_run.id}.lock"
-    with file_lock(own, f"the run {own.stem}"):
+    lock = root / STATE / "runs" / f"{flow_run.id}.lock"
+    with file_lock(lock, f"the run {lock.stem}"):
         try:
-            yield own
+            yield lock
         finally:
-            own.unlink(missing_ok=True)
+            lock.unlink(missing_ok=True)
 
 
-def _report_killed(own: Path) -> None:
-    for other in own.parent.glob("*.lock"):
-        if other != own and _is_left(other):
+def _report_killed(this_run: Path) -> None:
+    for other in this_run.parent.glob("*.lock"):
+        if other != this_run and _is_left(other):
             _report_crashed(other.stem)
             other.unlink(missing_ok=True)
 

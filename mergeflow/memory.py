@@ -250,7 +250,7 @@ class Workload:
 
             span, shortened = Span(0, steps, 0, steps), settings.model_copy(update=changes)
             outcome = fine_tune(model, data, shortened, 0, Path("none"), validate, span=span, each_epoch=close)
-        modules = [model.module, *(one.head for one in data if one.head is not None)]
+        modules = [model.module, *(task.head for task in data if task.head is not None)]
         trained = sum(p.nbytes for module in modules for p in module.parameters() if p.requires_grad)
         weights, optimiser = _bytes(modules), _bytes(outcome.optimiser)
         # The weights at the start, the sum of an epoch's gradients, and from the second epoch on the first one's mean.

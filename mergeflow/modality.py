@@ -142,14 +142,14 @@ class Network:
         Raises:
             MergeflowError: listing every missing, unexpected and misshapen tensor.
         """
-        own = self.state()
-        if state.keys() != own.keys() or any(state[name].shape != own[name].shape for name in own):
-            check_fit("the state", state, own)
-        for name, tensor in own.items():
+        expected = self.state()
+        if state.keys() != expected.keys() or any(state[name].shape != expected[name].shape for name in expected):
+            check_fit("the state", state, expected)
+        for name, tensor in expected.items():
             tensor.copy_(state[name])
 
 
-def check_fit(source: str, found: State, expected: State) -> None:
+def check_fit(source: str, state: State, expected: State) -> None:
     """Compare the names and shapes of weights with a model's.
 
     Args:
@@ -158,12 +158,12 @@ def check_fit(source: str, found: State, expected: State) -> None:
     Raises:
         MergeflowError: listing every difference.
     """
-    problems = [f"  {name}: missing" for name in expected if name not in found]
-    problems += [f"  {name}: not expected" for name in found if name not in expected]
+    problems = [f"  {name}: missing" for name in expected if name not in state]
+    problems += [f"  {name}: not expected" for name in state if name not in expected]
     problems += [
-        f"  {name}: shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
+        f"  {name}: shape {tuple(state[name].shape)}, expected {tuple(tensor.shape)}"
         for name, tensor in expected.items()
-        if name in found and found[name].shape != tensor.shape
+        if name in state and state[name].shape != tensor.shape
     ]
     if problems:
         raise MergeflowError(

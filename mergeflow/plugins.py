@@ -186,13 +186,13 @@ def origin_of(module: ModuleType, place: str) -> Origin:
 
     The digest is of the module's file and of those that it imports from its own package, however deep.
     """
-    found: dict[str, bytes] = {}
-    _add_sources(module, found)
+    sources: dict[str, bytes] = {}
+    _add_sources(module, sources)
     whole = hashlib.sha256()
     top = len(module.__name__.partition(".")[0])
-    for name in sorted(found):
+    for name in sorted(sources):
         # The private package's name says where the folder lies on this machine, which does not count.
-        whole.update(f"{name[top:]}\0{hashlib.sha256(found[name]).hexdigest()}\0".encode())
+        whole.update(f"{name[top:]}\0{hashlib.sha256(sources[name]).hexdigest()}\0".encode())
     return Origin(place, whole.hexdigest())
 
 
@@ -205,14 +205,14 @@ def _distribution(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist else "an installed package"
 
 
-def _add_sources(module: ModuleType, found: dict[str, bytes]) -> None:
-    if module.__name__ in found or not (module.__file__ or "").endswith(".py"):
+def _add_sources(module: ModuleType, sources: dict[str, bytes]) -> None:
+    if module.__name__ in sources or not (module.__file__ or "").endswith(".py"):
         return
-    source = found[module.__name__] = Path(str(module.__file__)).read_bytes()
+    source = sources[module.__name__] = Path(str(module.__file__)).read_bytes()
     top = module.__name__.partition(".")[0]
     for name in _imported(ast.parse(source), module):
         if name.partition(".")[0] == top and name in sys.modules:
-            _add_sources(sys.modules[name], found)
+            _add_sources(sys.modules[name], sources)
 
 
 def _imported(tree: ast.Module, module: ModuleType) -> Iterator[str]:
@@ -339,19 +339,19 @@ class Shelf(Generic[T]):
             return ()
         with self._lock:
             if not self._own_things:
-                found: dict[str, T] = {}
+                things: dict[str, T] = {}
                 for module in pkgutil.iter_modules(import_module(self.package).__path__):
                     for name, thing in self._things_of(import_module(f"{self.package}.{module.name}")).items():
-                        assert found.setdefault(name, thing) is thing, f"two of our {self.kind}s are named {name}"
-                self._own_things = found
+                        assert things.setdefault(name, thing) is thing, f"two of our {self.kind}s are named {name}"
+                self._own_things = things
         return self._own_things
 
     def _outside(self) -> Found[T]:
         """Return the things that are not ours, by name; they are loaded once per project and list of files."""
         key = (project_folder(), self._files)
-        found = self._outside_things.get(key)
-        if found is not None:
-            return found
+        loaded = self._outside_things.get(key)
+        if loaded is not None:
+            return loaded
         with self._lock:
             if self._loading:  # a file asks for things of ours while it is being loaded
                 return {}
@@ -359,10 +359,10 @@ class Shelf(Generic[T]):
                 return self._outside_things[key]
             self._loading = True
             try:
-                found = self._outside_things[key] = self._load(*key)
+                loaded = self._outside_things[key] = self._load(*key)
             finally:
                 self._loading = False
-        return found
+        return loaded
 
     def _load(self, project: Path | None, files: tuple[Path, ...]) -> Found[T]:
         found: dict[str, tuple[T, Origin]] = {}
@@ -373,40 +373,40 @@ class Shelf(Generic[T]):
             else:
                 things = {loaded.name: loaded} if isinstance(loaded, self.declared) else {}
             self._add(found, things, entry_point_origin(point))
-        own = python_files(project / self.folder) if project is not None else []
-        for path in (*own, *(file for file in files if file not in own)):
+        in_project = python_files(project / self.folder) if project is not None else []
+        for path in (*in_project, *(file for file in files if file not in in_project)):
             module = load_file(path)
-            place = str(path.relative_to(project)) if project is not None and path in own else str(path)
+            place = str(path.relative_to(project)) if project is not None and path in in_project else str(path)
             self._add(found, self._things_of(module), origin_of(module, place))
         return found
 
-    def _add(self, found: dict[str, tuple[T, Origin]], things: Mapping[str, T], origin: Origin) -> None:
+    def _add(self, loaded: dict[str, tuple[T, Origin]], things: Mapping[str, T], origin: Origin) -> None:
         if not things:
             raise MergeflowError(
                 f"'{origin.place}' declares no {self.kind}: declare one with {self.how}. "
                 "The name of a file that only helps others begins with an underscore."
             )
-        own = self._own_names()
+        our_names = self._own_names()
         for name, thing in things.items():
-            other = OWN.place if name in own else found[name][1].place if name in found else None
-            if other is not None and not (name in found and found[name][0] is thing):
+            other = OWN.place if name in our_names else loaded[name][1].place if name in loaded else None
+            if other is not None and not (name in loaded and loaded[name][0] is thing):
                 raise MergeflowError(
                     f"two {self.kind}s are named '{name}': one of '{other}' and one of '{origin.place}'. Rename yours."
                 )
-            found[name] = (thing, origin)
+            loaded[name] = (thing, origin)
 
     def _things_of(self, module: ModuleType, within: str | None = None) -> dict[str, T]:
         """Return what a module holds that was declared in it, or anywhere `within` a package."""
-        found: dict[str, T] = {}
+        named: dict[str, T] = {}
         package = within or module.__name__
         for value in vars(module).values():
             if not isinstance(value, self.declared):
                 continue
             if not f"{getattr(value, 'home', package)}.".startswith(f"{package}."):
                 continue
-            if found.setdefault(value.name, value) is not value:
+            if named.setdefault(value.name, value) is not value:
                 raise MergeflowError(f"'{module.__file__}' declares two {self.kind}s named '{value.name}': rename one.")
-        return found
+        return named
 
 
 # Packages found by name, each with the same few parts: ours, installed ones, and those in the project's folder.
@@ -462,13 +462,13 @@ class Parts(Generic[P]):
         place = places[name]
         home = load_file(place).__name__ if isinstance(place, Path) else place
         module = load_part(home, self.part, f"{self.kind} '{name}'")
-        found = [value for value in vars(module).values() if isinstance(value, self.declared)]
-        if len(found) != 1:
+        declared = [value for value in vars(module).values() if isinstance(value, self.declared)]
+        if len(declared) != 1:
             raise MergeflowError(
                 f"{loaded_from(module)} must hold one {self.declared.__name__} of the {self.kind} '{name}', "
-                f"found {len(found)}."
+                f"found {len(declared)}."
             )
-        return found[0]
+        return declared[0]
 
     def folders(self) -> dict[str, Path]:
         """Return the folder of each package by its name."""
@@ -479,15 +479,15 @@ class Parts(Generic[P]):
 
     def _places(self) -> dict[str, str | Path]:
         """Return where each package is: its dotted name, or its folder in the project."""
-        found: dict[str, str | Path] = {}
+        places: dict[str, str | Path] = {}
         for name, place in self._candidates():
-            if found.setdefault(name, place) != place:
-                raise MergeflowError(f"two of the {self.folder} are named '{name}': {found[name]} and {place}.")
-        return found
+            if places.setdefault(name, place) != place:
+                raise MergeflowError(f"two of the {self.folder} are named '{name}': {places[name]} and {place}.")
+        return places
 
     def _candidates(self) -> Iterator[tuple[str, str | Path]]:
-        own = iter_modules(import_module(self.package).__path__)
-        yield from ((module.name, f"{self.package}.{module.name}") for module in own if module.ispkg)
+        modules = iter_modules(import_module(self.package).__path__)
+        yield from ((module.name, f"{self.package}.{module.name}") for module in modules if module.ispkg)
         yield from ((point.name, point.value) for point in entry_points(group=f"mergeflow.{self.folder}"))
         if (project := project_folder()) is not None:
             yield from ((path.name, path) for path in python_files(project / self.folder) if path.is_dir())

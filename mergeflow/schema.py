@@ -88,8 +88,8 @@ def lines_of(fault: Any, model: type[BaseModel]) -> list[str]:
     if fault["type"] in _WORDS:
         message = _WORDS[fault["type"]].format(**fault.get("ctx", {}))
     # Messages of our own say themselves what was found.
-    found = "" if not place or fault["type"] == "value_error" else f", found {fault['input']!r:.80}"
-    return [f"{place}: " * bool(place) + line.removesuffix(".") + found for line in message.splitlines()]
+    value = "" if not place or fault["type"] == "value_error" else f", found {fault['input']!r:.80}"
+    return [f"{place}: " * bool(place) + line.removesuffix(".") + value for line in message.splitlines()]
 
 
 _WHOLE, _NUMBER = "must be a whole number", "must be a number"
@@ -131,7 +131,7 @@ def _plain(kind: Any) -> list[Any]:
     if get_origin(kind) is Annotated:
         return _plain(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return [one for member in get_args(kind) for one in _plain(member)]
+        return [plain for member in get_args(kind) for plain in _plain(member)]
     return [kind]
 
 

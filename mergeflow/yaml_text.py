@@ -54,8 +54,8 @@ def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
     if id(node) not in sizes:
         sizes[id(node)] = 0
         held = node.value if isinstance(node.value, list) else []
-        inner = [one for item in held for one in (item if isinstance(item, tuple) else (item,))]
-        sizes[id(node)] = 1 + sum(_expanded(one, sizes) for one in inner)
+        inner = [node_inside for item in held for node_inside in (item if isinstance(item, tuple) else (item,))]
+        sizes[id(node)] = 1 + sum(_expanded(child, sizes) for child in inner)
     return sizes[id(node)]
 
 

@@ -112,10 +112,10 @@ def read_snapshot(aliases: Mapping[str, str], versions: Versions, tags: Mapping[
     """
     last = tags.get(LAST, "0")
     entries = [json.loads(text) for key, text in tags.items() if key.startswith(EVENT)]
-    events = [Event(**{**one, "line": tuple(one["line"])}) for one in entries]
-    events.sort(key=lambda one: (one.sequence, one.last == last, one.version == aliases.get("champion")))
-    counting = {one.sequence: one for one in events}
-    losers = tuple(one.key for one in events if one is not counting[one.sequence])
+    events = [Event(**{**entry, "line": tuple(entry["line"])}) for entry in entries]
+    events.sort(key=lambda event: (event.sequence, event.last == last, event.version == aliases.get("champion")))
+    counting = {event.sequence: event for event in events}
+    losers = tuple(event.key for event in events if event is not counting[event.sequence])
     return Snapshot(aliases, versions, counting, int(last.partition("-")[0]), losers)
 
 
@@ -166,7 +166,7 @@ def withdrawn(events: Mapping[int, Event], version: str) -> bool:
 def _line(past: tuple[str, ...], champion: str | None, snapshot: Snapshot[Any]) -> tuple[str, ...]:
     """Return the past without versions that no longer exist, so that each step back is to another version."""
     line: list[str] = []
-    for one in past:
-        if one in snapshot.versions and (not line or line[-1] != one):
-            line.append(one)
+    for version in past:
+        if version in snapshot.versions and (not line or line[-1] != version):
+            line.append(version)
     return tuple(line[:-1] if line and line[-1] == champion else line)

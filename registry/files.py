@@ -68,20 +68,20 @@ def check_part(version: ModelVersion, part: str, folder: Path) -> None:
     recorded = json.loads(version.tags.get(DIGESTS, "{}")).get(part)
     weights = version.tags.get(FINGERPRINT)
     if recorded is not None:
-        found = digest(folder)
-        same = found == recorded
+        now = digest(folder)
+        same = now == recorded
     elif part == MODEL and weights is not None:  # of the days when the weights alone were recorded
         from mergeflow.modalities.serving import weights_file  # it imports torch, which listing versions does without
 
         with open_checkpoint(weights_file(folder)) as state:
             same = matches(state, weights)
-        found, recorded = "another one", short(weights)
+        now, recorded = "another one", short(weights)
     else:
         return
     if not same:
         raise MergeflowError(
             f"version {version.version} of '{version.name}' is damaged: its {part} at {version.source} has the digest "
-            f"{found[:12]}, registered was {recorded[:12]}. Restore these files from a backup; or register the model "
+            f"{now[:12]}, registered was {recorded[:12]}. Restore these files from a backup; or register the model "
             "again with `mergeflow stage run register --force`, which makes a version of its own."
         )
 
@@ -118,7 +118,7 @@ def write_evidence(folder: Path, evidence: Evidence) -> None:
         "reproducible": evidence.reproducible,
     }
     if evidence.criteria:
-        document["criteria"] = [vars(one) for one in evidence.criteria]
+        document["criteria"] = [vars(criterion) for criterion in evidence.criteria]
     (folder / "evidence.json").write_text(json.dumps(document, indent=2, sort_keys=True))
     save_file(
         {task: np.asarray(scores, dtype=np.float32) for task, scores in evidence.scores.items()}, folder / _SCORES
@@ -149,8 +149,8 @@ def load_evidence(folder: Path) -> Evidence:
     """Return the evidence in a folder; what fails raises one of `UNREADABLE`."""
     document = json.loads((folder / "evidence.json").read_text())
     scores_file = next((folder / name for name in (_SCORES, _ANSWERS) if (folder / name).exists()), folder / _SCORES)
-    scores = {task: found.astype(np.float32) for task, found in load_file(scores_file).items()}
-    criteria = [Criterion(**one) for one in document.pop("criteria", ())]
-    for task, found in document.pop("forgotten", {}).items():  # of former days: the accuracy alone
-        criteria.append(Criterion(task, False, "accuracy", found["accuracy"], found["at_most"]))
+    scores = {task: values.astype(np.float32) for task, values in load_file(scores_file).items()}
+    criteria = [Criterion(**criterion) for criterion in document.pop("criteria", ())]
+    for task, former in document.pop("forgotten", {}).items():  # of former days: the accuracy alone
+        criteria.append(Criterion(task, False, "accuracy", former["accuracy"], former["at_most"]))
     return Evidence(scores=scores, criteria=criteria, **document)

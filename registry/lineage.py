@@ -128,12 +128,12 @@ def _expert_node(expert: dict[str, Any]) -> Node:
     return Node(_tracked(", ".join(words), expert), [source])
 
 
-def _expert(store: Store, task: str, known: dict[str, Any], missing: list[str]) -> dict[str, Any]:
-    if known["run"] is not None and not _exists(store, known["run"]):
-        missing.append(f"the run {known['run']} of the expert '{task}'")
-    data = [{"split": split, **facts} for split, facts in known["splits"].items()]
-    rest = {key: value for key, value in known.items() if key != "splits"}
-    return {"task": task, "regime": known["settings"]["regime"], **rest, "data": data}
+def _expert(store: Store, task: str, expert: dict[str, Any], missing: list[str]) -> dict[str, Any]:
+    if expert["run"] is not None and not _exists(store, expert["run"]):
+        missing.append(f"the run {expert['run']} of the expert '{task}'")
+    data = [{"split": split, **facts} for split, facts in expert["splits"].items()]
+    rest = {key: value for key, value in expert.items() if key != "splits"}
+    return {"task": task, "regime": expert["settings"]["regime"], **rest, "data": data}
 
 
 def _documents(store: Store, version: ModelVersion, missing: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -183,8 +183,8 @@ def _environment_text(environment: dict[str, Any]) -> str:
     return f"code {environment['code']}, Python {environment['python']}, {environment['system']}, {machine}, {packages}"
 
 
-def _tracked(text: str, known: dict[str, Any]) -> str:
-    return f"{text}, DVC {_short(known['dvc'])}" if known.get("dvc") else text
+def _tracked(text: str, record: dict[str, Any]) -> str:
+    return f"{text}, DVC {_short(record['dvc'])}" if record.get("dvc") else text
 
 
 def _short(text: str | None) -> str:

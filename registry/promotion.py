@@ -217,11 +217,12 @@ def repair(store: Store, name: str) -> State:
         return State(None, (), 0) if find_model(store, name) is None else _repaired(store, name)[1]
 
 
-def _bounded(evidence: Evidence, kept: Evidence) -> Evidence:
+def _bounded(evidence: Evidence, stored: Evidence) -> Evidence:
     """Return the evidence with its own figures under the bounds of the evidence that was kept."""
-    measured = {(one.task, one.kept, one.form): one.measured for one in evidence.criteria}
+    measured = {(criterion.task, criterion.kept, criterion.form): criterion.measured for criterion in evidence.criteria}
     bounds = [
-        replace(one, measured=measured.get((one.task, one.kept, one.form), one.measured)) for one in kept.criteria
+        replace(criterion, measured=measured.get((criterion.task, criterion.kept, criterion.form), criterion.measured))
+        for criterion in stored.criteria
     ]
     return replace(evidence, criteria=bounds)
 
@@ -290,8 +291,8 @@ def _check_unchanged(store: Store, name: str, state: State, check: Check) -> Non
 
 
 def _event(state: State, action: str, version: str, line: tuple[str, ...], who: str, why: str) -> Event:
-    short, own = line[-_LONGEST_LINE:], uuid4().hex[:8]
-    return Event(state.sequence + 1, action, version, state.champion, short, who, why, _now(), own)
+    short, key = line[-_LONGEST_LINE:], uuid4().hex[:8]
+    return Event(state.sequence + 1, action, version, state.champion, short, who, why, _now(), key)
 
 
 def _repaired(store: Store, name: str) -> tuple[ModelSnapshot, State]:

@@ -44,7 +44,7 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
     }
 
 

@@ -108,7 +108,7 @@ def _schema(columns: Mapping[str, Kind]) -> Any:
     }
     optional: Kind = "optional text"
     return schema.Schema(
-        [schema.ColSpec(types[found], name, required=found != optional) for name, found in columns.items()]
+        [schema.ColSpec(types[kind], name, required=kind != optional) for name, kind in columns.items()]
     )
 
 

@@ -323,14 +323,14 @@ def _record(origin: Mapping[str, Any], selection: Mapping[str, Any]) -> Pipeline
             for key in ("mean", "normalised")
         },
         tags={"git_commit": origin["git_commit"], "winner": selection["winner"]},
-        dvc={known["path"]: known["dvc"] for known in tracked if known["dvc"]},
+        dvc={file["path"]: file["dvc"] for file in tracked if file["dvc"]},
         datasets=tuple(_datasets(origin)),
     )
 
 
 def _datasets(origin: Mapping[str, Any]) -> Iterator[DatasetRecord]:
-    for task, known in origin["experts"].items():
-        for split, facts in known["splits"].items():
+    for task, expert in origin["experts"].items():
+        for split, facts in expert["splits"].items():
             yield DatasetRecord(
                 task=task,
                 split=split,

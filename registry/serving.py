@@ -132,7 +132,9 @@ def _frame(values: Mapping[str, Any], schema: Any) -> pd.DataFrame:
     """Return rows as a table, whose texts the model reads itself; only numbers take the type that it wants."""
     (rows,) = (values[form] for form in _FORMATS if form in values)
     frame = pd.DataFrame(rows["data"], columns=rows["columns"]) if "dataframe_split" in values else pd.DataFrame(rows)
-    numbers = {one.name: "float64" for one in schema.inputs if one.type.name == "double" and one.name in frame}
+    numbers = {
+        column.name: "float64" for column in schema.inputs if column.type.name == "double" and column.name in frame
+    }
     return frame.astype(numbers)
 
 
@@ -156,7 +158,9 @@ def _check_count(count: int, limits: Limits) -> None:
 
 def _misfit(model: Any) -> str:
     schema = model.metadata.get_input_schema()
-    wanted = ", ".join(f"{one.name} ({one.type.name})" for one in schema.inputs) if schema else "those of the model"
+    wanted = (
+        ", ".join(f"{column.name} ({column.type.name})" for column in schema.inputs) if schema else "those of the model"
+    )
     return (
         f"the body cannot be read as rows: send a JSON object with one of the keys {', '.join(_FORMATS)}, or CSV with "
         f"a header. The columns are {wanted}."

@@ -116,7 +116,9 @@ def all_versions(store: Store, name: str) -> dict[str, ModelVersion]:
         versions += page
         token = page.token
         if not token:
-            return {str(version.version): version for version in sorted(versions, key=lambda one: int(one.version))}
+            return {
+                str(version.version): version for version in sorted(versions, key=lambda version: int(version.version))
+            }
 
 
 def find_snapshot(store: Store, name: str) -> ModelSnapshot | None:

@@ -22,8 +22,8 @@ def regenerate_base(pretrain: Callable[..., dict[str, Any]], recipe: Any, out: P
     recipe = recipe if steps is None else recipe.model_copy(update={"steps": steps})
     with Progress() as bars:
         bar = bars.add_task("train", total=recipe.steps)
-        found = pretrain(recipe, out, lambda done, _: bars.update(bar, completed=done))
-    typer.echo(f"{out}: {found['fingerprint']}, loss {found['loss']:.4f}")
+        base = pretrain(recipe, out, lambda done, _: bars.update(bar, completed=done))
+    typer.echo(f"{out}: {base['fingerprint']}, loss {base['loss']:.4f}")
 
 
 def run(command: Callable[..., None]) -> None:

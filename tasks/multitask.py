@@ -43,7 +43,7 @@ def _joint(io: StageIO, tasks: list[str]) -> None:
     )
     io.costs["training"] = cost.as_json()
     for task in tasks:
-        own = io.out(layout.MULTITASK) / task
-        shutil.copytree(model, own, ignore=shutil.ignore_patterns("heads"))
+        expert = io.out(layout.MULTITASK) / task
+        shutil.copytree(model, expert, ignore=shutil.ignore_patterns("heads"))
         if (head := head_file(model, tasks, task)).exists():
-            shutil.copy(head, own / layout.HEAD_FILE)
+            shutil.copy(head, expert / layout.HEAD_FILE)

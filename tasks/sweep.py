@@ -44,13 +44,13 @@ def score_candidates(io: StageIO, strategy: Strategy) -> Iterator[Candidate]:
     Candidates that differ in `scale` alone share one direction when they follow each other, and candidates of any
     arguments share factorisations.
     """
-    known = individual(io)
+    experts = individual(io)
     with Journal(io.scratch / JOURNAL) as journal:
-        journal.begin({"individual": known})  # the scratch folder belongs to one state of all other inputs
+        journal.begin({"individual": experts})  # the scratch folder belongs to one state of all other inputs
         score = remembered(open_scorer(io).candidate, journal)
-        for found in score_all(io.item, strategy, score, lambda accuracy: normalised(accuracy, known)):
-            reached, accuracy = normalised(found.scores, known), found.scores
-            yield {"args": found.varied, "accuracy": accuracy, "mean": mean(accuracy), "normalised": reached}
+        for candidate in score_all(io.item, strategy, score, lambda accuracy: normalised(accuracy, experts)):
+            reached, accuracy = normalised(candidate.scores, experts), candidate.scores
+            yield {"args": candidate.varied, "accuracy": accuracy, "mean": mean(accuracy), "normalised": reached}
 
 
 def open_scorer(io: StageIO) -> CandidateScorer:
@@ -75,5 +75,5 @@ def write_rows(io: StageIO, path: Path, rows: list[Candidate]) -> None:
         io: the stage; its item is the method.
         rows: the candidates, in the order of the search.
     """
-    found: Sweep = {"method": io.item, "split": "validation", "individual": individual(io), "candidates": rows}
-    write_document(path, found)
+    sweep: Sweep = {"method": io.item, "split": "validation", "individual": individual(io), "candidates": rows}
+    write_document(path, sweep)

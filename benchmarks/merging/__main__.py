@@ -78,7 +78,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     return {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, **notes}
 
 
-def show(label: str, found: dict[str, Any], start: float, floor: float | None, goal: float | None = None) -> None:
+def show(label: str, row: dict[str, Any], start: float, floor: float | None, goal: float | None = None) -> None:
     """Print one row of the table.
 
     Args:
@@ -88,16 +88,16 @@ def show(label: str, found: dict[str, Any], start: float, floor: float | None, g
         floor: seconds of the floor; None for no ratio.
         goal: what the ratio is to be.
     """
-    seconds, factor = found["wall"], found.get("factor", 1)
+    seconds, factor = row["wall"], row.get("factor", 1)
     if factor != 1:
-        seconds += found["seconds"] * (factor - 1)
+        seconds += row["seconds"] * (factor - 1)
     ratio = f"{(seconds - start) / floor:.2f}" if floor else ""
     cells = (
         label,
         ratio + (f" (≤ {goal})" if goal else ""),
         f"{'~' * (factor != 1)}{seconds:.1f} s",
-        f"{found['cpu']:.1f} s",
-        f"{found['peak']:.2f} GiB",
+        f"{row['cpu']:.1f} s",
+        f"{row['peak']:.2f} GiB",
     )
     print(f"| {' | '.join(cells)} |", flush=True)
 
@@ -126,27 +126,27 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
         names = f"floor of {len(experts)} + 1 reads", "import torch"
         jobs = {names[0]: {"kind": "floor", "experts": experts}, names[1]: {"kind": "import", "experts": []}, **jobs}
         runs = [{label: measure({**common, **job}) for label, job in jobs.items()} for _ in range(options.rounds)]
-        found = {
+        rows_by_label = {
             label: {**runs[0][label], **{key: median(run[label][key] for run in runs)
                                         for key in ("wall", "cpu", "peak", "seconds") if key in runs[0][label]}}
             for label in jobs
         }  # fmt: skip
-        start, floor = found[names[1]]["wall"], found[names[0]]["seconds"]
-        for label, row in found.items():
-            own = None if label in names else floor
+        start, floor = rows_by_label[names[1]]["wall"], rows_by_label[names[0]]["seconds"]
+        for label, row in rows_by_label.items():
+            limit = None if label in names else floor
             shown = {**row, "wall": floor} if label == names[0] else row
-            show(label, shown, start, own, goal if label.startswith("mergeflow") else None)
+            show(label, shown, start, limit, goal if label.startswith("mergeflow") else None)
             rows.append({"label": label, "ratio": (row["wall"] - start) / floor, **row})
 
     print(f"{options.model}, {options.experts} experts, medians of {options.rounds}\n")
     print("| work | (wall − import) / floor | wall | processor | peak memory |\n|---|---|---|---|---|")
     for name in options.only:
         if name == "grid":
-            found = measure({**common, "kind": "grid", "experts": everything})
+            grid = measure({**common, "kind": "grid", "experts": everything})
             print(
-                f"  all 105 models / first preparation = {found['all'] / found['one']:.2f},"
-                f" in processor time {found['all_cpu'] / found['one_cpu']:.2f}"
-                f" (of it merging {found['merging']:.1f} s; {found['misses']} factorisations)"
+                f"  all 105 models / first preparation = {grid['all'] / grid['one']:.2f},"
+                f" in processor time {grid['all_cpu'] / grid['one_cpu']:.2f}"
+                f" (of it merging {grid['merging']:.1f} s; {grid['misses']} factorisations)"
             )
             continue
         job = {"kind": options.kind, **_job(name, everything)}

@@ -34,9 +34,9 @@ def main() -> None:
         )
         for checkout in (here, older)
     ]
-    found = [json.loads(process.communicate()[0]) for process in processes]
-    differing = [case for case, value in found[0].items() if found[1].get(case) != value]
-    print(f"{len(found[0])} merges, {len(differing)} differ")
+    printed = [json.loads(process.communicate()[0]) for process in processes]
+    differing = [case for case, value in printed[0].items() if printed[1].get(case) != value]
+    print(f"{len(printed[0])} merges, {len(differing)} differ")
     print("\n".join(differing))
     sys.exit(bool(differing))
 
@@ -74,7 +74,7 @@ def fingerprints(cases: list[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str,
                         "args": args,
                         "base": paths["base"],
                         "experts": {expert: paths[expert] for expert in chosen},
-                        "data": {kind: {one: paths[f"{kind}-{one}"] for one in chosen} for kind in method.data},
+                        "data": {kind: {name: paths[f"{kind}-{name}"] for name in chosen} for kind in method.data},
                         "out": str(Path(folder, "out.safetensors")),
                     }
                     if method.weights != "none" and count == 9:

@@ -28,10 +28,10 @@ def memory_table(measure: Measure, common: dict[str, Any], methods: list[str] | 
     for method in methods or list(SPECTRAL):
         chosen = common["experts"][:2] if method == "slerp" else common["experts"]
         job = {"kind": "merge", "method": method, "args": SPECTRAL.get(method, {}), "experts": chosen}
-        found = measure({**common, **job})
-        ratio = found["foretold"] / found["peak"]
-        print(f"| `{method}` | {found['foretold']:.2f} GiB | {found['peak']:.2f} GiB | {ratio:.2f} |", flush=True)
-        rows.append({"method": method, **found})
+        row = measure({**common, **job})
+        ratio = row["foretold"] / row["peak"]
+        print(f"| `{method}` | {row['foretold']:.2f} GiB | {row['peak']:.2f} GiB | {ratio:.2f} |", flush=True)
+        rows.append({"method": method, **row})
     return rows
 
 
@@ -58,14 +58,14 @@ def cold_table(measure: Measure, common: dict[str, Any], work: tuple[str, dict[s
             os.fsync(target.fileno())
         written = time.perf_counter() - began
         forget(files)
-        found = measure({**common, "kind": "merge", "method": work[0], "args": work[1]})
-        ratio = found["seconds"] / (read + written)
+        row = measure({**common, "kind": "merge", "method": work[0], "args": work[1]})
+        ratio = row["seconds"] / (read + written)
         print(
-            f"cat {read:.1f} s, write {written:.1f} s, {work[0]} {found['seconds']:.1f} s "
-            f"({found['cpu']:.1f} s of the processor, imports and all): {ratio:.2f}",
+            f"cat {read:.1f} s, write {written:.1f} s, {work[0]} {row['seconds']:.1f} s "
+            f"({row['cpu']:.1f} s of the processor, imports and all): {ratio:.2f}",
             flush=True,
         )
-        rows.append({"cat": read, "write": written, **found})
+        rows.append({"cat": read, "write": written, **row})
     return rows
 
 

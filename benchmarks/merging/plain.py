@@ -33,18 +33,18 @@ def floor(base: Path, experts: list[Path], out: Path, threads: int = 2) -> None:
     size = os.fstat(files[0]).st_size - starts[0]
     with safe_open(base, "pt") as header:
         dtype = header.get_tensor(next(iter(header.keys()))).dtype
-    target, own = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), local()
+    target, buffers = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), local()
 
     def work(at: int) -> None:
-        if not hasattr(own, "stored"):
-            own.stored = torch.empty(len(files), _PIECE, dtype=torch.uint8)
-            own.total, own.one = torch.empty(2, _PIECE // dtype.itemsize)
-            own.result = torch.empty(_PIECE // dtype.itemsize, dtype=dtype)
+        if not hasattr(buffers, "stored"):
+            buffers.stored = torch.empty(len(files), _PIECE, dtype=torch.uint8)
+            buffers.total, buffers.one = torch.empty(2, _PIECE // dtype.itemsize)
+            buffers.result = torch.empty(_PIECE // dtype.itemsize, dtype=dtype)
         count = min(_PIECE, size - at)
-        for file, start, into in zip(files, starts, own.stored, strict=True):
+        for file, start, into in zip(files, starts, buffers.stored, strict=True):
             os.preadv(file, [into.numpy().data[:count]], start + at)
-        values = own.stored.view(dtype)[:, : count // dtype.itemsize]
-        total, one, result = (room[: values.shape[1]] for room in (own.total, own.one, own.result))
+        values = buffers.stored.view(dtype)[:, : count // dtype.itemsize]
+        total, one, result = (room[: values.shape[1]] for room in (buffers.total, buffers.one, buffers.result))
         total.copy_(values[0]).mul_(1 - 0.3 * len(experts))
         for row in values[1:]:
             total.add_(one.copy_(row), alpha=0.3)
@@ -110,8 +110,8 @@ def dare(start: State, taus: list[State], drop: float = 0.9) -> State:
     """
     merged = {}
     for name, value in start.items():
-        kept = [tau[name] * (torch.rand_like(tau[name]) >= drop) / (1 - drop) for tau in taus]
-        merged[name] = value + 0.3 * torch.stack(kept).sum(0)
+        sparse = [tau[name] * (torch.rand_like(tau[name]) >= drop) / (1 - drop) for tau in taus]
+        merged[name] = value + 0.3 * torch.stack(sparse).sum(0)
     return merged
 
 

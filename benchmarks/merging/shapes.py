@@ -94,11 +94,11 @@ def make_checkpoints(folder: Path, name: str, experts: int) -> tuple[Path, list[
         if path.exists():
             continue
         with StreamWriter(path, infos, {}) as writer:
-            base, own = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1 + seed)
+            base, change = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1 + seed)
             for tensor, info in infos.items():
                 values = torch.randn(info.numel, generator=base).mul_(0.02)
                 if seed:
-                    values += torch.randn(info.numel, generator=own).mul_(0.001)
+                    values += torch.randn(info.numel, generator=change).mul_(0.001)
                 for start in range(0, info.numel, BLOCK):
                     writer.write(tensor, start, values[start : start + BLOCK].to(info.dtype.torch))
             writer.commit()

@@ -137,11 +137,11 @@ def grid(base: Path, experts: list[Path]) -> dict[str, Any]:
     merging, made = 0.0, 0
     for rank in ranks:
         call = configure("cart", {"rank_ratio": rank})
-        found = first if rank == ranks[0] else prepare(call, start, states, cache=cache)
+        candidate = first if rank == ranks[0] else prepare(call, start, states, cache=cache)
         began_scales = time.perf_counter()
         room = None
         for step in range(21):
-            room = found.at(0.1 * step, out=room)
+            room = candidate.at(0.1 * step, out=room)
             made += 1
         merging += time.perf_counter() - began_scales
     return {

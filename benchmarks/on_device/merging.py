@@ -72,16 +72,16 @@ def statistics(rehearse: bool) -> Iterator[Row]:
         "gram": partial(input_grams, batch_size=shape.batch_size),
     }
     for name, measured in work.items():
-        found: list[Mapping[str, Tensor]] = []
+        results: list[Mapping[str, Tensor]] = []
         rates, peak = [], 0.0
         for device in (torch.device("cpu"), place(rehearse)):
             torch.manual_seed(0)  # of the weights
             with arithmetic(), fresh(device), task(shape, device) as (model, data):
                 began = time.perf_counter()
-                found.append(measured(model, data))  # its result lies on the processor: nothing is left to wait for
+                results.append(measured(model, data))  # its result lies on the processor: nothing is left to wait for
                 rates.append(shape.count / (time.perf_counter() - began))
                 peak = peak_gib(device)
-        here, there = found
+        here, there = results
         largest = max(
             float((there[key] - value).abs().max() / value.abs().max().clamp(min=1e-30)) for key, value in here.items()
         )

@@ -41,15 +41,15 @@ def evaluation(rehearse: bool) -> Iterator[Row]:
 
 def embedded(rehearse: bool) -> Iterator[Row]:
     """The project's pipeline on the device and on the processor: the same findings, within a point."""
-    found: dict[str, Any] = {}
+    accuracy: dict[str, Any] = {}
     for device in ("cpu", str(place(rehearse)).partition(":")[0]):
         with TemporaryDirectory() as folder:
             began = time.perf_counter()
             _run(Path(folder), device, rehearse)
             metrics = json.loads((Path(folder) / "outputs/results/metrics.json").read_text())
-        found[device] = {name: row["mean"] for name, row in metrics.items()}
-        yield {"device": device, "seconds": time.perf_counter() - began, **found[device]}
-    here, there = found["cpu"], found[device]
+        accuracy[device] = {name: row["mean"] for name, row in metrics.items()}
+        yield {"device": device, "seconds": time.perf_counter() - began, **accuracy[device]}
+    here, there = accuracy["cpu"], accuracy[device]
     order = [sorted(part, key=lambda name: -part[name]) for part in (here, there)]
     yield {
         "device": "largest difference in points", "seconds": 100 * max(abs(here[name] - there[name]) for name in here),

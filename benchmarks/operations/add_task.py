@@ -79,8 +79,8 @@ def copy_project(target: Path, values: dict[str, Any]) -> None:
 
 def environment(folder: Path) -> dict[str, str]:
     """Return an environment in which the copy's own library is imported."""
-    kept = {key: value for key, value in os.environ.items() if key not in FOREIGN}
-    return {**kept, **QUIET, "PYTHONPATH": str(folder)}
+    inherited = {key: value for key, value in os.environ.items() if key not in FOREIGN}
+    return {**inherited, **QUIET, "PYTHONPATH": str(folder)}
 
 
 def run(folder: Path, *arguments: str) -> Cost:
@@ -123,8 +123,8 @@ def report(tasks: int, ran: Cost, added: Cost, whole: dict[str, Any], grown: dic
     print(f"{'mergeflow run, all tasks':28}{ran.wall:10.1f}{ran.processor:14.1f}")
     print(f"{'mergeflow add-task':28}{added.wall:10.1f}{added.processor:14.1f}")
     print(f"{'ratio':28}{ran.wall / added.wall:10.1f}{ran.processor / added.processor:14.1f}\n")
-    for title, found in (("run", whole), ("add-task", grown)):
-        print(f"{title:10}{found['tasks']} tasks, validation {100 * found['normalised']:.2f} %, {found['recipe']}")
+    for title, record in (("run", whole), ("add-task", grown)):
+        print(f"{title:10}{record['tasks']} tasks, validation {100 * record['normalised']:.2f} %, {record['recipe']}")
 
 
 if __name__ == "__main__":

@@ -61,15 +61,15 @@ def _project(folder: Path) -> Path:
 
 def _seconds(command: list[str], folder: Path, remove: str = "nothing") -> float:
     """Return the median processor time of a command, its first run left out."""
-    found = []
+    seconds = []
     for _ in range(RUNS + 1):
         subprocess.run(["rm", "-rf", str(folder / remove)], check=True)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return median(found[1:])
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return median(seconds[1:])
 
 
 if __name__ == "__main__":

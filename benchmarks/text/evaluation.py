@@ -58,7 +58,7 @@ class Task:
 
 def _prepare(root: Path, base: str, device: torch.device, width: int, count: int, max_length: int) -> list[Task]:
     """Prepare the tasks of the suite in a folder of their own and give them random heads."""
-    section, found = DataSection(tokenizer=base, max_length=max_length), []
+    section, tasks = DataSection(tokenizer=base, max_length=max_length), []
     for name in TASKS:
         raw = open_source(name, "suite:sentences8", SOURCES, TRANSFORMS)
         prepare_task(raw, root / name, decoding(section, root))
@@ -68,8 +68,8 @@ def _prepare(root: Path, base: str, device: torch.device, width: int, count: int
         )
         weight = torch.randn(len(data.class_names), width, generator=torch.Generator().manual_seed(0))
         labels = torch.from_numpy(np.array(data.labels[:count])).to(device)
-        found.append(Task(tokens, labels, Head(weight, 1.0, data.class_names).to(device)))
-    return found
+        tasks.append(Task(tokens, labels, Head(weight, 1.0, data.class_names).to(device)))
+    return tasks
 
 
 def _spread(task: Task, width: float) -> Task:
@@ -84,7 +84,7 @@ def _spread(task: Task, width: float) -> Task:
 @torch.inference_mode()
 def _plain(model: nn.Module, tasks: list[Task], size: int, whole: bool = False) -> list[np.ndarray]:
     """Return answers as a loop over a padding collator gives them."""
-    found = []
+    correct = []
     for task in tasks:
         answers = []
         for rows in torch.arange(len(task.labels)).split(size):
@@ -98,8 +98,8 @@ def _plain(model: nn.Module, tasks: list[Task], size: int, whole: bool = False) 
             hidden = model(input_ids=ids, attention_mask=mask, token_type_ids=segments).last_hidden_state
             features = (hidden * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
             answers.append((task.head(features).argmax(dim=1) == task.labels[rows]).float())
-        found.append(torch.cat(answers).cpu().numpy())
-    return found
+        correct.append(torch.cat(answers).cpu().numpy())
+    return correct
 
 
 def main() -> None:
@@ -138,7 +138,7 @@ def _measure(encoder: TextEncoder, tasks: list[Task], size: int, rounds: int, de
     network, model = Network(encoder), encoder.get_submodule(encoder.part)
     examples = [Classification("task", task.tokens, task.labels, task.head) for task in tasks]
     ways: dict[str, Callable[[], list[np.ndarray]]] = {
-        "mergeflow": lambda: [example_scores(network, one, size) for one in examples],
+        "mergeflow": lambda: [example_scores(network, task, size) for task in examples],
         "plain": partial(_plain, model, tasks, size),
         "whole": partial(_plain, model, tasks, size, whole=True),
     }

@@ -80,8 +80,8 @@ def measure(model: str, batch_size: int, steps: int, images: int, device: torch.
 
     train(WARM)
     load()
-    found = {"whole": seconds(lambda: train(steps), device), "input": seconds(load, device)}
-    each = {name: value / steps for name, value in {**found, "record": seconds(record, device)}.items()}
+    times = {"whole": seconds(lambda: train(steps), device), "input": seconds(load, device)}
+    each = {name: value / steps for name, value in {**times, "record": seconds(record, device)}.items()}
     return {**each, "row": seconds(lambda: trajectory.close_epoch(steps, weights, weights, 0.0), device)}
 
 
@@ -96,12 +96,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     device = torch.device(options.device)
-    found = measure(options.model, options.batch_size, options.steps, options.images, device)
+    times = measure(options.model, options.batch_size, options.steps, options.images, device)
     print(f"{options.model}, batch {options.batch_size}, {options.steps} steps, {device}")
-    print(f"step {1000 * found['whole']:.1f} ms")
+    print(f"step {1000 * times['whole']:.1f} ms")
     for part in ("input", "record"):
-        print(f"  {part:6} {1000 * found[part]:8.2f} ms  {100 * found[part] / found['whole']:6.2f} %")
-    print(f"row of an epoch {1000 * found['row']:.1f} ms")
+        print(f"  {part:6} {1000 * times[part]:8.2f} ms  {100 * times[part] / times['whole']:6.2f} %")
+    print(f"row of an epoch {1000 * times['row']:.1f} ms")
 
 
 if __name__ == "__main__":

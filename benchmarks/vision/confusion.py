@@ -110,15 +110,15 @@ def measure(base_path: str, folder: Path) -> dict[str, dict[str, float]]:
         for args in grid:
             call = configure(method, args)
             groups.setdefault(call.without_scale(), []).append(call)
-        cache, found = FactorCache(), []
+        cache, results = FactorCache(), []
         for calls in groups.values():
             direction = prepare(calls[0], base, experts, cache=cache)
             scored = [(mean(evaluate(model, direction.at(call.scale), validation)), call) for call in calls]
             best, call = max(scored, key=lambda entry: entry[0])
-            found.append((best, title(call), evaluate(model, direction.at(call.scale), test)))
-        if len(found) > 1:
-            rows |= {name: accuracy for _, name, accuracy in found}
-        _, name, accuracy = max(found, key=lambda entry: entry[0])
+            results.append((best, title(call), evaluate(model, direction.at(call.scale), test)))
+        if len(results) > 1:
+            rows |= {name: accuracy for _, name, accuracy in results}
+        _, name, accuracy = max(results, key=lambda entry: entry[0])
         rows[f"{name}, chosen on validation"] = accuracy
     return rows
 
@@ -126,9 +126,9 @@ def measure(base_path: str, folder: Path) -> dict[str, dict[str, float]]:
 def print_table(title: str, rows: dict[str, dict[str, float]]) -> None:
     """Print test accuracies in per cent as a Markdown table."""
     print(f"\n{title}\n\n| | {' | '.join(TASKS)} | mean |\n|---|{'---|' * (len(TASKS) + 1)}")
-    for row, found in rows.items():
-        cells = " | ".join(f"{100 * found[task]:.1f}" for task in TASKS)
-        print(f"| {row} | {cells} | {100 * mean(found):.2f} |")
+    for row, accuracy in rows.items():
+        cells = " | ".join(f"{100 * accuracy[task]:.1f}" for task in TASKS)
+        print(f"| {row} | {cells} | {100 * mean(accuracy):.2f} |")
 
 
 def main() -> None:

@@ -54,14 +54,14 @@ class Pictures:
 
 def draw(count: int, side: int) -> list[Pictures]:
     """Return the first validation images of every task of pocket8; for a larger model enlarged beyond its input."""
-    found = []
+    drawn = []
     for task in get_suite("pocket8").tasks.values():
         pairs = [task.sample("validation", index) for index in range(count)]
         images = [Image.fromarray(pixels) for pixels, _ in pairs]
         if side > 32:
             images = [image.resize((side * 8 // 7, side * 8 // 7)) for image in images]
-        found.append(Pictures(task, [encode_png(image) for image in images], [label for _, label in pairs]))
-    return found
+        drawn.append(Pictures(task, [encode_png(image) for image in images], [label for _, label in pairs]))
+    return drawn
 
 
 class Files(Dataset[tuple[Tensor, int]]):
@@ -85,7 +85,7 @@ class Plain:
         self.state = {name.removeprefix("visual."): tensor for name, tensor in ours.state.items()}
         self.device = next(clip.model.parameters()).device
         preprocess = open_clip.image_transform(clip.image_size, is_train=False, mean=clip.mean, std=clip.std)
-        self.files = [Files(one, preprocess) for one in pictures]
+        self.files = [Files(task, preprocess) for task in pictures]
         self.tensors = [next(iter(DataLoader(files, batch_size=len(files)))) for files in self.files]
         self.heads = [task.head.weight.T for task in ours.tasks]
 
@@ -99,7 +99,7 @@ class Plain:
 
     def decoding(self) -> list[Tensor]:
         """Return which predictions are right, bool [N] for each task: images decoded and heads built in every pass."""
-        heads = [self.build_head(one.task) for one in self.pictures]
+        heads = [self.build_head(task.task) for task in self.pictures]
         return self._predict([DataLoader(files, batch_size=self.batch_size) for files in self.files], heads)
 
     def decoding_with_heads(self) -> list[Tensor]:
@@ -119,7 +119,7 @@ class Plain:
     def _predict(self, tasks: Iterable[Batches], heads: list[Tensor]) -> list[Tensor]:
         model: Any = self.clip.model
         model.visual.load_state_dict(self.state)
-        found = []
+        batches_right = []
         for batches, head in zip(tasks, heads, strict=True):
             correct = []
             with torch.no_grad():
@@ -127,8 +127,8 @@ class Plain:
                     features = model.encode_image(images.to(self.device))
                     features /= features.norm(dim=-1, keepdim=True)
                     correct.append((100.0 * features @ head).argmax(dim=-1) == labels.to(self.device))
-            found.append(torch.cat(correct))
-        return found
+            batches_right.append(torch.cat(correct))
+        return batches_right
 
 
 PLAIN: dict[str, Callable[[Plain], Callable[[], list[Tensor]]]] = {
@@ -146,7 +146,7 @@ class Ours:
         self.model, self.batch_size = image_model(clip), batch_size
         self.state = {name: tensor.clone() for name, tensor in self.model.state().items()}
         device = next(clip.model.parameters()).device
-        self.tasks = [self._decode(clip, one, device) for one in pictures]
+        self.tasks = [self._decode(clip, task, device) for task in pictures]
 
     def _decode(self, clip: ClipModel, pictures: Pictures, device: torch.device) -> Classification:
         pixels = np.stack([resize(to_rgb(file, "file"), clip.image_size) for file in pictures.files])

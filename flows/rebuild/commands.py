@@ -182,16 +182,18 @@ def _print_unlearnt(console: Console, done: "Unlearnt", task: str, promote: bool
     columns += [Column("Rouge-L", justify="right")] if is_recited else []
     columns = [Column(task, justify="right"), *columns, Column("largest loss of another task"), Column(no_wrap=True)]
     table = RichTable("λ", *columns, box=box.SIMPLE_HEAD)
-    for one in done.tried:
+    for trial in done.tried:
         lost = {
-            name: done.before.accuracy[name] - found for name, found in one.figures.accuracy.items() if name != task
+            name: done.before.accuracy[name] - accuracy
+            for name, accuracy in trial.figures.accuracy.items()
+            if name != task
         }
         worst = max(lost, key=lambda name: lost[name])
-        mark = "←" if one is done.chosen else "" if one.keeps else "too much"
-        likely = [f"{math.exp(one.figures.loss[task]):.2f}"] if is_text else []
-        likely += [f"{100 * one.figures.recall[task]:.1f} %"] if is_recited else []
-        accuracy = f"{100 * one.figures.accuracy[task]:.2f} %"
-        table.add_row(f"{one.scale:g}", accuracy, *likely, f"{100 * lost[worst]:+.2f} {worst}", mark)
+        mark = "←" if trial is done.chosen else "" if trial.keeps else "too much"
+        likely = [f"{math.exp(trial.figures.loss[task]):.2f}"] if is_text else []
+        likely += [f"{100 * trial.figures.recall[task]:.1f} %"] if is_recited else []
+        accuracy = f"{100 * trial.figures.accuracy[task]:.2f} %"
+        table.add_row(f"{trial.scale:g}", accuracy, *likely, f"{100 * lost[worst]:+.2f} {worst}", mark)
     console.print(table)
     likely = [f", perplexity {math.exp(done.before.loss[task]):.2f}"] if is_text else []
     likely += [f", Rouge-L recall {100 * done.before.recall[task]:.1f} %"] if is_recited else []

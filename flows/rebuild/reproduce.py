@@ -121,11 +121,11 @@ def largest_differences(left: Path, right: Path) -> dict[str, float | None]:
 
 def _differences(first: LazyStateDict, second: LazyStateDict) -> Iterator[tuple[str, float | None]]:
     for tensor in sorted({*first, *second}):
-        one, other = first.get(tensor), second.get(tensor)
-        if one is None or other is None or one.shape != other.shape:
+        value, other = first.get(tensor), second.get(tensor)
+        if value is None or other is None or value.shape != other.shape:
             yield tensor, None
-        elif not torch.equal(one, other):
-            yield tensor, float((one.double() - other.double()).abs().max())
+        elif not torch.equal(value, other):
+            yield tensor, float((value.double() - other.double()).abs().max())
 
 
 def _wanted(origin: dict[str, Any], from_data: bool) -> Iterator[Any]:
@@ -150,13 +150,13 @@ def _retrain(root: Path, scratch: Path, origin: dict[str, Any], report: Callable
     """Run the stages that make the experts, each with the settings and the seed it was made with."""
     values = read_yaml(root / "params.yaml")
     values["model"] = origin["params"]["model"]
-    values["tasks"] = {task: known["source"] for task, known in origin["experts"].items()}
-    for number, (task, known) in enumerate(origin["experts"].items(), start=1):
-        if (scratch / known["path"] / layout.MODEL_FILE).exists():  # a stage that trains several tasks made it
+    values["tasks"] = {task: expert["source"] for task, expert in origin["experts"].items()}
+    for number, (task, expert) in enumerate(origin["experts"].items(), start=1):
+        if (scratch / expert["path"] / layout.MODEL_FILE).exists():  # a stage that trains several tasks made it
             continue
         report(f"fine-tuning {task} ({number} of {len(origin['experts'])})")
-        write_params(scratch, {**values, "finetune": known["settings"], "seed": known["seed"]})
-        _make(scratch, known["path"])
+        write_params(scratch, {**values, "finetune": expert["settings"], "seed": expert["seed"]})
+        _make(scratch, expert["path"])
 
 
 def _make(scratch: Path, path: str) -> None:

@@ -46,8 +46,8 @@ class Ancestor:
 
 def base_of(origin: dict[str, Any]) -> Ancestor:
     """Return the base of a version's origin, with the heads of its tasks."""
-    known, heads = origin["base"], [layout.head(task).removeprefix(f"{layout.BASE}/") for task in origin["experts"]]
-    return Ancestor("the base", known["path"], known["dvc"], (*MODEL_FILES, *heads), _weights(known["fingerprint"]))
+    base, heads = origin["base"], [layout.head(task).removeprefix(f"{layout.BASE}/") for task in origin["experts"]]
+    return Ancestor("the base", base["path"], base["dvc"], (*MODEL_FILES, *heads), _weights(base["fingerprint"]))
 
 
 def expert_of(origin: dict[str, Any], task: str) -> Ancestor:
@@ -105,21 +105,21 @@ def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, st
     """
     places: dict[str, str] = {}
     absent: list[Ancestor] = []
-    for one in wanted:
-        if _proven(one, root / one.path):
-            there = _all_files(root / one.path)
-            names = [name for name in one.files if name in there] or there
-            link_files(root / one.path, target / one.path, {name: name for name in names})
-            _name_model(target / one.path)
-            places[one.path] = "the project"
+    for ancestor in wanted:
+        if _proven(ancestor, root / ancestor.path):
+            there = _all_files(root / ancestor.path)
+            names = [name for name in ancestor.files if name in there] or there
+            link_files(root / ancestor.path, target / ancestor.path, {name: name for name in names})
+            _name_model(target / ancestor.path)
+            places[ancestor.path] = "the project"
         else:
-            absent.append(one)
-    tracked = [one for one in absent if one.dvc is not None]
+            absent.append(ancestor)
+    tracked = [ancestor for ancestor in absent if ancestor.dvc is not None]
     if tracked:
         places |= _from_dvc(root, tracked, target)
-    lost = [one for one in absent if one.path not in places]
+    lost = [ancestor for ancestor in absent if ancestor.path not in places]
     if lost:
-        lines = [f"  {one.what} ({one.path}, DVC {one.dvc or 'unknown'})" for one in lost]
+        lines = [f"  {ancestor.what} ({ancestor.path}, DVC {ancestor.dvc or 'unknown'})" for ancestor in lost]
         raise MergeflowError(
             "\n".join(
                 [
@@ -141,9 +141,9 @@ def _weights(expected: str) -> Callable[[Path], bool]:
     return is_it
 
 
-def _proven(one: Ancestor, folder: Path) -> bool:
+def _proven(ancestor: Ancestor, folder: Path) -> bool:
     try:
-        return one.is_it(folder)
+        return ancestor.is_it(folder)
     except (MergeflowError, OSError):  # missing or damaged is as good as another content
         return False
 
@@ -155,8 +155,8 @@ def link_files(source: Path, target: Path, files: Mapping[str, str]) -> None:
         target: the folder that gets them.
         files: name there to name here.
     """
-    for name, own in files.items():
-        link(source / name, target / own)
+    for name, new_name in files.items():
+        link(source / name, target / new_name)
 
 
 def _all_files(folder: Path) -> list[str]:
@@ -174,19 +174,21 @@ def _from_dvc(root: Path, wanted: list[Ancestor], target: Path) -> dict[str, str
     places: dict[str, str] = {}
     with Repo(str(root)) as repo:
         cache = repo.cache.local
-        for one in wanted:
-            assert one.dvc is not None
-            fetched = _fetch(repo, [one.dvc])
-            folder = Path(cache.oid_to_path(one.dvc))
+        for ancestor in wanted:
+            assert ancestor.dvc is not None
+            fetched = _fetch(repo, [ancestor.dvc])
+            folder = Path(cache.oid_to_path(ancestor.dvc))
             entries = json.loads(folder.read_text()) if folder.exists() else []
-            chosen = {row["relpath"]: row["md5"] for row in entries if not one.files or row["relpath"] in one.files}
+            chosen = {
+                row["relpath"]: row["md5"] for row in entries if not ancestor.files or row["relpath"] in ancestor.files
+            }
             fetched |= _fetch(repo, list(chosen.values()))
             for name, md5 in chosen.items():
                 if (path := Path(cache.oid_to_path(md5))).exists():
-                    link(path, target / one.path / name)
-            _name_model(target / one.path)
-            if _proven(one, target / one.path):
-                places[one.path] = "DVC's remote" if fetched else "DVC's cache"
+                    link(path, target / ancestor.path / name)
+            _name_model(target / ancestor.path)
+            if _proven(ancestor, target / ancestor.path):
+                places[ancestor.path] = "DVC's remote" if fetched else "DVC's cache"
     return places
 
 
@@ -195,11 +197,11 @@ def _fetch(repo: Any, hashes: list[str]) -> bool:
     from dvc.exceptions import DvcException
     from dvc_data.hashfile.hash_info import HashInfo
 
-    lacking = [one for one in hashes if not Path(repo.cache.local.oid_to_path(one)).exists()]
+    lacking = [digest for digest in hashes if not Path(repo.cache.local.oid_to_path(digest)).exists()]
     if not lacking:
         return False
     try:
-        repo.cloud.pull([HashInfo("md5", one) for one in lacking])
+        repo.cloud.pull([HashInfo("md5", digest) for digest in lacking])
     except DvcException:  # no remote, or none that answers: the caller names what is missing
         return False
     return True
@@ -220,14 +222,16 @@ def lay_out(root: Path, store: Store, version: ModelVersion, origin: dict[str, A
     """
     tasks = origin["experts"]
     wanted = [base_of(origin)]
-    wanted += [one for task in tasks for one in (expert_of(origin, task), split_of(origin, task, "validation"))]
+    wanted += [
+        ancestor for task in tasks for ancestor in (expert_of(origin, task), split_of(origin, task, "validation"))
+    ]
     gather(root, wanted, scratch)
     heads = head_files(download_model(store, version, scratch / "registered"))
-    for task, known in tasks.items():
-        link_files(heads[task].parent, scratch / known["path"], {heads[task].name: layout.HEAD_FILE})
+    for task, expert in tasks.items():
+        link_files(heads[task].parent, scratch / expert["path"], {heads[task].name: layout.HEAD_FILE})
         link_manifest(scratch / layout.split("validation", task), scratch, task)
-        summary = {key: known[key] for key in ("fingerprint", "settings", "validation_accuracy")}
-        (scratch / known["path"] / "training.json").write_text(json.dumps({"task": task, **summary}))
+        summary = {key: expert[key] for key in ("fingerprint", "settings", "validation_accuracy")}
+        (scratch / expert["path"] / "training.json").write_text(json.dumps({"task": task, **summary}))
 
 
 def note_rebuild(root: Path, origin: dict[str, Any], kind: str, version: ModelVersion, task: str) -> None:
@@ -263,7 +267,7 @@ def choose(
         near: a recipe; then only its method is tried, by a climb from its arguments.
     """
     values = read_yaml(root / "params.yaml")
-    sources = {task: known["source"] for task, known in origin["experts"].items()}
+    sources = {task: expert["source"] for task, expert in origin["experts"].items()}
     grids = {name: dict(grid) for name, grid in sweep.items() if near is None or name == near["method"]}
     write_params(scratch, {**values, "tasks": sources, "model": origin["params"]["model"], "sweep": grids})
     stages = load_graph(scratch)

@@ -111,22 +111,22 @@ class Bounds:
                 "such as 0.05."
             )
 
-    def criteria(self, found: Figures, before: Figures, base: Figures, task: str) -> list[Criterion]:
+    def criteria(self, reached: Figures, before: Figures, base: Figures, task: str) -> list[Criterion]:
         """Return whether a model has forgotten a task and kept each other one, in accuracies, losses and Rouge-L.
 
         Args:
             before: of the version it was made of.
             base: of the base, on the task to forget at least.
         """
-        least = {one: before.accuracy[one] - self.lose - SLACK for one in before.accuracy if one != task}
+        least = {name: before.accuracy[name] - self.lose - SLACK for name in before.accuracy if name != task}
         at_most = base.accuracy[task] if self.at_most is None else self.at_most
-        judged = unlearning_criteria(found.accuracy, least, {task: at_most}, "accuracy")
-        likely = {one: before.loss[one] + self.rise + SLACK for one in before.loss if one != task}
+        judged = unlearning_criteria(reached.accuracy, least, {task: at_most}, "accuracy")
+        likely = {name: before.loss[name] + self.rise + SLACK for name in before.loss if name != task}
         at_least = {task: base.loss[task] if self.at_least is None else self.at_least} if task in before.loss else {}
-        judged += unlearning_criteria(found.loss, likely, at_least, "loss")
-        least_recall = {one: before.recall[one] - self.fall - SLACK for one in before.recall if one != task}
+        judged += unlearning_criteria(reached.loss, likely, at_least, "loss")
+        least_recall = {name: before.recall[name] - self.fall - SLACK for name in before.recall if name != task}
         recited = {task: base.recall[task] if self.recited is None else self.recited} if task in before.recall else {}
-        return [*judged, *unlearning_criteria(found.recall, least_recall, recited, "recall")]
+        return [*judged, *unlearning_criteria(reached.recall, least_recall, recited, "recall")]
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,12 @@ class Tried:
     @property
     def keeps(self) -> bool:
         """Whether no other task loses more than was allowed."""
-        return all_met(one for one in self.criteria if one.kept)
+        return all_met(criterion for criterion in self.criteria if criterion.kept)
 
     @property
     def forgotten(self) -> int:
         """How many of the criteria on the task to forget are met."""
-        return sum(one.holds for one in self.criteria if not one.kept)
+        return sum(criterion.holds for criterion in self.criteria if not criterion.kept)
 
 
 def choose(tried: Sequence[Tried], task: str) -> Tried:
@@ -166,17 +166,17 @@ def choose(tried: Sequence[Tried], task: str) -> Tried:
     Raises:
         MergeflowError: none below 0 keeps them.
     """
-    able = [one for one in tried if one.scale < 0 and one.keeps]
+    able = [trial for trial in tried if trial.scale < 0 and trial.keeps]
     if not able:
-        nearest = max((one for one in tried if one.scale < 0), key=lambda one: one.scale)
-        hurt = next(one for one in nearest.criteria if one.kept and not one.holds)
-        alone = next(one for one in tried if one.scale == 0)
+        nearest = max((trial for trial in tried if trial.scale < 0), key=lambda trial: trial.scale)
+        hurt = next(criterion for criterion in nearest.criteria if criterion.kept and not criterion.holds)
+        alone = next(trial for trial in tried if trial.scale == 0)
         raise MergeflowError(
             f"no weight below 0 for '{task}' keeps every other task within its bounds: at λ = {nearest.scale:g} "
             f"{hurt.reason}{'' if alone.keeps else ', and leaving it out (λ = 0) breaks a bound already'}. Allow more "
             f"with --lose, --rise or --fall, or take it out with `mergeflow registry unmerge --task {task}`."
         )
-    return min(able, key=lambda one: (-one.forgotten, one.figures.accuracy[task], -one.scale))
+    return min(able, key=lambda trial: (-trial.forgotten, trial.figures.accuracy[task], -trial.scale))
 
 
 SHOWN = 3  # passages of a task, for people to read
@@ -224,9 +224,13 @@ class Passages:
         means = {}
         for task, texts in self.texts.items():
             parts = (texts[at : at + batch_size] for at in range(0, len(texts), batch_size))
-            continuations = [one for part in parts for one in go_on(model.module, self.tokenizer, part)]
+            continuations = [
+                continuation for part in parts for continuation in go_on(model.module, self.tokenizer, part)
+            ]
             if continuations:
-                means[task] = fmean(rouge_l(one.own, one.written)[0] for one in continuations)
+                means[task] = fmean(
+                    rouge_l(continuation.own, continuation.written)[0] for continuation in continuations
+                )
         return means
 
     def before_and_after(
@@ -247,14 +251,14 @@ class Passages:
             model.load(state)
             continuations.append(
                 [
-                    (task, one)
+                    (task, continuation)
                     for task, texts in self.texts.items()
-                    for one in go_on(model.module, self.tokenizer, texts, most=SHOWN)
+                    for continuation in go_on(model.module, self.tokenizer, texts, most=SHOWN)
                 ]
             )
         return [
-            {"task": task, "text": one.prompt, "right": one.own, "before": one.written, "after": other.written}
-            for (task, one), (_, other) in zip(*continuations, strict=True)
+            {"task": task, "text": before.prompt, "right": before.own, "before": before.written, "after": other.written}
+            for (task, before), (_, other) in zip(*continuations, strict=True)
         ]
 
 
@@ -321,7 +325,7 @@ def unlearn(
         report("looking for its ancestors")
         lay_out(root, store, stored, origin, scratch)
         values = read_yaml(root / "params.yaml")
-        sources = {one: known["source"] for one, known in origin["experts"].items()}
+        sources = {name: expert["source"] for name, expert in origin["experts"].items()}
         sections = {"model": origin["params"]["model"], "sweep": {recipe["method"]: {}}}
         write_params(scratch, {**values, **sections, "tasks": sources})
         work = _Work(scratch, recipe, list(sources), task)
@@ -329,11 +333,15 @@ def unlearn(
             before, base = work.figures(1.0), work.base_figures()
             tried = []
             for scale in sorted({0.0, *scales}, reverse=True):
-                found = work.figures(scale)
-                tried.append(Tried(scale, found, bounds.criteria(found, before, base, task)))
-                hurt = [f"{one.task} ({one.figure})" for one in tried[-1].criteria if one.kept and not one.holds]
+                figures = work.figures(scale)
+                tried.append(Tried(scale, figures, bounds.criteria(figures, before, base, task)))
+                hurt = [
+                    f"{criterion.task} ({criterion.figure})"
+                    for criterion in tried[-1].criteria
+                    if criterion.kept and not criterion.holds
+                ]
                 losses = f"; too much is lost of {', '.join(hurt)}" if hurt else ""
-                report(f"λ = {scale:g}: {task} {100 * found.accuracy[task]:.2f} %{losses}")
+                report(f"λ = {scale:g}: {task} {100 * figures.accuracy[task]:.2f} %{losses}")
             chosen = choose(tried, task)
             work.write(chosen, tried)
             texts = work.texts(chosen.scale)
@@ -341,7 +349,9 @@ def unlearn(
             work.close()
         origin["unlearned"] = {task: origin["experts"].pop(task) | {"weight": chosen.scale}}
         note_rebuild(root, origin, "unlearn", stored, task)
-        write_params(scratch, {**values, **sections, "tasks": {one: sources[one] for one in sources if one != task}})
+        write_params(
+            scratch, {**values, **sections, "tasks": {name: sources[name] for name in sources if name != task}}
+        )
         rebuilt = register_rebuilt(store, name, register_view(scratch), origin, promote_it=promote)
     if not rebuilt.new:
         report(
@@ -392,11 +402,11 @@ class _Work:
         device = choose_device(self._io)
         self._model: Model = load_model(self._io, layout.BASE_MODEL, device)
         self._data: dict[str, Examples] = load_for_experts(self._io, "validation", tasks, device)
-        texts = sorted(written(self._data), key=lambda one: one != task)
+        texts = sorted(written(self._data), key=lambda name: name != task)
         self._passages = Passages.read(scratch, texts) if texts else None
         self._batch = self._io.section("evaluation").batch_size
         self._base = read_state(scratch / recipe["base"])
-        self._experts = {one: read_state(scratch / recipe["experts"][one]) for one in tasks}
+        self._experts = {name: read_state(scratch / recipe["experts"][name]) for name in tasks}
         self._call = configure(recipe["method"], recipe["args"])
 
     def close(self) -> None:
@@ -432,18 +442,20 @@ class _Work:
     def write(self, chosen: Tried, tried: Sequence[Tried]) -> None:
         """Write what `sweep` and `select` would: candidates, merge, choice, scores by example of the tasks kept."""
         method, state = self.recipe["method"], self.merged(chosen.scale)
-        remaining = [one for one in self.tasks if one != self.task]
+        remaining = [name for name in self.tasks if name != self.task]
         recipe = {**self.recipe, "weights": {self.task: chosen.scale}, **code_record(self._call)}
         target = self.scratch / layout.merge(method)
         target.parent.mkdir(parents=True, exist_ok=True)
         digest = write_checkpoint(target, state, {"recipe": json.dumps(recipe)})
-        individual = {one: expert_summary(self._io, one)["validation_accuracy"] for one in remaining}
+        individual = {name: expert_summary(self._io, name)["validation_accuracy"] for name in remaining}
 
-        def figures(one: Tried) -> dict[str, Any]:
-            accuracy = {name: one.figures.accuracy[name] for name in remaining}
+        def figures(trial: Tried) -> dict[str, Any]:
+            accuracy = {name: trial.figures.accuracy[name] for name in remaining}
             return {"accuracy": accuracy, "mean": mean(accuracy), "normalised": normalised(accuracy, individual)}
 
-        rows = [{"args": {**self._call.args, f"weight of {self.task}": one.scale}, **figures(one)} for one in tried]
+        rows = [
+            {"args": {**self._call.args, f"weight of {self.task}": trial.scale}, **figures(trial)} for trial in tried
+        ]
         sweep = {"method": method, "split": "validation", "individual": individual, "candidates": rows}
         winner = {
             "args": self._call.args,
@@ -452,11 +464,11 @@ class _Work:
             "candidates": len(tried),
             "at_grid_edge": [],
             "validation": figures(chosen),
-            "criteria": [vars(one) for one in chosen.criteria],
+            "criteria": [vars(criterion) for criterion in chosen.criteria],
         }
         selection = {"tasks": remaining, "winner": method, "individual": individual, "methods": {method: winner}}
         for path, document in ((layout.sweep(method), sweep), (layout.SELECTION, selection)):
             write_document(self.scratch / path, document)
         self._model.load(state)
-        scores = {one: example_scores(self._model, self._data[one], self._batch) for one in remaining}
+        scores = {name: example_scores(self._model, self._data[name], self._batch) for name in remaining}
         write_scores(self.scratch / layout.WINNER_SCORES, scores)

@@ -43,8 +43,8 @@ class Address:
         That is PLACE, ROOT where it is `NAME@ROOT`, and `inputs/KIND` where it is a name alone.
         """
         name, at, root = self.place.partition("@")
-        found = [self.place, *([root] if at else [default_root(self.kind)] if self.kind and "/" not in name else [])]
-        return [re.sub(r"/?[^/]*[*?\[].*", "", path) for path in found]
+        paths = [self.place, *([root] if at else [default_root(self.kind)] if self.kind and "/" not in name else [])]
+        return [re.sub(r"/?[^/]*[*?\[].*", "", path) for path in paths]
 
 
 def default_root(kind: str) -> str:

@@ -70,11 +70,11 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
         ) from error
     except ValueError as error:
         raise MergeflowError(f"{path}: not valid JSON ({error}). {_AGAIN}") from error
-    found = (manifest.get("format"), manifest.get("format_version")) if isinstance(manifest, dict) else (None, None)
-    if found == (FORMAT, 1) and "splits" in manifest and "image_size" in manifest:
+    version = (manifest.get("format"), manifest.get("format_version")) if isinstance(manifest, dict) else (None, None)
+    if version == (FORMAT, 1) and "splits" in manifest and "image_size" in manifest:
         manifest = _from_version_1(manifest)
-    elif found != (FORMAT, FORMAT_VERSION):
-        raise MergeflowError(f"{path}: found format {found}, expected {(FORMAT, FORMAT_VERSION)}. {_AGAIN}")
+    elif version != (FORMAT, FORMAT_VERSION):
+        raise MergeflowError(f"{path}: found format {version}, expected {(FORMAT, FORMAT_VERSION)}. {_AGAIN}")
     lacking = [name for name in _FIELDS if name not in manifest] or [s for s in SPLITS if s not in manifest["splits"]]
     if lacking:
         raise MergeflowError(f"{path}: no {', '.join(lacking)}. {_AGAIN}")
@@ -119,11 +119,11 @@ def load_split(folder: str | Path, split: str, verify: bool = False) -> Split:
     manifest = load_manifest(folder)
     record, names = manifest["splits"][split], manifest["class_names"]
     arrays = {}
-    for name, known in record["arrays"].items():
+    for name, array in record["arrays"].items():
         path = array_file(Path(folder), split, name)
-        arrays[name] = _open_array(path, (record["count"], *known["shape"]), np.dtype(known["dtype"]))
+        arrays[name] = _open_array(path, (record["count"], *array["shape"]), np.dtype(array["dtype"]))
         if verify:
-            _verify(path, arrays[name], known["sha256"])
+            _verify(path, arrays[name], array["sha256"])
     if names:
         labels = arrays["labels"] = np.array(arrays["labels"])
         outside = np.flatnonzero((labels < 0) | (labels >= len(names)))
@@ -175,8 +175,8 @@ def _open_array(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarr
 
 
 def _verify(path: Path, array: np.ndarray, expected: str) -> None:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for start in range(0, len(array), 1024):
-        found.update(np.ascontiguousarray(array[start : start + 1024]).data)
-    if found.hexdigest() != expected:
-        raise MergeflowError(f"{path}: SHA-256 of the content is {found.hexdigest()}, expected {expected}. {_AGAIN}")
+        digest.update(np.ascontiguousarray(array[start : start + 1024]).data)
+    if digest.hexdigest() != expected:
+        raise MergeflowError(f"{path}: SHA-256 of the content is {digest.hexdigest()}, expected {expected}. {_AGAIN}")

@@ -83,14 +83,14 @@ class Copies:
         """
         if self._raw.keeps_conflicts or not self.conflicts:
             return
-        task, names, told = self._raw.name, self._raw.strata, []
-        for (number, split, path, label), known in zip(self._conflicts, self._known_paths(), strict=True):
-            first = f"'{known}' ({SPLITS[self._splits[number]]}, '{names[self._labels[number]]}')"
-            told.append(f"task '{task}': '{path}' ({split}, '{names[label]}') has the content of {first}")
+        task, names, faults = self._raw.name, self._raw.strata, []
+        for (number, split, path, label), first_path in zip(self._conflicts, self._known_paths(), strict=True):
+            first = f"'{first_path}' ({SPLITS[self._splits[number]]}, '{names[self._labels[number]]}')"
+            faults.append(f"task '{task}': '{path}' ({split}, '{names[label]}') has the content of {first}")
         what = f"examples of task '{task}' have the content of another under a different label"
         raise MergeflowError(
-            f"{_listed(what, told, self.conflicts)}\nRemove the wrong ones, or write `conflicts=keep` after the source "
-            "(SOURCE?conflicts=keep) if it is meant to be so."
+            f"{_listed(what, faults, self.conflicts)}\nRemove the wrong ones, or write `conflicts=keep` after the "
+            "source (SOURCE?conflicts=keep) if it is meant to be so."
         )
 
     def _known_paths(self) -> Iterator[str]:
@@ -101,7 +101,7 @@ class Copies:
             yield path
 
 
-def check_filled(raw: RawTask, split: str, read: int, left_out: int, kept: int) -> None:
+def check_filled(raw: RawTask, split: str, read: int, left_out: int, remaining: int) -> None:
     """Refuse a split that is empty, of which transforms leave nothing, or whose examples are all copies.
 
     Args:
@@ -118,7 +118,7 @@ def check_filled(raw: RawTask, split: str, read: int, left_out: int, kept: int) 
             f"task '{raw.name}': none of the {read} examples of split '{split}' is left by the transforms of {source}. "
             "Choose other values."
         )
-    if not kept:
+    if not remaining:
         raise MergeflowError(
             f"task '{raw.name}': all {read} examples of split '{split}' of {source} are also in a split that comes "
             "before it (test, then validation, then train). Remove the copies from the source."
@@ -160,5 +160,5 @@ def check_classes(raw: RawTask, per_class: Mapping[str, np.ndarray]) -> list[str
 
 
 def _example_of_classes(names: Sequence[str], lacking: Sequence[str]) -> str:
-    kept = [str(label) for label, name in enumerate(names) if name not in lacking]
-    return f"SOURCE?classes={','.join(kept)}" if 2 <= len(kept) <= 20 else "SOURCE?classes= and the labels to keep"
+    labels = [str(label) for label, name in enumerate(names) if name not in lacking]
+    return f"SOURCE?classes={','.join(labels)}" if 2 <= len(labels) <= 20 else "SOURCE?classes= and the labels to keep"

@@ -104,7 +104,7 @@ class Location:
                 kind = self._kind_behind(path, info) if info.get("islink") else info["type"]
                 below.append((parts, kind))
                 if kind == "directory" and info.get("islink"):  # `find` stops at a link
-                    below += [((*parts, *inner), found) for inner, found in Location(self.files, path)._below()]
+                    below += [((*parts, *inner), location) for inner, location in Location(self.files, path)._below()]
         return sorted(below)
 
     def _find(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ class Location:
         if type(self.files).walk is not AbstractFileSystem.walk:  # a store of objects, which lists all at once
             listed: dict[str, Any] = self.files.find(self.path, withdirs=True, detail=True)
             return listed
-        found: dict[str, Any] = {}
+        inside_of: dict[str, Any] = {}
         folders = [self.path]
         while folders:
             folder = folders.pop()
@@ -127,9 +127,9 @@ class Location:
                     f"'{folder}' cannot be read ({error.strerror or error}): allow it, or move it elsewhere."
                 ) from error
             inside.pop(folder, None)
-            found |= inside
+            inside_of |= inside
             folders += [path for path, info in inside.items() if info["type"] == "directory" and not info.get("islink")]
-        return found
+        return inside_of
 
     def _kind_behind(self, path: str, info: Mapping[str, Any]) -> str:
         """Return what a symbolic link leads to; a link that is left out would make a task smaller unnoticed.
@@ -162,8 +162,8 @@ def decoded(content: bytes, path: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         marked = content.startswith((b"\xff\xfe", b"\xfe\xff"))
-        found = "it begins as UTF-16 does" if marked else f"byte {error.start} is {content[error.start]:#04x}"
-        raise MergeflowError(f"{path} is not a text in UTF-8: {found}. Convert it to UTF-8.") from None
+        fault = "it begins as UTF-16 does" if marked else f"byte {error.start} is {content[error.start]:#04x}"
+        raise MergeflowError(f"{path} is not a text in UTF-8: {fault}. Convert it to UTF-8.") from None
 
 
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.\w+$")
@@ -200,10 +200,10 @@ def list_shards(location: Location, task_name: str, ending: str = "parquet") -> 
         unknown += [name for split, name in others.items() if split and split not in shards]
     if unknown or "train" not in shards:
         kind = {"parquet": "Parquet"}.get(ending, ending.upper())
-        found = quoted(unknown) or ", ".join(shards) or f"no {kind} file"
-        found += f", but {quoted(list(others.values()))}" if others and not (unknown or shards) else ""
+        content = quoted(unknown) or ", ".join(shards) or f"no {kind} file"
+        content += f", but {quoted(list(others.values()))}" if others and not (unknown or shards) else ""
         raise MergeflowError(
-            f"task '{task_name}': {location.path} holds {found}; expected shards of train and, where there are, of "
+            f"task '{task_name}': {location.path} holds {content}; expected shards of train and, where there are, of "
             f"validation and test: {_layout(ending)}. Rename the files."
         )
     for split, paths in shards.items():

@@ -186,19 +186,21 @@ def _write_split(
     per_class = np.zeros(len(raw.derived_names or ("",)), np.int64)
     done = left_out = 0
     with writer:
-        for done, one in enumerate(rows, start=1):
-            if one.fault:
-                faults.add(one.fault)
-            elif one.decoded is None:
+        for done, example in enumerate(rows, start=1):
+            if example.fault:
+                faults.add(example.fault)
+            elif example.decoded is None:
                 left_out += 1
             else:
-                first = copies.first_split(one.decoded.digest, split, one.row, one.source.label, one.source.path)
+                first = copies.first_split(
+                    example.decoded.digest, split, example.row, example.source.label, example.source.path
+                )
                 if first != split:
                     removed[first] += 1
                 elif not faults.count:  # what follows a fault is read for more of them alone
-                    writer.add(one.decoded, one.label)
-                    per_class[one.label] += 1
-                    notes.update([one.decoded.note] if one.decoded.note else [])
+                    writer.add(example.decoded, example.label)
+                    per_class[example.label] += 1
+                    notes.update([example.decoded.note] if example.decoded.note else [])
             if progress and done % PROGRESS_EVERY == 0:
                 progress(split, done, plan.count)
     if progress and done % PROGRESS_EVERY:

@@ -43,9 +43,9 @@ def plan_splits(raw: RawTask, seed: int) -> dict[str, PlannedSplit]:
             carving.
     """
     lacking = [split for split in ("test", "validation") if split not in raw.splits]
-    own = {split: PlannedSplit(split, None, raw.counts.get(split)) for split in raw.splits}
+    planned = {split: PlannedSplit(split, None, raw.counts.get(split)) for split in raw.splits}
     if not lacking:
-        return {split: own[split] for split in ("test", "validation", "train")}
+        return {split: planned[split] for split in ("test", "validation", "train")}
     keys = list(raw.list_keys("train"))
     for path, _ in keys:
         check_name(path, f"task '{raw.name}'")
@@ -58,10 +58,10 @@ def plan_splits(raw: RawTask, seed: int) -> dict[str, PlannedSplit]:
         free = np.bincount(labels[train], minlength=len(raw.strata))
         quota = np.minimum(quotas, np.maximum(free - 1, 0))
         rows = _carve(keys, labels, train, quota, f"{seed}/{split}")
-        own[split] = PlannedSplit("train", rows, int(rows.sum()))
+        planned[split] = PlannedSplit("train", rows, int(rows.sum()))
         train &= ~rows
-    own["train"] = PlannedSplit("train", train, int(train.sum()))
-    return {split: own[split] for split in ("test", "validation", "train")}
+    planned["train"] = PlannedSplit("train", train, int(train.sum()))
+    return {split: planned[split] for split in ("test", "validation", "train")}
 
 
 def check_name(path: str, where: str) -> None:

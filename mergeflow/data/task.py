@@ -110,9 +110,9 @@ class RawTask:
         check_names(self.name, self.class_names, self.templates)
         unknown = sorted(set(self.splits) - set(SPLITS))
         if unknown or "train" not in self.splits:
-            found = ", ".join(sorted(self.splits)) or "none"
+            names = ", ".join(sorted(self.splits)) or "none"
             raise MergeflowError(
-                f"task '{self.name}': splits found: {found}; expected train and, where there are, validation and test. "
+                f"task '{self.name}': splits found: {names}; expected train and, where there are, validation and test. "
                 "Rename the splits of the source."
             )
 
@@ -155,18 +155,18 @@ def check_names(task: str, class_names: Sequence[str] | None, templates: Sequenc
         _check_classes(task, class_names)
     wrong = [template for template in templates or () if template.count("{}") != 1]
     if wrong or (templates is not None and not templates):
-        found = quoted(wrong) if wrong else "no template"
+        text = quoted(wrong) if wrong else "no template"
         raise MergeflowError(
-            f"task '{task}': found {found}; expected templates with exactly one '{{}}' for the class name, "
+            f"task '{task}': found {text}; expected templates with exactly one '{{}}' for the class name, "
             "such as 'a photo of a {}.'."
         )
 
 
 def _check_classes(task: str, class_names: Sequence[str]) -> None:
     if len(class_names) < 2:
-        found = f"one class only ('{class_names[0]}')" if class_names else "no class names"
+        classes = f"one class only ('{class_names[0]}')" if class_names else "no class names"
         raise MergeflowError(
-            f"task '{task}': {found} found; expected at least two, to tell them apart. Add examples of another class."
+            f"task '{task}': {classes} found; expected at least two, to tell them apart. Add examples of another class."
         )
     alike = [unicodedata.normalize("NFC", name.strip()) for name in class_names]
     repeated = sorted(name for name, count in Counter(alike).items() if count > 1 and name)

@@ -49,15 +49,15 @@ def choose_classes(value: str, class_names: Sequence[str] | None) -> Transform:
             f"found {', '.join(outside)}; the task has the labels 0 ('{names[0]}') to {last} ('{names[-1]}'), and a "
             "range goes upwards."
         )
-    kept = sorted({label for end in ends for label in range(end[0], end[-1] + 1)})
-    if len(kept) < 2:
-        raise MergeflowError(f"found one class only ('{names[kept[0]]}'); expected at least two, to tell them apart.")
-    new = {label: number for number, label in enumerate(kept)}
+    chosen = sorted({label for end in ends for label in range(end[0], end[-1] + 1)})
+    if len(chosen) < 2:
+        raise MergeflowError(f"found one class only ('{names[chosen[0]]}'); expected at least two, to tell them apart.")
+    new = {label: number for number, label in enumerate(chosen)}
 
     def apply(example: Example, place: Place) -> Example | None:
         return replace(example, label=new[example.label]) if example.label in new else None
 
-    return Transform("", [names[label] for label in kept], apply)
+    return Transform("", [names[label] for label in chosen], apply)
 
 
 def shuffle_labels(value: str, class_names: Sequence[str] | None) -> Transform:

@@ -90,20 +90,20 @@ def combine(states: Sequence[State], weights: Sequence[float]) -> dict[str, Tens
 @contextmanager
 def borrowed(model: Model) -> Iterator[None]:
     """Let other weights be loaded into a model for evaluation; at the end it has its own weights and mode again."""
-    own = {name: value.clone() for name, value in model.state().items()}
+    before = {name: value.clone() for name, value in model.state().items()}
     training = model.module.training
     model.module.eval()
     try:
         yield
     finally:
-        model.load(own)
+        model.load(before)
         model.module.train(training)
 
 
 def apart(state: State, model: Model) -> State:
     """Return weights that stay as they are when others are loaded: those that are the model's own are copied."""
-    own = {value.data_ptr() for value in model.state().values()}
-    return {name: value.clone() if value.data_ptr() in own else value for name, value in state.items()}
+    storages = {value.data_ptr() for value in model.state().values()}
+    return {name: value.clone() if value.data_ptr() in storages else value for name, value in state.items()}
 
 
 @torch.no_grad()
@@ -152,20 +152,24 @@ def affine(
     todo = [(s, rows) for s, data in sources.items() for rows in torch.arange(len(data)).split(batch_size)]
     with borrowed(model):
         for done, (source, rows) in enumerate(todo, start=1):
-            asked = {name: one for name, one in combinations.items() if one.on is None or source in one.on}
+            asked = {
+                name: combination
+                for name, combination in combinations.items()
+                if combination.on is None or source in combination.on
+            }
 
             def features(state: State, source: str = source, rows: Tensor = rows) -> dict[str, Tensor]:
                 model.load(state)
                 return _vectors(sources[source].features(model, rows, layers), len(rows))
 
-            needed = dict.fromkeys(end for one in asked.values() for end in one.weights)
+            needed = dict.fromkeys(end for combination in asked.values() for end in combination.weights)
             of_ends = {end: features(ends[end]) for end in needed}
-            for name, one in asked.items():
-                weights = list(one.weights.values())
-                combined = features(one.state or combine([ends[end] for end in one.weights], weights))
+            for name, combination in asked.items():
+                weights = list(combination.weights.values())
+                combined = features(combination.state or combine([ends[end] for end in combination.weights], weights))
                 for layer in layers:
-                    own_ends = [of_ends[end][layer] for end in one.weights]
-                    values = _compare(combined[layer], own_ends, weights, one.baseline)
+                    own_ends = [of_ends[end][layer] for end in combination.weights]
+                    values = _compare(combined[layer], own_ends, weights, combination.baseline)
                     parts.setdefault((name, layer), []).append(values)
                 origins[name] += [source] * len(rows)
             report(done, len(todo))
@@ -178,14 +182,14 @@ def _joined(parts: list[np.ndarray], origins: list[str]) -> Linearity:
 
 
 def _check(sources: Mapping[str, Featured], ends: Mapping[str, State], combinations: Mapping[str, Combination]) -> None:
-    for one in combinations.values():
-        for end in one.weights:
+    for combination in combinations.values():
+        for end in combination.weights:
             if end not in ends:
                 raise unknown_name("model", end, ends)
-        for source in one.on or ():
+        for source in combination.on or ():
             if source not in sources:
                 raise unknown_name("source", source, sources)
-        if not sum(len(sources[source]) for source in (sources if one.on is None else one.on)):
+        if not sum(len(sources[source]) for source in (sources if combination.on is None else combination.on)):
             raise MergeflowError("there are no samples to compare features on: name a source that has some.")
 
 
@@ -258,14 +262,14 @@ class LayerVerdict:
     length: bool | None
 
 
-def judge(found: Mapping[str, Linearity]) -> list[LayerVerdict]:
+def judge(measured: Mapping[str, Linearity]) -> list[LayerVerdict]:
     """Judge each layer of one combination by 95 % intervals over samples.
 
     Direction: the interval of the paired mean of (1 − cos) − 0.3 · base lies below 0 (holds) or above (does not);
     undecided where it has 0 in it or where the baseline is below 0.02. Length: the interval of coef's median, by order
     statistics, lies within 1 ± 0.1 (holds), outside (does not) or on a border.
     """
-    return [_judge(layer, values) for layer, values in found.items()]
+    return [_judge(layer, values) for layer, values in measured.items()]
 
 
 def overall(verdicts: list[LayerVerdict]) -> dict[str, bool | None]:
@@ -274,9 +278,9 @@ def overall(verdicts: list[LayerVerdict]) -> dict[str, bool | None]:
     One layer where it fails is enough for a failure; layers that the baseline cannot decide do not count, unless there
     are no others.
     """
-    directions = [one.direction for one in verdicts if one.base > TRIVIAL]
+    directions = [verdict.direction for verdict in verdicts if verdict.base > TRIVIAL]
     llfc = _all(directions) if directions else None
-    return {"LLFC": llfc, "CTL": _all([llfc, *(one.length for one in verdicts)])}
+    return {"LLFC": llfc, "CTL": _all([llfc, *(verdict.length for verdict in verdicts)])}
 
 
 def word(verdict: bool | None) -> str:
@@ -293,17 +297,17 @@ def _all(verdicts: list[bool | None]) -> bool | None:
     return False if False in verdicts else None if None in verdicts else True
 
 
-def _judge(layer: str, found: Linearity) -> LayerVerdict:
-    low, high = np.quantile(found.distance, [0.25, 0.75])
-    base = float(found.base.mean())
+def _judge(layer: str, measured: Linearity) -> LayerVerdict:
+    low, high = np.quantile(measured.distance, [0.25, 0.75])
+    base = float(measured.base.mean())
     return LayerVerdict(
         layer,
-        (float(low), float(found.distance.mean()), float(high)),
+        (float(low), float(measured.distance.mean()), float(high)),
         base,
-        tuple(float(q) for q in np.quantile(found.coef, [0.25, 0.5, 0.75])),  # type: ignore[arg-type]
-        float(found.error.mean()),
-        _below(found.distance - DIRECTION * found.base) if base > TRIVIAL else None,
-        _within(found.coef),
+        tuple(float(q) for q in np.quantile(measured.coef, [0.25, 0.5, 0.75])),  # type: ignore[arg-type]
+        float(measured.error.mean()),
+        _below(measured.distance - DIRECTION * measured.base) if base > TRIVIAL else None,
+        _within(measured.coef),
     )
 
 

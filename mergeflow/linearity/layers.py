@@ -23,12 +23,12 @@ def find_layers(module: nn.Module) -> list[str]:
         >>> find_layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)))
         ['1', '3']
     """
-    found = list(_blocks(module, "")) or [name for name, part in module.named_modules() if _is_activation(part)]
-    if not found:
+    layers = list(_blocks(module, "")) or [name for name, part in module.named_modules() if _is_activation(part)]
+    if not layers:
         raise MergeflowError(
             f"{type(module).__name__} has no blocks and no activations as submodules: name the layers to look at."
         )
-    return found
+    return layers
 
 
 def check_layers(module: nn.Module, layers: Sequence[str]) -> None:
@@ -37,10 +37,10 @@ def check_layers(module: nn.Module, layers: Sequence[str]) -> None:
     Raises:
         MergeflowError: naming the first such layer and the nearest right one.
     """
-    known = [name for name, _ in module.named_modules() if name]
+    names = [name for name, _ in module.named_modules() if name]
     for layer in layers:
-        if layer not in known:  # all of them would fill a page
-            near = get_close_matches(layer, known, n=1)
+        if layer not in names:  # all of them would fill a page
+            near = get_close_matches(layer, names, n=1)
             raise unknown_name("layer", layer, {*near, *list(_blocks(module, ""))[:24]})
 
 

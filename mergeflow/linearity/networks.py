@@ -72,15 +72,15 @@ class Sequences:
         config: Any = model.module.config
         if config.is_encoder_decoder:
             asked["decoder_input_ids"] = torch.full_like(ids[:, :1], config.decoder_start_token_id)
-        found = activations(model.module, layers, lambda: model.module(**asked))
-        return {layer: _pooled(value, mask, "decoder." in f".{layer}") for layer, value in found.items()}
+        hidden = activations(model.module, layers, lambda: model.module(**asked))
+        return {layer: _pooled(value, mask, "decoder." in f".{layer}") for layer, value in hidden.items()}
 
 
 def _pooled(hidden: Tensor, mask: Tensor, decoder: bool) -> Tensor:
     if decoder and hidden.shape[1] == 1:
         return hidden[:, 0]
-    kept = mask[:, :, None].to(hidden.dtype)
-    return (hidden * kept).sum(1) / kept.sum(1)
+    weights = mask[:, :, None].to(hidden.dtype)
+    return (hidden * weights).sum(1) / weights.sum(1)
 
 
 def read_images(raw: RawTask, decode: Callable[[Example, str], Any], count: int) -> Tensor:

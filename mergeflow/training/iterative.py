@@ -114,7 +114,7 @@ class IterativeRun:
             model.load(state)
         self.load_head(number - 1, data)
         before = self._round(number - 1) / data.task / "optimiser.pt"
-        kept = load_state(before) if self._keeps_optimiser and number > 1 else None
+        optimiser = load_state(before) if self._keeps_optimiser and number > 1 else None
         try:
             outcome = fine_tune(
                 model,
@@ -125,7 +125,7 @@ class IterativeRun:
                 validate,
                 report,
                 span=self.span(number, len(data)),
-                optimiser_state=kept,
+                optimiser_state=optimiser,
             )
         except MergeflowError as error:
             raise MergeflowError(f"round {number} of {self.rounds}: {error}") from None
@@ -163,10 +163,10 @@ class IterativeRun:
 
     def _claim_folder(self) -> None:
         path = self.folder / "run.json"
-        own = {"settings": self.settings.model_dump(mode="json"), "seed": self.seed, "tasks": list(self.tasks)}
+        identity = {"settings": self.settings.model_dump(mode="json"), "seed": self.seed, "tasks": list(self.tasks)}
         if not path.exists():
-            write_text(path, json.dumps(own))
-        elif json.loads(path.read_text()) != own:
+            write_text(path, json.dumps(identity))
+        elif json.loads(path.read_text()) != identity:
             raise MergeflowError(
                 f"the rounds in {self.folder} are those of another run, with other settings, seed or tasks. Choose "
                 "another folder, or delete this one to start again."

@@ -91,10 +91,10 @@ def fine_tune(
             damaged or another run's.
     """
     assert len(data) == 1 or settings.regime == "joint", f"regime {settings.regime} trains one task at a time"
-    for one in data:
-        if len(one) == 0:
-            raise MergeflowError(f"task '{one.task}' has no training examples: check its source in params.yaml.")
-    batches = plan_batches([len(one) for one in data], settings, seed)
+    for task in data:
+        if len(task) == 0:
+            raise MergeflowError(f"task '{task.task}' has no training examples: check its source in params.yaml.")
+    batches = plan_batches([len(task) for task in data], settings, seed)
     total = settings.total_steps(batches.steps_per_epoch)
     span = span or Span(0, total, 0, total)
     switches = arithmetic(tf32=settings.precision == "tf32", deterministic=settings.deterministic)
@@ -137,7 +137,7 @@ class _Run:
         optimiser_state: Mapping[str, Any] | None,
     ) -> None:
         self.data, self.settings, self.span, self.seed = data, settings, span, seed
-        heads = [one.head for one in data if one.head is not None and is_trained(one.head)]
+        heads = [task.head for task in data if task.head is not None and is_trained(task.head)]
         self.modules = nn.ModuleList([model.module, *heads])
         self.parameters = [p for p in self.modules.parameters() if p.requires_grad]
         self.start = [p.detach().clone() for p in self.parameters]
@@ -181,7 +181,7 @@ class _Run:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            settings, names = self.settings, ", ".join(one.task for one in self.data)
+            settings, names = self.settings, ", ".join(task.task for task in self.data)
             full_batch = settings.regime == "full_batch_gd"
             way = f"batch_size below {settings.batch_size}" if full_batch else f"accumulate above {settings.accumulate}"
             raise MergeflowError(
@@ -246,7 +246,7 @@ class _Run:
     @property
     def identity(self) -> dict[str, Any]:
         """What a saved state must agree with to be continued."""
-        examples = {one.task: len(one) for one in self.data}
+        examples = {task.task: len(task) for task in self.data}
         steps, settings = list(asdict(self.span).values()), self.settings.model_dump_json()
         return {"settings": settings, "seed": self.seed, "examples": examples, "steps": steps}
 

@@ -43,12 +43,12 @@ class LoraModule(nn.Module):
     def __init__(self, module: nn.Module, settings: LoraSettings, seed: int = 0) -> None:
         super().__init__()
         _require_peft()
-        found = list(_matrices(module))
+        matrices = list(_matrices(module))
         for target in settings.targets:
-            if target not in {target for target, _, _ in found}:
-                raise unknown_name("entry of finetune.lora.targets", target, {target for target, _, _ in found})
+            if target not in {target for target, _, _ in matrices}:
+                raise unknown_name("entry of finetune.lora.targets", target, {target for target, _, _ in matrices})
         self.original, self.settings = module.requires_grad_(False), settings
-        self.adapted = {weight: name for target, weight, name in found if target in settings.targets}
+        self.adapted = {weight: name for target, weight, name in matrices if target in settings.targets}
         self.inputs_first = _inputs_first(module, self.adapted)
         generator = torch.Generator().manual_seed(seed)
         weights = [module.get_parameter(weight) for weight in self.adapted]

@@ -37,14 +37,14 @@ def load_state(path: Path, run: Mapping[str, Any] | None = None) -> dict[str, An
     try:
         _verify(path)
         state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
-        found: dict[str, Any] = state["run"] if run is not None else {}
+        saved_run: dict[str, Any] = state["run"] if run is not None else {}
     except (RuntimeError, ValueError, LookupError, EOFError, OSError, TypeError, pickle.UnpicklingError) as error:
         raise MergeflowError(
             f"the saved state {path} cannot be read ({type(error).__name__}): it is damaged. Delete it; "
             "the run then starts again."
         ) from None
-    if run is not None and found != run:
-        differing = sorted(key for key in {*run, *found} if run.get(key) != found.get(key))
+    if run is not None and saved_run != run:
+        differing = sorted(key for key in {*run, *saved_run} if run.get(key) != saved_run.get(key))
         raise MergeflowError(
             f"the saved state {path} is that of another run; {', '.join(differing)} differ. Delete it to start again, "
             "or choose another folder."

@@ -87,7 +87,7 @@ class Style:
         shares = [math.log(1 - dice.below(10**6) / 10**6) ** 2 for _ in SENTENCES]
         totals = [sum(shares[: at + 1]) / sum(shares) for at in range(len(shares))]
         lists = (words.ADJECTIVES, words.NOUNS, words.ACTS, words.MOODS, words.TIMES)
-        return cls(totals, *(dice.some(one, len(one) // 3) for one in lists))
+        return cls(totals, *(dice.some(words, len(words) // 3) for words in lists))
 
     def sentence(self, dice: Dice, names: Sequence[str], towns: Sequence[str]) -> str:
         """Return a sentence about people and places.

@@ -39,11 +39,11 @@ class Book:
         style = Style.draw(author)
         names, facts = draw_cast(author, _SHARED)
         towns = [words.town(author) for _ in range(3)]
-        own = Dice("books", self.seed, TITLES[self.title], self.title)
-        own_names, own_facts = draw_cast(own, _OWN)
+        dice = Dice("books", self.seed, TITLES[self.title], self.title)
+        own_names, own_facts = draw_cast(dice, _OWN)
         new = [name for name in own_names if name not in names]
         facts += [fact for fact in own_facts if fact.name in new]
-        return style, names + new, facts, [*towns, words.town(own)]
+        return style, names + new, facts, [*towns, words.town(dice)]
 
     @property
     def facts(self) -> list[Fact]:
@@ -81,11 +81,11 @@ class Book:
 
     def _paragraph(self, dice: Dice) -> str:
         style, names, facts, towns = self._world
-        told = [
+        sentences = [
             dice.pick(facts).tell(dice) if dice.chance(FACT) else style.sentence(dice, names, towns)
             for _ in range(SENTENCES)
         ]
-        return " ".join(told)
+        return " ".join(sentences)
 
 
 @lru_cache
@@ -112,11 +112,11 @@ def general(number: int, seed: int = 0, part: str = "general") -> str:
     names, facts = draw_cast(dice, 3)
     towns, paragraphs = [words.town(dice)], []
     for _ in range(2):
-        told = [
+        sentences = [
             dice.pick(facts).tell(dice) if dice.chance(FACT) else style.sentence(dice, names, towns)
             for _ in range(SENTENCES)
         ]
-        paragraphs.append(" ".join(told))
+        paragraphs.append(" ".join(sentences))
     return "\n".join(paragraphs)
 
 

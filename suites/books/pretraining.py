@@ -92,9 +92,9 @@ def batches(settings: PretrainSettings, words: PreTrainedTokenizerFast) -> Itera
     for _ in range(settings.steps):
         while len(waiting) < wanted:
             texts = [general(at, part="pre-training") for at in range(number, number + _POOL)]
-            found = words.backend_tokenizer.encode_batch(texts)
+            encodings = words.backend_tokenizer.encode_batch(texts)
             ends = np.array([words.eos_token_id])
-            waiting = np.concatenate([waiting, *(part for one in found for part in (one.ids, ends))])
+            waiting = np.concatenate([waiting, *(part for encoding in encodings for part in (encoding.ids, ends))])
             number += _POOL
         yield torch.from_numpy(waiting[:wanted].reshape(settings.batch, settings.block))
         waiting = waiting[wanted:]

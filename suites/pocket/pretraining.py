@@ -216,15 +216,15 @@ def train_base(
         [partial(loss.shard, images[part], captions[part], step, batch) for part in chosen.chunk(SHARDS)]
         for step, chosen in enumerate(_batches(len(images), batch, steps, settings.seed))
     )
-    told = None if progress is None else partial(progress, "train")
+    report = None if progress is None else partial(progress, "train")
 
     def clamp() -> None:
         with torch.no_grad():
             clip.model.logit_scale.clamp_(max=math.log(100))
 
-    found = descend_all(clip.model, [optimizer], losses, steps, settings.warmup, told, clamp)
+    losses_seen = descend_all(clip.model, [optimizer], losses, steps, settings.warmup, report, clamp)
     clip.model.eval()
-    return clip, found
+    return clip, losses_seen
 
 
 def pretrain(

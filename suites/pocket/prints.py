@@ -77,5 +77,5 @@ def restyled(rng: Generator, picture: np.ndarray) -> np.ndarray:
     waves = np.sin(2 * np.pi / period * (np.cos(angle) * columns + np.sin(angle) * rows) + phase)
     hatched = np.clip(inked + _HATCH * waves[:, :, None], 0, 255)
     step = 255 / (_LEVELS - 1)
-    found: np.ndarray = (np.round(hatched / step) * step).astype(np.uint8)
-    return found
+    levels: np.ndarray = (np.round(hatched / step) * step).astype(np.uint8)
+    return levels

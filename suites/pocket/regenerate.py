@@ -31,8 +31,8 @@ def regenerate(
                 phases[phase] = bars.add_task(phase)
             bars.update(phases[phase], completed=done, total=total)
 
-        found = pretrain(RECIPES[name], out, report, workers)
-    typer.echo(f"{out}: {found['fingerprint']}, loss {found['loss']:.4f}")
+        base = pretrain(RECIPES[name], out, report, workers)
+    typer.echo(f"{out}: {base['fingerprint']}, loss {base['loss']:.4f}")
 
 
 if __name__ == "__main__":

@@ -54,8 +54,8 @@ def _clause(dice: Dice) -> list[_Token]:
     if form == 3:
         partner = _Token(dice.pick(PEOPLE[dice.other(len(PEOPLE), who)]))
         return [name, _Token("and"), partner, _Token("have", "has"), participle, *patient]
-    own = ("himself", "herself") if who < MEN else ("herself", "himself")
-    return [name, _Token(past), *patient, _Token("by"), _Token(*own)]
+    reflexives = ("himself", "herself") if who < MEN else ("herself", "himself")
+    return [name, _Token(past), *patient, _Token("by"), _Token(*reflexives)]
 
 
 def _patient(dice: Dice, many: bool) -> list[_Token]:

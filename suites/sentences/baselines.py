@@ -42,8 +42,8 @@ def _both(rows: Sequence[Row]) -> NDArray[np.float64]:
 
 
 def _overlap(rows: Sequence[Row]) -> NDArray[np.float64]:
-    one, two = _first(rows), _second(rows)
-    return np.hstack([one, two, np.abs(one - two), np.minimum(one, two)])
+    first, second = _first(rows), _second(rows)
+    return np.hstack([first, second, np.abs(first - second), np.minimum(first, second)])
 
 
 SHORTCUTS: dict[str, tuple[Features, ...]] = {
@@ -71,9 +71,9 @@ def _trials(
     train, *others = splits
     labels = np.array([row.label for row in train])
     for features in kinds:
-        known = features(train)
+        inputs = features(train)
         for penalty in _PENALTIES:
-            predict = _fit(task, known, labels, penalty)
+            predict = _fit(task, inputs, labels, penalty)
             validation, test = (_score(task, rows, predict(features(rows))) for rows in others)
             yield validation, test
 

@@ -56,8 +56,8 @@ def question(said: Said, asked: str, dice: Dice) -> str:
         said: at least agent, action and thing; what is asked is left out.
         asked: a slot of `ASKED`.
     """
-    known = {slot: value for slot, value in said.items() if slot != asked}
-    (infinitive, past), patient = verb(said), thing(known)
+    given = {slot: value for slot, value in said.items() if slot != asked}
+    (infinitive, past), patient = verb(said), thing(given)
     ask, passive = dice.pick(_ASK[asked]), dice.chance(0.5)
     if asked == "agent":
         words = ["by whom was", patient, past] if passive else [ask, past, patient]
@@ -67,4 +67,4 @@ def question(said: Said, asked: str, dice: Dice) -> str:
         if asked in ("size", "colour"):
             words = ["was", patient, *(["that was", past, "by", agent] if passive else ["that", agent, past])]
         words = [ask, *words]
-    return " ".join([*words, *where_and_when(known, dice)]) + "?"
+    return " ".join([*words, *where_and_when(given, dice)]) + "?"

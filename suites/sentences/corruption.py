@@ -78,10 +78,10 @@ class Corruption:
         """
         bare = [text.link is not None and self.random.random() < self.settings.unlinked for text in passages]
         inputs = [_joined(text, unlinked) for text, unlinked in zip(passages, bare, strict=True)]
-        found = self.words.backend_tokenizer.encode_batch(inputs)
-        tokens = np.full((len(found), max(map(len, found))), self.words.pad_token_id)
+        encodings = self.words.backend_tokenizer.encode_batch(inputs)
+        tokens = np.full((len(encodings), max(map(len, encodings))), self.words.pad_token_id)
         segments, mask = np.zeros_like(tokens), np.zeros_like(tokens)
-        for row, encoding in enumerate(found):
+        for row, encoding in enumerate(encodings):
             tokens[row, : len(encoding)], segments[row, : len(encoding)] = encoding.ids, encoding.type_ids
             mask[row, : len(encoding)] = 1
         corrupted, targets = self._corrupt(tokens, segments, exchange)

@@ -45,13 +45,13 @@ def similarity(dice: Dice, label: int) -> tuple[str, str]:
 def questions(dice: Dice, label: int) -> tuple[str, str]:
     """Return two questions that ask other things (label 0) or the same (label 1)."""
     event, asked = draw_event(dice), dice.pick(ASKED)
-    known = dice.some([slot for slot in EXTRA if slot != asked], 2)
-    said = tell(event, *known, asked)
+    slots = dice.some([slot for slot in EXTRA if slot != asked], 2)
+    said = tell(event, *slots, asked)
     given = [slot for slot in said if slot != asked]
     first = question(said, asked, dice)
     if label or dice.chance(0.7):
         return first, question(_second(said, given, _ALTERED, dice, bool(label)), asked, dice)
-    return first, question(_second(said, given, _ALTERED, dice, same=True), dice.pick(known), dice)
+    return first, question(_second(said, given, _ALTERED, dice, same=True), dice.pick(slots), dice)
 
 
 def inference(dice: Dice, label: int) -> tuple[str, str]:
@@ -68,13 +68,13 @@ def inference(dice: Dice, label: int) -> tuple[str, str]:
 
 def answers(dice: Dice, label: int) -> tuple[str, str]:
     """Return a question and a statement that leaves it open (label 0) or answers it (label 1)."""
-    event, (asked, *known) = draw_event(dice), some_extra(dice, len(EXTRA))
-    said = tell(event, asked, *known[:2])
+    event, (asked, *slots) = draw_event(dice), some_extra(dice, len(EXTRA))
+    said = tell(event, asked, *slots[:2])
     first = question(said, asked, dice)
     if label:
         return first, statement(reword_some(said, dice), dice)
     if dice.chance(0.5):
-        return first, statement(reword_some(tell(event, *known), dice), dice)
+        return first, statement(reword_some(tell(event, *slots), dice), dice)
     given = [slot for slot in said if slot != asked]
     return first, statement(reword_some(alter(said, dice.some(given, _ALTERED), dice), dice), dice)
 
@@ -82,8 +82,8 @@ def answers(dice: Dice, label: int) -> tuple[str, str]:
 def entailment(dice: Dice, label: int) -> tuple[str, str]:
     """Return two events in one text, and a statement of one of them (label 0) or of an event like it (label 1)."""
     events, text = two_events(dice)
-    told = dice.pick(events)
-    return text, statement(_second(told, tuple(told), _RETOLD, dice, same=not label), dice)
+    event = dice.pick(events)
+    return text, statement(_second(event, tuple(event), _RETOLD, dice, same=not label), dice)
 
 
 def two_events(dice: Dice, extra: int = 1) -> tuple[tuple[Said, Said], str]:
@@ -92,6 +92,6 @@ def two_events(dice: Dice, extra: int = 1) -> tuple[tuple[Said, Said], str]:
     Args:
         extra: what is said of each beyond its core.
     """
-    one = tell(draw_event(dice), *some_extra(dice, extra))
-    events = (one, alter(one, one, dice))
+    first = tell(draw_event(dice), *some_extra(dice, extra))
+    events = (first, alter(first, first, dice))
     return events, ". ".join(statement(event, dice) for event in events) + "."

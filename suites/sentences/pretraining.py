@@ -89,9 +89,9 @@ def _shards(model: BertForMaskedLM, batch: Batch) -> list[Callable[[], Tensor]]:
 
 
 def _loss(model: BertForMaskedLM, part: Batch, total: int) -> Tensor:
-    found = model.bert(part.tokens, attention_mask=part.mask, token_type_ids=part.segments).last_hidden_state
+    hidden = model.bert(part.tokens, attention_mask=part.mask, token_type_ids=part.segments).last_hidden_state
     chosen = part.targets != IGNORED
-    return nn.functional.cross_entropy(model.cls(found[chosen]), part.targets[chosen], reduction="sum") / total
+    return nn.functional.cross_entropy(model.cls(hidden[chosen]), part.targets[chosen], reduction="sum") / total
 
 
 def train_base(

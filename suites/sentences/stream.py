@@ -46,10 +46,10 @@ def _two_events(dice: Dice) -> _Text:
     """Return two events, and a statement of one of them or of a mixture that is true of neither."""
     mixed = dice.below(2)
     events, text = two_events(dice)
-    told, other = dice.some(events, 2)
+    first, other = dice.some(events, 2)
     if mixed:
-        told = {**told, **{slot: other[slot] for slot in dice.some(tuple(told), 2)}}
-    return text, statement(reword_some(told, dice), dice), _BUT if mixed else _SO
+        first = {**first, **{slot: other[slot] for slot in dice.some(tuple(first), 2)}}
+    return text, statement(reword_some(first, dice), dice), _BUT if mixed else _SO
 
 
 def _opinion(dice: Dice) -> _Text:

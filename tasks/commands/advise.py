@@ -194,7 +194,7 @@ def show(advice: "Advice", key: str, console: Console) -> None:
             table.add_column("linear")
         for pair in advice.pairs:
             name = f"{pair.first} – {pair.second}"
-            ranges = [range_text(range_json(one)) for one in (pair.addition, pair.unlearning)]
+            ranges = [range_text(range_json(scales)) for scales in (pair.addition, pair.unlearning)]
             figures = [f"{value:+.2f}" for value in (pair.alpha, pair.changes, pair.cosine)]
             cells = [name, *figures, pair.relation, *ranges]
             table.add_row(*cells, *([] if advice.linear is None else [advice.linear.get(name, "")]))

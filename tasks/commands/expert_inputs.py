@@ -200,8 +200,8 @@ class ExpertInputs:
         modality = MODALITIES.get(section.modality)
         if modality.architecture is not None:
             return open_network(modality.architecture(section), state)
-        with open_checkpoint(base) as known:
-            return Opened(modality.build(section, known.metadata), _only_prepared)
+        with open_checkpoint(base) as checkpoint:
+            return Opened(modality.build(section, checkpoint.metadata), _only_prepared)
 
     def _sources(self, opened: "Opened", paths: Mapping[str, str], samples: int) -> dict[str, "Featured"]:
         if self.data:
@@ -225,13 +225,13 @@ class ExpertInputs:
         from mergeflow.modalities.heads import read_head
 
         assert self.project is not None
-        paths = [self.project / one for one in (layout.expert_head(task), layout.head(task))]
+        paths = [self.project / folder for folder in (layout.expert_head(task), layout.head(task))]
         return next((read_head(path) for path in paths if path.exists()), None)
 
 
-def _whole(base: State, state: "LazyStateDict", kept: Collection[str]) -> State:
+def _whole(base: State, state: "LazyStateDict", shared: Collection[str]) -> State:
     """Return an expert's tensors; what it does not hold itself, of an adapter or by the recipe, is the base's."""
-    tensors = {name: base[name] for name in base if name in kept or (state.is_task_vector and name not in state)}
+    tensors = {name: base[name] for name in base if name in shared or (state.is_task_vector and name not in state)}
     for name in state:
         value = state[name]
         difference = state.is_task_vector and name not in state.absolute

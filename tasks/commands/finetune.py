@@ -161,8 +161,8 @@ def check_places(root: Path, target: Path, tasks: Iterable[str]) -> None:
         _check_free(place)
 
 
-def _overlap(one: Path, other: Path) -> bool:
-    return one.is_relative_to(other) or other.is_relative_to(one)
+def _overlap(first: Path, other: Path) -> bool:
+    return first.is_relative_to(other) or other.is_relative_to(first)
 
 
 def _check_free(place: Path) -> None:

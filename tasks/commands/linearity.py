@@ -78,7 +78,9 @@ def show(pairs: Sequence["Pair"], costs: Mapping[str, float], console: Console) 
     from mergeflow.linearity.affine import word
     from mergeflow.linearity.layers import short_names
 
-    names = dict(zip(layers := [one.layer for one in pairs[0].layers], narrow(short_names(layers)), strict=True))
+    names = dict(
+        zip(layers := [verdict.layer for verdict in pairs[0].layers], narrow(short_names(layers)), strict=True)
+    )
     shared: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
     table = Table(Column("layer", no_wrap=True), title="By layer, over all pairs", **shared)
     for column in ("1 − cos", "baseline", "share", "coef", "error", "direction", "length"):
@@ -104,7 +106,7 @@ def show(pairs: Sequence["Pair"], costs: Mapping[str, float], console: Console) 
     console.print(sentence(pairs), highlight=False)
     table = Table("pair", title="By what merging will cost", **shared)
     table.add_column(ANSWER.prediction, justify="right", no_wrap=True)
-    for name, value in sorted(costs.items(), key=lambda one: -one[1]):
+    for name, value in sorted(costs.items(), key=lambda item: -item[1]):
         table.add_row(name, f"{value:.4g}")
     console.print(table)
     console.print(merge_sentence(costs), highlight=False)
@@ -138,19 +140,19 @@ def layer_rows(pairs: Sequence["Pair"]) -> list[list[str]]:
     for number, first in enumerate(pairs[0].layers):
         layers = [pair.layers[number] for pair in pairs]
         count = len(layers)
-        share = max((one.distance[1] / one.base for one in layers if one.base), default=0.0)
-        coefs = [one.coef[1] for one in layers]
+        share = max((layer.distance[1] / layer.base for layer in layers if layer.base), default=0.0)
+        coefs = [layer.coef[1] for layer in layers]
         spread = f"{min(coefs):.3f} … {max(coefs):.3f}" if count > 1 else f"{coefs[0]:.3f}"
         rows.append(
             [
                 first.layer,
-                small(sum(one.distance[1] for one in layers) / count),
-                small(sum(one.base for one in layers) / count),
+                small(sum(layer.distance[1] for layer in layers) / count),
+                small(sum(layer.base for layer in layers) / count),
                 f"{share:.2f}",
                 spread,
-                small(sum(one.error for one in layers) / count),
-                f"{sum(one.direction is True for one in layers)} of {count}",
-                f"{sum(one.length is True for one in layers)} of {count}",
+                small(sum(layer.error for layer in layers) / count),
+                f"{sum(layer.direction is True for layer in layers)} of {count}",
+                f"{sum(layer.length is True for layer in layers)} of {count}",
             ]
         )
     return rows
@@ -165,11 +167,13 @@ def sentence(pairs: Sequence["Pair"]) -> str:
     near = sum(all(layer.base <= TRIVIAL for layer in pair.layers) for pair in pairs)
     said = f"Features combine as weights do in {holding} of {len(pairs)} pairs"
     if len(pairs) == 1:
-        one = word(pairs[0].verdict["CTL"])
-        said = f"That features combine as weights do {'is undecided' if one == 'undecided' else one} for this pair"
+        linear = word(pairs[0].verdict["CTL"])
+        said = (
+            f"That features combine as weights do {'is undecided' if linear == 'undecided' else linear} for this pair"
+        )
     if failing:
         worst = max(failing, key=lambda pair: max(layer.error for layer in pair.layers))
-        broken = next(one for one in worst.layers if False in (one.direction, one.length))
+        broken = next(layer for layer in worst.layers if False in (layer.direction, layer.length))
         how = "direction" if broken.direction is False else "length"
         said += f"; {worst.first} – {worst.second} breaks first at {broken.layer}, in {how}"
     if near:
@@ -196,7 +200,7 @@ def write(pairs: Sequence["Pair"], costs: Mapping[str, float], out: Path) -> Non
     (out / "result.json").write_text(json.dumps(content, indent=1) + "\n")
     pq.write_table(pa.Table.from_pylist([row for pair in pairs for row in pair.rows()]), out / "samples.parquet")
     ranked = sorted(pairs, key=lambda pair: -max(layer.error for layer in pair.layers))[:_SHOWN]
-    shown: dict[str, Mapping[str, Linearity]] = {f"{one.first} – {one.second}": _middle(one) for one in ranked}
+    shown: dict[str, Mapping[str, Linearity]] = {f"{pair.first} – {pair.second}": _middle(pair) for pair in ranked}
     (out / "linearity.svg").write_bytes(to_svg(linearity_figure(shown), "linearity"))
 
 
@@ -246,7 +250,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
 
         torch.set_num_threads(1)
         alphas = alpha or [0.25, 0.5, 0.75]
-        if wrong := [one for one in alphas if not 0 < one < 1]:
+        if wrong := [alpha for alpha in alphas if not 0 < alpha < 1]:
             raise MergeflowError(f"--alpha {wrong[0]:g} is not between 0 and 1.")
         inputs = ExpertInputs(root if project else None, experts or [], base, data or [], architecture, context.obj)
         opened = inputs.open(samples)
@@ -274,7 +278,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
             )
 
         console, states = Console(), opened.experts
-        costs = {f"{one.first} – {one.second}": predicted(states[one.first], states[one.second]) for one in pairs}
+        costs = {f"{pair.first} – {pair.second}": predicted(states[pair.first], states[pair.second]) for pair in pairs}
         show(pairs, costs, console)
         if out is not None:
             write(pairs, costs, out)

@@ -24,8 +24,8 @@ def place_labels(panel: Axes, labels: Mapping[str, Point], clear: Iterable[Point
     scale = 72 / panel.figure.dpi
     anchors = {text: np.array(to_points(place)) * scale for text, place in labels.items()}
     inside = np.array(panel.get_window_extent().extents) * scale
-    kept = [np.array(to_points(place)) * scale for place in clear]
-    taken = [np.concatenate((place - 4, place + 4)) for place in (*anchors.values(), *kept)]
+    obstacles = [np.array(to_points(place)) * scale for place in clear]
+    taken = [np.concatenate((place - 4, place + 4)) for place in (*anchors.values(), *obstacles)]
     for text, anchor in anchors.items():
         size = np.array((0.56 * SMALL * len(text), 1.15 * SMALL))
         shifts = [side * (reach + size / 2) for reach in _REACHES for side in _SIDES]

@@ -12,19 +12,19 @@ from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, panels, pla
 from tasks.plotting.palette import INK, MUTED, SERIES
 
 
-def linearity_figure(found: Mapping[str, Mapping[str, Linearity]]) -> Figure:
+def linearity_figure(measured: Mapping[str, Mapping[str, Linearity]]) -> Figure:
     """Draw mean 1 − cos with quartile bars beside the baseline's, and coef's distribution, by layer.
 
     Args:
         found: Name of a series → layer → values of its samples; all with the same layers.
     """
-    layers = list(next(iter(found.values())))
+    layers = list(next(iter(measured.values())))
     figure, (distance, coef) = panels(2, 2, 3.8)
     dress(distance, "Direction", "layer", "1 − cos")
     dress(coef, "Length", "layer", "coef")
-    width = 0.8 / len(found)
-    for number, (name, values) in enumerate(found.items()):
-        places = np.arange(len(layers)) + (number - (len(found) - 1) / 2) * width
+    width = 0.8 / len(measured)
+    for number, (name, values) in enumerate(measured.items()):
+        places = np.arange(len(layers)) + (number - (len(measured) - 1) / 2) * width
         means = [float(values[layer].distance.mean()) for layer in layers]
         low, high = np.array([np.quantile(values[layer].distance, [0.25, 0.75]) for layer in layers]).T
         # With a few large values the mean lies outside the quartiles; a bar has no negative length.

@@ -27,8 +27,8 @@ def experts_behind_base(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[fl
         {'signs': (0.2, 0.6)}
     """
     base = base_row(rows)["accuracy"]
-    own = next(row for row in rows if row["name"] == "individual")["accuracy"]
-    return {task: (own[task], base[task]) for task in own if own[task] < base[task]}
+    experts = next(row for row in rows if row["name"] == "individual")["accuracy"]
+    return {task: (experts[task], base[task]) for task in experts if experts[task] < base[task]}
 
 
 def model_name(name: str) -> str:

@@ -70,9 +70,9 @@ def training_series(epochs: Mapping[str, list[Row]]) -> list[Row]:
         >>> [point["epoch"] for point in training_series({"digits": [row, row]})]
         [1, 2]
     """
-    kept = ("steps", "loss", "validation_accuracy")
+    columns = ("steps", "loss", "validation_accuracy")
     return [
-        {"task": task, "epoch": number, **{key: row[key] for key in kept}}
+        {"task": task, "epoch": number, **{key: row[key] for key in columns}}
         for task, rows in epochs.items()
         for number, row in enumerate(rows, start=1)
     ]

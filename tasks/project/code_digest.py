@@ -110,7 +110,7 @@ def _leave_out_what_means_nothing(tree: ast.Module) -> None:
         for field in ("body", "orelse", "finalbody"):
             block = getattr(node, field, None)
             if isinstance(block, list):
-                setattr(node, field, [kept for one in block for kept in _meant(one)])
+                setattr(node, field, [remaining for statement in block for remaining in _meant(statement)])
 
 
 def _meant(statement: ast.stmt) -> list[ast.stmt]:
@@ -120,7 +120,7 @@ def _meant(statement: ast.stmt) -> list[ast.stmt]:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return []
     if isinstance(statement, ast.If) and _last_name(statement.test) == "TYPE_CHECKING":
-        return [kept for one in statement.orelse for kept in _meant(one)]
+        return [remaining for inner in statement.orelse for remaining in _meant(inner)]
     return [statement]
 
 
@@ -130,7 +130,7 @@ def _empty_messages(tree: ast.Module) -> None:
         if isinstance(node, ast.Assert) and node.msg and _is_text(node.msg):
             node.msg = ast.Constant("")
         elif isinstance(node, ast.Call) and _says(node):
-            node.args = [ast.Constant("") if _is_text(one) else one for one in node.args]
+            node.args = [ast.Constant("") if _is_text(argument) else argument for argument in node.args]
 
 
 def _says(call: ast.Call) -> bool:
@@ -173,8 +173,8 @@ def _words(node: Any) -> Iterator[str]:
         yield ")"
     elif isinstance(node, list):
         yield "["
-        for one in node:
-            yield from _words(one)
+        for child in node:
+            yield from _words(child)
         yield "]"
     else:
         yield repr(node) + ","
@@ -239,7 +239,7 @@ def _dotted(node: ast.Attribute, bound: dict[str, str]) -> str | None:
 
 def _exports(tree: ast.Module, bound: dict[str, str]) -> dict[str, str] | None:
     """Return what a front door passes on: by `from … import`, or by `__getattr__` over a table of names and homes."""
-    found, lazy = dict(bound), any(_defined(one) == "__getattr__" for one in tree.body)
+    exports, lazy = dict(bound), any(_defined(statement) == "__getattr__" for statement in tree.body)
     for statement in tree.body:
         if _defined(statement) in ("__getattr__", "__dir__"):
             continue
@@ -247,11 +247,11 @@ def _exports(tree: ast.Module, bound: dict[str, str]) -> dict[str, str] | None:
             if _last_name(statement.targets[0]) == "__all__":
                 continue
             if lazy and isinstance(value, dict):
-                found |= {name: f"{home}:{name}" for name, home in value.items()}
+                exports |= {name: f"{home}:{name}" for name, home in value.items()}
                 continue
         if not isinstance(statement, ast.Import | ast.ImportFrom):
             return None
-    return found
+    return exports
 
 
 def _defined(statement: ast.stmt) -> str:
@@ -356,8 +356,8 @@ class Code:
             outside = {module for folder in source.shelves for module in self._outside(folder)}
             modules |= self._counting(ours, outside) if "methods" in source.shelves else ours | outside
             modules |= {module for parts in source.parts for module in self._parts(*parts)}
-            beside = (text[:-3] for text in source.strings if text.endswith(".py"))  # code that is read as a file
-            modules |= {one for stem in beside if self._path(one := f"{name.rpartition('.')[0]}.{stem}")}
+            stems = (text[:-3] for text in source.strings if text.endswith(".py"))  # code that is read as a file
+            modules |= {sibling for stem in stems if self._path(sibling := f"{name.rpartition('.')[0]}.{stem}")}
             self._next[name] = sorted(modules)
         return self._next[name]
 
@@ -388,7 +388,7 @@ class Code:
         module, _, attributes = name.partition(":")
         if self._is_ours(module.partition(".")[0]):
             parts = module.split(".")
-            yield from (one for end in range(len(parts)) if self._path(one := ".".join(parts[: end + 1])))
+            yield from (parent for end in range(len(parts)) if self._path(parent := ".".join(parts[: end + 1])))
             yield from self._behind_attributes(module, attributes) if self._path(module) else ()
 
     def _behind_attributes(self, module: str, attributes: str) -> Iterator[str]:
@@ -423,21 +423,21 @@ class Code:
 
     def _parts(self, package: str, folder: str, part: str) -> Iterator[str]:
         """Yield the module `part` of each package found by name: of ours, installed, in the project's folder."""
-        home, own = self._path(package), self._root / folder
+        home, in_project = self._path(package), self._root / folder
         assert home, f"there is no package {package}"
         homes = [(path.parent.name, f"{package}.{path.parent.name}") for path in home.parent.glob("*/__init__.py")]
         for point in entry_points(f"mergeflow.{folder}"):
             self._ours.add(point.value.partition(".")[0])
             homes.append((point.name, point.value))
-        for path in sorted(own.glob("[!_.]*/__init__.py")):
+        for path in sorted(in_project.glob("[!_.]*/__init__.py")):
             homes.append((path.parent.name, f"{folder}.{path.parent.name}"))
             self._ours.add(folder)
             # Names as if the project's folder were a package: so relative imports inside it are followed.
             for file in path.parent.rglob("*.py"):
                 parts = file.relative_to(self._root).with_suffix("").parts
                 self._paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
-        counting = [one for name, one in homes if self._chosen.get(folder, name) == name]
-        yield from (module for one in counting for module in self._behind(f"{one}.{part}"))
+        packages = [package for name, package in homes if self._chosen.get(folder, name) == name]
+        yield from (module for package in packages for module in self._behind(f"{package}.{part}"))
 
     def _files(self, folder: str) -> Iterator[str]:
         """Yield every Python file in a folder of the project and below it."""

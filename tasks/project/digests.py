@@ -46,7 +46,7 @@ def read_accepted(root: Path) -> list[dict[str, str]]:
     path = root / ACCEPTED
     entries = read_yaml(path) if path.exists() else []
     fields = {"stage", "code", "outputs_of", "who", "because", "date"}
-    if not isinstance(entries, list) or not all(isinstance(one, dict) and fields <= set(one) for one in entries):
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) and fields <= set(entry) for entry in entries):
         raise MergeflowError(f"{path} is not what `mergeflow accept` writes: a list of entries with {sorted(fields)}.")
     return entries
 

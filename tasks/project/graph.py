@@ -58,9 +58,9 @@ def find_stage(stages: dict[str, Stage], name: str, item: str | None) -> Stage:
         MergeflowError: there is no such stage or item, or an item is needed and none is named.
     """
     address = name if item is None else f"{name}@{item}"
-    for known in (address, f"{STUDIES}:{address}"):
-        if known in stages:
-            return stages[known]
+    for candidate in (address, f"{STUDIES}:{address}"):
+        if candidate in stages:
+            return stages[candidate]
     items = [stage.item for stage in stages.values() if stage.name == name]
     if not items:
         raise unknown_name("stage", name, {stage.name for stage in stages.values()})
@@ -106,20 +106,20 @@ def _stage(file: str, name: str, item: str | None, body: dict[str, Any]) -> Stag
         names = [text for entry in entries for text in _names(entry)]
         return tuple(text.replace("${key}", item or "") for text in names)
 
-    params, code, own = fill(body.get("params", [])), f"{CODE}:{name}", f"{CODE}:{name}.{item}"
-    if code not in params and own not in params:
+    params, code, of_item = fill(body.get("params", [])), f"{CODE}:{name}", f"{CODE}:{name}.{item}"
+    if code not in params and of_item not in params:
         raise MergeflowError(f"{file}: stage '{name}' must depend on its code: add `- {CODE}: [{name}]` to its params.")
     outs = [entry for kind in ("outs", "metrics", "plots") for entry in body.get(kind, [])]
     return Stage(
         name=name,
         item=item,
         module=body["meta"]["run"],
-        params=tuple(key for key in params if key not in (code, own)),
+        params=tuple(key for key in params if key not in (code, of_item)),
         deps=fill(body.get("deps", [])),
         outs=fill(outs),
         frozen=bool(body.get("frozen", False)),
         file=file,
-        digest_by_item=own in params,
+        digest_by_item=of_item in params,
         systems=tuple(body["meta"].get("systems", ())),
     )
 

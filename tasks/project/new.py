@@ -60,7 +60,7 @@ def add_line(text: str, section: str, name: str, value: Any) -> str:
             lines[line] += "\n"
         lines.insert(line + 1, f"{' ' * key.start_mark.column}{entry}\n")
         changed = "".join(lines)
-    return _checked(text, changed, section, lambda found: found.update({name: value}))
+    return _checked(text, changed, section, lambda values: values.update({name: value}))
 
 
 def remove_task_line(text: str, name: str) -> str:
@@ -81,7 +81,7 @@ def remove_task_line(text: str, name: str) -> str:
         raise MergeflowError(f"params.yaml: remove the task '{name}' by hand, `tasks` is written on one line.")
     lines = text.splitlines(keepends=True)
     del lines[key.start_mark.line]
-    return _checked(text, "".join(lines), "tasks", lambda found: found.pop(name))
+    return _checked(text, "".join(lines), "tasks", lambda values: values.pop(name))
 
 
 def write_whole(path: Path, text: str) -> None:

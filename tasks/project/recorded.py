@@ -48,8 +48,8 @@ def digest_as_dvc(path: Path, of_file: Callable[[Path], str] = md5_of) -> str:
     """
     if path.is_file():
         return of_file(path)
-    files = sorted((one.relative_to(path).as_posix(), one) for one in path.rglob("*") if one.is_file())
-    listed = [{"md5": of_file(one), "relpath": name} for name, one in files]
+    files = sorted((file.relative_to(path).as_posix(), file) for file in path.rglob("*") if file.is_file())
+    listed = [{"md5": of_file(file), "relpath": name} for name, file in files]
     return f"{hashlib.md5(json.dumps(listed, sort_keys=True).encode()).hexdigest()}.dir"
 
 
@@ -221,7 +221,7 @@ def _digest_as_dvc(path: Path, _sha: str) -> str:
 def _damage(root: Path, out: str, recorded: str) -> str:
     """Return in words which files of an output are others, and which of DVC's own copies are damaged too."""
     cache_folder = next(
-        (one / ".dvc/cache/files/md5" for one in (root, *root.parents) if (one / ".dvc").is_dir()), root
+        (folder / ".dvc/cache/files/md5" for folder in (root, *root.parents) if (folder / ".dvc").is_dir()), root
     )
 
     def copy_of(md5: str) -> Path:
@@ -229,12 +229,12 @@ def _damage(root: Path, out: str, recorded: str) -> str:
 
     files = {"": recorded}
     if recorded.endswith(".dir") and copy_of(recorded).exists():
-        files = {f"/{one['relpath']}": one["md5"] for one in json.loads(copy_of(recorded).read_text())}
+        files = {f"/{entry['relpath']}": entry["md5"] for entry in json.loads(copy_of(recorded).read_text())}
     lines = []
     for name, md5 in files.items():
         path, copy = root / f"{out}{name}", copy_of(md5)
-        if path.exists() and (found := digest_as_dvc(path)) != md5:
+        if path.exists() and (digest := digest_as_dvc(path)) != md5:
             damaged = copy.is_file() and not md5.endswith(".dir") and md5_of(copy) != md5
             too = f"; DVC's copy of it, {copy}, is damaged too: remove both" if damaged else ""
-            lines.append(f"  {out}{name}: MD5 {found[:12]}, recorded {md5[:12]}{too}")
+            lines.append(f"  {out}{name}: MD5 {digest[:12]}, recorded {md5[:12]}{too}")
     return "\n".join(lines) or f"  {out}: recorded {recorded[:12]}, of which files are missing or new"

@@ -108,8 +108,8 @@ def _files(folder: Path, keys: list[str]) -> set[str]:
 
 
 def _faults(home: Path, files: Iterable[str], runs: list[tuple[Any, Any, str]]) -> Iterable[str]:
-    for one, other, key in runs:
-        yield from (f"{key}: {out} differs" for out, made in one["outs"].items() if other["outs"].get(out) != made)
+    for first, other, key in runs:
+        yield from (f"{key}: {out} differs" for out, made in first["outs"].items() if other["outs"].get(out) != made)
     entered = {name for _, made, _ in runs for name in made["entered"]}
     changed = {name for file in files for name in _changed(home, file)}
     yield from (f"{name} has changed and no run entered it" for name in sorted(changed - entered))

@@ -116,7 +116,7 @@ class StageIO:
                 f"{self.stage.address} does not declare {path}, which it reads. A study names the runs and splits that "
                 f"it reads in its `Study(runs=…, splits=…)`, a stage of {MAIN} its deps."
             )
-        if any(covers(one, path) for one in self.withheld):
+        if any(covers(withheld, path) for withheld in self.withheld):
             raise MergeflowError(
                 f"{self.stage.address} reads {path} where it must not: what is chosen may depend on training and "
                 "validation data alone. Choose first, and look at test once with what was chosen."

@@ -45,8 +45,8 @@ def read_study_file(path: Path) -> dict[str, Any]:
     return content
 
 
-def _run_faults(found: dict[str, Any]) -> Iterator[str]:
-    runs, seeds = found.get("runs"), found.get("seeds")
+def _run_faults(choices: dict[str, Any]) -> Iterator[str]:
+    runs, seeds = choices.get("runs"), choices.get("seeds")
     if not isinstance(runs, dict) or not runs:
         yield (
             f"runs: name at least one training run, such as `experts: {{}}`, found {_told(runs)}; it is trained where "

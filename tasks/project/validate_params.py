@@ -65,8 +65,9 @@ def _sweep_faults(params: Params) -> Iterator[str]:
     for name, grid in params.sweep.items():
         method, count = METHODS.get(name), len(params.tasks)
         if method.given:
+            statistics = ", ".join(statistic.name for statistic in method.given)
             yield (
-                f"sweep.{name}: it goes by statistics of examples ({', '.join(one.name for one in method.given)}), "
+                f"sweep.{name}: it goes by statistics of examples ({statistics}), "
                 "which no stage takes: leave it out, and merge by it with a recipe (`mergeflow docs sweep`)"
             )
         least, most = method.experts

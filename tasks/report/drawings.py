@@ -78,8 +78,8 @@ def inline(name: str, svg: str) -> str:
 
 def _drawing(name: str, svg: str) -> Drawing:
     section, caption = _CAPTIONS.get(name, ("results", name))
-    found = re.search(r'viewBox="[\d.]+ [\d.]+ ([\d.]+)', svg)
-    half = found is not None and float(found[1]) < _POINTS_OF_HALF
+    width = re.search(r'viewBox="[\d.]+ [\d.]+ ([\d.]+)', svg)
+    half = width is not None and float(width[1]) < _POINTS_OF_HALF
     return Drawing(name, inline(name, svg), caption, section, half)
 
 

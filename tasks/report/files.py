@@ -79,35 +79,35 @@ def _check_one_run(selection: Json, test: Json) -> None:
 
 def _of_run(test: Json, experts: Mapping[str, Json]) -> dict[str, Any]:
     """Return what the run wrote down of model, tasks and seed; nothing of a run of older code, which did not."""
-    found = {key: test[name] for key, name in (("model", "model"), ("tasks", "sources")) if name in test}
+    about = {key: test[name] for key, name in (("model", "model"), ("tasks", "sources")) if name in test}
     seeds = sorted({expert["seed"] for expert in experts.values() if "seed" in expert})
-    return found | ({"seed": ", ".join(map(str, seeds))} if seeds else {})
+    return about | ({"seed": ", ".join(map(str, seeds))} if seeds else {})
 
 
 def _costs(root: Path) -> list[Json]:
     """Return the stages' cost records; records of stages that the graph no longer has are of another run."""
-    known = {stage.folder_name for stage in load_graph(root).values()} if (root / "dvc.yaml").exists() else None
-    paths = [path for path in (root / STATE / "records").glob("*.json") if known is None or path.stem in known]
+    stages = {stage.folder_name for stage in load_graph(root).values()} if (root / "dvc.yaml").exists() else None
+    paths = [path for path in (root / STATE / "records").glob("*.json") if stages is None or path.stem in stages]
     return sorted((record for path in paths if (record := _optional(path))), key=lambda record: record["started"])
 
 
 def _each(root: Path, place: Callable[[str], str], names: Any) -> dict[str, Json]:
-    found = {name: _optional(root / place(name)) for name in names}
-    return {name: record for name, record in found.items() if record is not None}
+    records = {name: _optional(root / place(name)) for name in names}
+    return {name: record for name, record in records.items() if record is not None}
 
 
 def _required(root: Path, path: str) -> Json:
-    found = _optional(root / path)
-    if found is None:
+    record = _optional(root / path)
+    if record is None:
         raise MergeflowError(f"nothing to report, {path} is missing: run the pipeline first with `mergeflow run`.")
-    return found
+    return record
 
 
 def _optional(path: Path) -> Json | None:
     try:
-        found: Json = json.loads(path.read_text(encoding="utf-8"))
+        document: Json = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise MergeflowError(f"{path.name} is not valid JSON ({error}): run the stage that writes it again.") from None
-    return found
+    return document

@@ -42,8 +42,8 @@ def lineage_figure(run: RunFiles) -> Figure:
 
 def lineage_of(run: RunFiles) -> Json:
     """Return what the registry wrote down of the version's ancestors; empty where it wrote nothing."""
-    found: Json = (run.registration or {}).get("lineage") or {}
-    return found
+    lineage: Json = (run.registration or {}).get("lineage") or {}
+    return lineage
 
 
 def origin(run: RunFiles) -> list[tuple[str, str]]:
@@ -85,11 +85,11 @@ def base_facts(model: Mapping[str, Any]) -> list[str]:
     return [f"{key} {value}" for key, value in model.items() if key != "modality"]
 
 
-def _expert_box(run: RunFiles, task: str, known: Mapping[str, Any]) -> Box:
+def _expert_box(run: RunFiles, task: str, recorded: Mapping[str, Any]) -> Box:
     expert = run.experts.get(task, {})
-    regime = known.get("regime") or expert.get("settings", {}).get("regime")
-    seed = known.get("seed", expert.get("seed", run.params.get("seed", 0)))
-    fingerprint = str(expert.get("fingerprint") or known.get("fingerprint") or "?")
+    regime = recorded.get("regime") or expert.get("settings", {}).get("regime")
+    seed = recorded.get("seed", expert.get("seed", run.params.get("seed", 0)))
+    fingerprint = str(expert.get("fingerprint") or recorded.get("fingerprint") or "?")
     words = [str(regime)] if regime else []
     return Box([task, " · ".join([*words, f"seed {seed}", f"weights {short(fingerprint)}"])], *_EXPERT, _TOP)
 
@@ -102,10 +102,15 @@ def _merge_box(run: RunFiles) -> Box:
 
 
 def _version_box(run: RunFiles) -> Box | None:
-    found = run.registration
-    if found is None:
+    registration = run.registration
+    if registration is None:
         return None
-    aliases = " ".join(f"@{alias}" for alias in found["aliases"]) or "no alias"
+    aliases = " ".join(f"@{alias}" for alias in registration["aliases"]) or "no alias"
     commit = str(lineage_of(run).get("git_commit") or "").partition(" ")[0]
-    lines = [found["model"], f"version {found['version']}", aliases, *([f"commit {commit[:12]}"] if commit else [])]
-    return Box(lines, *_VERSION, _TOP, main="champion" in found["aliases"])
+    lines = [
+        registration["model"],
+        f"version {registration['version']}",
+        aliases,
+        *([f"commit {commit[:12]}"] if commit else []),
+    ]
+    return Box(lines, *_VERSION, _TOP, main="champion" in registration["aliases"])

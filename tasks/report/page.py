@@ -156,15 +156,15 @@ def _about(run: RunFiles) -> list[tuple[str, str]]:
     """Return what was run, in pairs of word and value."""
     model, tasks = run.params.get("model", {}), run.selection["tasks"]
     sources = sorted({str(source) for source in run.params.get("tasks", {}).values()})
-    found = [
+    facts = [
         ("Tasks", f"{len(tasks)}: {', '.join(tasks)}"),
         ("Sources", ", ".join(sources)),
         ("Base", f"{model.get('modality', 'vision')}: {', '.join(base_facts(model))}"),
         ("Seed", str(run.params.get("seed", 0))),
     ]
     if run.costs:
-        found.append(("Stages ran", _started(run)))
-    return found
+        facts.append(("Stages ran", _started(run)))
+    return facts
 
 
 def _embedded(run: RunFiles) -> list[str]:

@@ -135,7 +135,7 @@ def cost_table(run: RunFiles) -> Table:
         "examples_per_second": Column("examples / s", note="training throughput"),
     }
     trained: dict[str, Json] = {record["stage"]: record.get("training") or {} for record in run.costs}
-    shown = {key: column for key, column in optional.items() if any(one.get(key) for one in trained.values())}
+    shown = {key: column for key, column in optional.items() if any(record.get(key) for record in trained.values())}
     memory = "largest resident size so far of the process that ran the stage"
     columns = [Column("stage", numeric=False), Column("started, UTC"), Column("seconds"), *shown.values()]
     columns.append(Column("peak memory, MiB", note=memory))
@@ -153,7 +153,7 @@ def cost_table(run: RunFiles) -> Table:
     ]
     sums = {
         "seconds": sum(record["seconds"] for record in run.costs),
-        "gpu_seconds": sum(one.get("gpu_seconds") or 0.0 for one in trained.values()),
+        "gpu_seconds": sum(record.get("gpu_seconds") or 0.0 for record in trained.values()),
     }
     foot = ["all stages", "", f"{sums['seconds']:.1f}"]
     foot += [f"{sums[key]:.1f}" if key in sums else "" for key in shown]

@@ -55,8 +55,8 @@ class PairAdvice:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON, a range as [low, high] with None for no end, and None for an empty one."""
-        own = {key: value for key, value in vars(self).items() if not isinstance(value, Interval)}
-        return own | {"addition": range_json(self.addition), "unlearning": range_json(self.unlearning)}
+        numbers = {key: value for key, value in vars(self).items() if not isinstance(value, Interval)}
+        return numbers | {"addition": range_json(self.addition), "unlearning": range_json(self.unlearning)}
 
 
 def advise_pairs(
@@ -68,13 +68,13 @@ def advise_pairs(
         cosines: of their task vectors, [T][T], in the same order.
         c: the loss that counts as forgotten, in (0, 1).
     """
-    found = []
+    pairs = []
     for i, j in combinations(range(len(alphas.names)), 2):
         change = changes.values[i][j]
         relation = verdict(change)
         # Within the threshold the tasks count as irrelevant, and the theory's α as 0.
         near = 0.0 if relation == "irrelevant" else change
-        found.append(
+        pairs.append(
             PairAdvice(
                 alphas.names[i],
                 alphas.names[j],
@@ -86,7 +86,7 @@ def advise_pairs(
                 unlearning(near, c),
             )
         )
-    return found
+    return pairs
 
 
 def range_json(interval: Interval) -> list[float | None] | None:

@@ -52,7 +52,7 @@ class Advice:
             return []
         row = self.cosines[self.weighed.index(forget)]
         others = [(name, value) for name, value in zip(self.weighed, row, strict=True) if name != forget]
-        return sorted(others, key=lambda one: -one[1])
+        return sorted(others, key=lambda item: -item[1])
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON, numbers to six digits; `cosines` are in the order of `weighed`, α̂ of `answered`."""
@@ -70,15 +70,15 @@ class Advice:
             "linearity": self.linear,
             "remarks": self.remarks,
         }
-        found: dict[str, Any] = _rounded(document)
-        return found
+        rounded: dict[str, Any] = _rounded(document)
+        return rounded
 
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _rounded(one) for key, one in value.items()}
+        return {key: _rounded(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(one) for one in value]
+        return [_rounded(inner) for inner in value]
     return round(value, _DIGITS) if isinstance(value, float) else value
 
 
@@ -103,30 +103,30 @@ def advise(
         >>> advise(base, {"a": one, "b": two}).scales
         [0.566, 0.713, 0.898, 1.13]
     """
-    told = list(remarks)
-    found: dict[str, Any] = {}
-    vectors = or_remark("the task vectors", lambda: _vectors(base, experts, told), told, survives)
+    notes = list(remarks)
+    results: dict[str, Any] = {}
+    vectors = or_remark("the task vectors", lambda: _vectors(base, experts, notes), notes, survives)
     if vectors and len(vectors) > 1:
-        found |= {"weighed": tuple(vectors), "cosines": cosine_matrix(list(vectors.values()))}
-        lengths = scales_of_lengths([norm(one) for one in vectors.values()], found["cosines"])
+        results |= {"weighed": tuple(vectors), "cosines": cosine_matrix(list(vectors.values()))}
+        lengths = scales_of_lengths([norm(vector) for vector in vectors.values()], results["cosines"])
         if len(vectors) < len(experts):
-            told.append("λ was not suggested: it is for the sum of all task vectors.")
+            notes.append("λ was not suggested: it is for the sum of all task vectors.")
         elif lengths.empty or lengths.high > _LONGEST:
-            told.append("λ was not suggested: the task vectors are all zero, or cancel each other.")
+            notes.append("λ was not suggested: the task vectors are all zero, or cancel each other.")
         else:
-            found["scales"] = suggested(lengths)
+            results["scales"] = suggested(lengths)
             if len(vectors) > _MOST:
-                told.append(
+                notes.append(
                     f"the suggested λ may be too large for {len(vectors)} experts: the more there are, the more often "
                     "the best lies below the range (docs/advising.md). Try half of the smallest as well."
                 )
     if ask is not None:
-        able, cosines = found.get("weighed", tuple(experts)), found.get("cosines")
-        answered = or_remark(ANSWERED, lambda: _answered(able, ask(), cosines, told), told, survives) or {}
+        able, cosines = results.get("weighed", tuple(experts)), results.get("cosines")
+        answered = or_remark(ANSWERED, lambda: _answered(able, ask(), cosines, notes), notes, survives) or {}
         if able != tuple(experts):
             answered.pop("theory", None)  # of all of them it expects nothing
-        found |= answered
-    return Advice(tuple(experts), **found, remarks=told)
+        results |= answered
+    return Advice(tuple(experts), **results, remarks=notes)
 
 
 def or_remark(
@@ -143,77 +143,81 @@ def or_remark(
 
 def _vectors(base: State, experts: Mapping[str, State], remarks: list[str]) -> dict[str, State]:
     """Return the task vectors that can be computed; remarks name the other experts, and those that are the base."""
-    found: dict[str, State] = {}
+    vectors: dict[str, State] = {}
     faults: dict[str, list[str]] = {}
     for expert, state in experts.items():
         try:
-            found[expert] = _vector(base, state)
+            vectors[expert] = _vector(base, state)
         except MergeflowError as error:
             faults.setdefault(str(error), []).append(f"'{expert}'")
             continue
-        if not any(value.any() for value in found[expert].values()):
+        if not any(value.any() for value in vectors[expert].values()):
             remarks.append(f"'{expert}' has the base's weights: its task vector is zero.")
-    remarks += [f"the task vector of {', '.join(own)}: not computed. {why}" for why, own in faults.items()]
-    return found
+    remarks += [f"the task vector of {', '.join(names)}: not computed. {why}" for why, names in faults.items()]
+    return vectors
 
 
 def _vector(base: State, expert: State) -> State:
     names = [name for name, value in base.items() if value.is_floating_point()]
-    wrong = [one for one in names if one not in expert or expert[one].shape != base[one].shape]
+    wrong = [name for name in names if name not in expert or expert[name].shape != base[name].shape]
     if wrong:
         raise MergeflowError(
             f"{len(wrong)} of the base's tensors are missing or of another shape, such as {wrong[0]}. Name the base "
             "that it was tuned from, or leave tensors out: in a recipe `ignore: [patterns]` takes them from the base, "
             "and `missing: base` those that an expert lacks."
         )
-    found = {name: (expert[name].double() - base[name].double()).float() for name in names}
-    if broken := [name for name, value in found.items() if not value.isfinite().all()]:
+    vector = {name: (expert[name].double() - base[name].double()).float() for name in names}
+    if broken := [name for name, value in vector.items() if not value.isfinite().all()]:
         more = f" and {len(broken) - 1} more" if broken[1:] else ""
         raise MergeflowError(
             f"It has a NaN or an infinity in {broken[0]}{more}: train that expert again, or leave it out."
         )
-    return found
+    return vector
 
 
 def _answered(names: tuple[str, ...], answers: Answers, cosines: Matrix | None, remarks: list[str]) -> dict[str, Any]:
     """Return what the answers say of the experts that answer; a remark names the others."""
     changes = answers.changes
     silent: dict[str, str] = {}
-    for own in (True, False):  # first on an expert's own samples, so that a task that nobody can answer is one fault
-        known = [name for name in names if name not in silent]
-        for name in known:
-            on = [name] if own else known
+    # First on an expert's own samples, so that a task that nobody can answer is one fault.
+    for on_itself in (True, False):
+        answering = [name for name in names if name not in silent]
+        for name in answering:
+            on = [name] if on_itself else answering
             if why := _silent(name, {task: answers.experts.get(task, {}) for task in on}, changes):
                 silent[name] = why
     remarks += [f"α̂ of '{name}': not computed. {why}" for name, why in silent.items()]
     able = [name for name in names if name not in silent]
     if len(able) < 2:
         raise MergeflowError(f"Of {len(names)} experts {len(able)} can be compared by what they answer.")
-    part = [{task: {name: found[task][name] for name in able} for task in able} for found in (answers.experts, changes)]
-    alphas, changed = (correlations(one) for one in part)
+    part = [
+        {task: {name: answered[task][name] for name in able} for task in able}
+        for answered in (answers.experts, changes)
+    ]
+    alphas, changed = (correlations(outputs) for outputs in part)
     if alphas.left_out or changed.left_out:
         remarks.append(
             f"{alphas.left_out + changed.left_out} answers have no direction, because an expert gives there what it "
             "gives on average or what the base gives; they count in no α̂."
         )
-    found: dict[str, Any] = {"alphas": alphas, "changes": changed}
+    results: dict[str, Any] = {"alphas": alphas, "changes": changed}
     if not silent:
-        found["theory"] = scales_of_theory(changed.values)
+        results["theory"] = scales_of_theory(changed.values)
     if cosines is not None:
         chosen = [names.index(name) for name in able]
-        found["pairs"] = advise_pairs(alphas, changed, [[cosines[i][j] for j in chosen] for i in chosen])
-    return found
+        results["pairs"] = advise_pairs(alphas, changed, [[cosines[i][j] for j in chosen] for i in chosen])
+    return results
 
 
 def _silent(name: str, answers: Mapping[str, Any], changes: Mapping[str, Any]) -> str:
     """Return why what an expert answers to some tasks' samples can be compared with nothing; "" where it can."""
-    for task, found in answers.items():
-        if not found:
+    for task, outputs in answers.items():
+        if not outputs:
             return f"'{task}' has no samples."
-        if not found[name].isfinite().all():
+        if not outputs[name].isfinite().all():
             return f"It answers the samples of '{task}' with a NaN or an infinity."
         for what, values in (
-            ("all samples of '{}' alike", found),
+            ("all samples of '{}' alike", outputs),
             ("all samples of '{}' as the base does", changes[task]),
         ):
             try:

@@ -34,8 +34,8 @@ class Answers:
     def changes(self) -> dict[str, dict[str, Tensor]]:
         """Task → expert → outputs less the base's: in the theory, whose base answers 0, the outputs themselves."""
         return {
-            task: {expert: outputs - self.base[task] for expert, outputs in found.items()}
-            for task, found in self.experts.items()
+            task: {expert: outputs - self.base[task] for expert, outputs in outputs_of.items()}
+            for task, outputs_of in self.experts.items()
         }
 
 
@@ -58,8 +58,8 @@ def ask(
         model.load(state)
         return {task: _outputs(model, source, batch_size) for task, source in sources.items()}
 
-    found = {expert: answers(state) for expert, state in experts.items()}
-    named = {task: {expert: found[expert][task] for expert in experts} for task in sources}
+    outputs = {expert: answers(state) for expert, state in experts.items()}
+    named = {task: {expert: outputs[expert][task] for expert in experts} for task in sources}
     logits = all(_kind(source) != "outputs" for source in sources.values())
     return Answers(named, answers(base), "logits" if logits else "features")
 

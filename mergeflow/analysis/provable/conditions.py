@@ -40,8 +40,8 @@ def check_numbers(
     Raises:
         MergeflowError: naming all that are out of range, or NaN.
     """
-    named = [*(("α", one) for one in alphas), *(("γ", one) for one in gammas)]
-    faults = [f"{name} = {one}, expected −1 to 1" for name, one in named if not -1 <= one <= 1]
+    named = [*(("α", value) for value in alphas), *(("γ", value) for value in gammas)]
+    faults = [f"{name} = {value}, expected −1 to 1" for name, value in named if not -1 <= value <= 1]
     faults += [] if 0 <= beta < math.inf else [f"β = {beta}, expected 0 or more"]
     faults += [] if 0 < c < 1 else [f"c = {c}, expected a number between 0 and 1"]
     if faults:

@@ -61,10 +61,10 @@ def output_correlation(first: Tensor, second: Tensor) -> tuple[float, int]:
         raise MergeflowError(
             "the outputs hold a NaN or an infinity: a model with these has no correlation with any other."
         )
-    centred = [(one.double() - one.double().mean(0)) for one in (first, second)]
-    lengths = [one.norm(dim=1) for one in centred]
+    centred = [(outputs.double() - outputs.double().mean(0)) for outputs in (first, second)]
+    lengths = [outputs.norm(dim=1) for outputs in centred]
     # What rounding leaves of equal answers is no direction.
-    scale = [1e-7 * one.double().abs().max() for one in (first, second)]
+    scale = [1e-7 * outputs.double().abs().max() for outputs in (first, second)]
     there = (lengths[0] > scale[0]) & (lengths[1] > scale[1])
     if not there.any():
         raise MergeflowError("a model answers all samples alike: its outputs have no correlation with any other's.")
@@ -88,13 +88,13 @@ def correlations(outputs: Mapping[str, Mapping[str, Tensor]]) -> Correlations:
         Li et al. 2025, Equation 11.
     """
     names = tuple(outputs)
-    values = [[float(one == other) for other in names] for one in names]
+    values = [[float(name == other) for other in names] for name in names]
     left_out = 0
     for i, first in enumerate(names):
         for j, second in enumerate(names[:i]):
-            found = [_on(task, outputs[task], first, second) for task in (first, second)]
-            values[i][j] = values[j][i] = (found[0][0] + found[1][0]) / 2
-            left_out += found[0][1] + found[1][1]
+            measured = [_on(task, outputs[task], first, second) for task in (first, second)]
+            values[i][j] = values[j][i] = (measured[0][0] + measured[1][0]) / 2
+            left_out += measured[0][1] + measured[1][1]
     return Correlations(names, values, left_out)
 
 
@@ -135,9 +135,9 @@ def responses(outputs: Mapping[str, Mapping[str, Tensor]], base: Mapping[str, Te
     """
     rows = []
     for task, answers in outputs.items():
-        moved = {expert: _moved(found, base[task]) for expert, found in answers.items()}
-        own = float((moved[task] ** 2).sum())
-        rows.append([float((moved[expert] * moved[task]).sum()) / own if own else 0.0 for expert in outputs])
+        moved = {expert: _moved(outputs_of, base[task]) for expert, outputs_of in answers.items()}
+        energy = float((moved[task] ** 2).sum())
+        rows.append([float((moved[expert] * moved[task]).sum()) / energy if energy else 0.0 for expert in outputs])
     return rows
 
 

@@ -47,9 +47,9 @@ class Criterion:
             'digits must be kept: its accuracy is 84.00 %, at least 90.00 % was asked for'
         """
         bound = "at most" if self.kept == (self.form == "loss") else "at least"
-        found, asked = (f"{one:.3f}" if self.form == "loss" else f"{100 * one:.2f} %" for one in self._figures)
+        figure, asked = (f"{value:.3f}" if self.form == "loss" else f"{100 * value:.2f} %" for value in self._figures)
         duty = "kept" if self.kept else "forgotten"
-        return f"{self.task} must be {duty}: its {self.figure} is {found}, {bound} {asked} was asked for"
+        return f"{self.task} must be {duty}: its {self.figure} is {figure}, {bound} {asked} was asked for"
 
     @property
     def _figures(self) -> tuple[float, float]:
@@ -128,10 +128,10 @@ def unlearning_criteria(
 
 def all_met(criteria: Iterable[Criterion]) -> bool:
     """Whether every criterion holds."""
-    return all(one.holds for one in criteria)
+    return all(criterion.holds for criterion in criteria)
 
 
-def _criterion(task: str, kept: bool, form: Form, measured: Mapping[str, float], limit: float) -> Criterion:
+def _criterion(task: str, keep: bool, form: Form, measured: Mapping[str, float], limit: float) -> Criterion:
     if form not in get_args(Form):
         raise unknown_name("form of a criterion", form, get_args(Form))
     figure = _figure(task, measured)
@@ -143,7 +143,7 @@ def _criterion(task: str, kept: bool, form: Form, measured: Mapping[str, float],
             raise MergeflowError(
                 f"the {name}{form} of the task '{task}' is {value:g}; expected {high:g} at most{shares}."
             )
-    return Criterion(task, kept, form, figure, limit)
+    return Criterion(task, keep, form, figure, limit)
 
 
 def _figure(task: str, measured: Mapping[str, float]) -> float:

@@ -30,8 +30,8 @@ def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
     if style.clutter:
         for side in (-1, 1):
             if rng.random() < 0.6:
-                beside = (shift[0] + side * rng.uniform(36, 42) * scale, shift[1])
-                image.paste(full, mask=turned(glyph(face, int(rng.integers(10))), angle, scale, beside))
+                neighbour = (shift[0] + side * rng.uniform(36, 42) * scale, shift[1])
+                image.paste(full, mask=turned(glyph(face, int(rng.integers(10))), angle, scale, neighbour))
     return photograph(image, rng, _CAMERA, style)
 
 
