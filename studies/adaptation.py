@@ -131,10 +131,10 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
         yield from rows
         if seed == part.seeds[0]:
             write_recipe(part, plan, rows)
-    for (on, how), own in tried.items():
+    for (on, how), trials in tried.items():
         about = {"part": "rates", "seed": first, "on": on, "granularity": how, "images": "validation"}
-        for run in own:
-            chosen = {"lr": run["lr"], "chosen": run["lr"] == own[0]["lr"]}
+        for run in trials:
+            chosen = {"lr": run["lr"], "chosen": run["lr"] == trials[0]["lr"]}
             yield from ({**about, **chosen, "step": int(n), "accuracy": value} for n, value in run["course"].items())
     yield from part.keep("levels", partial(compare_levels, part, options, scales, first))
     yield from part.keep("labels", partial(move_labels, part, options, scales[first, "cart"], first))
@@ -239,18 +239,18 @@ class OtherLabels(Laboratory):
     """The same examples with every label moved to another example."""
 
     def examples(self, split: str) -> dict[str, Examples]:
-        given = {task: one for task, one in super().examples(split).items() if isinstance(one, Classification)}
-        return {task: replace(one, labels=one.labels.roll(1)) for task, one in given.items()}
+        given = {task: data for task, data in super().examples(split).items() if isinstance(data, Classification)}
+        return {task: replace(data, labels=data.labels.roll(1)) for task, data in given.items()}
 
 
 def move_labels(lab: Laboratory, options: Options, scale: float, seed: int) -> Iterator[Row]:
     """Yield what is learned with the true labels and with others, and the first's accuracy against either."""
     plan = replace(plan_of(options, "cart", "layer", "test", scale, 0.1, 0), steps=3)
     laboratories = {"true": lab, "moved": OtherLabels(lab.io).first(len(lab.tasks))}
-    made = {labels: adapt(own, lazy_experts(own, seed), plan) for labels, own in laboratories.items()}
-    for labels, own in laboratories.items():
+    made = {labels: adapt(world, lazy_experts(world, seed), plan) for labels, world in laboratories.items()}
+    for labels, world in laboratories.items():
         about = {"part": "labels", "seed": seed, "labels": labels}
-        yield from accuracy_rows(own.accuracy(made["true"].state, "test"), **about)
+        yield from accuracy_rows(world.accuracy(made["true"].state, "test"), **about)
         yield from ({**about, "step": step, "loss": loss} for step, loss in enumerate(made[labels].learned.losses))
         yield from ({**about, **row} for row in by_tensor(made[labels].learned))
 
@@ -316,18 +316,18 @@ def static_less_adapted(rows: pd.DataFrame) -> Samples:
 
 def same_labels(rows: pd.DataFrame) -> tuple[Verdict, str]:
     runs = {labels: select(rows, part="labels", labels=labels) for labels in ("true", "moved")}
-    learned = [list(own.coefficient.dropna()) + list(own.loss.dropna()) for own in runs.values()]
-    true, moved = (own.accuracy.mean() for own in runs.values())
+    learned = [list(group.coefficient.dropna()) + list(group.loss.dropna()) for group in runs.values()]
+    true, moved = (group.accuracy.mean() for group in runs.values())
     same = learned[0] == learned[1]
     return same, f"the same: {same}; accuracy {true:.1f} % against the true labels, {moved:.1f} % against the others"
 
 
 def memory_growth(rows: pd.DataFrame) -> tuple[Verdict, str]:
-    own = select(rows, part="memory").astype({"tasks": int}).sort_values("tasks").groupby("on")
-    growth = (own.peak.last() - own.peak.first()) / own.model.first()
-    told = "; ".join(f"{NAMES[on]} {growth[on]:+.2f} models" for on in DIRECTIONS)
-    few, most = own.tasks.first().min(), own.tasks.last().max()
-    return bool(growth.max() < 0.5), f"peak of {most} tasks − peak of {few} tasks: {told}"
+    memory = select(rows, part="memory").astype({"tasks": int}).sort_values("tasks").groupby("on")
+    growth = (memory.peak.last() - memory.peak.first()) / memory.model.first()
+    growths = "; ".join(f"{NAMES[on]} {growth[on]:+.2f} models" for on in DIRECTIONS)
+    few, most = memory.tasks.first().min(), memory.tasks.last().max()
+    return bool(growth.max() < 0.5), f"peak of {most} tasks − peak of {few} tasks: {growths}"
 
 
 # Claims, written before the run
@@ -361,9 +361,9 @@ def accuracy_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return start and adapted accuracy of every variant, and the entropy before and after."""
     merges, lines = select(rows, part="merges"), {}
     for on, name in {**NAMES, "cart_tuned": "CART, λ from validation"}.items():
-        own = select(merges, on=on, granularity="static")
-        scales = ", ".join(f"{scale:g}" for scale in own.drop_duplicates("seed").scale)
-        before = own.entropy.mean()
+        merges_of = select(merges, on=on, granularity="static")
+        scales = ", ".join(f"{scale:g}" for scale in merges_of.drop_duplicates("seed").scale)
+        before = merges_of.entropy.mean()
         entropy = "" if np.isnan(before) else f"{before:.3f}"
         lines[name, f"one ({scales})", ""] = [with_interval(static(rows, on)), "", entropy, ""]
         for how, images in product(GRANULARITIES, IMAGES) if on in NAMES else ():
@@ -382,43 +382,45 @@ def accuracy_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def task_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return accuracy per task of both starts and of the layer-wise variants on test images."""
-    found = {}
+    columns = {}
     for on, name in NAMES.items():
         start = select(rows, part="merges", granularity="static", on=on)
-        own = select(rows, part="merges", granularity="layer", on=on, images="test")
-        found[name] = start.groupby("task", sort=False).accuracy.mean().map("{:.1f}".format)
-        found[f"{name}, adapted"] = own.groupby("task", sort=False).accuracy.agg(lambda v: with_interval(list(v)))
+        merges = select(rows, part="merges", granularity="layer", on=on, images="test")
+        columns[name] = start.groupby("task", sort=False).accuracy.mean().map("{:.1f}".format)
+        columns[f"{name}, adapted"] = merges.groupby("task", sort=False).accuracy.agg(lambda v: with_interval(list(v)))
     experts = select(rows, part="experts").groupby("task", sort=False).accuracy.mean()
-    return pd.DataFrame({**found, "expert": experts.map("{:.1f}".format)})
+    return pd.DataFrame({**columns, "expert": experts.map("{:.1f}".format)})
 
 
 def rate_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return validation accuracy over the steps at every learning rate, and which was chosen."""
-    own = select(rows, part="rates")
-    own = own.assign(on=own.on.map(NAMES), step=own.step.astype(int), chosen=own.chosen.map({True: "×", False: ""}))
+    part = select(rows, part="rates")
+    part = part.assign(
+        on=part.on.map(NAMES), step=part.step.astype(int), chosen=part.chosen.map({True: "×", False: ""})
+    )
     keys = ["on", "granularity", "lr", "chosen"]
-    wide = own.pivot_table(index=keys, columns="step", values="accuracy", sort=False)
+    wide = part.pivot_table(index=keys, columns="step", values="accuracy", sort=False)
     return wide.round(1).rename_axis(["directions", "coefficients per", "learning rate", "chosen"])
 
 
 def level_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, part="levels")
+    levels = select(rows, part="levels")
     cells = {
-        "λ": own.scale.map("{:.3g}".format),
-        "accuracy, %": own.accuracy.map("{:.1f}".format),
-        "entropy, nats": own.entropy.map("{:.3f}".format),
+        "λ": levels.scale.map("{:.3g}".format),
+        "accuracy, %": levels.accuracy.map("{:.1f}".format),
+        "entropy, nats": levels.entropy.map("{:.3f}".format),
     }
-    return pd.DataFrame(cells).set_index(own.on.map(NAMES).rename("merge"))
+    return pd.DataFrame(cells).set_index(levels.on.map(NAMES).rename("merge"))
 
 
 def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, part="memory")
+    memory = select(rows, part="memory")
     cells = {
-        "tasks": own.tasks.astype(int),
-        "peak of tensors, MB": (own.peak / 1e6).map("{:.2f}".format),
-        "all experts, MB": (own.tasks * own.model / 1e6).map("{:.1f}".format),
+        "tasks": memory.tasks.astype(int),
+        "peak of tensors, MB": (memory.peak / 1e6).map("{:.2f}".format),
+        "all experts, MB": (memory.tasks * memory.model / 1e6).map("{:.1f}".format),
     }
-    return pd.DataFrame(cells).set_index(own.on.map(NAMES).rename("directions"))
+    return pd.DataFrame(cells).set_index(memory.on.map(NAMES).rename("directions"))
 
 
 TABLES = {
@@ -437,19 +439,19 @@ def accuracy_figure(rows: pd.DataFrame) -> Figure:
         {"static": {"granularity": "static"}, **{f"per {how}": {"granularity": how} for how in GRANULARITIES}},
         {"static start": {"images": ""}, **{f"adapted on {images} images": {"images": images} for images in IMAGES}},
         panel="on", labels=NAMES, y_label="mean test accuracy, %", sharey=True,
-        level=lambda own: samples(own, granularity="static").mean(),
+        level=lambda group: samples(group, granularity="static").mean(),
     )  # fmt: skip
 
 
 def coefficient_figure(rows: pd.DataFrame) -> Figure:
     """Draw the learned coefficients as heat maps, task × matrix from first to last layer, mean over seeds."""
-    own = select(rows, part="coefficients", granularity="layer", images="test")
-    own = own[own.tensor.str.endswith(tuple(KINDS))]
-    tasks = own.task.unique()
+    coefficients = select(rows, part="coefficients", granularity="layer", images="test")
+    coefficients = coefficients[coefficients.tensor.str.endswith(tuple(KINDS))]
+    tasks = coefficients.task.unique()
     figure = new_figure(FULL_WIDTH, (0.9 + 0.3 * len(tasks)) * len(NAMES))
     axes = figure.subplots(len(NAMES), 1, squeeze=False)[:, 0]
     for panel, (on, name) in zip(axes, NAMES.items(), strict=True):
-        wide = select(own, on=on).pivot_table(index="task", columns="tensor", values="coefficient", sort=False)
+        wide = select(coefficients, on=on).pivot_table(index="task", columns="tensor", values="coefficient", sort=False)
         values = wide.to_numpy()
         dress(panel, f"λ, {name}", "block and matrix" if panel is axes[-1] else "", grid="x")
         panel.grid(visible=False)
@@ -477,17 +479,17 @@ def short(name: str) -> str:
 
 def course_figure(rows: pd.DataFrame) -> Figure:
     """Draw test accuracy over the steps, a line per variant of the first seed."""
-    own = select(rows, part="course")
-    variants = own.assign(variant="per " + own.granularity + ", " + own.images + " images")
+    course = select(rows, part="course")
+    variants = course.assign(variant="per " + course.granularity + ", " + course.images + " images")
     return curves(variants, "step", "variant", panel="on", labels=NAMES, x_label="steps", y_label="test accuracy, %")
 
 
 def memory_figure(rows: pd.DataFrame) -> Figure:
     """Draw peak bytes of tensors of a step over the number of tasks."""
-    own = select(rows, part="memory")
-    own = own.assign(line=own.on.map(NAMES), megabytes=own.peak / 1e6, seed=0)
-    held = own.drop_duplicates("tasks").assign(line="all experts", megabytes=own.tasks * own.model / 1e6)
-    both = pd.concat([own, held])
+    memory = select(rows, part="memory")
+    memory = memory.assign(line=memory.on.map(NAMES), megabytes=memory.peak / 1e6, seed=0)
+    held = memory.drop_duplicates("tasks").assign(line="all experts", megabytes=memory.tasks * memory.model / 1e6)
+    both = pd.concat([memory, held])
     figure = curves(both, "tasks", "line", "megabytes", title="Peak of tensors", y_label="MB", height=3.4)
     figure.axes[0].set_ylim(bottom=0)
     figure.axes[0].set_xticks(sorted(held.tasks))
@@ -497,20 +499,20 @@ def memory_figure(rows: pd.DataFrame) -> Figure:
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     levels = []
     for on, name in NAMES.items():
-        own = select(rows, part="levels", on=on)
-        best, surest = own.loc[own.accuracy.idxmax()], own.loc[own.entropy.idxmin()]
+        part = select(rows, part="levels", on=on)
+        best, surest = part.loc[part.accuracy.idxmax()], part.loc[part.entropy.idxmin()]
         levels.append(
             f"on {name} accuracy is best at λ = {best.scale:.3g} ({best.accuracy:.1f} %) and entropy least at "
             f"λ = {surest.scale:.3g} ({surest.accuracy:.1f} %)"
         )
     costs = [(adapted(rows, on, "layer", "test") - adapted(rows, on, "layer", "validation")).mean() for on in NAMES]
-    told = ", ".join(f"{cost:.1f} points ({name})" for cost, name in zip(costs, NAMES.values(), strict=True))
+    listed_costs = ", ".join(f"{cost:.1f} points ({name})" for cost, name in zip(costs, NAMES.values(), strict=True))
     blocks = [f"{', '.join(f'{value:.2f}' for value in depths(rows, on))} on {name}" for on, name in NAMES.items()]
     return [
         "Entropy is not accuracy: a longer step along the same directions makes a model surer, right or wrong. With "
         f"one λ for all experts, {' and '.join(levels)}.",
         rate_note(rows),
-        f"Adapting layer by layer on validation images instead of test images costs {told}.",
+        f"Adapting layer by layer on validation images instead of test images costs {listed_costs}.",
         f"Layer by layer, mean λ by block, first to last: {'; '.join(blocks)} (test images).",
         "Experts stay on disk and pass by one tensor at a time; CART's directions are written once, in low rank. "
         "Beside the merged model, its gradient and the activations of one batch, learning on CART keeps the mean. "
@@ -521,9 +523,9 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
 
 def rate_note(rows: pd.DataFrame) -> str:
     """Return which of the chosen learning rates stand at an end of those tried."""
-    own = select(rows, part="rates")
-    low, high = own.lr.min(), own.lr.max()
-    chosen = select(own, chosen=True).drop_duplicates(["on", "granularity"])
+    rates = select(rows, part="rates")
+    low, high = rates.lr.min(), rates.lr.max()
+    chosen = select(rates, chosen=True).drop_duplicates(["on", "granularity"])
     ends = [
         f"{row.lr:g} ({NAMES[row.on]}, per {row.granularity})" for row in chosen.itertuples() if row.lr in (low, high)
     ]
@@ -537,11 +539,13 @@ def rate_note(rows: pd.DataFrame) -> str:
 
 def depths(rows: pd.DataFrame, on: str) -> list[float]:
     """Return the mean coefficient of each block's matrices, first block first, layer-wise on test images."""
-    own = select(rows, part="coefficients", on=on, granularity="layer", images="test")
-    matrices = {name for name in own.tensor.unique() if is_matrix(name, (2, 2), "attn_mlp") and name.endswith("weight")}
-    own = own[own.tensor.isin(matrices)]
-    blocks = own.tensor.map(lambda name: next(int(part) for part in name.split(".") if part.isdigit()))
-    return list(own.groupby(blocks).coefficient.mean())
+    layers = select(rows, part="coefficients", on=on, granularity="layer", images="test")
+    matrices = {
+        name for name in layers.tensor.unique() if is_matrix(name, (2, 2), "attn_mlp") and name.endswith("weight")
+    }
+    layers = layers[layers.tensor.isin(matrices)]
+    blocks = layers.tensor.map(lambda name: next(int(part) for part in name.split(".") if part.isdigit()))
+    return list(layers.groupby(blocks).coefficient.mean())
 
 
 STUDY = Study(

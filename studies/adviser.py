@@ -170,7 +170,7 @@ def set_row(
     """
     validation, test = scores
     tried: dict[str, Sequence[float]] = {
-        way: [FIXED] if found.empty else suggested(found) for way, found in ranges.items()
+        way: [FIXED] if span.empty else suggested(span) for way, span in ranges.items()
     }
     tried |= {"grid": scales, "fixed": [FIXED], "optuna": optuna_scales(scales, validation, seed)}
     row: Row = {"tasks": " ".join(part), "size": len(part)}
@@ -178,9 +178,9 @@ def set_row(
         best = best_scale(tried[way], validation)
         row |= {f"scale_{way}": best, f"tried_{way}": len(tried[way])}
         row |= {f"validation_{way}": validation(best), f"test_{way}": test(best)}
-    for way, found in ranges.items():
-        row |= {f"low_{way}": None if found.empty else found.low, f"high_{way}": None if found.empty else found.high}
-        row[f"hit_{way}"] = not found.empty and found.low <= row["scale_grid"] <= found.high
+    for way, span in ranges.items():
+        row |= {f"low_{way}": None if span.empty else span.low, f"high_{way}": None if span.empty else span.high}
+        row[f"hit_{way}"] = not span.empty and span.low <= row["scale_grid"] <= span.high
     return row
 
 
@@ -208,23 +208,23 @@ def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -
         {name_of(colour): coloured(splits[split], colour, name_of(colour)) for colour in options.colours}
         for split in ("validation", "test")
     )
-    asked = {task: Subset.first(one, options.samples) for task, one in validation.items()}
+    asked = {task: Subset.first(data, options.samples) for task, data in validation.items()}
     for steps in options.lengths:
         experts = tuned(options.world, base, splits["train"], options.colours, steps, seed)
         vectors = {task: task_vector(state, base.start) for task, state in experts.items()}
         predicted = Predictions(ask(base.model, base.start, experts, asked), vectors)
 
-        for part in (one for size in options.sizes for one in combinations(vectors, size)):
+        for part in (combination for size in options.sizes for combination in combinations(vectors, size)):
             on = partial(score_of, base, vectors)
             scores = on({task: validation[task] for task in part}), on({task: test[task] for task in part})
             row = set_row(part, predicted.ranges(part), GRID, scores, seed)
             looked_at = {key: value for key, value in row.items() if not key.startswith("validation")}
             yield {"part": "sets", "seed": seed, "steps": steps, **looked_at}
-        own = {task: accuracy(base.model, experts[task], {task: test[task]})[task] for task in vectors}
+        alone = {task: accuracy(base.model, experts[task], {task: test[task]})[task] for task in vectors}
         for keep, forget in permutations(vectors, 2):
             edited = combined(base.start, vectors, {keep: 1.0, forget: -1.0})
             left = accuracy(base.model, edited, {task: test[task] for task in (keep, forget)})
-            row = {**predicted.cost(keep, forget), "loss": own[keep] - left[keep], "left": left[forget]}
+            row = {**predicted.cost(keep, forget), "loss": alone[keep] - left[keep], "left": left[forget]}
             yield {"part": "edits", "seed": seed, "steps": steps, **row}
 
 
@@ -293,11 +293,11 @@ def measure_suites(lab: Laboratory, options: SuiteOptions) -> list[Row]:
 
 def measure_suite(lab: Laboratory, options: SuiteOptions, run: str, seed: int) -> Iterator[Row]:
     suite = open_suite(lab, run, seed)
-    asked = {task: one_each(one) for task, one in suite.first("validation", options.samples).items()}
+    asked = {task: one_each(data) for task, data in suite.first("validation", options.samples).items()}
     predicted = Predictions(ask_all(lab.model, suite.start, suite.experts, asked, BATCH), suite.vectors)
     parts = [list(suite.experts)[:count] for count in options.counts]
     for size, count in ((2, options.pairs), (3, options.triples)):
-        parts += [list(one) for one in draw_subsets(list(suite.experts), size, count, seed)] if count else []
+        parts += [list(drawn) for drawn in draw_subsets(list(suite.experts), size, count, seed)] if count else []
     validation, test = suite.first("validation", options.validation), suite.first("test", options.test)
     for part in parts:
         scores = suite.score(part, validation), suite.score(part, test)
@@ -340,13 +340,13 @@ def edits(rows: pd.DataFrame) -> pd.DataFrame:
 
 def group(name: str, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the sets of a few tasks, or those of whole suites."""
-    own = sets(rows)
-    return own[own["size"] <= 3] if name == FEW else own[own["size"] > 3]
+    all_sets = sets(rows)
+    return all_sets[all_sets["size"] <= 3] if name == FEW else all_sets[all_sets["size"] > 3]
 
 
 def hits(way: str, rows: pd.DataFrame) -> Samples:
-    own = sets(rows)
-    return {"sets": 100 * own[f"hit_{way}"].astype(float).groupby(own.seed).mean()}
+    all_sets = sets(rows)
+    return {"sets": 100 * all_sets[f"hit_{way}"].astype(float).groupby(all_sets.seed).mean()}
 
 
 def fewer(way: str, rows: pd.DataFrame) -> float:
@@ -356,8 +356,8 @@ def fewer(way: str, rows: pd.DataFrame) -> float:
 
 def lost(way: str, parts: Sequence[str], rows: pd.DataFrame) -> tuple[Verdict, str]:
     """Judge what four λ lose against the grid, and whether they are few enough."""
-    own, times = sets(rows), fewer(way, rows)
-    losses = {part: samples(own, f"{part}_grid") - samples(own, f"{part}_{way}") for part in parts}
+    all_sets, times = sets(rows), fewer(way, rows)
+    losses = {part: samples(all_sets, f"{part}_grid") - samples(all_sets, f"{part}_{way}") for part in parts}
     text = "; ".join(f"{part}: {with_interval(values, 2)} points" for part, values in losses.items())
     judged: Parts = {part: (values, -math.inf, LOSS) for part, values in losses.items()}
     return all_within(judged) if times >= FEWER - 1e-9 else False, f"{text}; {times:.1f} × fewer candidates"
@@ -370,8 +370,8 @@ def lead(way: str, rows: pd.DataFrame) -> Samples:
 def ranks(rows: pd.DataFrame, prediction: str) -> list[float]:
     """Return Spearman's correlation of a prediction with the loss, a mean over lengths or runs, for each seed."""
     by = "run" if "run" in rows else "steps"
-    records = [own.to_dict("records") for _, own in edits(rows).groupby("seed")]
-    return [rank_correlation(own, itemgetter(prediction), by) for own in records]
+    records = [group.to_dict("records") for _, group in edits(rows).groupby("seed")]
+    return [rank_correlation(record, itemgetter(prediction), by) for record in records]
 
 
 def better(prediction: str, rows: pd.DataFrame) -> Samples:
@@ -379,8 +379,8 @@ def better(prediction: str, rows: pd.DataFrame) -> Samples:
 
 
 def both_ranks(prediction: str, rows: pd.DataFrame) -> str:
-    own, cosine = (with_interval(ranks(rows, key), 2) for key in (prediction, "cosine"))
-    return f"; {own} against {cosine}"
+    predicted, cosine = (with_interval(ranks(rows, key), 2) for key in (prediction, "cosine"))
+    return f"; {predicted} against {cosine}"
 
 
 # Claims, written before the run
@@ -439,17 +439,17 @@ def claims_of_suites(options: SuiteOptions) -> list[Claim]:
 
 def set_table(by: str, rows: pd.DataFrame) -> pd.DataFrame:
     """Return what each way of choosing λ gives, by length or run and size of the set."""
-    own, keys = sets(rows), [by, "size", "λ by"]
+    all_sets, keys = sets(rows), [by, "size", "λ by"]
     kinds = ("scale", "tried", "validation", "test", "hit")
     long = pd.concat(
-        own[[by, "size", "seed"]].assign(
-            **{"λ by": way}, **{k: own[f"{k}_{way}"] for k in kinds if f"{k}_{way}" in own}
+        all_sets[[by, "size", "seed"]].assign(
+            **{"λ by": way}, **{k: all_sets[f"{k}_{way}"] for k in kinds if f"{k}_{way}" in all_sets}
         )
         for way in WAYS
     )
     shown = {"tried": "candidates", "validation": "validation, %", "test": "test, %", "scale": "mean λ"}
     columns = {key: name for key, name in shown.items() if key in long}
-    inside = long.dropna(subset="hit").assign(hit=lambda found: 100 * found.hit.astype(float))
+    inside = long.dropna(subset="hit").assign(hit=lambda frame: 100 * frame.hit.astype(float))
     whole = side_by_side(long, keys, columns, {"validation": 2, "test": 2, "scale": 2})
     return (
         whole.join(side_by_side(inside, keys, {"hit": "best λ of the grid inside, %"}))
@@ -461,8 +461,8 @@ def set_table(by: str, rows: pd.DataFrame) -> pd.DataFrame:
 def edit_table(by: str, rows: pd.DataFrame) -> pd.DataFrame:
     """Return what unlearning leaves and costs, and how well that was predicted, by length or run."""
     lines = {
-        name: {f"rank correlation, {label}": with_interval(ranks(own, key), 2) for key, label in PREDICTIONS.items()}
-        for name, own in edits(rows).groupby(by)
+        name: {f"rank correlation, {label}": with_interval(ranks(group, key), 2) for key, label in PREDICTIONS.items()}
+        for name, group in edits(rows).groupby(by)
     }
     shown = {"left_out": "the task, left out, %", "left": "the task, negated, %", "loss": "others lose, points"}
     lost = side_by_side(edits(rows), by, {key: name for key, name in shown.items() if key in rows})
@@ -471,8 +471,8 @@ def edit_table(by: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 def scales_figure(by: str, largest: float, rows: pd.DataFrame) -> Figure:
     """Draw the best λ of the grid over the middle of each predicted range, a point for each set."""
-    own = sets(rows)
-    middles = own.assign(**{way: (own[f"low_{way}"] * own[f"high_{way}"]) ** 0.5 for way in RANGES})
+    all_sets = sets(rows)
+    middles = all_sets.assign(**{way: (all_sets[f"low_{way}"] * all_sets[f"high_{way}"]) ** 0.5 for way in RANGES})
     labels = {way: f"middle of {name}" for way, name in RANGES.items()}
     figure = points(middles, labels, "scale_grid", by, y_label="best λ of the grid", height=3.6)
     for panel in figure.axes:
@@ -486,10 +486,10 @@ def costs_figure(by: str, rows: pd.DataFrame) -> Figure:
     return points(edits(rows), PREDICTIONS, "loss", by, y_label="points lost")
 
 
-def points(own: pd.DataFrame, x: Mapping[str, str], y: str, by: str, **how: Any) -> Figure:
+def points(frame: pd.DataFrame, x: Mapping[str, str], y: str, by: str, **how: Any) -> Figure:
     units = {"steps": "{:g} steps", "size": "{:g} tasks", "run": "{}"}
-    labels = {name: units[by].format(name) for name in own[by].unique()}
-    return scatter(own.sort_values(by, kind="stable"), x, y, by, labels=labels, **how)
+    labels = {name: units[by].format(name) for name in frame[by].unique()}
+    return scatter(frame.sort_values(by, kind="stable"), x, y, by, labels=labels, **how)
 
 
 SUITES = Study(

@@ -85,9 +85,9 @@ def last_round(lab: Laboratory, run: str, seed: int) -> Row:
 
 def pairs(rows: pd.DataFrame, mima: bool = True) -> pd.DataFrame:
     """Return the cosines, with N; of the runs `mima_N` alone."""
-    own = select(rows, part="pair")
-    own = own[own.run.str.startswith("mima_")] if mima else own
-    return own.assign(N=own.run.str.rpartition("_")[2].astype(int))
+    measured = select(rows, part="pair")
+    measured = measured[measured.run.str.startswith("mima_")] if mima else measured
+    return measured.assign(N=measured.run.str.rpartition("_")[2].astype(int))
 
 
 def final(rows: pd.DataFrame) -> pd.DataFrame:
@@ -106,10 +106,10 @@ def first_median(rows: pd.DataFrame) -> Samples:
 
 
 def similar_less_median(rows: pd.DataFrame, similar: list[list[str]]) -> Samples:
-    medians, own = quartile(rows, 0.5), final(pairs(rows))
-    first, names = medians.index[0], {f"{a} – {b}" for one in similar for a, b in (one, one[::-1])}
-    asked = [name for name in own.pair.unique() if name in names]
-    cosines = {name: per_seed(own, "N", value="tau", pair=name).loc[first] for name in asked}
+    medians, finals = quartile(rows, 0.5), final(pairs(rows))
+    first, names = medians.index[0], {f"{a} – {b}" for pair in similar for a, b in (pair, pair[::-1])}
+    asked = [name for name in finals.pair.unique() if name in names]
+    cosines = {name: per_seed(finals, "N", value="tau", pair=name).loc[first] for name in asked}
     return {f"{name} less the median, N = {first}": value - medians.loc[first] for name, value in cosines.items()}
 
 
@@ -120,8 +120,8 @@ def largest_n(rows: pd.DataFrame) -> Samples:
 
 def by_n(rows: pd.DataFrame, *over: str, value: str) -> Iterator[tuple[int, pd.DataFrame]]:
     """Yield N and the mean cosine by `over` × seed."""
-    for n, own in pairs(rows).groupby("N"):
-        yield int(n), per_seed(own, *over, value=value)
+    for n, group in pairs(rows).groupby("N"):
+        yield int(n), per_seed(group, *over, value=value)
 
 
 def increments(rows: pd.DataFrame) -> Samples:
@@ -195,9 +195,9 @@ def lengths_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def rounds_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = pairs(rows, mima=False)
+    by_round = pairs(rows, mima=False)
     return pd.concat(
-        [table(own, ["run", "round", "steps"], value=value, digits=3) for value in ("tau", "delta")], axis=1
+        [table(by_round, ["run", "round", "steps"], value=value, digits=3) for value in ("tau", "delta")], axis=1
     )
 
 
@@ -212,13 +212,13 @@ def boxes_figure(rows: pd.DataFrame, x: str, x_label: str, panel: str | None = N
     """
     parts = list(rows.groupby(panel, sort=False)) if panel else [("After the last round", rows)]
     figure, axes = panels(len(parts), 2, 3.4, sharey=True)
-    for index, (axis, (title, own)) in enumerate(zip(axes, parts, strict=True)):
+    for index, (axis, (title, group)) in enumerate(zip(axes, parts, strict=True)):
         dress(axis, str(title), x_label, "cosine" if index % 2 == 0 else "")
-        places = sorted(own[x].unique())
+        places = sorted(group[x].unique())
         for number, (value, label) in enumerate((("tau", "task vectors τ"), ("delta", "increments δ"))):
             style = {"facecolor": SERIES[number], "edgecolor": SERIES[number], "alpha": 0.75}
             axis.boxplot(
-                [own[own[x] == place][value] for place in places],
+                [group[group[x] == place][value] for place in places],
                 positions=[place + (0.2 if number else -0.2) for place in range(len(places))],
                 widths=0.32, whis=(0, 100), manage_ticks=False, patch_artist=True, boxprops=style,
                 medianprops={"color": INK, "linewidth": 1.2}, whiskerprops={"color": MUTED}, capprops={"color": MUTED},
@@ -234,11 +234,11 @@ def boxes_figure(rows: pd.DataFrame, x: str, x_label: str, panel: str | None = N
 
 def matrix_figure(rows: pd.DataFrame) -> Figure:
     """Draw the mean cosines of final task vectors, at the smallest and at the largest N (the paper's Figure 10)."""
-    own = final(pairs(rows))
-    tasks = list(dict.fromkeys(name for pair in own.pair for name in pair.split(" – ")))
+    finals = final(pairs(rows))
+    tasks = list(dict.fromkeys(name for pair in finals.pair for name in pair.split(" – ")))
     figure, axes = panels(2, 2, 4.4)
-    for axis, n in zip(axes, (own.N.min(), own.N.max()), strict=True):
-        means = own[n == own.N].groupby("pair").tau.mean()
+    for axis, n in zip(axes, (finals.N.min(), finals.N.max()), strict=True):
+        means = finals[n == finals.N].groupby("pair").tau.mean()
         values = [[1.0 if a == b else means.get(f"{a} – {b}", means.get(f"{b} – {a}")) for b in tasks] for a in tasks]
         dress(axis, f"N = {n}: cosine of τ")
         numbered(axis, tasks, values, 0, 1)
@@ -249,9 +249,9 @@ def matrix_figure(rows: pd.DataFrame) -> Figure:
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     last = select(rows, part="last")
     parts = [
-        f"{run}: ρ = {with_interval(own.sort_values('seed').increment / own.sort_values('seed').shared, 4)}"
-        for run, own in last.groupby("run", sort=False)
-        if own.shared.all()
+        f"{run}: ρ = {with_interval(group.sort_values('seed').increment / group.sort_values('seed').shared, 4)}"
+        for run, group in last.groupby("run", sort=False)
+        if group.shared.all()
     ]
     return [
         "Lengths go with the cosine: it follows 1/(1 + ρ²), ρ = ‖δ‖/‖s‖ of the last round, and where ρ is not small it "

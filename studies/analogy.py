@@ -106,10 +106,10 @@ def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -
     for name, attributes in ATTRIBUTES.items():
         data = {
             split: {
-                " ".join(task): shown(own, attributes.looks[task[1]], " ".join(task), attributes.splits[task[0]])
+                " ".join(task): shown(examples, attributes.looks[task[1]], " ".join(task), attributes.splits[task[0]])
                 for task in attributes.tasks
             }
-            for split, own in splits.items()
+            for split, examples in splits.items()
         }
         vectors = {
             task: task_vector(trained(base.model, base.start, examples, tune, seed), base.start)

@@ -125,9 +125,9 @@ class Options(Section):
 
     def settings(self, **more: Any) -> FineTuneSettings:
         """Return how experts are tuned, or with `more` MIMA."""
-        own: dict[str, Any] = {"regime": "steps", "steps": self.steps, "batch_size": self.batch_size}
-        own |= {"learning_rate": self.learning_rate, "precision": "float32", "save_every": 100}
-        return FineTuneSettings.model_validate(own | more)
+        values: dict[str, Any] = {"regime": "steps", "steps": self.steps, "batch_size": self.batch_size}
+        values |= {"learning_rate": self.learning_rate, "precision": "float32", "save_every": 100}
+        return FineTuneSettings.model_validate(values | more)
 
 
 # Measurement
@@ -209,7 +209,7 @@ def experts(
         seed: of the order of the batches.
         report: called with the tasks done and in all.
     """
-    found = {}
+    states = {}
     for done, (task, data) in enumerate(bench.train.items()):
         report(done, len(bench.train))
         path = bench.folder / f"seed_{seed}" / f"{task}.safetensors"
@@ -218,8 +218,8 @@ def experts(
             bench.model.load(bench.base)
             fine_tune(bench.model, [data], settings, seed, path.with_suffix(".resume"), lambda: 0.0)
             write_checkpoint(path, bench.model.state())
-        found[task] = read_state(path)
-    return found
+        states[task] = read_state(path)
+    return states
 
 
 def merged_in_rounds(bench: Bench, settings: FineTuneSettings, seed: int, report: Callable[[int, int], None]) -> State:
@@ -266,15 +266,15 @@ def open_bench(lab: Laboratory, clip: ClipModel, folder: Path) -> Bench:
 
 def opened(lab: Laboratory, clip: ClipModel, split: str) -> dict[str, Classification]:
     """Return one split of every task with a head of this base: the same class names, the suite's templates."""
-    found = {}
+    tasks = {}
     for task in lab.tasks:
         there = load_base_head(lab.io, task, lab.device)
         assert there is not None, "image tasks have heads"
         head = build_head(clip, there.class_names, TEMPLATES).to(lab.device)
         examples = load_examples(lab.io, split, task, lab.device, head)
         assert isinstance(examples, Classification), "image tasks are tasks of classes"
-        found[task] = examples
-    return found
+        tasks[task] = examples
+    return tasks
 
 
 def choose_merges(
@@ -287,7 +287,7 @@ def choose_merges(
     """
     scorer = CandidateScorer(bench.model, bench.validation, bench.base, tuned)
     scorer.renew_cache(1.0)
-    found: dict[str, tuple[dict[str, Any], float]] = {"average": ({}, mean(scorer.candidate(configure("average"))))}
+    chosen: dict[str, tuple[dict[str, Any], float]] = {"average": ({}, mean(scorer.candidate(configure("average"))))}
     others: list[tuple[str, str, dict[str, Any]]] = [
         ("task_arithmetic", "task_arithmetic", {}),
         ("ties", "ties", {"keep": options.keep}),
@@ -298,9 +298,9 @@ def choose_merges(
     for label, method, args in others:
         scales, start = SCALES[method]
         best = choose_scale(lab, scorer, method, scales, start, args, test=False)
-        found[label] = (best.args, mean(best.validation))
-    curve = [found[f"cart {ratio:g}"] for ratio in options.ratios]
-    return {**found, "cart": max(curve, key=lambda one: one[1])}
+        chosen[label] = (best.args, mean(best.validation))
+    curve = [chosen[f"cart {ratio:g}"] for ratio in options.ratios]
+    return {**chosen, "cart": max(curve, key=lambda choice: choice[1])}
 
 
 def look_at_test(
@@ -324,26 +324,26 @@ def look_at_test(
     test = opened(lab, clip, "test")
     scorer = CandidateScorer(bench.model, test, bench.base, tuned)
     scorer.renew_cache(1.0)
-    found = {"zero_shot": scorer.state(bench.base)}
-    found["individual"] = {task: scorer.state(state, {task: test[task]})[task] for task, state in tuned.items()}
-    found["mima"] = scorer.state(mima)
+    accuracies = {"zero_shot": scorer.state(bench.base)}
+    accuracies["individual"] = {task: scorer.state(state, {task: test[task]})[task] for task, state in tuned.items()}
+    accuracies["mima"] = scorer.state(mima)
     for label, (args, _) in chosen.items():
         method = label.partition(" ")[0]
         if label != "cart":  # one of the ratios, which is looked at as such
-            found[label] = scorer.candidate(configure(method, args))
-    return {**found, "cart": found[f"cart {chosen['cart'][0]['rank_ratio']:g}"]}
+            accuracies[label] = scorer.candidate(configure(method, args))
+    return {**accuracies, "cart": accuracies[f"cart {chosen['cart'][0]['rank_ratio']:g}"]}
 
 
 def weight_ranks(base: State, tuned: State) -> dict[str, float]:
     """Return the means over the matrices, each weighted by its share of ‖τ‖²."""
-    kept, shares, sizes = [], [], []
+    retained, shares, sizes = [], [], []
     for name, start in base.items():
         if is_matrix(name, start.shape, "attn_mlp"):
             squares = torch.linalg.svdvals((tuned[name] - start).double()).square()
-            kept.append(float(squares[: rank_of(tuple(start.shape), SHOWN, "ceil")].sum()))
+            retained.append(float(squares[: rank_of(tuple(start.shape), SHOWN, "ceil")].sum()))
             sizes.append(float(squares.sum()))
             shares.append(rank_share(squares) * sizes[-1])
-    return {"kept": sum(kept) / sum(sizes), "weights": sum(shares) / sum(sizes)}
+    return {"kept": sum(retained) / sum(sizes), "weights": sum(shares) / sum(sizes)}
 
 
 def rank_share(squares: Tensor, most: float = MOST) -> float:
@@ -467,11 +467,11 @@ def rank_table(labels: Mapping[str, str], rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def choice_table(labels: Mapping[str, str], rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, part="choice", model=list(METHODS))
-    arguments = own[[name for name in ARGUMENTS if name in own]].to_dict("records")
+    choices = select(rows, part="choice", model=list(METHODS))
+    arguments = choices[[name for name in ARGUMENTS if name in choices]].to_dict("records")
     words = [", ".join(f"{name} {value:g}" for name, value in args.items() if value == value) for args in arguments]
-    own = own.assign(words=words, base=own.base.map(labels), model=own.model.map(NAMES))
-    wide = own.sort_values("seed").groupby(["model", "base"]).words.agg("; ".join).unstack("base")
+    choices = choices.assign(words=words, base=choices.base.map(labels), model=choices.model.map(NAMES))
+    wide = choices.sort_values("seed").groupby(["model", "base"]).words.agg("; ".join).unstack("base")
     return wide.loc[[NAMES[method] for method in METHODS], list(labels.values())]
 
 
@@ -499,11 +499,11 @@ def rank_figure(options: Options, rows: pd.DataFrame) -> Figure:
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     """Return whether the bases asked about keep the rule, what CART gains on each, and which choices may go on."""
     labels = labels_of(options)
-    kept = [labels[base] for base in asked(options) if keeps_rule(rows, base)]
+    keeping = [labels[base] for base in asked(options) if keeps_rule(rows, base)]
     gains = [f"{label} {with_interval(lead(rows, b, 'cart', 'task_arithmetic'))}" for b, label in labels.items()]
     verdict = (
-        f"By the rule the suite's base should be: {', '.join(kept)}."
-        if kept
+        f"By the rule the suite's base should be: {', '.join(keeping)}."
+        if keeping
         else "By the rule no base without a planted error shows the gaps of the field."
     )
     return [f"{verdict} CART less task arithmetic, points: {'; '.join(gains)}.", *ends_note(rows, options)]
@@ -513,15 +513,15 @@ def ends_note(rows: pd.DataFrame, options: Options) -> list[str]:
     """Return which choices stand at an end of what was tried, so that other values may do better."""
     tried: dict[str, dict[str, Sequence[float]]] = {method: {"scale": scales} for method, (scales, _) in SCALES.items()}
     tried["cart"]["rank_ratio"] = options.ratios
-    told = []
+    edges = []
     for base, label in labels_of(options).items():
         for model in METHODS:
-            own = select(rows, part="choice", base=base, model=model)
+            choices = select(rows, part="choice", base=base, model=model)
             for name, values in tried[model].items():
-                if count := int(own[name].map(lambda value, values=values: at_end(value, values)).sum()):
-                    told.append(f"{NAMES[model]}'s {name} with {label} ({count} of {len(own)} seeds)")
-    ends = f"Chosen at an end of what was tried, so that other values may do better: {'; '.join(told)}."
-    return [ends] if told else []
+                if count := int(choices[name].map(lambda value, values=values: at_end(value, values)).sum()):
+                    edges.append(f"{NAMES[model]}'s {name} with {label} ({count} of {len(choices)} seeds)")
+    ends = f"Chosen at an end of what was tried, so that other values may do better: {'; '.join(edges)}."
+    return [ends] if edges else []
 
 
 STUDY = Study(

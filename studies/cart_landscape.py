@@ -180,8 +180,8 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     part = lab.first(options.tasks)
     seeds = lab.run(options.experts).seeds
     rows = {seed: part.keep(f"seed_{seed}", partial(measure_seed, part, options, seed)) for seed in seeds}
-    for own in rows.values():
-        yield from own
+    for group in rows.values():
+        yield from group
     drawn = {"seed": seeds[0]}
     models = [row for row in rows[seeds[0]] if row["part"] == "models"]
     basins = part.keep("basins", partial(draw_basins, part, options, seeds[0], models))
@@ -285,10 +285,10 @@ def draw_basins(lab: Laboratory, options: Options, seed: int, models: Sequence[R
         places = {name: tuple(place.tolist()) for name, place in projection.coordinates.items()}
         plane = principal_plane(projection)
         grid = Grid.around(list(places.values()), options.near, options.margin)
-        own = {task: site.examples[task]}
-        measured = measure_grid(plane, grid, lambda state, own=own: site.losses(state, own))  # type: ignore[misc]
-        beside, off = projection.project({"average": average, "base": lab.base})
-        places |= {name: tuple(place.tolist()) for name, place in beside.items()}
+        examples = {task: site.examples[task]}
+        measured = measure_grid(plane, grid, lambda state, examples=examples: site.losses(state, examples))  # type: ignore[misc]
+        further, off = projection.project({"average": average, "base": lab.base})
+        places |= {name: tuple(place.tolist()) for name, place in further.items()}
         for kind, (x, y) in places.items():
             yield {"part": "basins", "task": task, "kind": kind, "x": x, "y": y, "off": off.get(kind)}
         yield from grid_rows(task, grid, measured)
@@ -306,8 +306,8 @@ def grid_rows(plane: str, grid: Grid, measured: Mapping[str, np.ndarray]) -> Ite
 
 def models_of(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each seed and model, with its multi-task loss Σ_t L_t as `total`."""
-    own = select(rows, part="models")
-    groups = own.groupby(["seed", "kind", "scale", "rank", "expert"], sort=False, dropna=False)
+    models = select(rows, part="models")
+    groups = models.groupby(["seed", "kind", "scale", "rank", "expert"], sort=False, dropna=False)
     first = groups[["x", "y", "off", "away", "chosen"]].first()
     return first.assign(total=groups.loss.sum()).reset_index()
 
@@ -319,9 +319,9 @@ def addition(models: pd.DataFrame) -> pd.Series:
 
 def path(models: pd.DataFrame, kind: str, scale: float | pd.Series) -> pd.DataFrame:
     """Return the models of one λ, which may be each seed's own, over k."""
-    own = select(models, kind=kind)
-    wanted = own.seed.map(scale) if isinstance(scale, pd.Series) else scale
-    return own[own.scale == wanted].sort_values(["seed", "rank"])
+    of_kind = select(models, kind=kind)
+    wanted = of_kind.seed.map(scale) if isinstance(scale, pd.Series) else scale
+    return of_kind[of_kind.scale == wanted].sort_values(["seed", "rank"])
 
 
 def wide(models: pd.DataFrame, value: str = "total") -> pd.DataFrame:
@@ -342,8 +342,8 @@ def named(models: pd.DataFrame, name: str) -> pd.DataFrame:
     if name == "task_arithmetic":
         return select(models, chosen=True).set_index("seed")
     if name == "task_arithmetic, largest":
-        own = select(models, kind="task_arithmetic")
-        return select(own, scale=own.scale.max()).set_index("seed")
+        sums = select(models, kind="task_arithmetic")
+        return select(sums, scale=sums.scale.max()).set_index("seed")
     return select(models, kind=name).set_index("seed")
 
 
@@ -358,24 +358,24 @@ def additions(models: pd.DataFrame, tasks: int) -> dict[str, float | pd.Series]:
 
 def passes(rows: pd.DataFrame) -> tuple[Verdict, str]:
     models = models_of(rows)
-    own, average = path(models, "cart", 1.0), named(models, "average").total
-    least, used = lowest(own), named(models, "cart").total - average
-    gained, away = least.total - average, wide(own, "away")
+    line, average = path(models, "cart", 1.0), named(models, "average").total
+    least, used = lowest(line), named(models, "cart").total - average
+    gained, away = least.total - average, wide(line, "away")
     ends = float((away.iloc[[0, -1]].max() / away.max().clip(lower=1e-30)).max())
-    told = (
+    text = (
         f"at its ends it is {ends:.1e} of its reach away from θ_avg; Σ L_t less that at θ_avg: "
         f"{with_interval(gained, 2)} nat at the lowest point (k / full = "
         f"{', '.join(f'{rank:g}' for rank in least['rank'])} by seed), {with_interval(used, 2)} nat at "
         f"{100 * SHOWN:g} %"
     )
     parts = {"lowest": (gained, -math.inf, -LOWER), "used": (used, -math.inf, -LOWER)}
-    return all_within(parts) if ends < TOLERANCE else False, told
+    return all_within(parts) if ends < TOLERANCE else False, text
 
 
 def round_path(rows: pd.DataFrame, kind: str) -> pd.Series:
     models = models_of(rows)
-    own = path(models, kind, 1.0 if kind == "cart" else addition(models))
-    return own.groupby("seed")[["x", "y"]].apply(lambda places: roundness([tuple(p) for p in places.to_numpy()]))
+    line = path(models, kind, 1.0 if kind == "cart" else addition(models))
+    return line.groupby("seed")[["x", "y"]].apply(lambda places: roundness([tuple(p) for p in places.to_numpy()]))
 
 
 def over_cart(rows: pd.DataFrame) -> Samples:
@@ -387,7 +387,7 @@ def over_cart(rows: pd.DataFrame) -> Samples:
 def full_rank(rows: pd.DataFrame) -> str:
     models = models_of(rows)
     ends = {name: wide(path(models, "low_rank", at)).iloc[-1] for name, at in additions(models, tasks_of(rows)).items()}
-    return f"; at full rank: {', '.join(f'{with_interval(own, 2)} ({name})' for name, own in ends.items())}"
+    return f"; at full rank: {', '.join(f'{with_interval(values, 2)} ({name})' for name, values in ends.items())}"
 
 
 def leaves(rows: pd.DataFrame) -> tuple[Verdict, str]:
@@ -396,20 +396,20 @@ def leaves(rows: pd.DataFrame) -> tuple[Verdict, str]:
     apart = float((mean / named(models, "base").away.clip(lower=1e-30)).max())
     largest = named(models, "task_arithmetic, largest")
     risen = largest.total - named(models, "average").total
-    told = (
+    text = (
         f"at λ = 1/{tasks} it is {apart:.1e} ‖θ0 − θ_avg‖ away from θ_avg; Σ L_t at λ = {largest.scale.iloc[0]:g} less "
         f"that at θ_avg: {with_interval(risen, 2)} nat"
     )
-    return within(risen, low=0) if apart < TOLERANCE else False, told
+    return within(risen, low=0) if apart < TOLERANCE else False, text
 
 
 def task_losses(rows: pd.DataFrame, name: str) -> pd.Series:
     """Return a model's loss by seed and task."""
-    own, key = select(rows, part="models"), named(models_of(rows), name)
-    own = own[own.kind == key.kind.iloc[0]]
-    same = own.seed.map(key.scale).eq(own.scale) | own.scale.isna()
-    same &= own.seed.map(key["rank"]).eq(own["rank"]) | own["rank"].isna()
-    return own[same].set_index(["seed", "task"]).loss
+    losses, key = select(rows, part="models"), named(models_of(rows), name)
+    losses = losses[losses.kind == key.kind.iloc[0]]
+    same = losses.seed.map(key.scale).eq(losses.scale) | losses.scale.isna()
+    same &= losses.seed.map(key["rank"]).eq(losses["rank"]) | losses["rank"].isna()
+    return losses[same].set_index(["seed", "task"]).loss
 
 
 def closer(rows: pd.DataFrame) -> Samples:
@@ -455,8 +455,8 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     models, lines = models_of(rows), {}
     test = select(rows, part="test").groupby(["model", "seed"]).agg(loss=("loss", "sum"), accuracy=("accuracy", "mean"))
     for name, label in LABELS.items():
-        own = named(models, name)
-        lines[label] = [own.total, test.loss[name], test.accuracy[name], own.away, own.off]
+        model = named(models, name)
+        lines[label] = [model.total, test.loss[name], test.accuracy[name], model.away, model.off]
     experts = select(models, kind="expert").groupby("seed")[["away", "off"]].mean()
     single = select(rows, part="models", kind="expert")
     single = single[single.task == single.expert].groupby("seed").loss.sum()
@@ -464,8 +464,8 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     columns = ["Σ L_t, validation", "Σ L_t, test", "test accuracy, %", "‖θ − θ_avg‖", "off the plane"]
     digits = [2, 2, 1, 2, 2]
     cells = {
-        label: ["" if v is None else with_interval(v, n) for v, n in zip(own, digits, strict=True)]
-        for label, own in lines.items()
+        label: ["" if v is None else with_interval(v, n) for v, n in zip(values, digits, strict=True)]
+        for label, values in lines.items()
     }
     return pd.DataFrame(cells, index=columns).T
 
@@ -474,30 +474,30 @@ def rank_paths(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the multi-task loss over k: a row for each k, a column for each seed, by the path's name."""
     models = models_of(rows)
     scales = sorted(select(models, kind="cart").scale.unique())
-    found = {f"CART, λ = {scale:g}": wide(path(models, "cart", scale)) for scale in scales}
+    paths = {f"CART, λ = {scale:g}": wide(path(models, "cart", scale)) for scale in scales}
     lows = additions(models, tasks_of(rows))
-    return found | {f"low rank, {name}": wide(path(models, "low_rank", at)) for name, at in lows.items()}
+    return paths | {f"low rank, {name}": wide(path(models, "low_rank", at)) for name, at in lows.items()}
 
 
 def scale_paths(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the models over λ, by the path's name."""
     models = models_of(rows)
-    found = {"task arithmetic": select(models, kind="task_arithmetic"), "CART, 8 %": select(models, rank=SHOWN)}
-    found["CART, 8 %"] = select(found["CART, 8 %"], kind="cart")
-    return {name: own.sort_values(["scale", "seed"]) for name, own in found.items()}
+    paths = {"task arithmetic": select(models, kind="task_arithmetic"), "CART, 8 %": select(models, rank=SHOWN)}
+    paths["CART, 8 %"] = select(paths["CART, 8 %"], kind="cart")
+    return {name: path_of.sort_values(["scale", "seed"]) for name, path_of in paths.items()}
 
 
 def over_ranks(rows: pd.DataFrame) -> pd.DataFrame:
-    paths = {name: frame.apply(lambda own: with_interval(own, 2), axis=1) for name, frame in rank_paths(rows).items()}
+    paths = {name: frame.apply(lambda cell: with_interval(cell, 2), axis=1) for name, frame in rank_paths(rows).items()}
     return pd.DataFrame(paths).rename(index="{:g}".format).rename_axis("k / full")
 
 
 def over_scales(rows: pd.DataFrame) -> pd.DataFrame:
     columns = {"total": "Σ L_t, validation", "away": "‖θ − θ_avg‖", "off": "off the plane"}
     cells = {
-        (name, f"{scale:g}"): {label: with_interval(own[value], 2) for value, label in columns.items()}
+        (name, f"{scale:g}"): {label: with_interval(group[value], 2) for value, label in columns.items()}
         for name, models in scale_paths(rows).items()
-        for scale, own in models.groupby("scale")
+        for scale, group in models.groupby("scale")
     }
     return pd.DataFrame(cells).T.rename_axis(["path", "λ"])
 
@@ -508,8 +508,8 @@ def task_table(rows: pd.DataFrame) -> pd.DataFrame:
     columns |= {LABELS[name]: task_losses(rows, name) for name in ("average", "task_arithmetic", "cart")}
     return pd.DataFrame(
         {
-            label: own.groupby("task", sort=False).agg(lambda v: with_interval(list(v), 2))
-            for label, own in columns.items()
+            label: column.groupby("task", sort=False).agg(lambda v: with_interval(list(v), 2))
+            for label, column in columns.items()
         }
     )
 
@@ -517,9 +517,9 @@ def task_table(rows: pd.DataFrame) -> pd.DataFrame:
 def fit_table(rows: pd.DataFrame) -> pd.DataFrame:
     kinds = {"cart": "CART's path", "low_rank": "low-rank path", "expert": "experts", "base": "θ0"}
     lines: dict[str, dict[str, str]] = {}
-    for (title, kind), own in select(rows, part="fits").groupby(["found_from", "kind"], sort=False):
-        line = lines.setdefault(title, {"variance they explain, %": with_interval(100 * own.explained, 0)})
-        line[f"{kinds[kind]}: part of ‖θ − θ_avg‖ seen, %"] = with_interval(100 * own.share, 0)
+    for (title, kind), fits in select(rows, part="fits").groupby(["found_from", "kind"], sort=False):
+        line = lines.setdefault(title, {"variance they explain, %": with_interval(100 * fits.explained, 0)})
+        line[f"{kinds[kind]}: part of ‖θ − θ_avg‖ seen, %"] = with_interval(100 * fits.share, 0)
     return pd.DataFrame(lines).T.rename_axis("components found from")
 
 
@@ -569,7 +569,7 @@ def path_figure(rows: pd.DataFrame) -> Figure:
     """Draw the multi-task loss with the paths over k and over λ (the paper's Figure 11)."""
     models, places = of_first(rows)
     first = select(rows, part="models", seed=rows.seed.iloc[0])
-    scales = {name: own[["x", "y"]].to_numpy() for name, own in scale_paths(first).items()}
+    scales = {name: points[["x", "y"]].to_numpy() for name, points in scale_paths(first).items()}
     over_scale = [
         Trace("task arithmetic over λ", scales["task arithmetic"], 2, True),
         Trace("CART, 8 %, over λ", np.vstack([[places["average"]], scales["CART, 8 %"]]), 1, True),
@@ -592,10 +592,10 @@ def task_figure(rows: pd.DataFrame) -> Figure:
 def basin_figure(rows: pd.DataFrame) -> Figure:
     """Draw every task's loss on the plane of its expert, CART and task arithmetic (the paper's Figure 12)."""
     parts: list[PlanePart] = []
-    for task, own in select(rows, part="basins", kind=["expert", "cart", "task_arithmetic"]).groupby(
+    for task, models in select(rows, part="basins", kind=["expert", "cart", "task_arithmetic"]).groupby(
         "task", sort=False
     ):
-        places = {row.kind: (row.x, row.y) for row in own.itertuples()}
+        places = {row.kind: (row.x, row.y) for row in models.itertuples()}
         parts.append((str(task), select(rows, part="grid", plane=task), [], places))
     return plane_panels(parts)
 
@@ -626,8 +626,8 @@ def curve_figure(rows: pd.DataFrame) -> Figure:
     paths = rank_paths(rows)
     for number, (name, frame) in enumerate(paths.items()):
         curve(left, {rank: list(frame.loc[rank]) for rank in frame.index}, name, number)
-    for number, (name, own) in enumerate(scale_paths(rows).items(), start=len(paths)):
-        curve(right, {scale: list(part.total) for scale, part in own.groupby("scale")}, name, number)
+    for number, (name, points) in enumerate(scale_paths(rows).items(), start=len(paths)):
+        curve(right, {scale: list(part.total) for scale, part in points.groupby("scale")}, name, number)
     log_y_axis(left)
     left.set_xscale("symlog", linthresh=0.01)
     left.set_xlim(-0.002, 1.2)
@@ -679,7 +679,7 @@ def draw_marks(panel: Axes, places: Mapping[str, Point]) -> None:
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     fits = select(rows, part="fits", kind="cart")
     (drawn, seen), (experts, less), *_ = (
-        (title, with_interval(100 * own.share, 0)) for title, own in fits.groupby("found_from", sort=False)
+        (title, with_interval(100 * fit.share, 0)) for title, fit in fits.groupby("found_from", sort=False)
     )
     models = models_of(rows)
     off = select(rows, part="basins", kind="average").off.mean()

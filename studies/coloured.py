@@ -172,17 +172,17 @@ def case_rows(trained: Experts, case: str) -> Iterator[Row]:
     """Yield validation accuracies over λ, and test accuracies where λ was chosen."""
     pair = (FIRST, CASES[case])
     scores = {scale: trained.accuracies({FIRST: 1.0, pair[1]: scale}, pair, "validation") for scale in SCALES}
-    for scale, (one, two) in scores.items():
-        yield {"part": "curve", "case": case, "scale": scale, "validation_1": one, "validation_2": two}
+    for scale, (first, second) in scores.items():
+        yield {"part": "curve", "case": case, "scale": scale, "validation_1": first, "validation_2": second}
     chosen = {
-        "addition": middle_of_best({(scale,): one + two for scale, (one, two) in scores.items()})[0],
-        "unlearning": middle_of_best({(scale,): one - two for scale, (one, two) in scores.items()})[0],
+        "addition": middle_of_best({(scale,): first + second for scale, (first, second) in scores.items()})[0],
+        "unlearning": middle_of_best({(scale,): first - second for scale, (first, second) in scores.items()})[0],
         "λ = 0": 0.0,
     }
-    experts = {f"expert_{n}": trained.accuracies({one: 1.0}, (one,), "test")[0] for n, one in enumerate(pair, 1)}
+    experts = {f"expert_{n}": trained.accuracies({task: 1.0}, (task,), "test")[0] for n, task in enumerate(pair, 1)}
     for way, scale in chosen.items():
-        one, two = trained.accuracies({FIRST: 1.0, pair[1]: scale}, pair, "test")
-        yield {"part": "chosen", "case": case, "way": way, "scale": scale, "test_1": one, "test_2": two, **experts}
+        first, second = trained.accuracies({FIRST: 1.0, pair[1]: scale}, pair, "test")
+        yield {"part": "chosen", "case": case, "way": way, "scale": scale, "test_1": first, "test_2": second, **experts}
 
 
 def middle_of_best(scores: Mapping[Point, float]) -> Point:
@@ -202,8 +202,8 @@ def middle_of_best(scores: Mapping[Point, float]) -> Point:
 def target_rows(trained: Experts, alphas: Correlations, step: float) -> Iterator[Row]:
     """Yield accuracies on the third task over λ_1 and λ_2, with Equation 7's promise, and what they are to reach."""
     values = grid(-2, 3, step)
-    points = [(one, two) for one in values for two in values]
-    gammas = [alphas.of(name_of(one), name_of(TARGET)) for one in ONTO]
+    points = [(first, second) for first in values for second in values]
+    gammas = [alphas.of(name_of(colour), name_of(TARGET)) for colour in ONTO]
     promised = {margin: out_of_domain(points, gammas, BETA, C, margin) for margin in MARGINS}
     scores: dict[Point, float] = {
         p: trained.accuracies(dict(zip(ONTO, p, strict=True)), (TARGET,), "validation")[0] for p in points
@@ -243,8 +243,12 @@ def own_tasks(rows: pd.DataFrame) -> Samples:
 
 def chosen(rows: pd.DataFrame, case: str, way: str) -> pd.DataFrame:
     """Return what was measured with the λ of one way to choose it, gaps to the experts and the sum of both, by seed."""
-    own = select(rows, part="chosen", case=case, way=way).set_index("seed").sort_index()
-    return own.assign(gap_1=own.expert_1 - own.test_1, gap_2=own.expert_2 - own.test_2, total=own.test_1 + own.test_2)
+    chosen_rows = select(rows, part="chosen", case=case, way=way).set_index("seed").sort_index()
+    return chosen_rows.assign(
+        gap_1=chosen_rows.expert_1 - chosen_rows.test_1,
+        gap_2=chosen_rows.expert_2 - chosen_rows.test_2,
+        total=chosen_rows.test_1 + chosen_rows.test_2,
+    )
 
 
 def curve(rows: pd.DataFrame, case: str) -> pd.DataFrame:
@@ -253,8 +257,8 @@ def curve(rows: pd.DataFrame, case: str) -> pd.DataFrame:
 
 def worse_task(rows: pd.DataFrame) -> pd.Series:
     """Return the validation accuracy of the worse of two contradictory tasks at the λ where it is best, by seed."""
-    own = curve(rows, "contradictory")
-    return own[["validation_1", "validation_2"]].min(axis=1).groupby(own.seed).max()
+    scores = curve(rows, "contradictory")
+    return scores[["validation_1", "validation_2"]].min(axis=1).groupby(scores.seed).max()
 
 
 def falls(
@@ -276,25 +280,25 @@ def before(case: str, rows: pd.DataFrame) -> Samples:
 
 
 def largest_left(case: str, rows: pd.DataFrame) -> Samples:
-    own = curve(rows, case)
-    return {"T2, the largest": own[own.scale <= 0].groupby("seed").validation_2.max()}
+    scores = curve(rows, case)
+    return {"T2, the largest": scores[scores.scale <= 0].groupby("seed").validation_2.max()}
 
 
 def share_gaps(case: str, rows: pd.DataFrame) -> Samples:
     """Return the loss of each task in a sum, in % of what its expert has above chance."""
-    own = chosen(rows, case, "addition")
-    return {f"T{n} below its expert": 100 * own[f"gap_{n}"] / (own[f"expert_{n}"] - CHANCE) for n in (1, 2)}
+    choice = chosen(rows, case, "addition")
+    return {f"T{n} below its expert": 100 * choice[f"gap_{n}"] / (choice[f"expert_{n}"] - CHANCE) for n in (1, 2)}
 
 
 def unlearned(case: str, most: float, lost: float, rows: pd.DataFrame) -> tuple[Verdict, str]:
-    own = chosen(rows, case, "unlearning")
-    text = f"T2 {with_interval(own.test_2)} %, T1 {with_interval(own.gap_1)} points below its expert"
-    return all_within({"T2": (own.test_2, -math.inf, most), "T1": (own.gap_1, -math.inf, lost)}), text
+    choice = chosen(rows, case, "unlearning")
+    text = f"T2 {with_interval(choice.test_2)} %, T1 {with_interval(choice.gap_1)} points below its expert"
+    return all_within({"T2": (choice.test_2, -math.inf, most), "T1": (choice.gap_1, -math.inf, lost)}), text
 
 
 def kept_and_unlearned(rows: pd.DataFrame) -> tuple[Verdict, str]:
-    own = curve(rows, "aligned")
-    able = ((own.validation_2 <= 70) & (own.validation_1 >= 90)).groupby(own.seed).any()
+    scores = curve(rows, "aligned")
+    able = ((scores.validation_2 <= 70) & (scores.validation_1 >= 90)).groupby(scores.seed).any()
     return not able.any(), f"in {able.sum()} of {len(able)} seeds some λ does"
 
 
@@ -313,23 +317,23 @@ def gained_of_room(rows: pd.DataFrame) -> Samples:
 
 
 def target_levels(rows: pd.DataFrame) -> str:
-    best, own, one, two = (with_interval(target(rows, way)) for way in (BEST, OWN, ONE, TWO))
-    return f"; {best} %, its own expert {own}, expert 1 {one}, expert 2 {two}"
+    best, trained, first, second = (with_interval(target(rows, way)) for way in (BEST, OWN, ONE, TWO))
+    return f"; {best} %, its own expert {trained}, expert 1 {first}, expert 2 {second}"
 
 
 def overlap(rows: pd.DataFrame, margin: float) -> pd.DataFrame:
     """Return IoU and precision of Equation 7's region against the good points, in %, by seed; 0 of an empty region."""
-    own = select(rows, part="grid")
-    inside, good = own[f"promised_{margin:g}"].astype(bool), own.good.astype(bool)
-    counts = pd.DataFrame({"both": inside & good, "either": inside | good, "inside": inside}).groupby(own.seed).sum()
+    cells = select(rows, part="grid")
+    inside, good = cells[f"promised_{margin:g}"].astype(bool), cells.good.astype(bool)
+    counts = pd.DataFrame({"both": inside & good, "either": inside | good, "inside": inside}).groupby(cells.seed).sum()
     shares = {"iou": counts.both / counts.either, "precision": counts.both / counts.inside}
     return 100 * pd.DataFrame(shares).fillna(0.0)
 
 
 def precision(margin: float, rows: pd.DataFrame) -> tuple[Verdict, str]:
-    own = overlap(rows, margin)
-    text = f"precision {with_interval(own.precision)} %, IoU {with_interval(own.iou)} %"
-    return within(own.precision, low=80), text
+    shares_of = overlap(rows, margin)
+    text = f"precision {with_interval(shares_of.precision)} %, IoU {with_interval(shares_of.iou)} %"
+    return within(shares_of.precision, low=80), text
 
 
 # Claims, written before the run
@@ -354,9 +358,9 @@ def set_ups() -> list[Claim]:
               of="accuracy of each, which may lack twice what the paper's smallest lacks,", needs=SHAPE),
         Claim("P5", "α̂: contradictory < irrelevant < aligned.", of="by ≥ 0.05 each", paper="−0.849, 0.164, 0.891",
               decide=partial(falls, lambda rows, case: alpha(rows, FIRST, CASES[case]), 0.05, 2)),
-        *(Claim("P5", f"{pair} has α̂ near 0.", partial(alike, one, two), low=-0.3, high=0.3, of="α̂", unit="", digits=2,
+        *(Claim("P5", f"{pair} has α̂ near 0.", partial(alike, a, b), low=-0.3, high=0.3, of="α̂", unit="", digits=2,
                 paper=paper, needs=SHAPE)
-          for pair, one, two, paper in (("The pair called irrelevant", FIRST, CASES["irrelevant"], "0.164"),
+          for pair, a, b, paper in (("The pair called irrelevant", FIRST, CASES["irrelevant"], "0.164"),
                                         ("The pair of the third task", *ONTO, "0.115"))),
     ]
 
@@ -416,16 +420,16 @@ def of_targets() -> list[Claim]:
 # What is shown
 
 def chosen_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, part="chosen")
-    less = own.assign(less_1=own.test_1 - own.expert_1, less_2=own.test_2 - own.expert_2)
+    choices = select(rows, part="chosen")
+    less = choices.assign(less_1=choices.test_1 - choices.expert_1, less_2=choices.test_2 - choices.expert_2)
     shown = {"scale": "λ", "test_1": "T1, %", "less_1": "less its expert", "test_2": "T2, %", "less_2": "less its own"}
     return side_by_side(less, ["steps", "case", "way"], shown)
 
 
 def pair_table(rows: pd.DataFrame) -> pd.DataFrame:
     shown = {"alpha": "α̂", "change": "α̂ of changes", "cosine": "cosine", "test_1": "test, %"}
-    own = select(rows, part="pair").rename(columns={"first": "expert", "second": "task"})
-    return side_by_side(own, ["steps", "expert", "task"], shown, dict.fromkeys(("alpha", "change", "cosine"), 2))
+    pairs = select(rows, part="pair").rename(columns={"first": "expert", "second": "task"})
+    return side_by_side(pairs, ["steps", "expert", "task"], shown, dict.fromkeys(("alpha", "change", "cosine"), 2))
 
 
 TABLES = {
@@ -440,10 +444,10 @@ TABLES = {
 
 def scales_figure(rows: pd.DataFrame) -> Figure:
     """Draw validation accuracy on both tasks over λ, a panel for each length and case."""
-    own = select(rows, part="curve")
-    own = own.assign(where=own.case + ", " + own.steps.astype(str) + " steps")
+    scores = select(rows, part="curve")
+    scores = scores.assign(where=scores.case + ", " + scores.steps.astype(str) + " steps")
     tasks = {"validation_1": "T1", "validation_2": "T2"}
-    long = own.melt(["where", "scale", "seed"], list(tasks), "task", "accuracy")
+    long = scores.melt(["where", "scale", "seed"], list(tasks), "task", "accuracy")
     return curves(
         long, "scale", "task", panel="where", labels=tasks, x_label="λ", y_label="accuracy, %", columns=len(CASES)
     )
@@ -461,9 +465,11 @@ def targets_figure(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def draw_plane(panel: Axes, own: pd.DataFrame) -> QuadMesh:
+def draw_plane(panel: Axes, cells: pd.DataFrame) -> QuadMesh:
     def plane(column: str) -> pd.DataFrame:
-        return own.assign(value=own[column].astype(float)).pivot_table(index="scale", columns="scale_1", values="value")
+        return cells.assign(value=cells[column].astype(float)).pivot_table(
+            index="scale", columns="scale_1", values="value"
+        )
 
     scores = plane("validation_1")
     ones, twos = list(scores.columns), list(scores.index)
@@ -474,8 +480,8 @@ def draw_plane(panel: Axes, own: pd.DataFrame) -> QuadMesh:
             lines = panel.contour(ones, twos, promised, levels=[0.5], colors="white", linestyles=style)
             lines.set_path_effects(OUTLINED)
             over(panel, [], [], f"Equation 7, margin {margin}", linestyle=style)
-    two, one = np.unravel_index(scores.to_numpy().argmax(), scores.shape)
-    over(panel, [ones[one]], [twos[two]], BEST, marker="*", markersize=11, linestyle="")
+    two, at = np.unravel_index(scores.to_numpy().argmax(), scores.shape)
+    over(panel, [ones[at]], [twos[two]], BEST, marker="*", markersize=11, linestyle="")
     over(panel, [1, 0], [0, 1], "each expert alone", marker="o", markersize=5, linestyle="")
     return drawn
 
@@ -486,8 +492,8 @@ def pairs_figure(rows: pd.DataFrame) -> Figure:
     parts = [(steps, key) for steps in sorted(rows.steps.unique()) for key in shown]
     figure, axes = panels(len(parts), len(shown), 3.1)
     for panel, (steps, key) in zip(axes, parts, strict=True):
-        own = select(rows, part="pair", steps=steps)
-        cells = own.pivot_table(index="first", columns="second", values=key)
+        pairs = select(rows, part="pair", steps=steps)
+        cells = pairs.pivot_table(index="first", columns="second", values=key)
         dress(panel, f"{shown[key]}, {steps} steps", "task, r_o", "expert, r_o" if key == "alpha" else "")
         limits = (0, 100) if key == "test_1" else (-1, 1)
         numbered(panel, [name[1:] for name in cells], cells.to_numpy().tolist(), *limits)

@@ -91,7 +91,7 @@ def measure_suite(whole: Laboratory, options: Options, count: int, seed: int) ->
     individual = {split: lab.individual(experts, split) for split in ("validation", "test")}
     sizes = {name: list(tensor.shape) for name, tensor in lab.base.items()}
     tall = {"of": "ties", "keep": options.keep}
-    tried = {one: mask_accuracy(lab, experts, {**tall, "threshold": one}) for one in options.thresholds}
+    tried = {cut: mask_accuracy(lab, experts, {**tall, "threshold": cut}) for cut in options.thresholds}
     best = max(tried, key=lambda threshold: mean(tried[threshold]))
     ways: list[tuple[str, str, tuple[str, ...], dict[str, Any]]] = [
         ("own", "cart_indexing", ("test",), {"rank_ratio": options.rank_ratio, "non_matrices": "own"}),
@@ -163,17 +163,17 @@ def formula_bits(kind: str, args: Mapping[str, Any], sizes: Sizes) -> int | None
 
 def suites(rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each number of tasks, seed, way of compressing and split: mean and relative accuracy in %."""
-    own = select(rows, part="suites")
+    measured = select(rows, part="suites")
     key = ["tasks", "kind", "rank_ratio", "split", "seed"]
-    groups = own.assign(relative=shares(own.accuracy, own.expert)).groupby(key, sort=False, dropna=False)
-    first = groups[["threshold", *(c for c in own if "share" in c or c in SIZES)]].first()
+    groups = measured.assign(relative=shares(measured.accuracy, measured.expert)).groupby(key, sort=False, dropna=False)
+    first = groups[["threshold", *(c for c in measured if "share" in c or c in SIZES)]].first()
     return first.join(groups[["accuracy", "expert", "relative"]].mean()).reset_index()
 
 
 def of(rows: pd.DataFrame, kind: str, count: int, ratio: float | None = None, split: str = "test") -> pd.DataFrame:
     """Return one row for each seed; of a curve, those with a rank ratio."""
-    own = select(suites(rows), kind=kind, tasks=count, split=split)
-    return (select(own, rank_ratio=ratio) if kind in CURVES and ratio is not None else own).set_index("seed")
+    of_kind = select(suites(rows), kind=kind, tasks=count, split=split)
+    return (select(of_kind, rank_ratio=ratio) if kind in CURVES and ratio is not None else of_kind).set_index("seed")
 
 
 def counts(rows: pd.DataFrame) -> list[int]:
@@ -193,9 +193,11 @@ def smallest(rows: pd.DataFrame, count: int, target: float) -> float | None:
 
 def at_the_smallest(target: float, rows: pd.DataFrame) -> Samples:
     ratios = {n: smallest(rows, n, target) for n in counts(rows)}
-    found = {n: of(rows, "cart", n, ratio).relative for n, ratio in ratios.items() if ratio}
+    curves_at = {n: of(rows, "cart", n, ratio).relative for n, ratio in ratios.items() if ratio}
     return (
-        {f"{n} tasks, rank ratio {ratios[n]:g}": own for n, own in found.items()} if len(found) == len(ratios) else {}
+        {f"{n} tasks, rank ratio {ratios[n]:g}": values for n, values in curves_at.items()}
+        if len(curves_at) == len(ratios)
+        else {}
     )
 
 
@@ -205,13 +207,13 @@ def ahead(kind: str, ratio: float, rows: pd.DataFrame) -> Samples:
 
 def in_a_quarter(ratio: float, rows: pd.DataFrame) -> tuple[Verdict, str]:
     storage = {n: float(of(rows, "cart", n, ratio).file_share.iloc[0]) for n in counts(rows)}
-    kept = relative(rows, ratio)
+    shares_kept = relative(rows, ratio)
     words = [
         f"{name}: {with_interval(values)} % in {100 * size:.1f} %"
-        for (name, values), size in zip(kept.items(), storage.values(), strict=True)
+        for (name, values), size in zip(shares_kept.items(), storage.values(), strict=True)
     ]
     small = all(size <= STORAGE for size in storage.values())
-    parts: Parts = {name: (values, 98, math.inf) for name, values in kept.items()}
+    parts: Parts = {name: (values, 98, math.inf) for name, values in shares_kept.items()}
     return all_within(parts) if small else False, "; ".join(words)
 
 
@@ -272,11 +274,11 @@ def accuracy_table(ratio: float, rows: pd.DataFrame) -> pd.DataFrame:
             ("relative, %", "file, %", "with θ0, %", "to read one task, %"), "100.0"
         )
         for kind, label in labels(ratio).items():
-            own = of(rows, kind, count, ratio)
-            first = own.iloc[0]
+            measured = of(rows, kind, count, ratio)
+            first = measured.iloc[0]
             lines[about, label] = {
-                "test accuracy, %": with_interval(own.accuracy),
-                "relative, %": with_interval(own.relative),
+                "test accuracy, %": with_interval(measured.accuracy),
+                "relative, %": with_interval(measured.relative),
                 "file, %": f"{100 * first.file_share:.1f}",
                 "with θ0, %": f"{100 * first.with_base_share:.1f}",
                 "to read one task, %": f"{100 * first.one_task * count / first.all_experts:.1f}",
@@ -303,12 +305,12 @@ def bits_table(ratio: float, rows: pd.DataFrame) -> pd.DataFrame:
 
 def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
     lines: dict[tuple[str, str], dict[str, str]] = {}
-    for (count, kind, ratio), own in select(suites(rows), split="test", kind=list(CURVES)).groupby(
+    for (count, kind, ratio), group in select(suites(rows), split="test", kind=list(CURVES)).groupby(
         ["tasks", "kind", "rank_ratio"]
     ):
         line = lines.setdefault((f"{count} tasks", f"{ratio:g}"), {})
-        line[f"{CURVES[kind]}, relative %"] = with_interval(own.relative)
-        line[f"{CURVES[kind]}, storage %"] = f"{100 * own.with_base_share.iloc[0]:.1f}"
+        line[f"{CURVES[kind]}, relative %"] = with_interval(group.relative)
+        line[f"{CURVES[kind]}, storage %"] = f"{100 * group.with_base_share.iloc[0]:.1f}"
     return pd.DataFrame(lines).T.rename_axis(["", "rank ratio"]).fillna("")
 
 
@@ -344,17 +346,17 @@ def storage_figure(options: Options, rows: pd.DataFrame) -> Figure:
     figure, axes = panels(len(counts(rows)), 3, 3.7, sharey=True)
     for index, (panel, count) in enumerate(zip(axes, counts(rows), strict=True)):
         dress(panel, f"{count} tasks", "with θ0, % of all experts", "relative accuracy, %" if index == 0 else "")
-        own = select(suites(rows), split="test", tasks=count)
+        measured = select(suites(rows), split="test", tasks=count)
         for number, (kind, label) in enumerate({**CURVES, **labels(options.rank_ratio)}.items()):
             if kind in (*CURVES, "emr", "tall") and (number < 2 or kind not in CURVES):
-                groups = select(own, kind=kind).groupby("rank_ratio", dropna=False)
+                groups = select(measured, kind=kind).groupby("rank_ratio", dropna=False)
                 points = {100 * group.with_base_share.iloc[0]: list(group.relative) for _, group in groups}
                 style = {"linestyle": "-", "markersize": 5.5} if len(points) > 1 else {"linestyle": "", "markersize": 8}
                 curve(panel, points, label, number, **style)
         panel.axhline(100, color=MUTED, linestyle=(0, (4, 3)), linewidth=1.1)
         panel.axhline(98, color=MUTED, linestyle=":", linewidth=1.1)
         panel.set_xscale("log")
-        ticks = [tick for tick in (5, 10, 20, 40, 80, 160) if tick >= 80 * own.with_base_share.min()]
+        ticks = [tick for tick in (5, 10, 20, 40, 80, 160) if tick >= 80 * measured.with_base_share.min()]
         panel.set_xticks([], minor=True)
         panel.set_xticks(ticks, labels=[str(tick) for tick in ticks])
     legend(figure, FULL_WIDTH, loc="outside lower center")
@@ -368,8 +370,11 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     chosen = select(suites(rows), kind="tall")
     own_less_mean = []
     for count in counts(rows):
-        own, shared = (of(rows, kind, count, ratio) for kind in ("own", "cart"))
-        gain, size = own.relative.mean() - shared.relative.mean(), own.file_share.iloc[0] - shared.file_share.iloc[0]
+        separate, shared = (of(rows, kind, count, ratio) for kind in ("own", "cart"))
+        gain, size = (
+            separate.relative.mean() - shared.relative.mean(),
+            separate.file_share.iloc[0] - shared.file_share.iloc[0],
+        )
         own_less_mean.append(f"{count} tasks {gain:+.1f} points for {100 * size:.1f} % more")
     return [
         f"Per task, {100 * ratio:g} % rank costs {100 * part['cart']:.1f} % of an expert and a mask "

@@ -115,10 +115,10 @@ def measure_model(lab: Laboratory, options: Options, name: str, seed: int) -> It
         about["rounds"] = source.rounds(seed)[-1]["round"]
         test = lab.accuracy(source.merged(seed, about["rounds"]), "test")
     else:
-        found = best_merge(lab, options, source.experts(seed))
-        test, about["rounds"] = found.pop("test"), 1
-        times = {"selection": found.pop("selecting"), "merging": found.pop("merging")}
-        about |= found
+        merge = best_merge(lab, options, source.experts(seed))
+        test, about["rounds"] = merge.pop("test"), 1
+        times = {"selection": merge.pop("selecting"), "merging": merge.pop("merging")}
+        about |= merge
     cost, steps = source.cost(seed), len(lab.tasks) if joint else 1
     trained = {"budget": cost["steps"] * steps // len(lab.tasks), "task_steps": cost["steps"] * steps}
     about |= {**trained, "examples": cost["examples"]}
@@ -146,8 +146,8 @@ def best_merge(lab: Laboratory, options: Options, experts: Mapping[str, State]) 
     validation, method, args = max(results, key=lambda result: result[0])
     test = lab.accuracy(scorer.merge(configure(method, args)), "test")
     listed = ", ".join(f"{name} {value:g}" for name, value in args.items())
-    found = {"test": test, "chosen": f"{method} ({listed})", "tried": tried, "validation": 100 * validation}
-    return {**found, "selecting": selecting, "merging": merging}
+    choice = {"test": test, "chosen": f"{method} ({listed})", "tried": tried, "validation": 100 * validation}
+    return {**choice, "selecting": selecting, "merging": merging}
 
 
 def families(options: Options) -> list[Family]:
@@ -188,15 +188,17 @@ def label(name: str) -> str:
 
 def models(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of models with what each is called; the run of a one-shot merge gave its experts alone."""
-    own = select(rows, part="model")
-    names = [f"one-shot merge of {run}" if tried else label(run) for run, tried in zip(own.run, own.tried, strict=True)]
-    return own.assign(model=names)
+    part = select(rows, part="model")
+    names = [
+        f"one-shot merge of {run}" if tried else label(run) for run, tried in zip(part.run, part.tried, strict=True)
+    ]
+    return part.assign(model=names)
 
 
 def difference(rows: pd.DataFrame, first: str, second: str) -> pd.Series:
     """Return the paired differences of two runs over the seeds that both have."""
-    own = models(rows)
-    return (samples(own, run=first) - samples(own, run=second)).dropna()
+    frame = models(rows)
+    return (samples(frame, run=first) - samples(frame, run=second)).dropna()
 
 
 def called(rows: pd.DataFrame, run: str) -> str:
@@ -204,22 +206,22 @@ def called(rows: pd.DataFrame, run: str) -> str:
 
 
 def joint_run(rows: pd.DataFrame) -> str:
-    own = models(rows)
-    return str(own[own.run.str.startswith("joint")].run.iloc[0])
+    frame = models(rows)
+    return str(frame[frame.run.str.startswith("joint")].run.iloc[0])
 
 
 def most_rounds(rows: pd.DataFrame) -> str:
     """Return the run of MIMA with the most rounds at joint training's budget."""
-    own = models(rows)
-    budget = select(own, run=joint_run(rows)).budget.iloc[0]
-    mima = own[own.run.str.startswith("mima") & (own.budget == budget) & (own["rounds"] > 0)]
+    frame = models(rows)
+    budget = select(frame, run=joint_run(rows)).budget.iloc[0]
+    mima = frame[frame.run.str.startswith("mima") & (frame.budget == budget) & (frame["rounds"] > 0)]
     return max(mima.run.unique(), key=lambda name: int(name.split("_")[1]))
 
 
 def best_one_shot(rows: pd.DataFrame) -> str:
     """Return the one-shot run that is best on validation."""
-    own = models(rows)
-    return str(own[own.tried > 0].groupby("run", sort=False).validation.mean().idxmax())
+    frame = models(rows)
+    return str(frame[frame.tried > 0].groupby("run", sort=False).validation.mean().idxmax())
 
 
 def less_joint(rows: pd.DataFrame) -> Samples:
@@ -247,42 +249,42 @@ def time_tables(times: pd.DataFrame) -> list[dict[str, Any]]:
 
 def cost_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return accuracy beside what does not depend on the machine; every round sends T experts and the merge back."""
-    own = models(rows)
-    tasks = own.task.nunique()
-    spent = own.groupby("model", sort=False)[["budget", "task_steps", "examples", "rounds", "tried"]].mean().round()
+    frame = models(rows)
+    tasks = frame.task.nunique()
+    spent = frame.groupby("model", sort=False)[["budget", "task_steps", "examples", "rounds", "tried"]].mean().round()
     spent = spent.astype(int)
     sent = [f"{2 * n * tasks} models" if n else "the data" for n in spent["rounds"]]
-    return pd.concat([table(own, "model"), spent.assign(sent=sent)], axis=1)
+    return pd.concat([table(frame, "model"), spent.assign(sent=sent)], axis=1)
 
 
 def choice_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return what validation chose for the one-shot rows."""
-    own = models(rows)
-    chosen = own[own.tried > 0].groupby(["model", "seed"], sort=False)
+    frame = models(rows)
+    chosen = frame[frame.tried > 0].groupby(["model", "seed"], sort=False)
     made = chosen.agg(candidates=("tried", "first"), chosen=("chosen", "first"), validation=("validation", "first"))
     return made.assign(validation=made.validation.round(1), test=chosen.accuracy.mean().round(1)).reset_index()
 
 
 def rate_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, part="rate")
-    return table(own.assign(model=own.run.map(label)), ["model", "rate"], value="validation")
+    rates = select(rows, part="rate")
+    return table(rates.assign(model=rates.run.map(label)), ["model", "rate"], value="validation")
 
 
 def cost_figure(rows: pd.DataFrame) -> Figure:
     """Draw accuracy over the examples that training saw."""
-    own = models(rows)
+    frame = models(rows)
     figure, (panel,) = panels(1, 1, 4.6)
     dress(panel, "Accuracy and training", "examples through the model", "mean test accuracy, %", grid="both")
-    for number, (name, model) in enumerate(own.groupby("model", sort=False)):
+    for number, (name, model) in enumerate(frame.groupby("model", sort=False)):
         panel.plot([model.examples.mean()], [model.accuracy.mean()], label=name, **series_style(number))
     legend(figure, 5.0, loc="outside lower center")
     return figure
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    own = models(rows)
-    joint = own[own.run.str.startswith("joint")].drop_duplicates("budget").set_index("budget").run
-    runs = own[(own["rounds"] > 0) & own.budget.isin(joint.index)].drop_duplicates("run")
+    frame = models(rows)
+    joint = frame[frame.run.str.startswith("joint")].drop_duplicates("budget").set_index("budget").run
+    runs = frame[(frame["rounds"] > 0) & frame.budget.isin(joint.index)].drop_duplicates("run")
     behind = []
     for run, budget in runs[["run", "budget"]].itertuples(index=False):
         lead = with_interval(difference(rows, run, joint[budget]))

@@ -223,13 +223,13 @@ Decision = tuple[bool | None, str]
 
 
 def one_epoch(rows: pd.DataFrame) -> Decision:
-    own = part(rows, "one_epoch")
-    return bool(own.error.max() <= EXACT), f"largest difference {own.error.max():.1e} over {len(own)} experts"
+    gaps = part(rows, "one_epoch")
+    return bool(gaps.error.max() <= EXACT), f"largest difference {gaps.error.max():.1e} over {len(gaps)} experts"
 
 
 def joint_step(rows: pd.DataFrame) -> Decision:
-    own = part(rows, "joint")
-    first, later = select(own, epochs=1).error.max(), own[own.epochs > 1].error.min()
+    gaps = part(rows, "joint")
+    first, later = select(gaps, epochs=1).error.max(), gaps[gaps.epochs > 1].error.min()
     text = f"largest difference {first:.1e} after one epoch; after more at least {later:.1e}"
     return bool(first <= EXACT < later), text
 
@@ -241,8 +241,8 @@ def slope(name: str, expected: int, rows: pd.DataFrame) -> Decision:
 
 
 def coefficient(rows: pd.DataFrame) -> Decision:
-    own, first = part(rows, "coefficient"), part(rows, "gap").groupby(["model", "seed"], dropna=False).first()
-    worst = ((own.measured - own.derived).abs() / own.scale).max()
+    measured, first = part(rows, "coefficient"), part(rows, "gap").groupby(["model", "seed"], dropna=False).first()
+    worst = ((measured.measured - measured.derived).abs() / measured.scale).max()
     text = (
         f"at α = {first.scale.iloc[0]:g} measured {span(first.coefficient, '.5f')}; over all α within "
         f"{100 * worst:.4f} % of −α"
@@ -251,9 +251,9 @@ def coefficient(rows: pd.DataFrame) -> Decision:
 
 
 def growth(rows: pd.DataFrame) -> Decision:
-    own = part(rows, "growth")
-    off = (own.ratio / own.derived - 1).abs().max()
-    return bool(off <= 0.02), f"within {100 * off:.3f} % up to k = {own.epochs.max():g}"
+    measured = part(rows, "growth")
+    off = (measured.ratio / measured.derived - 1).abs().max()
+    return bool(off <= 0.02), f"within {100 * off:.3f} % up to k = {measured.epochs.max():g}"
 
 
 def derived_bounds(rows: pd.DataFrame) -> Decision:
@@ -270,15 +270,15 @@ def usual_weights(rows: pd.DataFrame) -> Decision:
 
 
 def task_factor(name: str, rows: pd.DataFrame) -> Decision:
-    own = part(rows, "task_factor")
-    failing = sorted(own[own.measured > own[name]].scale.unique())
+    factors = part(rows, "task_factor")
+    failing = sorted(factors[factors.measured > factors[name]].scale.unique())
     at = ", ".join(f"{scale:.3g}" for scale in failing)
     return not failing, f"fails at α = {at}" if failing else "holds at all tried α"
 
 
 def spectral_bound(name: str, rows: pd.DataFrame) -> Decision:
-    own = part(rows, "network")
-    failing = own[own.norm > own[name]]
+    networks = part(rows, "network")
+    failing = networks[networks.norm > networks[name]]
     text = "; ".join(
         f"{model} ×{gain:g}: {span(nets.norm / nets[name], '.1e')} ({len(nets)} seeds)"
         for (model, gain), nets in failing.groupby(["model", "gain"], sort=False)
@@ -349,18 +349,18 @@ def side_by_side(
     """Return the table of what each model measured, as a range over seeds, then what is claimed, by `key`."""
 
     def made(rows: pd.DataFrame) -> pd.DataFrame:
-        own = part(rows, table).sort_values(key)
-        measured = own.groupby([key, "model"], sort=False)[value].agg(span, form).unstack("model").fillna("")
-        claims = own.groupby(key)[claimed].first().map(lambda number: f"{number:{form}}")
+        chosen = part(rows, table).sort_values(key)
+        measured = chosen.groupby([key, "model"], sort=False)[value].agg(span, form).unstack("model").fillna("")
+        claims = chosen.groupby(key)[claimed].first().map(lambda number: f"{number:{form}}")
         return pd.concat([measured, claims], axis=1)
 
     return made
 
 
 def gap_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = first_seed(part(rows, "gap")).set_index(["model", "step"])
-    sizes = own[list(SLOPES)].rename(columns=SLOPES).map("{:.2e}".format)
-    return sizes.assign(coefficient=own.coefficient.round(4), aligned=own.aligned.round(4), switched=own.switched)
+    gaps = first_seed(part(rows, "gap")).set_index(["model", "step"])
+    sizes = gaps[list(SLOPES)].rename(columns=SLOPES).map("{:.2e}".format)
+    return sizes.assign(coefficient=gaps.coefficient.round(4), aligned=gaps.aligned.round(4), switched=gaps.switched)
 
 
 def first_seed(rows: pd.DataFrame) -> pd.DataFrame:
@@ -380,8 +380,10 @@ def log_figure(rows: pd.DataFrame, x: str, y_label: str, x_label: str, values: l
 
 def factor_figure(rows: pd.DataFrame) -> Figure:
     """Draw the measured task factor and what is claimed of it over α."""
-    own = first_seed(part(rows, "task_factor"))
-    long = own.melt(["scale", "model"], ["measured", "statement", "proof", "derived"], "of", "factor").assign(seed=0)
+    factors = first_seed(part(rows, "task_factor"))
+    long = factors.melt(["scale", "model"], ["measured", "statement", "proof", "derived"], "of", "factor").assign(
+        seed=0
+    )
     return curves(
         long, "scale", "of", "factor", panel="model", x_label="α", y_label="‖C‖ / (T · pairs · H · G)", columns=3
     )
@@ -389,8 +391,10 @@ def factor_figure(rows: pd.DataFrame) -> Figure:
 
 def coefficient_figure(rows: pd.DataFrame) -> Figure:
     """Draw the coefficient of η²C in the gap over α, measured and claimed."""
-    own = first_seed(part(rows, "coefficient"))
-    long = own.melt(["scale", "model"], ["measured", "derived", "halved", "printed"], "of", "value").assign(seed=0)
+    coefficients = first_seed(part(rows, "coefficient"))
+    long = coefficients.melt(["scale", "model"], ["measured", "derived", "halved", "printed"], "of", "value").assign(
+        seed=0
+    )
     return curves(long, "scale", "of", "value", panel="model", x_label="α", y_label="coefficient of η²C", columns=3)
 
 

@@ -171,8 +171,8 @@ class Bench:
         for pattern, methods in self.options.embeddings.items():
             measures |= {(name, "base"): partial(self.merged, name, pattern) for name in methods}
         scale = CART_START
-        for (name, embeddings), own in measures.items():
-            rows = self.lab.keep(f"{self.seed}_{name}_{embeddings}", own)
+        for (name, embeddings), measured in measures.items():
+            rows = self.lab.keep(f"{self.seed}_{name}_{embeddings}", measured)
             if (name, embeddings) == ("task_arithmetic", "merged"):
                 scale = next(row["scale"] for row in rows if row["part"] == "choice")
             yield from self.about(name, embeddings, rows)
@@ -235,23 +235,23 @@ class Bench:
         made = adapt(self.lab, self.experts, replace(plan, lr=tried[0]["lr"], seed=self.seed))
         rows = [*self.look_at(ADAPTED[on], made.state, self.lab), {"part": "choice", "rate": tried[0]["lr"]}]
         return rows + [
-            {"part": "rate", "rate": own["lr"], "step": int(step), "validation": value}
-            for own in (tried if self.seed == first else [])
-            for step, value in own["course"].items()
+            {"part": "rate", "rate": trial["lr"], "step": int(step), "validation": value}
+            for trial in (tried if self.seed == first else [])
+            for step, value in trial["course"].items()
         ]
 
 
 def choose(sweep: Sweep, method: str, score: Callable[[MethodCall], Mapping[str, float]]) -> tuple[Scored, int]:
     """Return the best candidate of a method on validation, and how many were tried."""
     if sweep.scale is None:
-        found = list(score_all(method, whole_grid(method, sweep.args), score, mean))
-        return max(found, key=lambda one: one.value), len(found)
+        tried_calls = list(score_all(method, whole_grid(method, sweep.args), score, mean))
+        return max(tried_calls, key=lambda call: call.value), len(tried_calls)
     values, best, tried = grid(sweep.scale.low, sweep.scale.high, sweep.scale.step), list[Scored](), 0
     for args in grid_of(method, sweep.args):
-        found = list(score_all(method, line("scale", values, sweep.scale.start, args), score, mean))
-        best.append(best_on_line(found, "scale"))
-        tried += len(found)
-    return max(best, key=lambda one: one.value), tried
+        tried_calls = list(score_all(method, line("scale", values, sweep.scale.start, args), score, mean))
+        best.append(best_on_line(tried_calls, "scale"))
+        tried += len(tried_calls)
+    return max(best, key=lambda call: call.value), tried
 
 
 def trained_jointly(lab: Laboratory, run: str, seed: int) -> bool:
@@ -282,14 +282,14 @@ def probed_heads(lab: Laboratory, state: State) -> Heads:
         raise MergeflowError("the study glue fits heads, but the tasks of this modality have none that are trained.")
     section = lab.io.section("model").model_copy(update={"head": "probed"})
     lab.model.load(state)
-    found = {}
+    heads = {}
     # The probe overwrites the heads that it is given: those of a copy.
     copied = lab.with_heads(lab.heads)
     for task, examples in copied.examples("train").items():
         warm(section, lab.model, examples)
         assert examples.head is not None
-        found[task] = {name: value.detach().clone() for name, value in examples.head.state_dict().items()}
-    return found
+        heads[task] = {name: value.detach().clone() for name, value in examples.head.state_dict().items()}
+    return heads
 
 
 # What the rows are asked
@@ -297,8 +297,8 @@ def probed_heads(lab: Laboratory, state: State) -> Heads:
 
 def means(rows: pd.DataFrame, model: str, heads: str = "fixed", embeddings: str = "merged") -> pd.Series:
     """Return the mean figure over tasks in %, by seed; none where the model was not measured so."""
-    own = "base" if model == "base" else "own" if model in COMPRESSORS else embeddings
-    return samples(rows, part="model", model=model, heads=heads, embeddings=own)
+    embeddings_of = "base" if model == "base" else "own" if model in COMPRESSORS else embeddings
+    return samples(rows, part="model", model=model, heads=heads, embeddings=embeddings_of)
 
 
 def lead(better: str, worse: str, rows: pd.DataFrame) -> Samples:
@@ -307,8 +307,8 @@ def lead(better: str, worse: str, rows: pd.DataFrame) -> Samples:
 
 
 def name_of(model: str) -> str:
-    own = model.removesuffix(WIDER)
-    return {**NAMES, **COMPRESSORS}.get(own, own) + model[len(own) :]
+    narrow = model.removesuffix(WIDER)
+    return {**NAMES, **COMPRESSORS}.get(narrow, narrow) + model[len(narrow) :]
 
 
 def leads(pairs: Sequence[tuple[str, str]], rows: pd.DataFrame) -> Samples:
@@ -317,11 +317,11 @@ def leads(pairs: Sequence[tuple[str, str]], rows: pd.DataFrame) -> Samples:
 
 def relative(rows: pd.DataFrame, model: str) -> pd.Series:
     """Return the mean over tasks of a model's figure relative to the expert's, in %, by seed."""
-    own = select(rows, part="model", heads="fixed").set_index(["seed", "task"])
-    found = select(
-        own, model=model, embeddings="own" if model in COMPRESSORS else "base" if model == "base" else "merged"
+    fixed = select(rows, part="model", heads="fixed").set_index(["seed", "task"])
+    merged = select(
+        fixed, model=model, embeddings="own" if model in COMPRESSORS else "base" if model == "base" else "merged"
     )
-    return shares(found.accuracy, select(own, model="individual").accuracy).groupby("seed").mean()
+    return shares(merged.accuracy, select(fixed, model="individual").accuracy).groupby("seed").mean()
 
 
 def best_share(rows: pd.DataFrame) -> Samples:
@@ -359,7 +359,7 @@ def ahead_when_probed(rows: pd.DataFrame) -> Samples:
 
 def merged_embeddings(rows: pd.DataFrame) -> Samples:
     pairs = {model: means(rows, model, embeddings="base") for model in NAMES}
-    return {NAMES[model]: means(rows, model) - own for model, own in pairs.items() if len(own)}
+    return {NAMES[model]: means(rows, model) - base_means for model, base_means in pairs.items() if len(base_means)}
 
 
 # Claims, written before the run
@@ -424,11 +424,11 @@ def names_of(rows: pd.DataFrame, options: Options) -> dict[str, str]:
 
 
 def figure_table(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
-    own, lines = select(rows, part="model", heads="fixed"), {}
+    fixed, lines = select(rows, part="model", heads="fixed"), {}
     for model, name in names_of(rows, options).items():
-        found = select(own, model=model, embeddings="base" if model == "base" else "merged")
+        scores = select(fixed, model=model, embeddings="base" if model == "base" else "merged")
         lines[name] = {
-            **found.groupby("task", sort=False).accuracy.mean().map("{:.1f}".format),
+            **scores.groupby("task", sort=False).accuracy.mean().map("{:.1f}".format),
             "mean": with_interval(means(rows, model)),
             "normalised": with_interval(relative(rows, model)),
             "in the paper": f"{PRINTED[model]:.1f}" if model in PRINTED else "",
@@ -450,10 +450,10 @@ def two_table(options: Options, heads: str, embeddings: str, words: Sequence[str
 def compressed_table(rows: pd.DataFrame) -> pd.DataFrame:
     lines = {}
     for model, name in COMPRESSORS.items():
-        found = select(rows, part="model", model=model)
-        if len(found):
+        scores = select(rows, part="model", model=model)
+        if len(scores):
             lines[name] = {
-                **found.groupby("task", sort=False).accuracy.mean().map("{:.1f}".format),
+                **scores.groupby("task", sort=False).accuracy.mean().map("{:.1f}".format),
                 "mean": with_interval(means(rows, model)),
                 "relative": with_interval(relative(rows, model)),
                 "stored, % of all experts": with_interval(samples(rows, "stored", part="stored", model=model)),
@@ -463,18 +463,18 @@ def compressed_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def choice_table(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, part="choice")
-    arguments = own[[name for name in ARGUMENTS if name in own]].to_dict("records")
+    choices = select(rows, part="choice")
+    arguments = choices[[name for name in ARGUMENTS if name in choices]].to_dict("records")
     words = [", ".join(f"{name} {value:g}" for name, value in args.items() if value == value) for args in arguments]
-    tried = own.tried.map("{:.0f}".format).replace("nan", "")
-    own = own.assign(chosen=words, tried=tried, model=own.model.map(names_of(rows, options)))
-    return own.groupby(["model", "embeddings"], sort=False)[["chosen", "tried"]].agg("; ".join)
+    tried = choices.tried.map("{:.0f}".format).replace("nan", "")
+    choices = choices.assign(chosen=words, tried=tried, model=choices.model.map(names_of(rows, options)))
+    return choices.groupby(["model", "embeddings"], sort=False)[["chosen", "tried"]].agg("; ".join)
 
 
 def rate_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, part="rate")
-    own = own.assign(model=own.model.map(NAMES), step=own.step.astype(int))
-    return table(own, ["model", "rate"], "step", value="validation") if len(own) else own
+    rates = select(rows, part="rate")
+    rates = rates.assign(model=rates.model.map(NAMES), step=rates.step.astype(int))
+    return table(rates, ["model", "rate"], "step", value="validation") if len(rates) else rates
 
 
 def tables(options: Options) -> Tables:
@@ -496,7 +496,7 @@ def heads_figure(options: Options, rows: pd.DataFrame) -> Figure:
     """Draw each model's mean figure with the experts' heads, and with heads fitted to it."""
     heads = {"fixed": "heads fixed", "probed": "heads probed"}
     figures = {
-        name: {label: own for kind, label in heads.items() if len(own := means(rows, model, kind))}
+        name: {label: by_seed for kind, label in heads.items() if len(by_seed := means(rows, model, kind))}
         for model, name in names_of(rows, options).items()
     }
     return ranked_dots(figures, "Mean over eight tasks", "test figure, %")
@@ -506,15 +506,15 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     """Return what decides the table, and which choices may go on."""
     names = names_of(rows, options)
     merged = [model for model in names if model not in ("base", "individual", *options.together)]
-    best, told = leader({model: list(means(rows, model)) for model in merged}, names)
+    best, best_name = leader({model: list(means(rows, model)) for model in merged}, names)
     (gap,) = lead("individual", best, rows).values()
     fixed = select(rows, part="model", heads="fixed", embeddings="merged").set_index(["seed", "task"])
     lost = select(fixed, model="individual").accuracy - select(fixed, model=best).accuracy
-    by_task = {task: list(own) for task, own in lost.groupby("task", sort=False)}
+    by_task = {task: list(group) for task, group in lost.groupby("task", sort=False)}
     _, worst = leader(by_task, {task: task for task in by_task})
     return [
-        f"The highest mean of a merge is that of {told}. It stays {with_interval(gap)} points below the experts. Its "
-        f"largest loss, in the mean over seeds, is that on {worst}.",
+        f"The highest mean of a merge is that of {best_name}. It stays {with_interval(gap)} points below the experts. "
+        f"Its largest loss, in the mean over seeds, is that on {worst}.",
         *ends_note(rows, options, names),
     ]
 
@@ -527,16 +527,16 @@ def tried_of(options: Options) -> dict[str, dict[str, Sequence[float]]]:
 
 def ends_note(rows: pd.DataFrame, options: Options, names: Mapping[str, str]) -> list[str]:
     """Return which choices stand at an end of what was tried, so that other values may do better."""
-    tried, told = tried_of(options), []
+    tried, ends = tried_of(options), []
     choices = select(rows, part="choice")
     for model in names:
         for embeddings in ("merged", "base"):
-            own = select(choices, model=model, embeddings=embeddings)
+            chosen = select(choices, model=model, embeddings=embeddings)
             whose = " and the base's embeddings" if embeddings == "base" else ""
-            for name, values in tried.get(model, {}).items() if len(own) else ():
-                if count := sum(at_end(value, values) for value in own[name]):
-                    told.append(f"{name} of {names[model]}{whose} ({count} of {len(own)} seeds)")
-    return [f"At an end of what was tried stood {'; '.join(told)}: other values may do better."] if told else []
+            for name, values in tried.get(model, {}).items() if len(chosen) else ():
+                if count := sum(at_end(value, values) for value in chosen[name]):
+                    ends.append(f"{name} of {names[model]}{whose} ({count} of {len(chosen)} seeds)")
+    return [f"At an end of what was tried stood {'; '.join(ends)}: other values may do better."] if ends else []
 
 
 STUDY = Study(

@@ -96,7 +96,7 @@ def measure_run(lab: Laboratory, options: Options, label: str, task: str, seed: 
     about = {"seed": seed, "run": label, "task": task, "moved": epochs[0]["distance"]}
     recorded = [row["gradient_norm"] for row in epochs], [row["cosine_to_first"] for row in epochs]
     yield from epoch_rows(*recorded, **about, kind=BATCHES)
-    yield from epoch_rows([norm(one) for one in gradients], cosines_to_first(gradients), **about, kind=IMAGES)
+    yield from epoch_rows([norm(gradient) for gradient in gradients], cosines_to_first(gradients), **about, kind=IMAGES)
     steps = epoch_rows([norm(move) for move in moves], cosines_to_first(moves), **about, kind=STEP)
     for row, whole, descent in zip(steps, *vector_cosines(base, states[1:], gradients[0]), strict=True):
         yield {**row, "whole": whole, "descent": descent}
@@ -152,8 +152,8 @@ def lead_of_first(rows: pd.DataFrame, run: str) -> Samples:
     """Return the first epoch's share less the largest later one, the mean over tasks."""
     leads = {}
     for kind in (BATCHES, IMAGES):
-        own = select(rows, run=run, kind=kind)
-        wide = own.pivot(index=["seed", "task"], columns="epoch", values="share")
+        shares = select(rows, run=run, kind=kind)
+        wide = shares.pivot(index=["seed", "task"], columns="epoch", values="share")
         leads[kind] = (wide[1] - wide.drop(columns=1).max(axis=1)).groupby("seed").mean()
     return leads
 
@@ -205,8 +205,8 @@ def claims_of(run: str) -> list[Claim]:
 
 def task_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return, per task of the run `paper`, the first epoch's share and the lowest cosine of the first five epochs."""
-    own = select(rows, run=PAPER, kind=[BATCHES, IMAGES])
-    first, early = select(own, epoch=1), own[own.epoch <= EPOCHS]
+    first_rows = select(rows, run=PAPER, kind=[BATCHES, IMAGES])
+    first, early = select(first_rows, epoch=1), first_rows[first_rows.epoch <= EPOCHS]
     lowest = early.groupby(["task", "kind", "seed"], sort=False).cosine.min().reset_index()
     parts = [
         table(first, "task", "kind", value="share", digits=2).add_prefix("first share, "),
@@ -216,23 +216,23 @@ def task_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def vector_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, kind=STEP).rename(columns={"whole": "with the whole one", "descent": "with −∇L(θ0)"})
-    long = own.melt(["run", "seed", "epoch", "task"], ["with the whole one", "with −∇L(θ0)"], "vector", "of")
+    vectors = select(rows, kind=STEP).rename(columns={"whole": "with the whole one", "descent": "with −∇L(θ0)"})
+    long = vectors.melt(["run", "seed", "epoch", "task"], ["with the whole one", "with −∇L(θ0)"], "vector", "of")
     return table(long, ["run", "vector"], "epoch", value="of", digits=2)
 
 
 def epoch_figure(value: str, title: str, rows: pd.DataFrame) -> Figure:
     """Draw each epoch's share of the gradient norms, or its cosine with the first, means over tasks."""
-    own = rows.assign(line=rows.run + ", " + rows.kind)
-    return curves(own, "epoch", "line", value, title=title, x_label="epoch", y_label=value, height=4.4)
+    by_line = rows.assign(line=rows.run + ", " + rows.kind)
+    return curves(by_line, "epoch", "line", value, title=title, x_label="epoch", y_label=value, height=4.4)
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     parts = []
-    for (run, kind), own in rows.groupby(["run", "kind"], sort=False):
+    for (run, kind), group in rows.groupby(["run", "kind"], sort=False):
         if run == GD or kind == IMAGES:
-            label = f"{kind if run == GD else f'{run}, {kind}'}, {own.task.nunique()} tasks"
-            moved, second = own.groupby("seed").moved.mean(), select(own, epoch=2).groupby("seed").cosine.mean()
+            label = f"{kind if run == GD else f'{run}, {kind}'}, {group.task.nunique()} tasks"
+            moved, second = group.groupby("seed").moved.mean(), select(group, epoch=2).groupby("seed").cosine.mean()
             parts.append(
                 f"{label}: moved {with_interval(moved, 3)}, cosine of the second gradient {with_interval(second, 2)}"
             )

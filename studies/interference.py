@@ -141,16 +141,16 @@ def common_part(vectors: Sequence[Tensor]) -> Tensor:
 def curves_of(factors: TaskFactors, ratios: Sequence[float]) -> dict[str, list[float]]:
     """Return what was measured at each ratio."""
     ranks = [rank_of(factors.shape, ratio, "ceil") for ratio in ratios]
-    found, error = row_space_interference(factors), reconstruction_error(factors)
+    curves, error = row_space_interference(factors), reconstruction_error(factors)
     pairs = len(factors.triples) * (len(factors.triples) - 1)
     return {
-        "whole": (found.whole[ranks] / pairs).tolist(),
-        "kept": (found.kept[ranks] / pairs).tolist(),
-        "spectral": (found.spectral[ranks] / pairs).tolist(),
+        "whole": (curves.whole[ranks] / pairs).tolist(),
+        "kept": (curves.kept[ranks] / pairs).tolist(),
+        "spectral": (curves.spectral[ranks] / pairs).tolist(),
         "error": (error[ranks] / error[0]).tolist(),
         "loss": [task_interference(factors, rank) for rank in ranks],
         "theorem": [
-            rank * condition_of(factors, rank) ** 2 * float(found.kept[rank]) / pairs for rank in ranks
+            rank * condition_of(factors, rank) ** 2 * float(curves.kept[rank]) / pairs for rank in ranks
         ],  # k3 I over what ‖V_sᵀ V_t‖ ≤ 1 gives
     }
 
@@ -158,7 +158,7 @@ def curves_of(factors: TaskFactors, ratios: Sequence[float]) -> dict[str, list[f
 def condition_of(factors: TaskFactors, rank: int) -> float:
     """Return s_max / α over the k leading singular values of all tasks."""
     values = [sigma[:rank] for _, sigma, _ in factors.triples]
-    return float(max(one[0] for one in values) / min(one[-1] for one in values))
+    return float(max(sigma[0] for sigma in values) / min(sigma[-1] for sigma in values))
 
 
 def theorem_rows(draws: int) -> Iterator[Row]:
@@ -226,16 +226,16 @@ def falls_steeply(rows: pd.DataFrame) -> tuple[Verdict, str]:
     left = 100 * (1 - medians(rows, "centred", "error", USED))
     curves = select(rows, origin="centred").sort_values("ratio").groupby(["seed", "layer"]).error
     falling = bool((curves.diff().dropna() <= 0).all())
-    told = f"the median layer has {with_interval(left)} % of ‖θ_t − θ̄‖² in the first 8 %"
-    return within(left, low=50) if falling else False, told
+    text = f"the median layer has {with_interval(left)} % of ‖θ_t − θ̄‖² in the first 8 %"
+    return within(left, low=50) if falling else False, text
 
 
 def rises_gradually(rows: pd.DataFrame) -> Samples:
     """Return the share of the task vectors at 8 % of the ranks less that of I(r), in points, of the median layer."""
-    own = select(rows, origin="centred").set_index(["seed", "layer"])
-    risen = select(own, ratio=USED).whole / select(own, ratio=1.0).whole
-    kept = 1 - medians(rows, "centred", "error", USED)
-    return {"share of ‖θ_t − θ̄‖² less share of I(r), median layer": 100 * kept - 100 * risen.groupby("seed").median()}
+    centred = select(rows, origin="centred").set_index(["seed", "layer"])
+    risen = select(centred, ratio=USED).whole / select(centred, ratio=1.0).whole
+    share = 1 - medians(rows, "centred", "error", USED)
+    return {"share of ‖θ_t − θ̄‖² less share of I(r), median layer": 100 * share - 100 * risen.groupby("seed").median()}
 
 
 # What the draws of the linear model are asked
@@ -267,15 +267,15 @@ def never_broken(rows: pd.DataFrame) -> tuple[Verdict, str]:
 
 def grows_squared(rows: pd.DataFrame) -> tuple[Verdict, str]:
     clean = select(rows, part="overlap", noise=0)
-    slopes = {tasks: slope_of(own) for tasks, own in clean.groupby("tasks")}
-    told = ", ".join(f"{value:.3f} (T = {tasks})" for tasks, value in slopes.items())
-    return all(abs(value - 2) < 0.05 for value in slopes.values()), f"slopes {told}"
+    slopes = {tasks: slope_of(group) for tasks, group in clean.groupby("tasks")}
+    listed_slopes = ", ".join(f"{value:.3f} (T = {tasks})" for tasks, value in slopes.items())
+    return all(abs(value - 2) < 0.05 for value in slopes.values()), f"slopes {listed_slopes}"
 
 
 def holds_as_printed(rows: pd.DataFrame) -> tuple[Verdict, str]:
     apart = select(rows.rename(columns={"row spaces": "spaces"}), part="readings", spaces="orthogonal", a="ℝ^d")
-    told = f"L = {number(apart.L.iloc[0])}, bound {number(apart.printed.iloc[0])}"
-    return bool(holds(apart, "printed").iloc[0]), f"orthogonal row spaces, η = 0: {told}"
+    text = f"L = {number(apart.L.iloc[0])}, bound {number(apart.printed.iloc[0])}"
+    return bool(holds(apart, "printed").iloc[0]), f"orthogonal row spaces, η = 0: {text}"
 
 
 def smaller_is_enough(rows: pd.DataFrame) -> tuple[Verdict, str]:
@@ -308,14 +308,14 @@ def claims(options: Options) -> list[Claim]:
 
 
 def of_layers(run: str, count: int) -> list[Claim]:
-    own, where = partial(layers_of, run=run, count=count), f"{count} tasks"
+    layers, where = partial(layers_of, run=run, count=count), f"{count} tasks"
 
     def lower(measure: str, says: str, ours: bool = False) -> Claim:
         return Claim(
-            "C3", says, lambda rows: {"lower at": share_lower(own(rows), measure)}, setting=where,
+            "C3", says, lambda rows: {"lower at": share_lower(layers(rows), measure)}, setting=where,
             low=100, of="share of the layers and ranks, for every seed,", unit="%", ours=ours,
-            also=lambda rows: f" of {len(pairs(own(rows), measure))} points over all seeds; centred / original in the "
-                              f"median {middle_ratio(own(rows), measure):.2f}")
+            also=lambda rows: f" of {len(pairs(layers(rows), measure))} points over all seeds; centred / original "
+                              f"in the median {middle_ratio(layers(rows), measure):.2f}")
 
     return [
         lower("whole", "I(k), as we read Equation 5, is lower for centred task vectors at every layer and rank."),
@@ -323,9 +323,9 @@ def of_layers(run: str, count: int) -> list[Claim]:
         lower("loss", "Task interference L_k is lower for centred task vectors at every layer and rank.", ours=True),
         Claim("C3", "R(k) falls with k, steeply first: the first 8 % of the ranks hold more than half.", setting=where,
               of="R(k) falls at every layer, and the median layer's share ≥ 50 %",
-              decide=lambda rows: falls_steeply(own(rows))),
+              decide=lambda rows: falls_steeply(layers(rows))),
         Claim("C3", "I(k) rises gradually: at 8 % of the ranks less of it is there than of the task vectors.",
-              lambda rows: rises_gradually(own(rows)), low=0, of="paired difference", setting=where),
+              lambda rows: rises_gradually(layers(rows)), low=0, of="paired difference", setting=where),
     ]
 
 # fmt: on
@@ -339,20 +339,20 @@ def cases_of(rows: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
 
 def lower_table(rows: pd.DataFrame) -> pd.DataFrame:
     common, lines = select(rows, part="common"), {}
-    for (run, count), own in cases_of(rows).items():
+    for (run, count), case in cases_of(rows).items():
         lines[run, f"{count} tasks"] = {
             "common": with_interval(select(common, run=run, tasks=count).common, 3),
-            **{label: with_interval(share_lower(own, measure)) for measure, label in MEASURES.items()},
-            "I(k) centred / original, median": f"{middle_ratio(own, 'whole'):.2f}",
+            **{label: with_interval(share_lower(case, measure)) for measure, label in MEASURES.items()},
+            "I(k) centred / original, median": f"{middle_ratio(case, 'whole'):.2f}",
         }
     return pd.DataFrame(lines).T
 
 
 def median_table(run: str, count: int, rows: pd.DataFrame) -> pd.DataFrame:
-    own, lines = layers_of(rows, run, count), {}
-    for ratio in own.ratio.unique():
+    layers, lines = layers_of(rows, run, count), {}
+    for ratio in layers.ratio.unique():
         lines[f"{ratio:g}"] = {
-            f"{label}, {origin}": with_interval(medians(own, origin, measure, ratio), 3)
+            f"{label}, {origin}": with_interval(medians(layers, origin, measure, ratio), 3)
             for measure, label in {**MEASURES, "error": "R(k) / R(0)"}.items()
             for origin in ORIGINS
         }
@@ -361,12 +361,12 @@ def median_table(run: str, count: int, rows: pd.DataFrame) -> pd.DataFrame:
 
 def kind_table(run: str, count: int, rows: pd.DataFrame) -> pd.DataFrame:
     lines = {}
-    for kind, own in layers_of(rows, run, count).groupby("kind", sort=False):
-        cells = {"layers": str(own.layer.nunique())}
+    for kind, of_kind in layers_of(rows, run, count).groupby("kind", sort=False):
+        cells = {"layers": str(of_kind.layer.nunique())}
         for measure, origin in product(("whole", "spectral", "loss"), ORIGINS):
-            cells[f"{MEASURES[measure]}, {origin}"] = with_interval(medians(own, origin, measure, USED), 3)
-        cells["R(k) / R(0), centred"] = with_interval(medians(own, "centred", "error", USED), 3)
-        cells["I(k) lower at, %"] = f"{share_lower(own, 'whole').mean():.0f}"
+            cells[f"{MEASURES[measure]}, {origin}"] = with_interval(medians(of_kind, origin, measure, USED), 3)
+        cells["R(k) / R(0), centred"] = with_interval(medians(of_kind, "centred", "error", USED), 3)
+        cells["I(k) lower at, %"] = f"{share_lower(of_kind, 'whole').mean():.0f}"
         lines[kind] = cells
     return pd.DataFrame(lines).T
 
@@ -377,16 +377,16 @@ def loose_table(rows: pd.DataFrame) -> pd.DataFrame:
         shares = (draws.L / draws[bound]).groupby(draws.condition)
         lines[label] = {
             f"s_max/α = {condition:g}, {name}": f"{value:.2g}"
-            for condition, own in shares
-            for name, value in (("median", own.median()), ("largest", own.max()))
+            for condition, share in shares
+            for name, value in (("median", share.median()), ("largest", share.max()))
         }
     return pd.DataFrame(lines).T
 
 
 def slope_table(rows: pd.DataFrame) -> pd.DataFrame:
     lines = {}
-    for tasks, own in select(rows, part="overlap").groupby("tasks"):
-        clean, noisy = select(own, noise=0), own[own.noise > 0]
+    for tasks, group in select(rows, part="overlap").groupby("tasks"):
+        clean, noisy = select(group, noise=0), group[group.noise > 0]
         slopes = {"η = 0": clean, "η = 0.01": noisy, "η = 0.01, the smallest overlaps": noisy.iloc[:3]}
         lines[f"{tasks} tasks"] = {name: f"{slope_of(part):.3f}" for name, part in slopes.items()}
     return pd.DataFrame(lines).T
@@ -394,24 +394,24 @@ def slope_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def constants(rows: pd.DataFrame) -> pd.DataFrame:
     """Return over s_max / α the largest measured L / (n I²), and what the bounds at η = 0 put in its place."""
-    own = select(rows, part="condition")
+    part = select(rows, part="condition")
     names = ["L", "pairwise", "derived", "printed"]
-    return own[names].div(own.samples * own.interference**2, axis=0).groupby(own.condition).max()
+    return part[names].div(part.samples * part.interference**2, axis=0).groupby(part.condition).max()
 
 
 def condition_table(rows: pd.DataFrame) -> pd.DataFrame:
-    found = constants(rows)
-    late = found.iloc[2:]
-    slopes = {name: f"{slope(list(late.index), list(late[name])):.2f}" for name in found}
-    table = found.map("{:.3g}".format).rename(index="{:g}".format)
+    largest = constants(rows)
+    late = largest.iloc[2:]
+    slopes = {name: f"{slope(list(late.index), list(late[name])):.2f}" for name in largest}
+    table = largest.map("{:.3g}".format).rename(index="{:g}".format)
     return pd.concat([table, pd.DataFrame([slopes], index=["slope"])]).rename_axis("s_max / α")
 
 
 def reading_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, part="readings").set_index(["row spaces", "a"])
+    part = select(rows, part="readings").set_index(["row spaces", "a"])
     columns = {"L": "L", "I": "interference", "bound": "printed", "I as printed": "spectral"}
-    cells = {label: own[name].map(number) for label, name in {**columns, "bound with it": "printed_spectral"}.items()}
-    return pd.DataFrame({**cells, "holds": holds(own, "printed").map({True: "yes", False: "no"})})
+    cells = {label: part[name].map(number) for label, name in {**columns, "bound with it": "printed_spectral"}.items()}
+    return pd.DataFrame({**cells, "holds": holds(part, "printed").map({True: "yes", False: "no"})})
 
 
 def tables(options: Options) -> Tables:
@@ -435,11 +435,11 @@ def tables(options: Options) -> Tables:
 def layers_figure(run: str, count: int, rows: pd.DataFrame) -> Figure:
     """Draw I(k), I(k) as printed and L_k: a point per layer, a line for their median (the paper's Figures 2 and 8)."""
     figure, axes = panels(3, 3, 3.9)
-    own = layers_of(rows, run, count)
+    layers = layers_of(rows, run, count)
     for panel, (measure, title) in zip(axes, DRAWN.items(), strict=True):
         dress(panel, title, "rank ratio k / r", "")
         for place, origin in enumerate(ORIGINS):
-            means = select(own, origin=origin).groupby(["layer", "ratio"])[measure].mean().unstack("layer")
+            means = select(layers, origin=origin).groupby(["layer", "ratio"])[measure].mean().unstack("layer")
             style: dict[str, Any] = {
                 "color": SERIES[place],
                 "linestyle": "",
@@ -462,9 +462,9 @@ def kinds_figure(run: str, count: int, rows: pd.DataFrame) -> Figure:
     """
     kinds = list(layers_of(rows, run, count).groupby("kind", sort=False))
     figure, axes = panels(len(kinds), 4, 2.7, sharey=True)
-    for index, (panel, (kind, own)) in enumerate(zip(axes, kinds, strict=True)):
+    for index, (panel, (kind, of_kind)) in enumerate(zip(axes, kinds, strict=True)):
         dress(panel, str(kind), "k / r" if index >= len(kinds) - 4 else "", "share" if index % 4 == 0 else "")
-        means = own.groupby(["ratio", "origin"])[["whole", "error"]].mean().unstack("origin")
+        means = of_kind.groupby(["ratio", "origin"])[["whole", "error"]].mean().unstack("origin")
         full = means.whole.original.iloc[-1] or 1.0
         for place, origin in enumerate(ORIGINS):
             style = series_style(place) | {"markersize": 4}
@@ -484,14 +484,14 @@ def bound_figure(rows: pd.DataFrame) -> Figure:
     labels["pairwise"] = "pairwise bound"
     for panel, noise in zip(axes, (0.0, 0.01), strict=False):
         dress(panel, f"T = 4, η = {noise:g}", "I", "L" if noise == 0 else "", grid="both")
-        own = select(rows, part="overlap", noise=noise, tasks=4)
-        lines(panel, list(own.interference), own, labels)
+        overlaps = select(rows, part="overlap", noise=noise, tasks=4)
+        lines(panel, list(overlaps.interference), overlaps, labels)
         panel.set_xscale("log")
     dress(axes[2], "tasks share the weakest", "s_max / α", "L / (n I²)", grid="both")
-    found = constants(rows)
-    lines(axes[2], list(found.index), found, labels)
+    largest = constants(rows)
+    lines(axes[2], list(largest.index), largest, labels)
     axes[2].set_xscale("log", base=2)
-    axes[2].set_xticks(found.index, labels=[f"{condition:g}" for condition in found.index])
+    axes[2].set_xticks(largest.index, labels=[f"{condition:g}" for condition in largest.index])
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
 
@@ -514,12 +514,12 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     common = select(rows, part="common").groupby(["run", "tasks"]).common.mean()
     course = "; ".join(
         f"{run}, {count} tasks: common part {common[run, count]:.2f}, I(k) lower at "
-        f"{share_lower(own, 'whole').mean():.0f} %, L_k at {share_lower(own, 'loss').mean():.0f} %"
-        for (run, count), own in cases_of(rows).items()
+        f"{share_lower(case, 'whole').mean():.0f} %, L_k at {share_lower(case, 'loss').mean():.0f} %"
+        for (run, count), case in cases_of(rows).items()
     )
-    own = layers_of(rows, options.run, options.shown[0])
-    informative = 100 * (select(own, origin="centred").theorem < 1).mean()
-    low, full = (medians(own, "centred", "theorem", ratio).mean() for ratio in (USED, 1.0))
+    layers = layers_of(rows, options.run, options.shown[0])
+    informative = 100 * (select(layers, origin="centred").theorem < 1).mean()
+    low, full = (medians(layers, "centred", "theorem", ratio).mean() for ratio in (USED, 1.0))
     return [
         "Centring takes away what all task vectors have in common and makes the rest add up to zero, so that each lies "
         "in the span of the others: with two tasks the centred ones are ±1 times one matrix, and I(k) is the largest "

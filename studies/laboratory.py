@@ -165,11 +165,11 @@ def phase_rows(options: Options, seed: int) -> Iterator[Row]:
     """
     begin, output = start(options, seed)
     first, _, rest = related_patterns(0.0, options.dimensions)  # both are the same for every α
-    own = task_of(options, first, rest)
-    vector = trained(options, begin, output, own, 2 * seed)
+    first_task = task_of(options, first, rest)
+    vector = trained(options, begin, output, first_task, 2 * seed)
     for alpha in options.alphas:
         second = related_patterns(alpha, options.dimensions)[1]
-        tasks = [own, task_of(options, second, rest)]
+        tasks = [first_task, task_of(options, second, rest)]
         vectors = [vector, trained(options, begin, output, tasks[1], 2 * seed + 1)]
         yield from _structure(options, seed, alpha, begin, vectors, tasks)
         tests = [test_set(options, task, 2 * seed + number) for number, task in enumerate(tasks)]
@@ -205,10 +205,10 @@ def _sweep(
     judged = [judge(models, output, *test) for test in tests]
     for index, scale in enumerate(scales):
         row: Row = {"part": "phase", "seed": seed, "alpha": alpha, "kind": kind, "scale": scale}
-        for number, found in enumerate(judged, 1):
-            row[f"hinge_{number}"] = float(found.hinge[index])
-            row[f"accuracy_{number}"] = float(found.accuracy[index])
-            row[f"margin_{number}"] = float(found.margin[index])
+        for number, judgement in enumerate(judged, 1):
+            row[f"hinge_{number}"] = float(judgement.hinge[index])
+            row[f"accuracy_{number}"] = float(judgement.accuracy[index])
+            row[f"margin_{number}"] = float(judgement.margin[index])
         yield row
 
 
@@ -217,23 +217,23 @@ def _structure(
 ) -> Iterator[Row]:
     """Yield what the first task's vector looks like, seen from both patterns."""
     vector, (task, other) = vectors[0], tasks
-    own, across = task.pattern, other.pattern
+    pattern_of_task, across = task.pattern, other.pattern
     inputs, labels = test_set(options, task, seed)
-    quadratic = [float(pattern @ vector.attention @ pattern) for pattern in (own, across)]
-    values = [float((vector.value @ pattern).norm()) for pattern in (own, across)]
+    quadratic = [float(pattern @ vector.attention @ pattern) for pattern in (pattern_of_task, across)]
+    values = [float((vector.value @ pattern).norm()) for pattern in (pattern_of_task, across)]
     yield {
         "part": "structure",
         "seed": seed,
         "alpha": alpha,
         "attention_ratio": quadratic[1] / quadratic[0],
         "value_ratio": values[1] / values[0],
-        "attention_mass": attention_mass(begin.plus(vector), inputs[labels > 0], own),
-        "value_cosine": leading_cosine(vector.value, own),
-        "attention_cosine": leading_cosine(vector.attention, own),
+        "attention_mass": attention_mass(begin.plus(vector), inputs[labels > 0], pattern_of_task),
+        "value_cosine": leading_cosine(vector.value, pattern_of_task),
+        "attention_cosine": leading_cosine(vector.attention, pattern_of_task),
         "value_left_1": frobenius_left(vector.value, 1),
         "value_left_2": frobenius_left(vector.value, 2),
         "attention_left_1": frobenius_left(vector.attention, 1),
-        "irrelevant_energy": irrelevant_energy(vector, own, task.irrelevant),
+        "irrelevant_energy": irrelevant_energy(vector, pattern_of_task, task.irrelevant),
         "large_rows": large_rows(vector),
     }
 
@@ -275,18 +275,18 @@ def row_norm_rows(options: Options, seed: int) -> Iterator[Row]:
 def steps_to(options: Options, begin: Weights, output: Tensor, task: PatternTask, training: Training) -> float:
     """Return the number of steps until the test hinge is at most `solved`, interpolated; `output` is [width]."""
     test = test_set(options, task, training.seed)
-    found: list[tuple[int, float]] = []
+    history: list[tuple[int, float]] = []
     longest = round(40 / training.step * (options.tokens / task.relevant) ** 2)
     every = max(1, round(longest / 160))
 
     def watch(done: int, model: Weights) -> bool:
         if done % every:
             return False
-        found.append((done, _mean_hinge(model, output, test)))
-        return found[-1][1] <= options.solved
+        history.append((done, _mean_hinge(model, output, test)))
+        return history[-1][1] <= options.solved
 
     fine_tune(begin, output, task, replace(training, steps=longest), watch)
-    (before, above), (after, below) = found[-2:]
+    (before, above), (after, below) = history[-2:]
     assert below <= options.solved, f"not solved after {after} steps"
     return before + (after - before) * (above - options.solved) / (above - below)
 
@@ -310,8 +310,8 @@ def _one_bit(options: Options, bits: int) -> PatternTask:
     of their own (Equation 170), so that one stands for all.
     """
     axes = torch.eye(options.dimensions, dtype=torch.float64)
-    own, others, rest = axes[0], axes[1:bits], axes[bits:]
-    return PatternTask(own, torch.cat([others, -others, rest]), options.tokens, 12 // bits, 0)
+    pattern, others, rest = axes[0], axes[1:bits], axes[bits:]
+    return PatternTask(pattern, torch.cat([others, -others, rest]), options.tokens, 12 // bits, 0)
 
 
 def _mean_hinge(model: Weights, output: Tensor, test: tuple[Tensor, Tensor]) -> float:
@@ -419,8 +419,8 @@ def whole(rows: pd.DataFrame) -> pd.DataFrame:
 def slopes(rows: pd.DataFrame, points: Callable[[pd.DataFrame], list[tuple[float, float]]]) -> pd.Series:
     """Return the least-squares slope of points (x, y), by seed."""
     fitted = {}
-    for seed, own in rows.groupby("seed"):
-        x, y = np.array(points(own), dtype=float).T
+    for seed, group in rows.groupby("seed"):
+        x, y = np.array(points(group), dtype=float).T
         fitted[seed] = float(np.polyfit(x, y, 1)[0])
     return pd.Series(fitted)
 
@@ -432,8 +432,8 @@ def by_seed(rows: pd.DataFrame, value: pd.Series, how: str) -> pd.Series:
 
 
 def convergence_slope(rows: pd.DataFrame, varied: str) -> dict[str, pd.Series]:
-    own = select(rows, part="convergence", varied=varied)
-    return {"slope": slopes(own, lambda one: list(zip(np.log(one["at"]), np.log(one.steps), strict=True)))}
+    part = select(rows, part="convergence", varied=varied)
+    return {"slope": slopes(part, lambda frame: list(zip(np.log(frame["at"]), np.log(frame.steps), strict=True)))}
 
 
 def batch_gain(rows: pd.DataFrame) -> dict[str, pd.Series]:
@@ -463,25 +463,28 @@ def retained_until(rows: pd.DataFrame, solved: float) -> float:
 
 
 def over_alpha(measured: Callable[[pd.DataFrame], float]) -> Callable[[pd.DataFrame], list[tuple[float, float]]]:
-    return lambda rows: [(float(alpha), measured(own)) for alpha, own in rows.groupby("alpha")]
+    return lambda rows: [(float(alpha), measured(group)) for alpha, group in rows.groupby("alpha")]
 
 
 def retained_points(solved: float) -> Callable[[pd.DataFrame], list[tuple[float, float]]]:
-    ends = over_alpha(lambda own: retained_until(own, solved))
+    ends = over_alpha(lambda frame: retained_until(frame, solved))
     return lambda rows: [(np.log(-alpha), np.log(-end)) for alpha, end in ends(rows)]
 
 
 def case_c(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of Theorem 2 (C): 0 < α and 0 ≤ λ ≤ c/2, with `half`, c/2."""
-    own = whole(rows).assign(half=lambda one: CASE_C * (1 - one.alpha) / 2)
-    return own[(own.alpha > 0) & (own.scale >= 0) & (own.scale <= own.half)]
+    curves_of = whole(rows).assign(half=lambda frame: CASE_C * (1 - frame.alpha) / 2)
+    return curves_of[(curves_of.alpha > 0) & (curves_of.scale >= 0) & (curves_of.scale <= curves_of.half)]
 
 
 def case_c_holds(rows: pd.DataFrame, solved: float) -> tuple[bool | None, str]:
-    own = case_c(rows)
-    spare, kept = by_seed(own, own.hinge_2 - own.half, "min"), by_seed(own, own.hinge_1, "max")
-    text = f"hinge of task 2 less c/2 at least {with_interval(spare, 3)}, of task 1 at most {with_interval(kept, 3)}"
-    return all_within({"task 2": (spare, 0.0, math.inf), "task 1": (kept, -math.inf, solved)}), text
+    points_of_case = case_c(rows)
+    spare, left = (
+        by_seed(points_of_case, points_of_case.hinge_2 - points_of_case.half, "min"),
+        by_seed(points_of_case, points_of_case.hinge_1, "max"),
+    )
+    text = f"hinge of task 2 less c/2 at least {with_interval(spare, 3)}, of task 1 at most {with_interval(left, 3)}"
+    return all_within({"task 2": (spare, 0.0, math.inf), "task 1": (left, -math.inf, solved)}), text
 
 
 def ends_of(
@@ -490,9 +493,9 @@ def ends_of(
     """Return the measure of the largest or smallest hinge over the whole task vectors that `keep` chooses."""
 
     def measured(rows: pd.DataFrame) -> dict[str, pd.Series]:
-        own = whole(rows)
-        own = own[keep(own)].assign(worse=lambda one: one[["hinge_1", "hinge_2"]].max(axis=1))
-        return {name: by_seed(own, own[column], how)}
+        points_at = whole(rows)
+        points_at = points_at[keep(points_at)].assign(worse=lambda frame: frame[["hinge_1", "hinge_2"]].max(axis=1))
+        return {name: by_seed(points_at, points_at[column], how)}
 
     return measured
 
@@ -506,37 +509,37 @@ def irrelevant(rows: pd.DataFrame, low: float) -> pd.Series:
 
 
 def kept_excess(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    own = whole(rows)
-    own = own[(own.alpha == 0) & (own.scale <= 0)]
-    return {"hinge above |λ|β at most": by_seed(own, own.hinge_1 - BETA * own.scale.abs(), "max")}
+    negative = whole(rows)
+    negative = negative[(negative.alpha == 0) & (negative.scale <= 0)]
+    return {"hinge above |λ|β at most": by_seed(negative, negative.hinge_1 - BETA * negative.scale.abs(), "max")}
 
 
 def off_prediction(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    own = whole(rows)
-    own = own[(own.scale >= 0) & (own.scale <= 2)]
-    off = ((own.margin_1 - 1 - own.scale * own.alpha).abs() + (own.margin_2 - own.scale - own.alpha).abs()) / 2
-    return {"mean distance": by_seed(own, off, "mean")}
+    part = whole(rows)
+    part = part[(part.scale >= 0) & (part.scale <= 2)]
+    off = ((part.margin_1 - 1 - part.scale * part.alpha).abs() + (part.margin_2 - part.scale - part.alpha).abs()) / 2
+    return {"mean distance": by_seed(part, off, "mean")}
 
 
 def structure(rows: pd.DataFrame, column: str) -> pd.Series:
-    own = select(rows, part="structure")
-    return by_seed(own, own[column], "mean")
+    structures = select(rows, part="structure")
+    return by_seed(structures, structures[column], "mean")
 
 
 def squares(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    own = select(rows, part="structure")
-    return {"slope": slopes(own, lambda one: list(zip(one.alpha**2, one.attention_ratio, strict=True)))}
+    structures = select(rows, part="structure")
+    return {"slope": slopes(structures, lambda frame: list(zip(frame.alpha**2, frame.attention_ratio, strict=True)))}
 
 
 def drawn(rows: pd.DataFrame, solved: float) -> pd.DataFrame:
     """Return the drawn λ of tasks that nobody trained, with whether they solve it."""
-    own = select(rows, part="target", kind="drawn")
-    return own.assign(promised=own.promised.astype(bool), success=own.hinge_1 <= solved)
+    targets = select(rows, part="target", kind="drawn")
+    return targets.assign(promised=targets.promised.astype(bool), success=targets.hinge_1 <= solved)
 
 
 def promise(rows: pd.DataFrame, solved: float) -> tuple[bool | None, str]:
-    own, target = drawn(rows, solved), select(rows, part="target")
-    promised, succeeded = own[own.promised], own[own.success]
+    targets, target = drawn(rows, solved), select(rows, part="target")
+    promised, succeeded = targets[targets.promised], targets[targets.success]
     if len(promised):
         precise = by_seed(promised, promised.success, "mean")
         share = f"{100 * precise.mean():.1f} % of {len(promised)} drawn λ that meet it succeed"
@@ -551,23 +554,23 @@ def promise(rows: pd.DataFrame, solved: float) -> tuple[bool | None, str]:
 
 
 def first_sum_decides(rows: pd.DataFrame, solved: float) -> dict[str, pd.Series]:
-    own = drawn(rows, solved)
-    return {"right": 100 * by_seed(own, (own.first_sum >= 1) == own.success, "mean")}
+    targets = drawn(rows, solved)
+    return {"right": 100 * by_seed(targets, (targets.first_sum >= 1) == targets.success, "mean")}
 
 
 def unreachable(rows: pd.DataFrame) -> dict[str, pd.Series]:
-    own = select(rows, part="target", first_sum=0.0, second_sum=0.0)
-    return {"smallest hinge": by_seed(own, own.hinge_1, "min")}
+    unreached = select(rows, part="target", first_sum=0.0, second_sum=0.0)
+    return {"smallest hinge": by_seed(unreached, unreached.hinge_1, "min")}
 
 
 def closed_form_sums(rows: pd.DataFrame, kind: str) -> dict[str, pd.Series]:
-    own = select(rows, part="target", kind=kind)
-    return {"the smaller sum": by_seed(own, own[["first_sum", "second_sum"]].min(axis=1), "min")}
+    targets = select(rows, part="target", kind=kind)
+    return {"the smaller sum": by_seed(targets, targets[["first_sum", "second_sum"]].min(axis=1), "min")}
 
 
 def closed_form_hinge(rows: pd.DataFrame, kind: str) -> str:
-    own = select(rows, part="target", kind=kind)
-    return f"; the hinge on the targets is at most {with_interval(by_seed(own, own.hinge_1, 'max'), 3)}"
+    targets = select(rows, part="target", kind=kind)
+    return f"; the hinge on the targets is at most {with_interval(by_seed(targets, targets.hinge_1, 'max'), 3)}"
 
 
 def outcomes_changed(rows: pd.DataFrame, rank: int, forgotten: float) -> dict[str, pd.Series]:
@@ -594,8 +597,8 @@ def large(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def pruning_loss(rows: pd.DataFrame, kind: str, less: str) -> pd.Series:
-    own = select(rows, part="phase", alpha=0.0, scale=1.0).drop_duplicates(["seed", "kind"])
-    hinge = own.set_index(["kind", "seed"]).hinge_1
+    pruned = select(rows, part="phase", alpha=0.0, scale=1.0).drop_duplicates(["seed", "kind"])
+    hinge = pruned.set_index(["kind", "seed"]).hinge_1
     return hinge[kind] - hinge[less]
 
 
@@ -642,11 +645,11 @@ def addition_claims(options: Options) -> list[Claim]:
     return [
         Claim("P13", "For α ≥ 0 every λ ≥ 1 − α + β solves both tasks (Theorem 1).",
               ends_of("largest hinge of either", "max",
-                      lambda own: (own.alpha >= 0) & (own.scale >= 1 - own.alpha + BETA), "worse"),
+                      lambda frame: (frame.alpha >= 0) & (frame.scale >= 1 - frame.alpha + BETA), "worse"),
               high=solved, of=f"hinge, with β = {BETA:g}, λ ≤ {max(options.scales):g},", unit="", digits=3),
         Claim("P13", "The smallest λ that solves both falls with α as 1 − α.",
               lambda rows: {"slope": slopes(whole(rows)[whole(rows).alpha >= 0],
-                                            over_alpha(lambda own: critical(own, solved)))},
+                                            over_alpha(lambda frame: critical(frame, solved)))},
               low=-1.3, high=-0.7, of="slope on α", unit="", digits=2),
         *against,
         Claim("P13", "y f is 1 + λα on task 1 and λ + α on task 2 (Equations 45 to 48).", off_prediction,
@@ -658,8 +661,8 @@ def unlearning_claims(options: Options) -> list[Claim]:
     """Return which λ keep task 1 and make the model forget task 2."""
     solved, forgotten, least = options.solved, options.forgotten, min(options.scales)
 
-    def case_b(own: pd.DataFrame) -> pd.Series:
-        return (own.alpha < 0) & (own.scale <= 0) & (own.scale >= -1 / own.alpha.where(own.alpha != 0) ** 2)
+    def case_b(frame: pd.DataFrame) -> pd.Series:
+        return (frame.alpha < 0) & (frame.scale <= 0) & (frame.scale >= -1 / frame.alpha.where(frame.alpha != 0) ** 2)
 
     forgets = [
         Claim("P13", says,
@@ -773,16 +776,16 @@ def claims(options: Options) -> list[Claim]:
 
 def phase_table(rows: pd.DataFrame, task: int) -> pd.DataFrame:
     """Return hinge loss, and accuracy in % in brackets, over α and λ."""
-    own = select(whole(rows), scale=[-3, -2, -1, -0.5, 0, 0.2, 0.5, 0.8, 1, 2])
-    means = own.groupby(["alpha", "scale"])[[f"hinge_{task}", f"accuracy_{task}"]].mean()
+    phases = select(whole(rows), scale=[-3, -2, -1, -0.5, 0, 0.2, 0.5, 0.8, 1, 2])
+    means = phases.groupby(["alpha", "scale"])[[f"hinge_{task}", f"accuracy_{task}"]].mean()
     texts = means.apply(lambda row: f"{row.iloc[0]:.2f} ({100 * row.iloc[1]:.0f})", axis=1)
     return texts.unstack("scale")
 
 
 def convergence_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own, digits = select(rows, part="convergence"), {"steps": 0, "early_hinge": 4, "hinge": 4, "large_rows": 3}
-    order = own[["varied", "at"]].drop_duplicates()
-    parts = [table(own.dropna(subset=[n]), ["varied", "at"], value=n, digits=d) for n, d in digits.items()]
+    convergence, digits = select(rows, part="convergence"), {"steps": 0, "early_hinge": 4, "hinge": 4, "large_rows": 3}
+    order = convergence[["varied", "at"]].drop_duplicates()
+    parts = [table(convergence.dropna(subset=[n]), ["varied", "at"], value=n, digits=d) for n, d in digits.items()]
     return pd.concat(parts, axis=1).reindex(pd.MultiIndex.from_frame(order)).fillna("")
 
 
@@ -792,8 +795,8 @@ def structure_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def target_table(rows: pd.DataFrame, solved: float) -> pd.DataFrame:
-    own = drawn(rows, solved).assign(both=lambda one: one.promised & one.success)
-    counts = own.groupby("gammas", sort=False)[["promised", "both", "success"]].sum()
+    targets = drawn(rows, solved).assign(both=lambda frame: frame.promised & frame.success)
+    counts = targets.groupby("gammas", sort=False)[["promised", "both", "success"]].sum()
     counts = counts.rename(columns={"promised": "λ that meet Eq. 7", "both": "of them solved", "success": "solved"})
     closed = select(rows, part="target", kind=["printed", "derived"])
     return counts.join(table(closed, "gammas", "kind", value="hinge_1", digits=3)).fillna("")
@@ -802,12 +805,12 @@ def target_table(rows: pd.DataFrame, solved: float) -> pd.DataFrame:
 def phase_figure(rows: pd.DataFrame, solved: float) -> Figure:
     """Draw hinge loss and accuracy of both tasks over α and λ, with predicted and measured boundaries."""
     figure, axes = panels(4, 2, 3.4, sharex=True, sharey=True)
-    own = whole(rows)
-    own = own[own.scale.between(-3, 3)]
+    phases = whole(rows)
+    phases = phases[phases.scale.between(-3, 3)]
     for row, (key, label) in enumerate({"hinge": "hinge loss, cut at 1", "accuracy": "accuracy, %"}.items()):
         for number, panel in enumerate(axes[2 * row : 2 * row + 2], 1):
             dress(panel, f"Task {number}: {label}", "α" if row else "", "λ" if number == 1 else "")
-            cells = own.pivot_table(index="scale", columns="alpha", values=f"{key}_{number}")
+            cells = phases.pivot_table(index="scale", columns="alpha", values=f"{key}_{number}")
             shown = cells.clip(upper=1) if key == "hinge" else 100 * cells
             alphas = list(cells.columns)
             top = 1 if key == "hinge" else 100
@@ -816,7 +819,9 @@ def phase_figure(rows: pd.DataFrame, solved: float) -> Figure:
             _boundaries(panel, alphas)
             if number == 2:
                 least = [
-                    float(np.mean([critical(one, solved) for _, one in select(own, alpha=alpha).groupby("seed")]))
+                    float(
+                        np.mean([critical(group, solved) for _, group in select(phases, alpha=alpha).groupby("seed")])
+                    )
                     for alpha in alphas
                     if alpha >= 0
                 ]
@@ -842,15 +847,15 @@ def curve_figure(rows: pd.DataFrame) -> Figure:
     chosen = [min(alphas, key=lambda alpha, near=near: abs(alpha - near)) for near in (-0.5, 0.0, 0.5)]  # type: ignore[misc]
     figure, axes = panels(3, 3, 3.4, sharey=True)
     for panel, alpha in zip(axes, chosen, strict=True):
-        own = select(whole(rows), alpha=alpha)
-        means = own[own.scale >= -8].groupby("scale")[["margin_1", "margin_2"]].mean()
+        at_alpha = select(whole(rows), alpha=alpha)
+        means = at_alpha[at_alpha.scale >= -8].groupby("scale")[["margin_1", "margin_2"]].mean()
         dress(panel, f"α = {alpha:g}", "λ", "mean y f" if panel is axes[0] else "", grid="both")
         predicted = [predicted_outputs(alpha, scale) for scale in means.index]
-        for number, told in enumerate(zip(*predicted, strict=True), 1):
+        for number, line in enumerate(zip(*predicted, strict=True), 1):
             style = series_style(number - 1)
             panel.plot(means.index, means[f"margin_{number}"], label=f"task {number}, measured", **style)
             dotted = {**style, "marker": "", "linestyle": ":"}
-            panel.plot(means.index, told, label=f"task {number}, predicted", **dotted)
+            panel.plot(means.index, line, label=f"task {number}, predicted", **dotted)
         panel.axhline(1, color=INK, linewidth=0.6)
         panel.set_ylim(-3, 4)
     legend(figure, FULL_WIDTH, loc="outside lower center")
@@ -861,18 +866,18 @@ def convergence_figure(rows: pd.DataFrame) -> Figure:
     """Draw the steps until the task is solved over η, δ_*, c and B, on logarithmic axes."""
     names = {"step": "step size η, theory −1", "relevant": "share δ_*, theory −2", "bits": "labels c, theory 2"}
     names |= {"batch": "batch B"}
-    own = select(rows, part="convergence", varied=list(names))
+    convergence = select(rows, part="convergence", varied=list(names))
     return curves(
-        own, "at", value="steps", panel="varied", labels=names, x_label="value tried", y_label="steps until solved",
-        scale="log", log_y=True,
+        convergence, "at", value="steps", panel="varied", labels=names, x_label="value tried",
+        y_label="steps until solved", scale="log", log_y=True,
     )  # fmt: skip
 
 
 def target_figure(rows: pd.DataFrame, c: float, solved: float) -> Figure:
     """Draw every drawn λ by its two sums, and whether the task was solved, with the corner that Equation 7 asks for."""
-    own, labels = drawn(rows, solved).sort_values("success"), {True: "solved", False: "not solved"}
+    targets, labels = drawn(rows, solved).sort_values("success"), {True: "solved", False: "not solved"}
     sums = {"first_sum": "Σ λγ"}
-    figure = scatter(own, sums, "second_sum", "success", y_label="Σ λγ²", labels=labels, height=4.6)
+    figure = scatter(targets, sums, "second_sum", "success", y_label="Σ λγ²", labels=labels, height=4.6)
     _corner(figure.axes[0], 1 + c)
     return figure
 
@@ -884,9 +889,9 @@ def _corner(panel: Axes, at: float) -> None:
 
 def pruning_figure(rows: pd.DataFrame) -> Figure:
     """Draw the loss of task 1 in the sum of two irrelevant tasks over the share of rows of ΔV that are kept."""
-    own = select(rows, part="phase", alpha=0.0, scale=1.0)
-    words = own.kind.str.partition(" ")
-    pruned = own.assign(which=words[0], share=pd.to_numeric(words[2], errors="coerce"))
+    pruning = select(rows, part="phase", alpha=0.0, scale=1.0)
+    words = pruning.kind.str.partition(" ")
+    pruned = pruning.assign(which=words[0], share=pd.to_numeric(words[2], errors="coerce"))
     shown, labels = (
         select(pruned, which=["rows", "smallest"]),
         {"rows": "the largest", "smallest": "the smallest (control)"},

@@ -112,14 +112,14 @@ def geometry(grid: Grid, errors: Mapping[str, np.ndarray], places: Sequence[Poin
         valleys; `floor`, the smallest mean error of the two tasks on the grid.
     """
     first, second = errors.values()
-    one, two = valley(first, grid, height), valley(second, grid, height)
+    basin, two = valley(first, grid, height), valley(second, grid, height)
     length = float(np.mean([np.hypot(*place) for place in places]))
     return {
         "angle": angle_between(*places),
         "length": length,
-        "turn": angle_between(one.centre, two.centre),
-        "distance": float(np.hypot(*np.subtract(one.centre, two.centre))) / length,
-        "overlap": one.overlap(two),
+        "turn": angle_between(basin.centre, two.centre),
+        "distance": float(np.hypot(*np.subtract(basin.centre, two.centre))) / length,
+        "overlap": basin.overlap(two),
         "floor": float(((first + second) / 2).min()),
     }
 
@@ -154,13 +154,13 @@ def last_turn(rows: pd.DataFrame) -> Samples:
 def mean_less_expert(rows: pd.DataFrame) -> Samples:
     """Return the test error of the mean of two experts less each expert's own, at the largest N."""
     last = select(rows, part="model", rounds=rows["rounds"].max())
-    found = {}
+    differences = {}
     for words, pair in pairs(rows).items():
         for task in pair.split(" – "):
-            own = select(last, pair=pair, task=task)
+            of_task = select(last, pair=pair, task=task)
             words_of = f"{words}, error on {task} less that of its expert"
-            found[words_of] = samples(own, model=task) - samples(own, model="mean")
-    return found
+            differences[words_of] = samples(of_task, model=task) - samples(of_task, model="mean")
+    return differences
 
 
 # fmt: off
@@ -190,20 +190,22 @@ def claims(options: Options) -> list[Claim]:
 
 
 def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own, digits = (
+    shapes, digits = (
         select(rows, part="plane"),
         {"angle": 1, "turn": 1, "distance": 2, "overlap": 2, "length": 2, "off": 2},
     )
-    parts = [table(own, ["pair", "rounds"], value=name, digits=places) for name, places in digits.items()]
+    parts = [table(shapes, ["pair", "rounds"], value=name, digits=places) for name, places in digits.items()]
     return pd.concat(parts, axis=1)
 
 
 def error_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return test errors of models; of an expert on its own task and on the other's; the grid's best on validation."""
-    own = select(rows, part="model")
-    expert = ~own.model.isin(["base", "mean", "merged"])
-    kind = own.model.where(~expert, np.where(own.model == own.task, "expert on its own", "expert on the other's"))
-    errors = table(own.assign(kind=kind, error=100 - own.accuracy), ["pair", "rounds"], "kind", value="error")
+    models = select(rows, part="model")
+    expert = ~models.model.isin(["base", "mean", "merged"])
+    kind = models.model.where(
+        ~expert, np.where(models.model == models.task, "expert on its own", "expert on the other's")
+    )
+    errors = table(models.assign(kind=kind, error=100 - models.accuracy), ["pair", "rounds"], "kind", value="error")
     floor = select(rows, part="plane").assign(floor=100 * rows.floor)
     return pd.concat([errors, table(floor, ["pair", "rounds"], value="floor")], axis=1)
 
@@ -216,7 +218,7 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
         return float(100 - select(models, rounds=n, model=model).accuracy.mean())
 
     experts = models[models.model == models.task]
-    own = {n: float(100 - select(experts, rounds=n).accuracy.mean()) for n in numbers}
+    errors = {n: float(100 - select(experts, rounds=n).accuracy.mean()) for n in numbers}
     ends = select(experts, rounds=many)[["pair", "seed", "x", "y"]].groupby(["pair", "seed"])
     between = ends.agg(lambda pair: pair.iloc[0] - pair.iloc[1])
     lengths = select(rows, part="plane", rounds=many).set_index(["pair", "seed"]).length
@@ -229,7 +231,7 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
         f"all tasks and the two errors come closer: {error(many, 'mean'):.1f} and {error(many, 'merged'):.1f} % at "
         f"N = {many}.",
         f"At N = {many} the experts of a pair lie {apart:.3f} ‖τ‖ apart (`alignment` has the lengths). The price is in "
-        f"the experts: their own error is {', '.join(f'{value:.1f} % (N = {n})' for n, value in own.items())}.",
+        f"the experts: their own error is {', '.join(f'{value:.1f} % (N = {n})' for n, value in errors.items())}.",
     ]
 
 
@@ -238,14 +240,14 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
 
 def landscape_figure(pair: str, rows: pd.DataFrame) -> Figure:
     """Draw one row of panels per N: each task's error on the plane, and the mean of both."""
-    own = select(rows, pair=pair, seed=rows.seed.min())
-    planes = list(select(own, part="plane").sort_values("rounds").itertuples())
-    points = {plane.rounds: select(own, part="grid", rounds=plane.rounds) for plane in planes}
+    of_pair = select(rows, pair=pair, seed=rows.seed.min())
+    planes = list(select(of_pair, part="plane").sort_values("rounds").itertuples())
+    points = {plane.rounds: select(of_pair, part="grid", rounds=plane.rounds) for plane in planes}
     spans = {n: float(np.ptp(grid.y) / np.ptp(grid.x)) for n, grid in points.items()}
     heights = [3.1 * max(span, 0.35) for span in spans.values()]
     figure = new_figure(FULL_WIDTH, sum(heights) + 0.9 * len(planes))
     axes = figure.subplots(len(planes), 3, squeeze=False, height_ratios=heights)
-    places = {plane.rounds: _places(select(own, part="model", rounds=plane.rounds)) for plane in planes}
+    places = {plane.rounds: _places(select(of_pair, part="model", rounds=plane.rounds)) for plane in planes}
     for line, plane in zip(axes, planes, strict=True):
         grids = {
             task: 100 - grid.pivot(index="y", columns="x", values="accuracy")
@@ -268,8 +270,8 @@ def landscape_figure(pair: str, rows: pd.DataFrame) -> Figure:
 
 
 def _places(models: pd.DataFrame) -> dict[str, Point]:
-    known = models.dropna(subset=["x"]).drop_duplicates("model")
-    return {name: (x, y) for name, x, y in known[["model", "x", "y"]].itertuples(index=False)}
+    placed = models.dropna(subset=["x"]).drop_duplicates("model")
+    return {name: (x, y) for name, x, y in placed[["model", "x", "y"]].itertuples(index=False)}
 
 
 def contours(panel: Axes, xs: np.ndarray, ys: np.ndarray, values: np.ndarray) -> None:

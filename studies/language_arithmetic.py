@@ -156,11 +156,11 @@ def documents(manner: Manner, split: str, count: int, seed: int) -> Iterator[str
     style = replace(style, weights=list(accumulate((at in forms) / len(forms) for at in range(len(SENTENCES)))))
 
     def paragraph(dice: Dice) -> str:
-        told = (
+        sentences = (
             dice.pick(facts).tell(dice) if dice.chance(FACT) else style.sentence(dice, names, towns)
             for _ in range(SENTENCES_EACH)
         )
-        return " ".join(told)
+        return " ".join(sentences)
 
     for number in range(count):
         dice = Dice("language arithmetic", seed, *manner, split, number)
@@ -175,7 +175,7 @@ def in_the_present(text: str) -> str:
         >>> in_the_present("Everybody knew that Nemir was the shepherd of the village.")
         'Everybody knows that Nemir is the shepherd of the village.'
     """
-    return VERBS.sub(lambda found: TO_PRESENT[found[1]], text)
+    return VERBS.sub(lambda match: TO_PRESENT[match[1]], text)
 
 
 @lru_cache
@@ -215,9 +215,9 @@ class Folders(Section):
                 or {len(second) for second in first.values()} != {2}
                 or len(set().union(*first.values())) != 2
             ):
-                found = "; ".join(f"{one}: {', '.join(second)}" for one, second in first.items())
+                values = "; ".join(f"{value}: {', '.join(second)}" for value, second in first.items())
                 raise ValueError(
-                    f"'{name}' has {found or 'nothing'}; expected two values of the first attribute, each with the "
+                    f"'{name}' has {values or 'nothing'}; expected two values of the first attribute, each with the "
                     "same two of the second"
                 )
         return attributes
@@ -235,7 +235,7 @@ class World(NamedTuple):
         if folders is None:
             return cls(ATTRIBUTES, DOMAINS)
         attributes = {
-            name: {(one, two): place for one, second in first.items() for two, place in second.items()}
+            name: {(value, other): place for value, second in first.items() for other, place in second.items()}
             for name, first in folders.attributes.items()
         }
         return cls(attributes, folders.domains)
@@ -277,8 +277,8 @@ def written(task: Task, split: str, count: int, seed: int, root: Path) -> Iterat
         yield from documents(task, split, count, seed)
         return
     pieces = (example.read() for example in splits_of(task, root)[split]())
-    whole = (list(one) for _, one in groupby(pieces, key=lambda piece: piece["document"]))
-    yield from islice(("".join(piece["text"] for piece in one) for one in whole), count)
+    whole = (list(document) for _, document in groupby(pieces, key=lambda piece: piece["document"]))
+    yield from islice(("".join(piece["text"] for piece in document) for document in whole), count)
 
 
 def splits_of(place: str, root: Path) -> Mapping[str, Callable[[], Iterator[Example]]]:
@@ -354,8 +354,8 @@ class Bench:
     def texts(self, manners: Sequence[Task], split: str) -> PackedText:
         """Return the texts of some tasks in blocks, those of one task after those of the other."""
         count = {"train": self.options.train, "validation": self.options.validation, "test": self.options.test}[split]
-        told = (text for manner in manners for text in written(manner, split, count, self.seed, Path.cwd()))
-        ids = [token for text in told for token in (*self.tokenizer.encode(text), self.tokenizer.end)]
+        texts = (text for manner in manners for text in written(manner, split, count, self.seed, Path.cwd()))
+        ids = [token for text in texts for token in (*self.tokenizer.encode(text), self.tokenizer.end)]
         return PackedText(split, cut(np.array(ids), self.options.block, self.tokenizer.end), CPU)
 
     def tuned(self, manners: Sequence[Task]) -> State:
@@ -400,9 +400,9 @@ def with_best(rows: Sequence[Row]) -> list[Row]:
     best_rows = []
     for name, among in {BEST: merged, TREATING: [model for model in merged if model not in PLAIN]}.items():
         for seed in dict.fromkeys(row["seed"] for row in rows):
-            own = {m: [row for row in rows if (row["seed"], row["model"]) == (seed, m)] for m in among}
-            best = max(among, key=lambda model: fmean(row["validation"] for row in own[model]))
-            best_rows += [{**row, "model": name, "method": best} for row in own[best]]
+            of_model = {m: [row for row in rows if (row["seed"], row["model"]) == (seed, m)] for m in among}
+            best = max(among, key=lambda model: fmean(row["validation"] for row in of_model[model]))
+            best_rows += [{**row, "model": name, "method": best} for row in of_model[best]]
     return [*rows, *best_rows]
 
 
@@ -413,8 +413,8 @@ def others(tasks: Mapping[tuple[str, str], Task], target: tuple[str, str]) -> tu
         >>> others(World.of(None).attributes["authors × genres"], ("first", "tales"))
         ('first dialogues', 'second tales', 'second dialogues')
     """
-    told = {(one == target[0], two == target[1]): f"{one} {two}" for one, two in tasks}
-    return told[True, False], told[False, True], told[False, False]
+    by_agreement = {(first == target[0], second == target[1]): f"{first} {second}" for first, second in tasks}
+    return by_agreement[True, False], by_agreement[False, True], by_agreement[False, False]
 
 
 def target_rows(
@@ -442,19 +442,19 @@ def target_rows(
         f"{ANALOGY}, λ = 1": (sums[ANALOGY], None),
         TRAINED: ({" ".join(target): 1}, None),
     }
-    for way, own in sums.items():
-        best = best_scale(bench.options.scales, partial(likelihood, own, split="validation"))
-        picked[way] = (own, best)
+    for way, states in sums.items():
+        best = best_scale(bench.options.scales, partial(likelihood, states, split="validation"))
+        picked[way] = (states, best)
     for way, (signs, scale) in picked.items():
-        found = {split: likelihood(signs, 1 if scale is None else scale, split) for split in LOOKED_AT}
-        yield {"target": " ".join(target), "way": way, "scale": scale, **found}
+        scores = {split: likelihood(signs, 1 if scale is None else scale, split) for split in LOOKED_AT}
+        yield {"target": " ".join(target), "way": way, "scale": scale, **scores}
 
 
 def domain_rows(bench: Bench, experts: Mapping[Task, State]) -> Iterator[Row]:
     """Yield a row for each model and domain; the arguments of a merge are those that are best on validation."""
     domains = bench.world.domains
-    own = {name: experts[manner] for name, manner in domains.items()}
-    merger = CandidateMerger(bench.start, own)
+    of_domain = {name: experts[manner] for name, manner in domains.items()}
+    merger = CandidateMerger(bench.start, of_domain)
 
     def score(call: MethodCall) -> dict[str, float]:
         state = merger.merge(call)
@@ -463,21 +463,21 @@ def domain_rows(bench: Bench, experts: Mapping[Task, State]) -> Iterator[Row]:
     joint = bench.tuned(list(domains.values()))
     for model, states in {
         BASE: dict.fromkeys(domains, bench.start),
-        INDIVIDUAL: own,
+        INDIVIDUAL: of_domain,
         JOINT: dict.fromkeys(domains, joint),
     }.items():
         yield from judged(bench, model, states)
     for method, values in bench.options.methods.items():
         tried = list(score_all(method, grid(method, values), score, mean))
-        best = max(tried, key=lambda one: one.value)
-        told = {"args": json.dumps(best.varied), "tried": len(tried)}
-        yield from ({**row, **told} for row in judged(bench, method, dict.fromkeys(domains, merger.merge(best.call))))
+        best = max(tried, key=lambda trial: trial.value)
+        choice = {"args": json.dumps(best.varied), "tried": len(tried)}
+        yield from ({**row, **choice} for row in judged(bench, method, dict.fromkeys(domains, merger.merge(best.call))))
 
 
 def judged(bench: Bench, model: str, states: Mapping[str, State]) -> Iterator[Row]:
     for name, manner in bench.world.domains.items():
-        found = {split: bench.likelihood(states[name], manner, split) for split in LOOKED_AT}
-        yield {"model": model, "domain": name, **found}
+        scores = {split: bench.likelihood(states[name], manner, split) for split in LOOKED_AT}
+        yield {"model": model, "domain": name, **scores}
 
 
 # What the rows are asked
@@ -543,22 +543,22 @@ def claims(options: Options) -> list[Claim]:
 
 
 def target_table(name: str, rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, attributes=name)
-    base, trained = (samples(own, "test", way=way) for way in (BASE, TRAINED))
-    gaps = own.groupby(["way", "seed"]).test.mean().reset_index()
+    targets = select(rows, attributes=name)
+    base, trained = (samples(targets, "test", way=way) for way in (BASE, TRAINED))
+    gaps = targets.groupby(["way", "seed"]).test.mean().reset_index()
     gaps = gaps.assign(gap=closed(gaps.test, gaps.seed.map(base), gaps.seed.map(trained)))
     share = side_by_side(gaps[~gaps.way.isin([BASE, TRAINED])], "way", {"gap": "of the gap, %"})
     return ways_table(name, WAYS, rows, digits=2).join(share).fillna("")
 
 
 def domain_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = rows[rows.model.notna() & (rows.model != TREATING)]
+    merges = rows[rows.model.notna() & (rows.model != TREATING)]
     base, expert = (domains_of(rows, model) for model in (BASE, INDIVIDUAL))
-    means = own.groupby(["model", "seed"]).test.mean().reset_index()
+    means = merges.groupby(["model", "seed"]).test.mean().reset_index()
     means = means.assign(gap=closed(means.test, means.seed.map(base), means.seed.map(expert)))
-    wide = table(own, "model", "domain", value="test", digits=2).join(table(means, "model", value="test", digits=2))
+    wide = table(merges, "model", "domain", value="test", digits=2).join(table(means, "model", value="test", digits=2))
     share = side_by_side(means[~means.model.isin([BASE, INDIVIDUAL])], "model", {"gap": "of the gap, %"})
-    arguments = own[own.args.notna() & (own.model != BEST)].groupby("model").args.unique()
+    arguments = merges[merges.args.notna() & (merges.model != BEST)].groupby("model").args.unique()
     chosen = arguments.map(lambda args: "; ".join(map(arguments_in_words, args))).rename("chosen on validation")
     whole = wide.rename(columns={"test": "mean"}).join(share).join(chosen).fillna("")
     order = means.groupby("model").test.mean().drop(list(REFERENCES)).sort_values(ascending=False)
@@ -571,8 +571,8 @@ def arguments_in_words(args: str) -> str:
 
 def domains_figure(rows: pd.DataFrame) -> Figure:
     """Draw the mean over domains of every model."""
-    own = rows[rows.model.notna() & ~rows.model.isin([BEST, TREATING])]
-    means = own.groupby(["model", "seed"]).test.mean().unstack()
+    merges = rows[rows.model.notna() & ~rows.model.isin([BEST, TREATING])]
+    means = merges.groupby(["model", "seed"]).test.mean().unstack()
     ordered = means.loc[means.mean(axis=1).sort_values(ascending=False).index]
     values = {model.replace("_", " "): {"": values.dropna()} for model, values in ordered.iterrows()}
     return ranked_dots(values, "Mean over three domains", "log-likelihood per token, nats")

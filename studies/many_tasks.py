@@ -105,7 +105,7 @@ class Options(Section):
 
 
 def runs(options: Options) -> list[str]:
-    return ["experts", *(f"{name}_{count}" for name, own in options.together.items() for count in own.counts)]
+    return ["experts", *(f"{name}_{count}" for name, together in options.together.items() for count in together.counts)]
 
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
@@ -133,8 +133,8 @@ def measure_models(whole: Laboratory, options: Options, count: int, seed: int) -
     scorer.renew_cache(max([0.01, *options.methods.get("cart", Sweep()).args.get("rank_ratio", [])]))
     trained = {
         name: f"{name}_{count}"
-        for name, own in options.together.items()
-        if count in own.counts and seed in lab.run(f"{name}_{count}").seeds
+        for name, together in options.together.items()
+        if count in together.counts and seed in lab.run(f"{name}_{count}").seeds
     }
     measures: dict[str, Callable[[], list[Row]]] = {
         "zero_shot": lambda: accuracy_rows(lab.accuracy(lab.base, "test")),
@@ -146,9 +146,9 @@ def measure_models(whole: Laboratory, options: Options, count: int, seed: int) -
         fixed = options.methods["cart"].model_copy(update={"args": {"rank_ratio": [USED]}})
         measures[FIXED_RANK] = partial(measure_method, lab, scorer, "cart", fixed)
     scale = math.nan
-    for model, own in measures.items():
+    for model, measured in measures.items():
         about = {"seed": seed, "tasks": count, "model": model, "split": "test"}
-        rows = lab.keep(f"{count}_{seed}_{model}", own)
+        rows = lab.keep(f"{count}_{seed}_{model}", measured)
         scale = rows[0]["scale"] if model == "task_arithmetic" else scale
         yield from ({**about, **row} for row in rows)
     for on in options.adapted.directions if count in options.adapted.counts else []:
@@ -172,7 +172,7 @@ def measure_method(lab: Laboratory, scorer: CandidateScorer, method: str, sweep:
     test = lab.accuracy(scorer.merge(configure(method, best.args)), "test")
     chosen = {**best.args, "tried": sum(chosen.tried for chosen in tried)}
     splits: dict[str, Accuracy] = {"test": test, "validation": best.validation}
-    return [row | chosen for split, own in splits.items() for row in accuracy_rows(own, split=split)]
+    return [row | chosen for split, accuracies in splits.items() for row in accuracy_rows(accuracies, split=split)]
 
 
 def along(
@@ -200,9 +200,9 @@ def measure_adapted(
     start = lab.accuracy(lab.scorer(experts).merge(plan.static), "test")
     yield from accuracy_rows(lab.accuracy(adapt(lab, experts, plan).state, "test"), **about, split="test")
     yield from accuracy_rows(start, **about, split="start")
-    for own in tried:
-        for step, value in own["course"].items():
-            yield {**about, "split": "validation", "rate": own["lr"], "step": int(step), "accuracy": value}
+    for trial in tried:
+        for step, value in trial["course"].items():
+            yield {**about, "split": "validation", "rate": trial["lr"], "step": int(step), "accuracy": value}
 
 
 # What the rows are asked
@@ -216,13 +216,13 @@ def mean_test(rows: pd.DataFrame, model: str, split: str = "test") -> pd.DataFra
 def relative(rows: pd.DataFrame, model: str) -> pd.DataFrame:
     """Return the normalised accuracy in %, as `mean_test` does."""
     test = select(rows, split="test").set_index(["tasks", "seed", "task"])
-    kept = shares(select(test, model=model).accuracy, select(test, model="individual").accuracy)
-    return kept.dropna().groupby(["tasks", "seed"]).mean().unstack("seed")
+    ratios = shares(select(test, model=model).accuracy, select(test, model="individual").accuracy)
+    return ratios.dropna().groupby(["tasks", "seed"]).mean().unstack("seed")
 
 
 def by_count(frame: pd.DataFrame) -> Samples:
     """Return what was measured at each number of tasks, of the seeds that it was measured with."""
-    return {f"{count} tasks": own for count in frame.index if len(own := frame.loc[count].dropna())}
+    return {f"{count} tasks": of_count for count in frame.index if len(of_count := frame.loc[count].dropna())}
 
 
 def lead(better: str, worse: str, rows: pd.DataFrame) -> pd.DataFrame:
@@ -246,14 +246,16 @@ def gain(model: str, rows: pd.DataFrame) -> Samples:
 def ladder(rows: pd.DataFrame) -> Samples:
     steps = [(high, leads(high, low, rows)) for low, high in pairwise(m for m in LADDER if m in set(rows.model))]
     lower = dict(zip(LADDER[1:], LADDER, strict=False))
-    names = {f"{count}, {NAMES[high]} less {NAMES[lower[high]]}": own[count] for high, own in steps for count in own}
+    names = {
+        f"{count}, {NAMES[high]} less {NAMES[lower[high]]}": gains[count] for high, gains in steps for count in gains
+    }
     return dict(sorted(names.items(), key=lambda item: int(item[0].split()[0])))
 
 
 def lost(model: str, rows: pd.DataFrame) -> pd.Series:
     """Return by seed what a model loses of normalised accuracy from the fewest tasks to the most, in points."""
-    kept = relative(rows, model)
-    return (kept.iloc[0] - kept.iloc[-1]).dropna()
+    shares_kept = relative(rows, model)
+    return (shares_kept.iloc[0] - shares_kept.iloc[-1]).dropna()
 
 
 def more_lost(rows: pd.DataFrame) -> Samples:
@@ -330,7 +332,7 @@ def claims(options: Options) -> list[Claim]:
 
 def names_of(rows: pd.DataFrame, options: Options) -> dict[str, str]:
     """Return model → what readers call it, in the order of the tables."""
-    labels = {name: own.label for name, own in options.together.items()}
+    labels = {name: together.label for name, together in options.together.items()}
     zero_shot, individual, *rest = NAMES.items()
     return {
         m: name for m, name in dict([zero_shot, individual, *labels.items(), *rest]).items() if m in set(rows.model)
@@ -343,26 +345,26 @@ def summary(options: Options, values: Callable[[pd.DataFrame, str], pd.DataFrame
     for model, name in names_of(rows, options).items():
         frame = values(rows, model).reindex(sorted(rows.tasks.unique()))
         measured = {**by_count(frame), f"{fewest} → {most}": (frame.loc[most] - frame.loc[fewest]).dropna()}
-        lines[name] = {what: with_interval(own) for what, own in measured.items() if len(own)}
+        lines[name] = {what: with_interval(values) for what, values in measured.items() if len(values)}
     columns = [*(f"{count} tasks" for count in sorted(rows.tasks.unique())), f"{fewest} → {most}"]
     return pd.DataFrame(lines).T.reindex(columns=columns).fillna("")
 
 
 def per_task(options: Options, count: int, rows: pd.DataFrame) -> pd.DataFrame:
-    own, names = select(rows, split="test", tasks=count), names_of(rows, options)
-    means = own.pivot_table(index="model", columns="task", values="accuracy", sort=False).round(1)
+    of_count, names = select(rows, split="test", tasks=count), names_of(rows, options)
+    means = of_count.pivot_table(index="model", columns="task", values="accuracy", sort=False).round(1)
     return means.loc[[model for model in names if model in means.index]].rename(names)
 
 
 def chosen(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
     """Return what validation chose in how many seeds, the most frequent first, and from how many candidates."""
-    own = select(rows, split="test")
-    own = own[own.tried.notna()].drop_duplicates(["tasks", "seed", "model"])
-    arguments = own[[name for name in ARGUMENTS if name in own]].to_dict("records")
+    choices = select(rows, split="test")
+    choices = choices[choices.tried.notna()].drop_duplicates(["tasks", "seed", "model"])
+    arguments = choices[[name for name in ARGUMENTS if name in choices]].to_dict("records")
     words = [", ".join(f"{name} {value:g}" for name, value in args.items() if value == value) for args in arguments]
-    own = own.assign(chosen=[text or "–" for text in words], model=own.model.map(names_of(rows, options)))
+    choices = choices.assign(chosen=[text or "–" for text in words], model=choices.model.map(names_of(rows, options)))
     lines: dict[str, dict[str, str]] = {}
-    for (model, count), seeds in own.groupby(["model", "tasks"], sort=False):
+    for (model, count), seeds in choices.groupby(["model", "tasks"], sort=False):
         counted = Counter(seeds.chosen).most_common()
         said = "; ".join(text if text == "–" else f"{text} ({times} of {len(seeds)})" for text, times in counted)
         least, most = int(seeds.tried.min()), int(seeds.tried.max())
@@ -399,8 +401,8 @@ def radar_figure(options: Options, rows: pd.DataFrame) -> Figure:
     axes = figure.subplots(1, len(counts), subplot_kw={"projection": "polar"}, squeeze=False)[0]
     for panel, count in zip(axes, counts, strict=True):
         dress(panel, f"{count} tasks\n", grid="both")
-        own = select(rows, split="test", tasks=count)
-        means = own.pivot_table(index="model", columns="task", values="accuracy", sort=False)
+        of_count = select(rows, split="test", tasks=count)
+        means = of_count.pivot_table(index="model", columns="task", values="accuracy", sort=False)
         angles = [2 * math.pi * index / means.shape[1] for index in range(means.shape[1])]
         for number, model in enumerate(model for model in RADAR if model in means.index):
             heights = list(100 * means.loc[model] / means.loc["individual"])
@@ -436,7 +438,7 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     names, below = names_of(rows, options), []
     merged = [model for model in names if model not in ("zero_shot", "individual", *options.together)]
     for count in sorted(rows.tasks.unique()):
-        at = {m: list(own.loc[count].dropna()) for m in merged if count in (own := mean_test(rows, m)).index}
+        at = {m: list(test.loc[count].dropna()) for m in merged if count in (test := mean_test(rows, m)).index}
         best, words = leader(at, names)
         below.append(f"{with_interval(lead('individual', best, rows).loc[count])} points ({count} tasks)")
     return [
@@ -457,8 +459,8 @@ def ends_note(rows: pd.DataFrame, options: Options, names: Mapping[str, str]) ->
     rated = rows[rows.rate.notna()].drop_duplicates(["tasks", "model"])  # one choice, for all seeds
     for row in rated[rated.rate.map(lambda rate: at_end(rate, options.adapted.rates))].to_dict("records"):
         ends[f"rate of {names[row['model']]} ({row['tasks']} tasks)"] += 1
-    told = ", ".join(f"{name} for {times} seed{'s' * (times > 1)}" for name, times in ends.items())
-    return [f"At an end of what was tried stood {told}."] if ends else []
+    listed_ends = ", ".join(f"{name} for {times} seed{'s' * (times > 1)}" for name, times in ends.items())
+    return [f"At an end of what was tried stood {listed_ends}."] if ends else []
 
 
 STUDY = Study(

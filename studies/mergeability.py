@@ -113,9 +113,9 @@ class _Look(nn.Module):
         self._look: Any = lambda rows: examples.features(model, rows, layers)
 
     def forward(self, rows: Tensor) -> Tensor:
-        found = [value.flatten(1) for value in self._look(rows).values()]
-        self.widths = [value.shape[1] for value in found]
-        return torch.cat(found, dim=1)
+        features = [value.flatten(1) for value in self._look(rows).values()]
+        self.widths = [value.shape[1] for value in features]
+        return torch.cat(features, dim=1)
 
 
 def _load(expansion: LinearisedModule, state: Mapping[str, Tensor]) -> None:
@@ -187,12 +187,12 @@ def measure_run(lab: Laboratory, images: int, run: str, seed: int) -> Iterator[R
 
 def pair_rows(lab: Laboratory, experts: dict[str, State], images: int, about: Row) -> Iterator[Row]:
     """Yield a row for each pair of experts, which are weights of the laboratory's model."""
-    own = lab.individual(experts, "test")
+    alone = lab.individual(experts, "test")
     errors = ctl_errors(lab, experts, images)
     vectors = {task: task_vector(state, lab.base) for task, state in experts.items()}
     for i, j in combinations(experts, 2):
         merged = lab.accuracy(combine([experts[i], experts[j]], [0.5, 0.5]), "test", [i, j])
-        lost = 50 * sum(own[task] - merged[task] for task in (i, j))
+        lost = 50 * sum(alone[task] - merged[task] for task in (i, j))
         yield {**about, "pair": f"{i} – {j}", "loss": lost, **of_weights(vectors[i], vectors[j]), **errors[i, j]}
 
 
@@ -274,9 +274,9 @@ def ranks(rows: pd.DataFrame, runs: Sequence[str], column: str, by: str | None =
         column: of the rows, or a prediction.
         by: the mean over the ways of training; with None over the pairs of all ways together.
     """
-    own = select(predicted(rows), run=list(runs))
-    seeds = own.groupby("seed").run.nunique()
-    common = select(own, seed=list(seeds[seeds == len(runs)].index))
+    of_runs = select(predicted(rows), run=list(runs))
+    seeds = of_runs.groupby("seed").run.nunique()
+    common = select(of_runs, seed=list(seeds[seeds == len(runs)].index))
     return [rank_correlation(part.to_dict("records"), itemgetter(column), by) for _, part in common.groupby("seed")]
 
 
@@ -294,13 +294,13 @@ def difference(first: Sequence[float], second: Sequence[float]) -> pd.Series:
 def over_rounds(iterative: Mapping[int, str], rows: pd.DataFrame) -> pd.DataFrame:
     """Return the last experts' mean CTL error of the last block over N, a column for each seed that all N have."""
     numbers = {run: number for number, run in iterative.items()}
-    own = select(predicted(rows), run=list(numbers))
-    return own.assign(rounds=own.run.map(numbers))
+    of_rounds = select(predicted(rows), run=list(numbers))
+    return of_rounds.assign(rounds=of_rounds.run.map(numbers))
 
 
 def falls(iterative: Mapping[int, str], rows: pd.DataFrame) -> Samples:
-    own = over_rounds(iterative, rows)
-    return steps(per_seed(own, "rounds", value=LAST), sign=-1) if len(own) else {}
+    by_round = over_rounds(iterative, rows)
+    return steps(per_seed(by_round, "rounds", value=LAST), sign=-1) if len(by_round) else {}
 
 
 def within_suite(count: int, rows: pd.DataFrame) -> pd.DataFrame:
@@ -326,7 +326,7 @@ def best_of_few(options: SuiteOptions, rows: pd.DataFrame) -> str:
 def behind_best(options: SuiteOptions, rows: pd.DataFrame) -> Samples:
     best, many = best_of_few(options, rows), within_suite(max(options.counts), rows)
     values = {name: ranks(many, list(options.runs), name) for name in PREDICTIONS}
-    return {name: difference(values[best], own) for name, own in values.items() if name != best}
+    return {name: difference(values[best], of_prediction) for name, of_prediction in values.items() if name != best}
 
 
 # Claims, written before the run
@@ -402,8 +402,8 @@ def pair_table(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
     labels = {run: f"MIMA, N = {n}" for n, run in options.iterative.items()} | options.runs
     labels |= {as_nets(run): as_nets(label) for run, label in options.runs.items()}
     shown = {"loss": "loss of merging, points", LAST: LAST, "cosine": "cosine", "sign_conflict": CONFLICT}
-    own = predicted(rows).assign(experts=rows.run.map(labels))
-    return side_by_side(own, "experts", shown, {LAST: 4, "cosine": 3, "sign_conflict": 3})
+    pairs = predicted(rows).assign(experts=rows.run.map(labels))
+    return side_by_side(pairs, "experts", shown, {LAST: 4, "cosine": 3, "sign_conflict": 3})
 
 
 def suite_rank_table(options: SuiteOptions, rows: pd.DataFrame) -> pd.DataFrame:
@@ -421,25 +421,25 @@ def suite_rank_table(options: SuiteOptions, rows: pd.DataFrame) -> pd.DataFrame:
 
 def suite_pair_table(options: SuiteOptions, rows: pd.DataFrame) -> pd.DataFrame:
     suites = [(count, within_suite(count, rows)) for count in sorted(options.counts)]
-    own = pd.concat(suite.assign(tasks=count, pairs=suite.pair.nunique()) for count, suite in suites)
+    of_suites = pd.concat(suite.assign(tasks=count, pairs=suite.pair.nunique()) for count, suite in suites)
     shown = {"loss": "loss of merging, points", "cosine": "cosine", "sign_conflict": CONFLICT}
-    named = own.assign(experts=own.run.map(options.runs))
+    named = of_suites.assign(experts=of_suites.run.map(options.runs))
     return side_by_side(named, ["experts", "tasks", "pairs"], shown, {"cosine": 3, "sign_conflict": 3})
 
 
 def predictions_figure(runs: Mapping[str, str], rows: pd.DataFrame) -> Figure:
     """Draw the loss of merging over each prediction, a point for each pair and seed, a colour for each way."""
-    own, names = select(predicted(rows), run=list(runs)), (LAST, *OF_WEIGHTS)
+    of_runs, names = select(predicted(rows), run=list(runs)), (LAST, *OF_WEIGHTS)
     labels = {name: f"{name}, negated" if name == COSINE else name for name in names}
-    figure = scatter(own, labels, "loss", "run", y_label="loss of merging, points", labels=runs)
+    figure = scatter(of_runs, labels, "loss", "run", y_label="loss of merging, points", labels=runs)
     figure.axes[0].set_xscale("log")
     return figure
 
 
 def rounds_figure(iterative: Mapping[int, str], rows: pd.DataFrame) -> Figure:
     """Draw the mean CTL error of the last experts over the number of rounds."""
-    own = over_rounds(iterative, rows)
-    return curves(own, "rounds", value=LAST, title="Last experts, mean of all pairs", x_label="rounds N",
+    by_round = over_rounds(iterative, rows)
+    return curves(by_round, "rounds", value=LAST, title="Last experts, mean of all pairs", x_label="rounds N",
                   y_label=LAST, scale="rounds")  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def from_first(frame: pd.DataFrame) -> Samples:
 def loss_by_budget(rows: pd.DataFrame, few: int, many: int) -> dict[float, pd.Series]:
     """Return, by the budget S, by how much the experts change from N = few to N = many."""
     trained = select(rows, model="experts", optimiser="reset", rounds=[few, many])
-    means = {budget: per_seed(own, "rounds") for budget, own in trained.groupby("steps")}
+    means = {budget: per_seed(group, "rounds") for budget, group in trained.groupby("steps")}
     return {budget: frame.loc[many] - frame.loc[few] for budget, frame in means.items() if len(frame) == 2}
 
 

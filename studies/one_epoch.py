@@ -99,7 +99,7 @@ def less_converged(rows: pd.DataFrame) -> Samples:
 
 def by_task(rows: pd.DataFrame) -> dict[str, pd.Series]:
     """Return one epoch less converged of the merge on each task."""
-    frames = [select(own, model="merged") for own in (select(rows, run=SHORT), converged(rows))]
+    frames = [select(of_run, model="merged") for of_run in (select(rows, run=SHORT), converged(rows))]
     tasks = frames[0].task.unique()
     return {task: samples(frames[0], task=task) - samples(frames[1], task=task) for task in tasks}
 

@@ -125,10 +125,10 @@ def choose_scales(lab: Laboratory, options: Options) -> dict[str, float]:
     for name in options.methods or mergeable(len(lab.tasks)):
         default = configure(name).scale
         scales = sorted(default * factor for factor in options.factors)
-        found = score_all(
+        candidates = score_all(
             name, line("scale", scales, default), lambda call: scorer.state(scorer.merge(call), examples), mean
         )
-        chosen[name] = best_on_line(found, "scale").varied["scale"]
+        chosen[name] = best_on_line(candidates, "scale").varied["scale"]
     return chosen
 
 
@@ -179,11 +179,11 @@ def _barriers(
     lab: Laboratory, merges: Mapping[str, State], loss: Mapping[str, float], examples: Mapping[str, Examples]
 ) -> dict[frozenset[str], float]:
     """Return the barrier of the mean loss over tasks between every two of the merges that the paper names."""
-    found = {}
+    barriers = {}
     for first, second in combinations(OTHERS, 2):
         between = [_loss(lab, _at(merges[first], merges[second], share), examples) for share in BETWEEN]
-        found[frozenset((first, second))] = barrier([loss[first], *between, loss[second]]) / len(lab.tasks)
-    return found
+        barriers[frozenset((first, second))] = barrier([loss[first], *between, loss[second]]) / len(lab.tasks)
+    return barriers
 
 
 def barrier(line: Sequence[float]) -> float:
@@ -222,10 +222,10 @@ def measure_across(lab: Laboratory, options: Options, scales: Mapping[str, float
 
 
 def _between_seeds(name: str, states: Mapping[int, State]) -> Iterator[Row]:
-    found = distances(centred_gram({str(seed): state for seed, state in states.items()}))
+    between_seeds = distances(centred_gram({str(seed): state for seed, state in states.items()}))
     for i, j in combinations(range(len(states)), 2):
         seeds = {"first_seed": list(states)[i], "second_seed": list(states)[j]}
-        yield {"part": "seeds", "model": name, **seeds, "distance": float(found[i, j])}
+        yield {"part": "seeds", "model": name, **seeds, "distance": float(between_seeds[i, j])}
 
 
 def _path(lab: Laboratory, run: str, seed: int) -> dict[str, State]:
@@ -293,10 +293,13 @@ class Space:
         shown = [name for name in self.names if name not in hidden]
         fitted = [name for name in shown if title != PLANES[2] or name not in self.random]
         index = {name: place for place, name in enumerate(self.names)}
-        found = principal_coordinates(self.gram, [index[name] for name in fitted])
-        places = {name: (float(found.places[index[name], 0]), float(found.places[index[name], 1])) for name in shown}
-        off = {name: float(found.off[index[name]]) for name in shown if name not in fitted}
-        return places, off, found.explained.tolist()
+        coordinates = principal_coordinates(self.gram, [index[name] for name in fitted])
+        places = {
+            name: (float(coordinates.places[index[name], 0]), float(coordinates.places[index[name], 1]))
+            for name in shown
+        }
+        off = {name: float(coordinates.off[index[name]]) for name in shown if name not in fitted}
+        return places, off, coordinates.explained.tolist()
 
     def planar(self, title: str, first: str, second: str) -> float:
         """Return the distance of two models on a plane."""
@@ -306,7 +309,7 @@ class Space:
 
 def spaces(rows: pd.DataFrame) -> dict[int, Space]:
     seeds = rows[rows.part != "seeds"]
-    return {int(seed): Space(own) for seed, own in seeds.groupby("seed")}
+    return {int(seed): Space(group) for seed, group in seeds.groupby("seed")}
 
 
 def each(rows: pd.DataFrame, measured: Callable[[Space], float]) -> pd.Series:
@@ -316,17 +319,17 @@ def each(rows: pd.DataFrame, measured: Callable[[Space], float]) -> pd.Series:
 
 def between(rows: pd.DataFrame, model: str) -> float:
     """Return the mean distance between seeds; NaN where there is one seed, which decides nothing."""
-    found = select(rows, part="seeds", model=model).distance
-    return float(found.mean()) if len(found) else nan
+    measured = select(rows, part="seeds", model=model).distance
+    return float(measured.mean()) if len(measured) else nan
 
 
 def barrier_of(rows: pd.DataFrame, among: Sequence[tuple[str, str]]) -> Samples:
     pairs = select(rows, part="pair").dropna(subset=["barrier"])
-    found = {}
+    barriers = {}
     for first, second in among:
         both = pairs[pairs.model.isin([first, second]) & pairs.other.isin([first, second])]
-        found[f"{first} – {second}"] = both.groupby("seed").barrier.first()
-    return found
+        barriers[f"{first} – {second}"] = both.groupby("seed").barrier.first()
+    return barriers
 
 
 def dare_less_pair(rows: pd.DataFrame) -> Samples:
@@ -361,8 +364,8 @@ def dare_among_all(rows: pd.DataFrame) -> str:
 
 
 def off_the_law(rows: pd.DataFrame) -> Samples:
-    own = select(rows, part="drop")
-    off = (own.distance / own.expected - 1).abs().groupby(own.seed).max()
+    drops = select(rows, part="drop")
+    off = (drops.distance / drops.expected - 1).abs().groupby(drops.seed).max()
     return {"largest relative difference of measured and expected": 100 * off}
 
 
@@ -371,11 +374,11 @@ def runs_of(rows: pd.DataFrame) -> list[str]:
 
 
 def beyond_merges(rows: pd.DataFrame) -> Samples:
-    found = {}
+    gaps_beyond = {}
     for run in runs_of(rows):
         gaps, seeds = each(rows, lambda s, run=run: s.gap(s.ends[run], s.merges)), between(rows, run)  # type: ignore[misc]
-        found[f"{run}, from its nearest merge, less {seeds:.2f} between seeds"] = gaps - seeds
-    return found
+        gaps_beyond[f"{run}, from its nearest merge, less {seeds:.2f} between seeds"] = gaps - seeds
+    return gaps_beyond
 
 
 def turned_away(rows: pd.DataFrame) -> str:
@@ -441,8 +444,8 @@ CLAIMS = [
 
 
 def model_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, part="model")
-    own = own[own.loss.notna()]
+    models = select(rows, part="model")
+    models = models[models.loss.notna()]
     digits = {
         "scale": 2,
         "length": 2,
@@ -451,8 +454,8 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
         "accuracy": 1,
         "loss": 2,
     }
-    parts = [table(own.dropna(subset=[name]), "model", value=name, digits=places) for name, places in digits.items()]
-    return pd.concat(parts, axis=1).reindex(own.model.unique()).fillna("")
+    parts = [table(models.dropna(subset=[name]), "model", value=name, digits=places) for name, places in digits.items()]
+    return pd.concat(parts, axis=1).reindex(models.model.unique()).fillna("")
 
 
 def distance_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -474,8 +477,8 @@ def distance_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def drop_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own, digits = select(rows, part="drop"), {"distance": 3, "expected": 3, "accuracy": 1}
-    return pd.concat([table(own, "drop", value=name, digits=places) for name, places in digits.items()], axis=1)
+    drops, digits = select(rows, part="drop"), {"distance": 3, "expected": 3, "accuracy": 1}
+    return pd.concat([table(drops, "drop", value=name, digits=places) for name, places in digits.items()], axis=1)
 
 
 def seeds_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -484,17 +487,19 @@ def seeds_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     shares = [each(rows, lambda s, t=title: 100 * sum(s.plane(t)[2])) for title in PLANES]  # type: ignore[misc]
-    told = ", ".join(f"{with_interval(share)} % ({title})" for title, share in zip(PLANES, shares, strict=True))
+    listed_shares = ", ".join(
+        f"{with_interval(share)} % ({title})" for title, share in zip(PLANES, shares, strict=True)
+    )
     off = with_interval(each(rows, lambda s: s.plane(PLANES[2])[1]["dare"]), 1)
     flat = with_interval(each(rows, lambda s: s.planar(PLANES[2], "dare", AGAINST)), 1)
     far = with_interval(each(rows, lambda s: s.distance("dare", AGAINST)), 1)
     drops = select(rows, part="drop")
     least = drops.sort_values(["seed", "drop"]).iloc[0]
     return [
-        f"The planes show of the variance: {told}. A random mask moves a model at right angles to the merges without "
-        "such a mask, so one component of a plane that DARE is fitted to is its mask. On the plane without it DARE "
-        f"seems to lie {flat} from task arithmetic; the whole distance is {far}, and DARE lies {off} off this plane. "
-        "Read the whole space.",
+        f"The planes show of the variance: {listed_shares}. A random mask moves a model at right angles to the merges "
+        "without such a mask, so one component of a plane that DARE is fitted to is its mask. On the plane without it "
+        f"DARE seems to lie {flat} from task arithmetic; the whole distance is {far}, and DARE lies {off} off this "
+        "plane. Read the whole space.",
         "How far DARE lies from task arithmetic follows from scale, drop and the lengths of the task vectors: with "
         f"drop {least['drop']:g} it is {least.distance:.2f}. Another order of the data moves a merge by TIES by "
         f"{between(rows, 'ties'):.2f}, and by task arithmetic by {between(rows, AGAINST):.2f}.",

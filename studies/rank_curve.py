@@ -283,33 +283,33 @@ def of_suite(count: int) -> list[Claim]:
 
 def level_table(rows: pd.DataFrame) -> pd.DataFrame:
     lines = {}
-    for count, own in rows.groupby("tasks"):
-        highest = {rule: (frame := over(own, "centred", rule), peak(frame.mean(axis=1))) for rule in RULES}
+    for count, of_count in rows.groupby("tasks"):
+        highest = {rule: (frame := over(of_count, "centred", rule), peak(frame.mean(axis=1))) for rule in RULES}
         tops = {rule: f"{with_interval(frame.loc[ratio])} at {ratio:g}" for rule, (frame, ratio) in highest.items()}
         lines[f"{count} tasks"] = {
-            "zero-shot": f"{samples(own, curve='zero_shot').iloc[0]:.1f}",
-            "average": with_interval(samples(own, curve="average")),
-            "task arithmetic": with_interval(over(own, "original").loc[1.0]),
+            "zero-shot": f"{samples(of_count, curve='zero_shot').iloc[0]:.1f}",
+            "average": with_interval(samples(of_count, curve="average")),
+            "task arithmetic": with_interval(over(of_count, "original").loc[1.0]),
             "centred, highest": tops["once"],
             "centred, λ per rank": tops["per rank"],
-            "experts": with_interval(samples(own, curve="experts")),
+            "experts": with_interval(samples(of_count, curve="experts")),
         }
     return pd.DataFrame(lines).T
 
 
 def curve_table(count: int, value: str, rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, tasks=count).dropna(subset="ratio").sort_values("ratio", kind="stable")
+    of_count = select(rows, tasks=count).dropna(subset="ratio").sort_values("ratio", kind="stable")
     cell = listed if value == "scale" else None
     kinds = [*METHODS] if value == "accuracy" else [*USED_AT]
-    own = own.assign(curve=own.curve + ", λ " + own.rule, ratio=own.ratio.map("{:g}".format))
-    wide = table(own, "ratio", "curve", value=value, cell=cell)
+    of_count = of_count.assign(curve=of_count.curve + ", λ " + of_count.rule, ratio=of_count.ratio.map("{:g}".format))
+    wide = table(of_count, "ratio", "curve", value=value, cell=cell)
     return wide[[name for kind in kinds for rule in RULES if (name := f"{kind}, λ {rule}") in wide.columns]]
 
 
 def peak_table(count: int, rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, tasks=count)
+    of_count = select(rows, tasks=count)
     lines = {}
-    for task, points in own.groupby("task", sort=False):
+    for task, points in of_count.groupby("task", sort=False):
         centred, original = (over(points, kind).mean(axis=1) for kind in USED_AT)
         lines[task] = {
             "centred peaks at": f"{peak(centred):g}",
@@ -324,25 +324,25 @@ def peak_table(count: int, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def tables(options: Options) -> Tables:
-    found: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {"Mean test accuracy, %": level_table}
+    shown: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {"Mean test accuracy, %": level_table}
     for count in sorted(suite.tasks for suite in options.suites):
         first = f"First {count} tasks"
-        found |= {
+        shown |= {
             f"{first}: mean test accuracy over the rank ratio, %": partial(curve_table, count, "accuracy"),
             f"{first}: λ over the rank ratio, one value per seed": partial(curve_table, count, "scale"),
             f"{first}: each task's peak, λ chosen once, % (mean over seeds)": partial(peak_table, count),
         }
-    return found
+    return shown
 
 
 def mean_figure(count: int, rows: pd.DataFrame) -> Figure:
     """Draw mean test accuracy over the ratio, a panel for each rule of λ (the paper's Figure 1)."""
-    own = select(rows, tasks=count)
+    of_count = select(rows, tasks=count)
     names = {rule: f"{count} tasks, λ chosen {rule}" for rule in RULES} | VECTORS
-    heights = {name: samples(own, curve=name).mean() for name in ("average", "experts")}
-    heights["task arithmetic"] = over(own, "original").loc[1.0].mean()
+    heights = {name: samples(of_count, curve=name).mean() for name in ("average", "experts")}
+    heights["task arithmetic"] = over(of_count, "original").loc[1.0].mean()
     return curves(
-        select(own, curve=list(USED_AT)), "ratio", "curve", panel="rule", labels=names, x_label="rank ratio k / r",
+        select(of_count, curve=list(USED_AT)), "ratio", "curve", panel="rule", labels=names, x_label="rank ratio k / r",
         y_label="mean test accuracy, %", scale="root", ticks=(0, 0.04, 0.08, 0.16, 0.32, 0.64, 1),
         levels=lambda rule: heights,
     )  # fmt: skip
@@ -350,12 +350,12 @@ def mean_figure(count: int, rows: pd.DataFrame) -> Figure:
 
 def task_figure(count: int, rows: pd.DataFrame) -> Figure:
     """Draw every task's test accuracy over the ratio, λ chosen once (the paper's Figure 6)."""
-    own = select(rows, tasks=count)
+    of_count = select(rows, tasks=count)
     levels = {"average": "average", "experts": "expert"}
     return curves(
-        select(own, curve=list(USED_AT), rule="once"), "ratio", "curve", panel="task", labels=VECTORS, height=2.5,
+        select(of_count, curve=list(USED_AT), rule="once"), "ratio", "curve", panel="task", labels=VECTORS, height=2.5,
         x_label="k / r", y_label="accuracy, %", scale="root", ticks=(0, 0.08, 0.32, 1),
-        levels=lambda task: {label: samples(own, curve=n, task=task).mean() for n, label in levels.items()},
+        levels=lambda task: {label: samples(of_count, curve=n, task=task).mean() for n, label in levels.items()},
     )  # fmt: skip
 
 
@@ -367,7 +367,7 @@ def figures(options: Options) -> Figures:
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    return [note for count, own in rows.groupby("tasks") for note in suite_notes(count, own, options)]
+    return [note for count, of_count in rows.groupby("tasks") for note in suite_notes(count, of_count, options)]
 
 
 def suite_notes(count: int, rows: pd.DataFrame, options: Options) -> list[str]:
@@ -379,9 +379,11 @@ def suite_notes(count: int, rows: pd.DataFrame, options: Options) -> list[str]:
     scales = per_seed(rows, "ratio", value="scale", curve="centred", rule="per rank").mean(axis=1)
     tops = {key: (frame.mean(axis=1).max(), peak(frame.mean(axis=1))) for key, frame in frames.items()}
     highest = {
-        kind: leader(dict(zip(own.index, own.to_numpy().tolist(), strict=True)), {r: f"{r:g}" for r in own.index})[1]
+        kind: leader(
+            dict(zip(curve.index, curve.to_numpy().tolist(), strict=True)), {r: f"{r:g}" for r in curve.index}
+        )[1]
         for kind in USED_AT
-        if len(own := frames[kind, "per rank"])
+        if len(curve := frames[kind, "per rank"])
     }
     own_curves = select(rows, curve="centred", rule="once").groupby(["ratio", "task"]).accuracy.mean().unstack("task")
     lost = own_curves.max() - own_curves.loc[USED]
@@ -405,11 +407,11 @@ def ends_note(count: int, rows: pd.DataFrame, options: Options) -> list[str]:
     """Say where the λ that was taken is the smallest or the largest tried."""
     points = select(rows, rule="per rank").drop_duplicates(["curve", "ratio", "seed"])
     ends = points[[row.scale in (min(s := options.scales[row.curve]), max(s)) for row in points.itertuples()]]
-    told = ", ".join(
-        f"{kind} at {ratio:g} ({len(own)} of {rows.seed.nunique()} seeds)"
-        for (kind, ratio), own in ends.groupby(["curve", "ratio"])
+    listed_ends = ", ".join(
+        f"{kind} at {ratio:g} ({len(group)} of {rows.seed.nunique()} seeds)"
+        for (kind, ratio), group in ends.groupby(["curve", "ratio"])
     )
-    return [f"{count} tasks: λ chosen per rank stood at an end of those tried: {told}."] if told else []
+    return [f"{count} tasks: λ chosen per rank stood at an end of those tried: {listed_ends}."] if listed_ends else []
 
 
 STUDY = Study(

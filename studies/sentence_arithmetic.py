@@ -92,7 +92,7 @@ def judged_event(dice: Dice, label: int) -> tuple[str, None]:
         >>> judged_event(Dice("told"), 0)[0].partition(" but ")[2]
         'joseph bought the very nasty coat at the chapel'
     """
-    return JUDGED.sub(lambda found: event(dice, found[1]), sentiment(dice, label)[0]), None
+    return JUDGED.sub(lambda match: event(dice, match[1]), sentiment(dice, label)[0]), None
 
 
 def event(dice: Dice, judgement: str) -> str:
@@ -116,7 +116,7 @@ def faulty_review(dice: Dice, label: int) -> tuple[str, None]:
 
 
 def spoilt(words: list[str], dice: Dice) -> list[str]:
-    verbs, nouns = ([at for at, word in enumerate(words) if word in known] for known in (("was",), NOUNS))
+    verbs, nouns = ([at for at, word in enumerate(words) if word in vocabulary] for vocabulary in (("was",), NOUNS))
     kind, at = dice.below(5), dice.pick([*verbs, *(noun - 1 for noun in nouns)])  # before each noun stands "the"
     if kind < 2:
         at = dice.pick(verbs)
@@ -226,9 +226,9 @@ class Bench:
     def _drawn(self, task: Name, split: str, count: int) -> Classification:
         made = replace(TASKS[task], counts={split: count})
         rows = made.rows(split, self.seed)
-        found = [self.tokenizer.encode(row.text) for row in rows]
-        segments = [one.segments for one in found] if self.tokenizer.segments else None
-        tokens = stack([one.ids for one in found], segments, self.tokenizer.pad)
+        encoded = [self.tokenizer.encode(row.text) for row in rows]
+        segments = [encoding.segments for encoding in encoded] if self.tokenizer.segments else None
+        tokens = stack([encoding.ids for encoding in encoded], segments, self.tokenizer.pad)
         encoder, names = self.model.module, made.class_names
         assert isinstance(encoder, TextEncoder)
         assert names
@@ -239,12 +239,12 @@ class Bench:
     def fitted(self, state: State, tasks: Iterable[Name]) -> dict[Name, Weights]:
         """Return heads that are fitted to what an encoder makes of the tasks' training texts."""
         self.model.load(state)
-        found = {}
+        heads = {}
         for task in tasks:
             data = self.texts[task, "train"]
             probe(self.model, data, data.labels.numpy())
-            found[task] = head_of(data)
-        return found
+            heads[task] = head_of(data)
+        return heads
 
     @cached_property
     def warm(self) -> dict[Name, Weights]:
@@ -254,10 +254,10 @@ class Bench:
     def tuned(self, tasks: Sequence[Name]) -> Tuned:
         """Return the encoder after fine-tuning with a head for each task, as many steps for each."""
         data = [self.texts[task, "train"] for task in tasks]
-        for task, one in zip(tasks, data, strict=True):
-            put(one, self.warm[task])
+        for task, examples in zip(tasks, data, strict=True):
+            put(examples, self.warm[task])
         state = trained_together(self.model, self.start, data, self.options.tune, self.seed)
-        return Tuned(state, {task: head_of(one) for task, one in zip(tasks, data, strict=True)})
+        return Tuned(state, {task: head_of(examples) for task, examples in zip(tasks, data, strict=True)})
 
     def figure(self, state: State, head: Weights, task: Name, split: str) -> float:
         """Return how good an encoder with a head is on a task: accuracy or Matthews' correlation, in %."""
@@ -292,8 +292,8 @@ def measure_seed(options: Options, seed: int) -> Iterator[Row]:
 
 def with_experts(rows: Sequence[Row]) -> list[Row]:
     names = {named(task): way for task, way in ALONE.items()}
-    own = [row for row in rows if row["part"] == ADDITION and row["way"] == names.get(row["task"])]
-    return [*rows, *({**row, "way": EXPERTS} for row in own)]
+    additions = [row for row in rows if row["part"] == ADDITION and row["way"] == names.get(row["task"])]
+    return [*rows, *({**row, "way": EXPERTS} for row in additions)]
 
 
 def bench_rows(bench: Bench) -> Iterator[Row]:
@@ -319,8 +319,8 @@ def named(task: Name) -> str:
 def of_pair(bench: Bench, state: State, heads: Heads) -> Iterator[Row]:
     """Yield a row for each of the two tasks: an encoder with the task's head on validation and, once, on test."""
     for task in PAIR:
-        found = {split: bench.figure(state, heads[task], task, split) for split in LOOKED_AT}
-        yield {"task": named(task), **found}
+        figures = {split: bench.figure(state, heads[task], task, split) for split in LOOKED_AT}
+        yield {"task": named(task), **figures}
 
 
 def addition_rows(
@@ -346,9 +346,9 @@ def addition_rows(
         (ADDED, FITTED): (both, bench.fitted(both, PAIR)),
         (JOINT, TRAINED_HEADS): (joint.state, joint.heads),
     }
-    for (way, read_by), (state, own) in models.items():
+    for (way, read_by), (state, model_heads) in models.items():
         row = {"part": ADDITION, "way": way, "heads": read_by, "scale": best if way == ADDED else None}
-        yield from ({**row, **found} for found in of_pair(bench, state, own))
+        yield from ({**row, **figures} for figures in of_pair(bench, state, model_heads))
 
 
 def negation_rows(bench: Bench, vector: State, joint: Tuned) -> Iterator[Row]:
@@ -367,11 +367,11 @@ def negation_rows(bench: Bench, vector: State, joint: Tuned) -> Iterator[Row]:
         for way in (BEFORE, AFTER, RANDOM):
             model = edited({way: -scale} if way in taken else {})
             row = {"part": NEGATION, "start": start, "way": way, "scale": None if way == BEFORE else scale}
-            own = FITTED if start == BASE else TRAINED_HEADS
-            yield from ({**row, "heads": own, **found} for found in of_pair(bench, model, heads))
+            heads_of = FITTED if start == BASE else TRAINED_HEADS
+            yield from ({**row, "heads": heads_of, **figures} for figures in of_pair(bench, model, heads))
             if start == JOINT and way != RANDOM:
                 fitted = bench.fitted(model, PAIR)
-                yield from ({**row, "heads": FITTED, **found} for found in of_pair(bench, model, fitted))
+                yield from ({**row, "heads": FITTED, **figures} for figures in of_pair(bench, model, fitted))
 
 
 def forgetting_scale(left: Mapping[float, tuple[float, float]]) -> float:
@@ -382,14 +382,14 @@ def forgetting_scale(left: Mapping[float, tuple[float, float]]) -> float:
         0.5
     """
     floor = left[0.0][0] - RETAINED
-    return min((scale for scale, (kept, _) in left.items() if kept >= floor), key=lambda scale: left[scale][1])
+    return min((scale for scale, (retained, _) in left.items() if retained >= floor), key=lambda scale: left[scale][1])
 
 
 def as_long(vector: State, seed: int) -> Weights:
     """Return a random vector, each of whose tensors is as long as the given one's."""
     drawing = torch.Generator().manual_seed(seed)
     drawn = {name: torch.randn(value.shape, generator=drawing) for name, value in vector.items()}
-    return {name: one * (vector[name].norm() / one.norm()) for name, one in drawn.items()}
+    return {name: direction * (vector[name].norm() / direction.norm()) for name, direction in drawn.items()}
 
 
 def analogy_rows(bench: Bench, experts: Mapping[Name, Tuned], vectors: Mapping[str, State]) -> Iterator[Row]:
@@ -410,8 +410,8 @@ def analogy_rows(bench: Bench, experts: Mapping[Name, Tuned], vectors: Mapping[s
         f"{ANALOGY}, λ = 1": partial(read, sums[ANALOGY], 1),
     }
     for way, figure in looked_at.items():
-        found = {split: figure(split) for split in LOOKED_AT}
-        yield {"part": ANALOGIES, "way": way, "scale": best.get(way), "task": named(TARGET), **found}
+        figures = {split: figure(split) for split in LOOKED_AT}
+        yield {"part": ANALOGIES, "way": way, "scale": best.get(way), "task": named(TARGET), **figures}
 
 
 # What the rows are asked
@@ -444,8 +444,8 @@ def fitted_less_trained(rows: pd.DataFrame) -> Samples:
 
 def lost(rows: pd.DataFrame, start: str, way: str, task: Name, heads: str) -> pd.Series:
     """Return how much smaller the figure is than before, whatever its sign, by seed."""
-    own = select(rows, part=NEGATION, start=start, heads=heads, task=named(task))
-    return figure_of(own, way=BEFORE).abs() - figure_of(own, way=way).abs()
+    negations = select(rows, part=NEGATION, start=start, heads=heads, task=named(task))
+    return figure_of(negations, way=BEFORE).abs() - figure_of(negations, way=way).abs()
 
 
 def lost_after(start: str, task: Name, heads: str, rows: pd.DataFrame) -> Samples:
@@ -519,12 +519,12 @@ def claims(options: Options) -> list[Claim]:
 
 def part_table(part: str, keys: list[str], rows: pd.DataFrame) -> pd.DataFrame:
     """Return each task's figure on test of every encoder, the mean λ before, the mean over tasks behind them."""
-    own = select(rows, part=part).rename(columns={"way": "encoder"})
-    wide = table(own, keys, "task", value="test")
-    scales = own.groupby(keys, sort=False).scale.mean().map("{:.2f}".format).replace("nan", "").rename("mean λ")
+    of_part = select(rows, part=part).rename(columns={"way": "encoder"})
+    wide = table(of_part, keys, "task", value="test")
+    scales = of_part.groupby(keys, sort=False).scale.mean().map("{:.2f}".format).replace("nan", "").rename("mean λ")
     whole = scales.to_frame().join(wide)
-    several = own.task.nunique() > 1
-    return whole.join(table(own, keys, value="test").rename(columns={"test": "mean"})) if several else whole
+    several = of_part.task.nunique() > 1
+    return whole.join(table(of_part, keys, value="test").rename(columns={"test": "mean"})) if several else whole
 
 
 HEADS_OF = {BASE: FITTED} | dict.fromkeys((*ALONE.values(), AVERAGE, ADDED, JOINT), TRAINED_HEADS)

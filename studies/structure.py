@@ -126,8 +126,8 @@ def variants(
     whole = sum(4 * value.numel() for vector in vectors.values() for value in vector.values())
 
     def variant(kind: str, amount: float, reduced: Mapping[str, Reduced]) -> Variant:
-        stored = sum(one.bytes for one in reduced.values()) / whole
-        return Variant(kind, amount, {task: one.vector for task, one in reduced.items()}, stored)
+        stored = sum(vector.bytes for vector in reduced.values()) / whole
+        return Variant(kind, amount, {task: reduction.vector for task, reduction in reduced.items()}, stored)
 
     yield Variant(FULL, None, dict(vectors), 1.0)
     for rank in ranks:
@@ -234,10 +234,10 @@ def lora_variant(options: Options, base: Pretrained, digits: Digits, rank: int, 
     tune = options.world.tune.model_copy(update={"steps": options.steps, "learning_rate": options.lora_rate})
     model = LoraModel.of(small_transformer(options.world, 2, seed), adapter_settings(rank), seed)
     vectors = {
-        name_of(one): task_vector(
-            trained(model, base.start, coloured(digits, one, name_of(one)), tune, seed), base.start
+        name_of(colour): task_vector(
+            trained(model, base.start, coloured(digits, colour, name_of(colour)), tune, seed), base.start
         )
-        for one in COLOURS
+        for colour in COLOURS
     }
     numbers: int = sum(value.numel() for value in (*model.module.down, *model.module.up))
     return Variant(LORA, rank, dict(vectors), numbers / sum(value.numel() for value in base.start.values()))
@@ -275,12 +275,12 @@ def case_rows(base: Pretrained, splits: Mapping[str, Digits], variant: Variant) 
             return accuracies(base, splits[split], variant, {FIRST: 1.0, second: scale}, (FIRST, second))
 
         scores = {scale: judged(scale, "validation") for scale in SCALES}
-        sums = {scale: one + two for scale, (one, two) in scores.items()}
-        differences = {scale: one - two for scale, (one, two) in scores.items()}
+        sums = {scale: first + second for scale, (first, second) in scores.items()}
+        differences = {scale: first - second for scale, (first, second) in scores.items()}
         for way, goal in (("addition", sums), ("unlearning", differences)):
             scale = max(goal, key=goal.__getitem__)
-            one, two = judged(scale, "test")
-            yield {"part": "case", "case": case, "way": way, "scale": scale, "test_1": one, "test_2": two}
+            first, second = judged(scale, "test")
+            yield {"part": "case", "case": case, "way": way, "scale": scale, "test_1": first, "test_2": second}
 
 
 def target_rows(base: Pretrained, splits: Mapping[str, Digits], variant: Variant) -> Iterator[Row]:
@@ -320,7 +320,7 @@ def adapted(lab: Laboratory, run: str, seed: int) -> Variant:
     """Return the task vectors of experts tuned as LoRA, which take no more than their adapters."""
     folder = f"{layout.study_run(run)}/seed_{seed}/experts/{{}}/adapter/adapter_model.safetensors"
     adapters = [read_state(lab.io.dep(folder.format(task))) for task in lab.tasks]
-    numbers, whole = (sum(v.numel() for one in states for v in one.values()) for states in (adapters, [lab.base]))
+    numbers, whole = (sum(v.numel() for value in states for v in value.values()) for states in (adapters, [lab.base]))
     rank = lab.run(run).settings(seed)["lora"]["rank"]
     return Variant(LORA, rank, dict(vectors_of(lab, run, seed)), numbers / (len(adapters) * whole))
 
@@ -355,11 +355,14 @@ def suite_rows(lab: Laboratory, options: SuiteOptions, variant: Variant) -> Iter
 
 def scored(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of what was done, with their score; an aligned task cannot be unlearned and does not count."""
-    own = select(rows, part=["case", "target"])
-    own = own[(own.way != "unlearning") | (own.case != "aligned")]
-    scores = {"addition": (own.test_1 + own.test_2) / 2, "unlearning": own.test_1 - own.test_2}
-    return own.assign(score=scores["addition"].where(own.way == "addition", scores["unlearning"]).where(
-        own.way != "a third task", own.test_1))  # fmt: skip
+    scored_rows = select(rows, part=["case", "target"])
+    scored_rows = scored_rows[(scored_rows.way != "unlearning") | (scored_rows.case != "aligned")]
+    scores = {
+        "addition": (scored_rows.test_1 + scored_rows.test_2) / 2,
+        "unlearning": scored_rows.test_1 - scored_rows.test_2,
+    }
+    return scored_rows.assign(score=scores["addition"].where(scored_rows.way == "addition", scores["unlearning"]).where(
+        scored_rows.way != "a third task", scored_rows.test_1))  # fmt: skip
 
 
 def score(rows: pd.DataFrame, kind: str, amount: float | None, way: str) -> pd.Series:
@@ -416,19 +419,19 @@ def claims(options: Options | SuiteOptions) -> list[Claim]:
 def score_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return what every variant keeps of each score, and what it takes to store it."""
     keys = ["task vectors", "rank, or share kept"]
-    own = scored(rows).rename(columns={"kind": keys[0], "amount": keys[1]})
-    return side_by_side(own, keys, {"stored": "stored, %"}).join(table(own, keys, "way", value="score"))
+    scores = scored(rows).rename(columns={"kind": keys[0], "amount": keys[1]})
+    return side_by_side(scores, keys, {"stored": "stored, %"}).join(table(scores, keys, "way", value="score"))
 
 
 def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, part="memory").set_index(["kind", "amount"]) if "bytes" in rows else rows[:0]
-    if not len(own):
-        return own
+    memory = select(rows, part="memory").set_index(["kind", "amount"]) if "bytes" in rows else rows[:0]
+    if not len(memory):
+        return memory
     trained = select(rows, part="case").groupby(["kind", "amount"], dropna=False).stored.first()
     return pd.DataFrame({
-        "trained numbers, %": trained.reindex(own.index).map("{:.1f}".format),
-        "peak memory of a step, MiB": (own.bytes / 2**20).map("{:.1f}".format),
-        "of all weights', %": (100 * own.bytes / own.bytes.iloc[0]).map("{:.0f}".format),
+        "trained numbers, %": trained.reindex(memory.index).map("{:.1f}".format),
+        "peak memory of a step, MiB": (memory.bytes / 2**20).map("{:.1f}".format),
+        "of all weights', %": (100 * memory.bytes / memory.bytes.iloc[0]).map("{:.0f}".format),
     })
 
 
@@ -441,10 +444,10 @@ TABLES = {
 
 def scores_figure(kinds: Sequence[str], label: str, rows: pd.DataFrame) -> Figure:
     """Draw each score over the amount that is kept, a curve with intervals for each kind, a level for the whole."""
-    own = select(scored(rows), kind=list(kinds))
+    scores = select(scored(rows), kind=list(kinds))
     return curves(
-        own, "amount", "kind", "score", "way", x_label=label, y_label="points", columns=3, height=2.8,
-        scale="log", ticks=sorted(own.amount.unique()),
+        scores, "amount", "kind", "score", "way", x_label=label, y_label="points", columns=3, height=2.8,
+        scale="log", ticks=sorted(scores.amount.unique()),
         levels=lambda way: {"whole": score(rows, FULL, None, way).mean()},
         labels={way: way.capitalize() for way in SCORES},
     )  # fmt: skip

@@ -106,9 +106,9 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     yield from rows
     plans = []  # the first seed decides which subsets all merge
     for _, group in groupby(rows, key=lambda row: row["size"]):
-        own = list(group)
-        plan = {name: own[0][name] for name in ("size", "a", "b", "epsilon", "population")}
-        plans.append(plan | {"subsets": [text.split() for text in dict.fromkeys(row["subset"] for row in own)]})
+        members = list(group)
+        plan = {name: members[0][name] for name in ("size", "a", "b", "epsilon", "population")}
+        plans.append(plan | {"subsets": [text.split() for text in dict.fromkeys(row["subset"] for row in members)]})
     yield from lab.by_seed(partial(measure_seed, lab, options, plans), others)
 
 
@@ -140,12 +140,12 @@ def references(lab: Laboratory, experts: Mapping[str, State], splits: Sequence[S
     """Yield zero-shot and individual accuracy per task on the images that the study uses of each split."""
     scorer = lab.scorer({})
     for split in splits:
-        own = {task: scorer.state(experts[task], {task: split[task]})[task] for task in split}
-        yield {"zero_shot": scorer.state(lab.base, split), "expert": own}
+        experts_alone = {task: scorer.state(experts[task], {task: split[task]})[task] for task in split}
+        yield {"zero_shot": scorer.state(lab.base, split), "expert": experts_alone}
 
 
 def plan_sample(
-    tasks: Sequence[str], known: Row, options: Options, size: int, work: Callable[..., list[Row]]
+    tasks: Sequence[str], references: Row, options: Options, size: int, work: Callable[..., list[Row]]
 ) -> dict[str, Any]:
     """Return which subsets of one N are merged: those of the pilot, and as many more as its spread asks for.
 
@@ -156,10 +156,10 @@ def plan_sample(
         size: N.
         work: returns the rows of a subset, by N, number and tasks.
     """
-    low, high = accuracy_range(known["zero_shot"], known["expert"], size)
+    low, high = accuracy_range(references["zero_shot"], references["expert"], size)
     pilot = draw_subsets(tasks, size, options.pilot, options.draw)
     chosen = [{row["method"]: row["validation"] for row in work(size, n, subset)} for n, subset in enumerate(pilot)]
-    spread = max(stdev(own[method] for own in chosen) for method in options.grids) if len(pilot) > 1 else 0.0
+    spread = max(stdev(row[method] for row in chosen) for method in options.grids) if len(pilot) > 1 else 0.0
     asked = two_stage_size(spread / 100, options.margin, max(len(pilot), 2))
     count = min(max(asked, len(pilot)), options.most)
     return {
@@ -237,9 +237,9 @@ def by_subset(rows: pd.DataFrame) -> pd.DataFrame:
     key = ["method", "size", "seed", "subset"]
     first = rows.groupby(key, sort=False)[["validation", *ARGUMENTS, "a", "b", "epsilon", "population"]].first()
     whole = rows.assign(normalised=shares(rows.accuracy, rows.expert), zero=shares(rows.zero_shot, rows.expert))
-    found = first.join(whole.groupby(key, sort=False)[["accuracy", "normalised", "zero"]].mean()).reset_index()
-    ours = found.set_index(key[1:]).normalised[(found.method == OURS).to_numpy()]
-    return found.assign(ahead=found[key[1:]].merge(ours.reset_index(), how="left").normalised - found.normalised)
+    merged = first.join(whole.groupby(key, sort=False)[["accuracy", "normalised", "zero"]].mean()).reset_index()
+    ours = merged.set_index(key[1:]).normalised[(merged.method == OURS).to_numpy()]
+    return merged.assign(ahead=merged[key[1:]].merge(ours.reset_index(), how="left").normalised - merged.normalised)
 
 
 def methods_of(rows: pd.DataFrame) -> list[str]:
@@ -253,8 +253,8 @@ def name_of(method: str) -> str:
         >>> name_of("task_arithmetic, wider λ")
         'task arithmetic, wider λ'
     """
-    own = method.removesuffix(WIDER)
-    return NAMES.get(own, own) + method[len(own) :]
+    narrow = method.removesuffix(WIDER)
+    return NAMES.get(narrow, narrow) + method[len(narrow) :]
 
 
 def means(rows: pd.DataFrame, method: str, value: str) -> pd.DataFrame:
@@ -277,7 +277,7 @@ def falls(methods: Sequence[str], rows: pd.DataFrame) -> Samples:
 def growth(start: int, rows: pd.DataFrame) -> Samples:
     """Return how CART's lead grows from one N to the largest: it loses less where it grows."""
     frames = {name_of(method): means(rows, method, "ahead") for method in methods_of(rows) if method != OURS}
-    return {f"CART's lead over {name} grows by": own.iloc[-1] - own.loc[start] for name, own in frames.items()}
+    return {f"CART's lead over {name} grows by": frame.iloc[-1] - frame.loc[start] for name, frame in frames.items()}
 
 
 def spreads(rows: pd.DataFrame, value: str = "normalised") -> pd.DataFrame:
@@ -290,18 +290,18 @@ def unsteadiness(methods: Sequence[str], rows: pd.DataFrame) -> Samples:
 
     The paper finds TIES's error bars comparable with four tasks. With two, CART is the average.
     """
-    found: dict[str, pd.Series] = {}
+    less: dict[str, pd.Series] = {}
     for size, frame in spreads(rows).dropna().groupby(level="size"):
         compared = [method for method in methods if (method, size) not in (("ties", 4), SAME)]
         if compared:
-            found[f"N = {size}"] = frame[OURS] - frame[compared].min(axis=1)
-    return found
+            less[f"N = {size}"] = frame[OURS] - frame[compared].min(axis=1)
+    return less
 
 
 def intervals(rows: pd.DataFrame, value: str) -> pd.Series:
     """Return mean and half interval over subsets, by N, seed and method."""
     groups = by_subset(rows).groupby(["size", "seed", "method"], sort=False)
-    return groups.apply(lambda own: subset_interval(list(own[value]), int(own.population.iloc[0])))
+    return groups.apply(lambda group: subset_interval(list(group[value]), int(group.population.iloc[0])))
 
 
 def widest(rows: pd.DataFrame, value: str) -> pd.DataFrame:
@@ -327,7 +327,8 @@ def in_range(rows: pd.DataFrame) -> tuple[Verdict, str]:
     )  # fmt: skip
     inside = bool(((ends.a <= ends.least) & (ends.most <= ends.b)).all())
     return inside, ", ".join(
-        f"{own.least:.1f} … {own.most:.1f} in {own.a:.1f} … {own.b:.1f} (N = {size})" for size, own in ends.iterrows()
+        f"{bounds.least:.1f} … {bounds.most:.1f} in {bounds.a:.1f} … {bounds.b:.1f} (N = {size})"
+        for size, bounds in ends.iterrows()
     )
 
 
@@ -393,29 +394,36 @@ def shown(interval: Interval, digits: int = 1, sign: str = "") -> str:
 
 
 def over_sizes(value: str, sign: str, rows: pd.DataFrame) -> pd.DataFrame:
-    own = of_first(rows)
-    cells = intervals(own, value).map(lambda interval: shown(interval, sign=sign)).droplevel("seed").unstack("method")
+    first_part = of_first(rows)
+    cells = (
+        intervals(first_part, value)
+        .map(lambda interval: shown(interval, sign=sign))
+        .droplevel("seed")
+        .unstack("method")
+    )
     methods = [method for method in methods_of(rows) if value != "ahead" or method != OURS]
-    return cells[methods].rename(columns=name_of).assign(subsets=counts(own)).rename_axis("N")
+    return cells[methods].rename(columns=name_of).assign(subsets=counts(first_part)).rename_axis("N")
 
 
 def losses(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
     """Return what more tasks cost, with the interval of two independent samples, and the slope over N."""
-    found, last = intervals(of_first(rows), "normalised").droplevel("seed"), max(options.sizes)
+    centres, last = intervals(of_first(rows), "normalised").droplevel("seed"), max(options.sizes)
     lines: dict[str, dict[str, str]] = {}
     for method in methods_of(rows):
-        own = found.xs(method, level="method").sort_index()
-        falls = {n: (own[n][0] - own[last][0], sqrt(own[n][1] ** 2 + own[last][1] ** 2)) for n in options.starts}
+        curve = centres.xs(method, level="method").sort_index()
+        falls = {
+            n: (curve[n][0] - curve[last][0], sqrt(curve[n][1] ** 2 + curve[last][1] ** 2)) for n in options.starts
+        }
         lines[name_of(method)] = {f"lost from N = {n} to {last}": shown(fall) for n, fall in falls.items()}
-        slope = np.polyfit(own.index, [centre for centre, _ in own], 1)[0]
+        slope = np.polyfit(curve.index, [centre for centre, _ in curve], 1)[0]
         lines[name_of(method)]["slope, points per task"] = f"{slope:+.2f}"
     return pd.DataFrame(lines).T
 
 
 def sampling(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
-    own, lines = of_first(rows), {}
-    halves = {value: widest(own, value).iloc[:, 0] for value in ("accuracy", "normalised")}
-    for size, group in by_subset(own).groupby("size"):
+    first_part, lines = of_first(rows), {}
+    halves = {value: widest(first_part, value).iloc[:, 0] for value in ("accuracy", "normalised")}
+    for size, group in by_subset(first_part).groupby("size"):
         first, count = group.iloc[0], group.subset.nunique()
         planned = group[group.method.isin(list(options.grids))].groupby("method").head(options.pilot)
         spread, pilot = planned.groupby("method").validation.std().max(), min(options.pilot, count)
@@ -438,15 +446,15 @@ def sampling(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
 
 def chosen(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the chosen values of what was searched, and how often each."""
-    own = by_subset(of_first(rows))
-    own = own[own.method != "average"].dropna(axis=1, how="all")
-    searched = [name for name in ("keep", "rank_ratio", "scale") if name in own]  # the first that a method has
-    own = own.assign(value=own[searched].bfill(axis=1).iloc[:, 0])
+    chosen = by_subset(of_first(rows))
+    chosen = chosen[chosen.method != "average"].dropna(axis=1, how="all")
+    searched = [name for name in ("keep", "rank_ratio", "scale") if name in chosen]  # the first that a method has
+    chosen = chosen.assign(value=chosen[searched].bfill(axis=1).iloc[:, 0])
 
     def cell(values: pd.Series) -> str:
         return ", ".join(f"{value:g} × {times}" for value, times in sorted(Counter(values).items()))
 
-    return own.groupby(["size", "method"], sort=False).value.agg(cell).unstack("method").rename(columns=name_of)
+    return chosen.groupby(["size", "method"], sort=False).value.agg(cell).unstack("method").rename(columns=name_of)
 
 
 def tables(options: Options) -> Tables:
@@ -470,18 +478,18 @@ def scaling_figure(rows: pd.DataFrame) -> Figure:
     figure, (left, right) = panels(2, 2, 3.9)
     dress(left, "Normalised accuracy", "merged tasks N", "test, %")
     dress(right, "CART's lead, subset by subset", "merged tasks N", "points")
-    own = of_first(rows)
+    first_part = of_first(rows)
     for panel, value in ((left, "normalised"), (right, "ahead")):
-        found = intervals(own, value).droplevel("seed")
+        points_of = intervals(first_part, value).droplevel("seed")
         for number, method in enumerate(methods_of(rows)):
             if value == "ahead" and method == OURS:
                 continue
-            points = found.xs(method, level="method").sort_index()
+            points = points_of.xs(method, level="method").sort_index()
             bars = [half if half < inf else 0.0 for _, half in points]
             label, style = ("" if panel is left else "_") + plain(name_of(method)), series_style(number)
             centres = [centre for centre, _ in points]
             panel.errorbar(points.index, centres, yerr=bars, label=label, capsize=2.5, elinewidth=1.0, **style)
-    zero = select(by_subset(own), method=OURS).groupby("size").zero.mean()
+    zero = select(by_subset(first_part), method=OURS).groupby("size").zero.mean()
     left.plot(zero.index, zero, color=MUTED, linestyle=(0, (4, 3)), label="zero-shot")
     right.axhline(0, color=MUTED, linewidth=1.1)
     for panel in (left, right):
@@ -492,7 +500,7 @@ def scaling_figure(rows: pd.DataFrame) -> Figure:
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     few, many = min(options.sizes), max(options.sizes)
-    found = [
+    lines = [
         "CART's λ stays at 1 as in the paper. Subsets of many tasks share most of them, so that their spread says "
         "nothing about tasks that are not among these."
     ]
@@ -500,37 +508,41 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     largest = spreads(first, "accuracy").droplevel("seed").dropna().max(axis=1)
     for size, deviation in largest.iloc[:1].items():
         a, b = select(first, size=size)[["a", "b"]].iloc[0]
-        found.append(
+        lines.append(
             f"Popoviciu's bound knows only the ends: at N = {size} it allows a standard deviation of "
             f"{popoviciu_bound(a, b):.1f} points, the largest measured is {deviation:.1f}."
         )
     for method in options.wider:
         gains = means(rows, method + WIDER, "normalised") - means(rows, method, "normalised")
-        found.append(
+        lines.append(
             f"What a wider choice of λ is worth to {name_of(method)}: "
             + ", ".join(f"{with_interval(gains.loc[n])} (N = {n})" for n in gains.index)
             + f" points. λ = 1/N is the average, so λ ≤ 0.3 shrinks it at N = {few} and stretches it "
             f"{0.3 * many:.0f} times at N = {many}: the paper's grid makes task arithmetic look flatter "
             "over N than it is at its best."
         )
-    return [*found, *ends_note(rows, options)]
+    return [*lines, *ends_note(rows, options)]
 
 
 def ends_note(rows: pd.DataFrame, options: Options) -> list[str]:
     """Say how often the smallest or the largest value of an argument was taken."""
-    found: Counter[tuple[str, str, int]] = Counter()
+    ends: Counter[tuple[str, str, int]] = Counter()
     for row in by_subset(rows).sort_values(["seed", "size"], kind="stable").to_dict("records"):
-        own = row["method"].removesuffix(WIDER)
-        tried = dict(options.grids[own])
-        if own != row["method"]:
-            tried["scale"] = [*tried["scale"], *options.wider[own]]
-        found.update((row["method"], name, row["size"]) for name in tried if at_end(row[name], tried[name]))
-    subsets = rows.groupby("size").apply(lambda own: len(own.drop_duplicates(["seed", "subset"])))
-    told = ", ".join(
+        narrow = row["method"].removesuffix(WIDER)
+        tried = dict(options.grids[narrow])
+        if narrow != row["method"]:
+            tried["scale"] = [*tried["scale"], *options.wider[narrow]]
+        ends.update((row["method"], name, row["size"]) for name in tried if at_end(row[name], tried[name]))
+    subsets = rows.groupby("size").apply(lambda group: len(group.drop_duplicates(["seed", "subset"])))
+    listed_ends = ", ".join(
         f"{name_of(method)}'s {argument} with {size} tasks {100 * times / subsets[size]:.0f} %"
-        for (method, argument, size), times in found.items()
+        for (method, argument, size), times in ends.items()
     )
-    return [f"How often an end of what was tried was taken, of all subsets and seeds: {told}."] if told else []
+    return (
+        [f"How often an end of what was tried was taken, of all subsets and seeds: {listed_ends}."]
+        if listed_ends
+        else []
+    )
 
 
 STUDY = Study(

@@ -144,8 +144,8 @@ class Corpus:
 
     def texts(self, name: str, titles: Sequence[str], split: str) -> PackedText:
         """Return the documents of some tasks as one set of blocks; training splits have general text among them."""
-        kept = (text for title in titles for path, text in documents(title, split, self.seed) if self._is_used(path))
-        ids = [token for text in kept for token in (*self.tokenizer.encode(text), self.tokenizer.end)]
+        used = (text for title in titles for path, text in documents(title, split, self.seed) if self._is_used(path))
+        ids = [token for text in used for token in (*self.tokenizer.encode(text), self.tokenizer.end)]
         return PackedText(name, cut(np.array(ids), self.options.block, self.tokenizer.end), self.device)
 
     def _is_used(self, path: str) -> bool:
@@ -177,10 +177,12 @@ class Corpus:
 
     def _asked(self, title: str, facts: Iterable[Fact]) -> Questions:
         decode = causal_decoding(self.tokenizer, self.options.block).decode
-        found = [decode(Example(question, title), title).arrays for question in questions(facts)][
+        questions_asked = [decode(Example(question, title), title).arrays for question in questions(facts)][
             : self.options.passages
         ]
-        ids, ends, answers = (np.stack([one[name] for one in found]) for name in ("ids", "ends", "answers"))
+        ids, ends, answers = (
+            np.stack([arrays[name] for arrays in questions_asked]) for name in ("ids", "ends", "answers")
+        )
         return Questions(title, ids, ends, torch.from_numpy(answers), self.tokenizer.end, self.device)
 
 
@@ -272,8 +274,8 @@ class Workshop:
         held_out: dict[str, PackedText] = {title: self.corpus.held_out[title, "validation"] for title in titles}
 
         def validate() -> float:
-            found = accuracies(model, held_out, 32)
-            return sum(found.values()) / len(found)
+            accuracy = accuracies(model, held_out, 32)
+            return sum(accuracy.values()) / len(accuracy)
 
         return validate
 
@@ -325,12 +327,12 @@ def smallest_scale(enough: Callable[[float], bool], scales: Sequence[float], wit
     place = next((index for index, scale in enumerate(rising) if enough(scale)), None)
     if place is None:
         return []
-    found = rising[place]
-    less = rising[place - 1] if place else found
-    while abs(found - less) > within:
-        middle = (found + less) / 2
-        found, less = (middle, less) if enough(middle) else (found, middle)
-    return [found]
+    smallest = rising[place]
+    less = rising[place - 1] if place else smallest
+    while abs(smallest - less) > within:
+        middle = (smallest + less) / 2
+        smallest, less = (middle, less) if enough(middle) else (smallest, middle)
+    return [smallest]
 
 
 def judged(model: LanguageModel, corpus: Corpus, way: str, state: State, scale: float | None = None) -> Iterator[Row]:
@@ -347,11 +349,11 @@ def judged(model: LanguageModel, corpus: Corpus, way: str, state: State, scale: 
         for split in ("validation", "test"):
             row[split] = math.log(perplexity(model, corpus.held_out[book, split]))
         if book != GENERAL:
-            found = recited(model.module, corpus.tokenizer, corpus.passages[book], options.prompt, options.written)
+            recitals = recited(model.module, corpus.tokenizer, corpus.passages[book], options.prompt, options.written)
             row["recall"], row["f1"] = (
-                100 * sum(getattr(one, name) for one in found) / len(found) for name in ("recall", "f1")
+                100 * sum(getattr(recital, name) for recital in recitals) / len(recitals) for name in ("recall", "f1")
             )
-            row["exact"] = sum(one.exact for one in found) / len(found)
+            row["exact"] = sum(recital.exact for recital in recitals) / len(recitals)
             row["facts"] = 100 * facts[book]
         yield row
 
@@ -365,8 +367,8 @@ def likeness(model: LanguageModel, corpus: Corpus, experts: dict[str, State]) ->
         for book in BOOKS:
             texts = corpus.held_out[book, "validation"]
             # Of each place the log-probabilities less their mean over tokens: logits up to what softmax leaves out.
-            found = texts.log_p(model, torch.arange(min(LIKENESS_BLOCKS, len(texts))))
-            outputs[book][title] = (found - found.mean(dim=1, keepdim=True)).cpu()
+            log_p = texts.log_p(model, torch.arange(min(LIKENESS_BLOCKS, len(texts))))
+            outputs[book][title] = (log_p - log_p.mean(dim=1, keepdim=True)).cpu()
     alpha = correlations(outputs)
     for other in BOOKS:
         if other != FORGOTTEN:
@@ -382,7 +384,7 @@ def at(rows: pd.DataFrame, measure: str, way: str, book: str, scale: float) -> p
 
 def drop(rows: pd.DataFrame, way: str, book: str, scale: float) -> pd.Series:
     """Return 100 · (m(0) − m(λ)) / m(0) of Rouge-L recall of a book, by seed; 0 where nothing was recalled."""
-    start, end = (at(rows, "recall", way, book, own) for own in (0.0, scale))
+    start, end = (at(rows, "recall", way, book, scale_at) for scale_at in (0.0, scale))
     return (100 * (start - end) / start.where(start != 0)).fillna(0.0)
 
 
@@ -401,16 +403,16 @@ def chosen(rows: pd.DataFrame, way: str, largest: float) -> dict[int, float]:
     """
     until = samples(rows, "validation", way="without", book=FORGOTTEN)
     scales = {}
-    for seed, own in select(rows, way=way, book=FORGOTTEN).groupby("seed"):
-        enough = own.scale[own.validation >= until[seed]]
+    for seed, group in select(rows, way=way, book=FORGOTTEN).groupby("seed"):
+        enough = group.scale[group.validation >= until[seed]]
         scales[int(seed)] = min(enough, key=abs, default=largest)
     return scales
 
 
 def at_chosen(rows: pd.DataFrame, way: str, largest: float) -> pd.DataFrame:
     """Return the rows of negation with the λ chosen on validation."""
-    own = select(rows, way=way)
-    return own[own.scale == own.seed.map(chosen(rows, way, largest))]
+    of_way = select(rows, way=way)
+    return of_way[of_way.scale == of_way.seed.map(chosen(rows, way, largest))]
 
 
 def falls(way: str, book: str, scale: float, rows: pd.DataFrame) -> Samples:
@@ -449,10 +451,10 @@ def both_alphas(rows: pd.DataFrame) -> str:
 
 
 def ascent_less(way: str, largest: float, rows: pd.DataFrame) -> Samples:
-    own = at_chosen(rows, way, largest)
+    at_choice = at_chosen(rows, way, largest)
     return {
         f"log-perplexity of {book} after ascent less after negation": samples(rows, "test", way="ascent", book=book)
-        - samples(own, "test", book=book)
+        - samples(at_choice, "test", book=book)
         for book in (ALIGNED, LESS_ALIGNED, GENERAL)
     }
 
@@ -513,11 +515,11 @@ MEASURES = {
 
 
 def scale_table(way: str, options: Options, rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, way=way, scale=options.scales).rename(columns={"scale": "λ", "book": "text"})
-    start = select(own, λ=0.0).set_index(["seed", "text"]).recall
-    before = start.reindex(pd.MultiIndex.from_frame(own[["seed", "text"]])).to_numpy()
-    lost = 100 * (before - own.recall) / np.where(before == 0, np.nan, before)
-    fallen = own.assign(drop=lost.where(before != 0, 0.0).where(own["λ"] != 0))  # as `drop`
+    scales = select(rows, way=way, scale=options.scales).rename(columns={"scale": "λ", "book": "text"})
+    start = select(scales, λ=0.0).set_index(["seed", "text"]).recall
+    before = start.reindex(pd.MultiIndex.from_frame(scales[["seed", "text"]])).to_numpy()
+    lost = 100 * (before - scales.recall) / np.where(before == 0, np.nan, before)
+    fallen = scales.assign(drop=lost.where(before != 0, 0.0).where(scales["λ"] != 0))  # as `drop`
     return measures_table(fallen, ["λ", "text"], {**MEASURES, "drop": "drop of recall, %"})
 
 
@@ -540,8 +542,8 @@ def measures_table(rows: pd.DataFrame, keys: list[str], measures: dict[str, str]
 
 
 def likeness_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, way="likeness")
-    pairs = own.assign(pair=[f"{FORGOTTEN}, {book}" for book in own.book])
+    likenesses = select(rows, way="likeness")
+    pairs = likenesses.assign(pair=[f"{FORGOTTEN}, {book}" for book in likenesses.book])
     return side_by_side(pairs, "pair", {"alpha": "α̂"}, {"alpha": 3})
 
 
@@ -555,17 +557,17 @@ def tables(options: Options) -> dict[str, Callable[[pd.DataFrame], pd.DataFrame]
 
 def perplexity_figure(scales: list[float], rows: pd.DataFrame) -> Figure:
     """Draw the log-perplexity of each text over λ, for each kind of task vector."""
-    own = select(rows, way=list(WAYS), scale=scales)
-    return curves(own, "scale", "book", "test", "way", labels=WAYS, x_label="λ", y_label="log-perplexity, nats")
+    curves_of = select(rows, way=list(WAYS), scale=scales)
+    return curves(curves_of, "scale", "book", "test", "way", labels=WAYS, x_label="λ", y_label="log-perplexity, nats")
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    told = []
+    lines = []
     for way, trained in WAYS.items():
         scales = ", ".join(f"{scale:.3g}" for scale in chosen(rows, way, max(options.scales, key=abs)).values())
-        told.append(f"λ chosen on validation, {trained}: {scales}.")
+        lines.append(f"λ chosen on validation, {trained}: {scales}.")
     steps = ", ".join(f"{number:.0f}" for number in select(rows, way="ascent", book=FORGOTTEN).steps)
-    return [*told, f"Gradient ascent took {steps} steps of at most {options.ascent_steps}."]
+    return [*lines, f"Gradient ascent took {steps} steps of at most {options.ascent_steps}."]
 
 
 STUDY = Study(

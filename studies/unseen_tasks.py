@@ -171,8 +171,8 @@ def group_rows(
         train, test = (task_of(name, splits[split], value) for split in ("train", "test"))
 
         def told(way: str, count: int, state: State, target: str = train.task, test: Classification = test) -> Row:
-            found = accuracy(model, state, {target: test})[target]
-            return {"group": name, "target": target, "samples": count, "way": way, "test": found}
+            accuracy_of_way = accuracy(model, state, {target: test})[target]
+            return {"group": name, "target": target, "samples": count, "way": way, "test": accuracy_of_way}
 
         yield told("base", 0, start)
         yield told("trained on all", len(train), trained(model, start, train, group.adapting, seed))
@@ -196,7 +196,7 @@ def coefficients(group: Group, samples: Classification) -> dict[str, np.ndarray]
     units = np.eye(count)
     experts = [logits_of(model, group.merged(unit), samples) for unit in units]
     answered = Answered(logits_of(model, group.base.start, samples), experts, samples.labels)
-    losses = [float(cross_entropy(one, samples.labels)) for one in experts]
+    losses = [float(cross_entropy(logits, samples.labels)) for logits in experts]
     nearest = units[int(np.argmin(losses))]
     theory = by_theory(answered)
     return {
@@ -278,13 +278,13 @@ def similarities(answered: Answered) -> list[float]:
     Returns:
         [K], each in [−1, 1]; 0 for an expert that answers all samples alike.
     """
-    found = []
+    alphas = []
     for logits in answered.experts:
         try:
-            found.append(output_correlation(centred(logits), answered.truth)[0])
+            alphas.append(output_correlation(centred(logits), answered.truth)[0])
         except MergeflowError:
-            found.append(0.0)
-    return found
+            alphas.append(0.0)
+    return alphas
 
 
 def by_theory(answered: Answered) -> np.ndarray | None:
@@ -310,9 +310,9 @@ def by_ridge(answered: Answered) -> np.ndarray:
         λ, [K].
     """
     base, truth = centred(answered.base), answered.truth
-    experts = [centred(one) for one in answered.experts]
-    length = fmean(float(one.norm()) for one in experts) / float(truth.norm())
-    features = torch.stack([(one - base).flatten() for one in experts], dim=1).numpy()  # [n·C, K]
+    experts = [centred(outputs) for outputs in answered.experts]
+    length = fmean(float(outputs.norm()) for outputs in experts) / float(truth.norm())
+    features = torch.stack([(outputs - base).flatten() for outputs in experts], dim=1).numpy()  # [n·C, K]
     wanted = (length * truth - base).flatten().numpy()
     unit = float((features**2).sum() / features.shape[1]) or 1.0  # so that ρ means the same for all nets
     errors = {penalty: left_out_error(features, wanted, penalty * unit, truth.shape[1]) for penalty in PENALTIES}
@@ -321,8 +321,8 @@ def by_ridge(answered: Answered) -> np.ndarray:
 
 def solve(features: np.ndarray, wanted: np.ndarray, penalty: float) -> np.ndarray:
     gram = features.T @ features + penalty * np.eye(features.shape[1])
-    found: np.ndarray = np.linalg.solve(gram, features.T @ wanted)
-    return found
+    solution: np.ndarray = np.linalg.solve(gram, features.T @ wanted)
+    return solution
 
 
 def left_out_error(features: np.ndarray, wanted: np.ndarray, penalty: float, classes: int) -> float:
@@ -331,8 +331,8 @@ def left_out_error(features: np.ndarray, wanted: np.ndarray, penalty: float, cla
     residual = wanted - features @ (inverse @ (features.T @ wanted))
     error = 0.0
     for start in range(0, len(wanted), classes):
-        own = features[start : start + classes]
-        left_out = np.linalg.solve(np.eye(classes) - own @ inverse @ own.T, residual[start : start + classes])
+        block = features[start : start + classes]
+        left_out = np.linalg.solve(np.eye(classes) - block @ inverse @ block.T, residual[start : start + classes])
         error += float((left_out**2).sum())
     return error
 
@@ -353,8 +353,8 @@ def by_search(count: int, loss: Callable[[Sequence[float]], float]) -> np.ndarra
     middle = np.full(count, 1 / count)
     simplex = np.concatenate([middle[None], middle + STEP * np.eye(count)])
     tried = minimize(loss, middle, method="Nelder-Mead", options={"maxfev": TRIALS, "initial_simplex": simplex})
-    found: np.ndarray = tried.x
-    return found
+    coefficients: np.ndarray = tried.x
+    return coefficients
 
 
 # What the rows are asked
@@ -390,18 +390,20 @@ def claims(options: Options) -> list[Claim]:
 
 def group_table(group: str, rows: pd.DataFrame) -> pd.DataFrame:
     """Return test accuracy of each way by the number of labelled samples; 0 of ways that ask for none."""
-    own = select(rows, group=group)
-    wide = table(select(own, way=list(FEW)), "way", "samples", value="test").add_suffix(" samples")
-    without = table(select(own, way=list(WITHOUT)), "way", value="test").rename(columns={"test": "without samples"})
+    of_group = select(rows, group=group)
+    wide = table(select(of_group, way=list(FEW)), "way", "samples", value="test").add_suffix(" samples")
+    without = table(select(of_group, way=list(WITHOUT)), "way", value="test").rename(
+        columns={"test": "without samples"}
+    )
     return pd.concat([without, wide]).fillna("").loc[[*WITHOUT, *FEW]]
 
 
 def samples_figure(rows: pd.DataFrame) -> Figure:
     """Draw test accuracy over the number of samples, a line for each way."""
-    own = select(rows, way=list(FEW))
+    few = select(rows, way=list(FEW))
     return curves(
-        own, "samples", "way", "test", "group", labels={group: group.capitalize() for group in EXPERTS},
-        x_label="labelled samples", y_label="test accuracy, %", scale="log", ticks=sorted(own.samples.unique()),
+        few, "samples", "way", "test", "group", labels={group: group.capitalize() for group in EXPERTS},
+        x_label="labelled samples", y_label="test accuracy, %", scale="log", ticks=sorted(few.samples.unique()),
         levels=lambda group: {way: select(rows, group=group, way=way).test.mean() for way in WITHOUT},
     )  # fmt: skip
 

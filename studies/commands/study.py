@@ -131,12 +131,12 @@ def find_studies(root: Path) -> dict[str, "Study"]:
     from tasks.project.graph import load_graph
     from tasks.project.studies import Study
 
-    found: dict[str, Study] = {}
+    studies: dict[str, Study] = {}
     for folder in _projects(root):
         for stage in load_graph(folder, studies=True).values():
             if stage.is_study:
-                found[f"{folder.name}/{stage.name}" if stage.name in found else stage.name] = Study(folder, stage)
-    return found
+                studies[f"{folder.name}/{stage.name}" if stage.name in studies else stage.name] = Study(folder, stage)
+    return studies
 
 
 def home_of(root: Path, study: "Study", every: Mapping[str, "Study"]) -> Path:
@@ -173,7 +173,7 @@ def find_named(name: str, studies: dict[str, "Study"], root: Path) -> list["Stud
             f"{CHOICES} does not choose study '{name}': give its choices there, under `studies`, as docs/extending.md "
             "shows. `mergeflow study new NAME` makes a file with one."
         )
-    systems = {one for study in studies.values() for one in study.stage.systems}
+    systems = {system for study in studies.values() for system in study.stage.systems}
     raise unknown_name("study", name, {*studies, *systems})
 
 
@@ -241,8 +241,8 @@ def _write_pages(root: Path, studies: Mapping[str, "Study"], figures: bool) -> N
     from studies.lab.pages import write_pages
 
     for home in dict.fromkeys(home_of(root, study, studies) for study in studies.values()):
-        own = [study for study in studies.values() if home_of(root, study, studies) == home]
-        for page in write_pages(home, own, figures):
+        of_home = [study for study in studies.values() if home_of(root, study, studies) == home]
+        for page in write_pages(home, of_home, figures):
             typer.echo(f"Wrote {page.relative_to(root)}")
 
 
@@ -292,13 +292,13 @@ def check_rows_file(path: Path, studies: Sequence["Study"]) -> None:
             nothing may be written.
     """
     if len(studies) != 1:
-        found = ", ".join(study.stage.name for study in studies) or "none"
-        raise MergeflowError(f"`--rows` takes one study, found {found}: mergeflow study NAME --rows FILE.csv")
+        fault = ", ".join(study.stage.name for study in studies) or "none"
+        raise MergeflowError(f"`--rows` takes one study, found {fault}: mergeflow study NAME --rows FILE.csv")
     if path.suffix not in {".csv", ".parquet"}:
         raise MergeflowError(f"--rows {path}: rows are written as .csv or .parquet. Name such a file.")
     if path.exists() or not path.parent.is_dir():
-        found = "the file exists already" if path.exists() else f"there is no folder {path.parent}"
-        raise MergeflowError(f"--rows {path}: {found}. Name a new file in an existing folder.")
+        fault = "the file exists already" if path.exists() else f"there is no folder {path.parent}"
+        raise MergeflowError(f"--rows {path}: {fault}. Name a new file in an existing folder.")
     if not os.access(path.parent, os.W_OK):
         raise MergeflowError(f"--rows {path}: nothing may be written in {path.parent}. Name a file in another folder.")
 

@@ -32,10 +32,10 @@ def less(way: str, other: str, rows: pd.DataFrame) -> Samples:
 
 def ways_table(attributes: str, ways: Sequence[str], rows: pd.DataFrame, digits: int = 1) -> pd.DataFrame:
     """Return each way's test figure by target, with the mean λ and the mean over targets."""
-    own = select(rows, attributes=attributes, way=list(ways))
-    scales = own.groupby("way").scale.mean().map("{:.2f}".format).replace("nan", "").rename("mean λ")
-    wide = table(own, "way", "target", value="test", digits=digits).join(
-        table(own, "way", value="test", digits=digits).rename(columns={"test": "mean"})
+    analogies = select(rows, attributes=attributes, way=list(ways))
+    scales = analogies.groupby("way").scale.mean().map("{:.2f}".format).replace("nan", "").rename("mean λ")
+    wide = table(analogies, "way", "target", value="test", digits=digits).join(
+        table(analogies, "way", value="test", digits=digits).rename(columns={"test": "mean"})
     )
     return scales.to_frame().join(wide).reindex([way for way in ways if way in wide.index])
 

@@ -49,8 +49,8 @@ def _packed(io: StageIO) -> tuple[Callable[..., StageIO], tuple[Any, ...]]:
 def _stage_io(
     stage: Stage, root: Path, scratch: Path, params: dict[str, Any], studies: Any, withheld: tuple[str, ...]
 ) -> StageIO:
-    own = params_of(params["model"]).model_validate(params)
-    return StageIO(stage, root, scratch, own, studies, withheld=withheld)
+    typed = params_of(params["model"]).model_validate(params)
+    return StageIO(stage, root, scratch, typed, studies, withheld=withheld)
 
 
 copyreg.pickle(StageIO, _packed)
@@ -125,11 +125,11 @@ def cached_in_processes(io: StageIO, measures: Mapping[str, Callable[[], Piece]]
 
 
 def _cached_in_turn(io: StageIO, measures: Mapping[str, Callable[[], Piece]], what: str) -> list[Piece]:
-    found = []
+    measured = []
     for done, (name, measure) in enumerate(measures.items()):
         io.report(what, done, len(measures))
-        found.append(cached(io, name, measure))
-    return found
+        measured.append(cached(io, name, measure))
+    return measured
 
 
 def _piece(io: StageIO, name: str) -> Path:
@@ -231,8 +231,8 @@ class TrainingRun:
 
     def cost(self, seed: int) -> dict[str, Any]:
         """Return one seed's `mergeflow.training.Cost` as JSON, and of an iterative run `rounds`: processor seconds."""
-        record, own = self.io.cost(f"{STUDIES}:train@{self.name}"), f"seed_{seed}"
-        return {**record["training"][own], "rounds": record.get("rounds", {}).get(own, [])}
+        record, seed_name = self.io.cost(f"{STUDIES}:train@{self.name}"), f"seed_{seed}"
+        return {**record["training"][seed_name], "rounds": record.get("rounds", {}).get(seed_name, [])}
 
     def _state(self, name: str) -> State:
         return read_state(self.io.dep(f"{layout.study_run(self.name)}/{name}.safetensors"))
@@ -341,7 +341,7 @@ class Laboratory:
         assert self.model  # made before the copy, so that both have the same
         part = copy(self)
         part.io = replace(self.io, withheld=(*self.io.withheld, f"{layout.DATA}/test"))
-        part._examples = {key: one for key, one in self._examples.items() if key[0] != "test"}
+        part._examples = {key: examples for key, examples in self._examples.items() if key[0] != "test"}
         return part
 
     def with_heads(self, heads: Heads) -> "Laboratory":
@@ -399,8 +399,8 @@ class Laboratory:
         opened, digest = self.examples(split), fingerprint(state)
         keys = {task: (digest, split, task) for task in tasks or self.tasks}
         new = {task: opened[task] for task, key in keys.items() if key not in self._judged}
-        for task, found in (self.scorer({}).state(state, new) if new else {}).items():
-            self._judged[keys[task]] = found
+        for task, score in (self.scorer({}).state(state, new) if new else {}).items():
+            self._judged[keys[task]] = score
         return {task: self._judged[key] for task, key in keys.items()}
 
     def individual(self, experts: Mapping[str, State], split: str) -> Accuracy:
@@ -416,7 +416,9 @@ class Laboratory:
             values: argument → the values to try.
         """
         scorer = self.blind().scorer(experts)
-        best = max(score_all(method, grid_of(method, values), scorer.candidate, mean), key=lambda found: found.value)
+        best = max(
+            score_all(method, grid_of(method, values), scorer.candidate, mean), key=lambda candidate: candidate.value
+        )
         state = scorer.merge(best.call)
         return Chosen(best.varied, best.scores, self.accuracy(state, "test"), state)
 
@@ -471,10 +473,10 @@ def choose_scale(
         args: the method's other arguments.
         test: whether to look at test.
     """
-    found = list(score_all(method, line("scale", scales, start, args), scorer.candidate, mean))
-    best = best_on_line(found, "scale")
+    candidates = list(score_all(method, line("scale", scales, start, args), scorer.candidate, mean))
+    best = best_on_line(candidates, "scale")
     accuracy = inputs.accuracy(scorer.merge(best.call), "test") if test else {}
-    return ChosenScale(best.varied, best.scores, accuracy, len(found))
+    return ChosenScale(best.varied, best.scores, accuracy, len(candidates))
 
 
 def grid(low: float, high: float, step: float) -> list[float]:

@@ -276,13 +276,13 @@ def _bytes(path: Path, small: Compressed, task: str, base: int) -> Row:
     with open_checkpoint(path) as state:
         sizes = {name: info.nbytes for name, info in state.infos.items()}
     shared = sum(size for name, size in sizes.items() if name.startswith("shared/"))
-    own = sum(size for name, size in sizes.items() if name.startswith(f"task/{task}/"))
+    task_bytes = sum(size for name, size in sizes.items() if name.startswith(f"task/{task}/"))
     header = path.stat().st_size - sum(sizes.values())
     return {
         "file": path.stat().st_size,
         "shared": shared,
-        "own": own,
-        "one_task": header + shared + own,
+        "own": task_bytes,
+        "one_task": header + shared + task_bytes,
         "all_experts": small.expert_bits // 8,
         "base": base,
         "needs_base": small.call.method.needs_base,

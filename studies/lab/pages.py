@@ -147,7 +147,7 @@ def _counts(lines: Mapping[str, list[Line]], ours: bool) -> str:
 def _studies(results: Mapping[str, Result]) -> str:
     rows = ["## Studies", "", "| page | studies |", "|---|---|"]
     for page in dict.fromkeys(page for page, _ in PAPERS.values()):
-        letters = [letter for letter, (own, _) in PAPERS.items() if own == page]
+        letters = [letter for letter, (of_page, _) in PAPERS.items() if of_page == page]
         names = dict.fromkeys(
             name for letter in letters for line in lines_of(letter, results) for _, name in line.findings
         )
@@ -201,8 +201,8 @@ def _paper(
     verdicts = f"Of the paper's {counts.total()} claims " + ", ".join(f"{counts[word]} {word}" for word in VERDICTS)
     parts = [_HEAD.format(title=title, verdicts=verdicts if counts else "All claims here are ours")]
     for heading, ours in (("Claims of the paper", False), ("Claims of this project", True)):
-        if own := [line for line in lines if line.ours == ours]:
-            parts.append(f"## {heading}\n\n{claims_table(own)}")
+        if of_origin := [line for line in lines if line.ours == ours]:
+            parts.append(f"## {heading}\n\n{claims_table(of_origin)}")
     names = {name for line in lines for _, name in line.findings} - shown
     shown |= names
     parts.append("## Studies\n")

@@ -117,16 +117,16 @@ def curves(
     figure, axes = panels(len(parts), columns, height or (3.7 if len(parts) <= 2 else 2.6), sharey=True)
     lines = list(rows[by].drop_duplicates()) if by else [value]
     names = labels or {}
-    for place, (axis, (part, own)) in enumerate(zip(axes, parts, strict=True)):
+    for place, (axis, (part, frame)) in enumerate(zip(axes, parts, strict=True)):
         below, left = place >= len(parts) - columns, place % columns == 0
         dress(axis, plain(str(names.get(part, part))), x_label or x if below else "", y_label if left else "")
         for number, line in enumerate(lines):
-            over = own[own[by] == line] if by else own
+            over = frame[frame[by] == line] if by else frame
             if len(over):
                 curve(axis, by_seed(over, x, value), names.get(line, in_words(line)), number)
         for (label, line_height), dashes in zip((levels(part) if levels else {}).items(), DASHES, strict=False):
             axis.axhline(line_height, color=MUTED, linestyle=dashes, linewidth=1.1, label=label)
-        _scale(axis, scale, sorted(own[x].dropna().unique()), ticks)
+        _scale(axis, scale, sorted(frame[x].dropna().unique()), ticks)
         if log_y:
             log_y_axis(axis)
     if by or levels:
@@ -186,17 +186,19 @@ def dots(
     figure, axes = panels(len(parts), columns, height, sharey=sharey)
     if not panel:
         figure.set_size_inches(FULL_WIDTH, height)
-    for index, (axis, (part, own)) in enumerate(zip(axes, parts, strict=True)):
+    for index, (axis, (part, frame)) in enumerate(zip(axes, parts, strict=True)):
         dress(axis, (labels or {}).get(part, str(part)), "", y_label if index % columns == 0 else "")
-        there = {str(at): {places: at} for at in own[places].unique()} if isinstance(places, str) else places
+        there = {str(at): {places: at} for at in frame[places].unique()} if isinstance(places, str) else places
         for number, (line, where) in enumerate(by.items()):
             aside = (number - (len(by) - 1) / 2) * 0.7 / len(by)
-            found = {at + aside: samples(own, value, **chosen, **where) for at, chosen in enumerate(there.values())}
-            marks = {place: list(values) for place, values in found.items() if len(values)}
+            places_of = {
+                at + aside: samples(frame, value, **chosen, **where) for at, chosen in enumerate(there.values())
+            }
+            marks = {place: list(values) for place, values in places_of.items() if len(values)}
             if marks:
                 curve(axis, marks, line, number, linestyle="")
         if level:
-            axis.axhline(level(own), color=MUTED, linestyle=DASHES[0], linewidth=1.1)
+            axis.axhline(level(frame), color=MUTED, linestyle=DASHES[0], linewidth=1.1)
         axis.set_xticks(range(len(there)), labels=[fill(label, wrap) for label in there])
     legend(figure, figure.get_figwidth() - 0.4, loc="outside lower center")
     return figure
@@ -212,12 +214,12 @@ def ranked_dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str,
     figure = new_figure(0.75 * FULL_WIDTH, 1.4 + 0.26 * len(values))
     axis = figure.subplots()
     dress(axis, title, x_label, grid="x")
-    lines = list(dict.fromkeys(line for own in values.values() for line in own))
+    lines = list(dict.fromkeys(line for lines_of in values.values() for line in lines_of))
     for number, line in enumerate(lines):
-        found = {-place: mean_interval(list(own[line])) for place, own in enumerate(values.values()) if line in own}
-        bars = [half if np.isfinite(half) else 0.0 for _, half in found.values()]
+        spans = {-place: mean_interval(list(rows[line])) for place, rows in enumerate(values.values()) if line in rows}
+        bars = [half if np.isfinite(half) else 0.0 for _, half in spans.values()]
         style = {**series_style(number), "linestyle": "", "capsize": 2.5}
-        axis.errorbar([centre for centre, _ in found.values()], list(found), xerr=bars, label=line, **style)
+        axis.errorbar([centre for centre, _ in spans.values()], list(spans), xerr=bars, label=line, **style)
     axis.set_yticks([-place for place in range(len(values))], labels=[plain(name) for name in values])
     if len(lines) > 1:
         legend(figure, figure.get_figwidth() - 0.4, loc="outside lower center")
@@ -251,10 +253,10 @@ def scatter(
     figure, axes = panels(len(x), columns, height, sharey=True)
     for index, (axis, (column, label)) in enumerate(zip(axes, x.items(), strict=True)):
         dress(axis, "", label, y_label if index % columns == 0 else "", grid)
-        for number, (name, own) in enumerate(rows.groupby(by, sort=False)):
+        for number, (name, group) in enumerate(rows.groupby(by, sort=False)):
             text = (labels or {}).get(name, str(name))
             style = {**series_style(number), "linestyle": "", "markersize": 3.5, "markeredgewidth": 0.3, "alpha": 0.7}
-            axis.plot(own[column], own[y], label=text, **style)
+            axis.plot(group[column], group[y], label=text, **style)
     legend(figure, figure.get_figwidth() - 0.4, loc="outside lower center")
     return figure
 

@@ -114,16 +114,16 @@ def write_record(home: Path, study: Study) -> Path:
 def changes(home: Path, study: Study) -> list[str]:
     """Return what differs today from what a study's record was measured with: code, choices, inputs; none: nothing."""
     facts, now = find_record(home, study.stage.name).facts, _now(study)
-    found = [f"code: {facts['code']} then, {now['code']} now"] if facts["code"] != now["code"] else []
+    differences = [f"code: {facts['code']} then, {now['code']} now"] if facts["code"] != now["code"] else []
     for file, values in now["choices"].items():
         then = facts["choices"].get(file, {})
-        found += [
+        differences += [
             f"{file}: {key} was {then.get(key)}, is {values[key]}" for key in values if values[key] != then.get(key)
         ]
     for path, md5 in facts["inputs"].items():
         if md5 and now["inputs"].get(path) != md5:
-            found.append(f"input {path}: {'not made here' if path not in now['inputs'] else 'other content'}")
-    return found
+            differences.append(f"input {path}: {'not made here' if path not in now['inputs'] else 'other content'}")
+    return differences
 
 
 def _now(study: Study) -> dict[str, Any]:
@@ -155,7 +155,9 @@ def _training(study: Study) -> dict[str, int]:
     place = layout.study_run("")
     names = [path.removeprefix(place) for path in study.stage.deps if path.startswith(place)]
     costs = {name: read_record(study.root, f"{STUDIES}:train@{name}").get("training", {}) for name in names}
-    return {name: round(sum(one["processor_seconds"] for one in cost.values())) for name, cost in costs.items() if cost}
+    return {
+        name: round(sum(seed["processor_seconds"] for seed in cost.values())) for name, cost in costs.items() if cost
+    }
 
 
 def _commit(home: Path) -> str:

@@ -163,5 +163,5 @@ def rank_correlation(
     return fmean(_spearman(*zip(*pairs, strict=True)) for pairs in groups.values())
 
 
-def _spearman(told: tuple[float, ...], lost: tuple[float, ...]) -> float:
-    return float(spearmanr(told, lost).statistic) if len({*told}) > 1 < len({*lost}) else 0.0
+def _spearman(predicted: tuple[float, ...], lost: tuple[float, ...]) -> float:
+    return float(spearmanr(predicted, lost).statistic) if len({*predicted}) > 1 < len({*lost}) else 0.0

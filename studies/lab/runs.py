@@ -24,12 +24,12 @@ def run(io: StageIO) -> None:
     run = _asked(io)
     bench, folder = Workbench.open(io), io.out(layout.study_run(io.item))
     costs: dict[str, dict[str, Any]] = {}
-    own = _in_rounds if run.settings.regime == "iterative" else _independent
-    work = _published if run.checkpoints else own
+    train = _in_rounds if run.settings.regime == "iterative" else _independent
+    work = _published if run.checkpoints else train
     for seed in run.seeds:
-        kept = io.scratch / f"seed_{seed}"
-        costs[f"seed_{seed}"] = work(io, bench, run, seed, kept).as_json()
-        shutil.copytree(kept / "result", folder / f"seed_{seed}")
+        seed_folder = io.scratch / f"seed_{seed}"
+        costs[f"seed_{seed}"] = work(io, bench, run, seed, seed_folder).as_json()
+        shutil.copytree(seed_folder / "result", folder / f"seed_{seed}")
     io.costs["training"] = costs
 
 
@@ -50,38 +50,38 @@ def _asked(io: StageIO) -> Asked:
     return Asked(list(io.section("tasks"))[: run.tasks], seeds[:count], run.finetune, run.checkpoints)
 
 
-def _in_rounds(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:
+def _in_rounds(io: StageIO, bench: Workbench, run: Asked, seed: int, folder: Path) -> Cost:
     """Train all rounds of one seed."""
     from studies.lab.rounds import train_in_rounds  # here, because it depends on every merge method
 
-    return train_in_rounds(io, bench, run.tasks, run.settings, seed, kept)
+    return train_in_rounds(io, bench, run.tasks, run.settings, seed, folder)
 
 
-def _published(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:
+def _published(io: StageIO, bench: Workbench, run: Asked, seed: int, folder: Path) -> Cost:
     """Take the experts that others trained."""
     assert run.checkpoints
-    shutil.rmtree(kept / "result", ignore_errors=True)
-    take_experts(io.root, run.checkpoints, run.tasks, seed, io.dep(layout.BASE_MODEL), kept / "result")
+    shutil.rmtree(folder / "result", ignore_errors=True)
+    take_experts(io.root, run.checkpoints, run.tasks, seed, io.dep(layout.BASE_MODEL), folder / "result")
     return Cost()
 
 
-def _independent(io: StageIO, bench: Workbench, run: Asked, seed: int, kept: Path) -> Cost:
+def _independent(io: StageIO, bench: Workbench, run: Asked, seed: int, folder: Path) -> Cost:
     """Train each task's expert, or one joint model."""
     settings, total = run.settings, Cost()
     joint = settings.regime == "joint"
     pieces = {"model": run.tasks} if joint else {f"experts/{task}": [task] for task in run.tasks}
     for name, members in pieces.items():
-        target = kept / "result" / name
+        target = folder / "result" / name
         if not target.exists():
-            part = kept / "part"
+            part = folder / "part"
             shutil.rmtree(part, ignore_errors=True)
-            scratch = kept / "state" / name
+            scratch = folder / "state" / name
             cost = train(bench, members, settings, seed, scratch, part, partial(io.report, f"seed {seed}, {name}"))
-            (kept / f"{target.name}.cost.json").write_text(json.dumps(vars(cost)))
+            (folder / f"{target.name}.cost.json").write_text(json.dumps(vars(cost)))
             target.parent.mkdir(parents=True, exist_ok=True)
             part.rename(target)
             shutil.rmtree(scratch)
-        total += Cost(**json.loads((kept / f"{target.name}.cost.json").read_text()))
+        total += Cost(**json.loads((folder / f"{target.name}.cost.json").read_text()))
     return total
 
 
@@ -118,16 +118,16 @@ def take_experts(root: Path, pattern: str, tasks: Sequence[str], seed: int, base
 def _faults(task: str, path: Path, wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
     try:
         with open_checkpoint(path) as state:
-            found = {name: tuple(info.shape) for name, info in state.infos.items()}
+            shapes = {name: tuple(info.shape) for name, info in state.infos.items()}
     except MergeflowError as error:
         return [f"{task}: {error}"]
     faults = []
-    if missing := sorted(wanted.keys() - found.keys()):
+    if missing := sorted(wanted.keys() - shapes.keys()):
         faults.append(f"{task}: {path} lacks {len(missing)} tensors of the base, among them {missing[0]}")
-    if more := sorted(found.keys() - wanted.keys()):
+    if more := sorted(shapes.keys() - wanted.keys()):
         faults.append(f"{task}: {path} has {len(more)} tensors that the base lacks, among them {more[0]}")
     return faults + [
-        f"{task}: {name} has shape {found[name]}, the base's has {shape}"
+        f"{task}: {name} has shape {shapes[name]}, the base's has {shape}"
         for name, shape in wanted.items()
-        if found.get(name, shape) != shape
+        if shapes.get(name, shape) != shape
     ]

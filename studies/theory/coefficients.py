@@ -132,9 +132,9 @@ def smallest_coefficients(gammas: Sequence[float], c: float, margin: float = 1.0
     limits = np.block([[sums, np.zeros((2, 1))], [box, -np.ones((2 * count, 1))]])
     bounds = np.concatenate([np.full(2, -(margin + c)), np.zeros(2 * count)])
     cost = np.append(np.zeros(count), 1.0)
-    found = linprog(cost, A_ub=limits, b_ub=bounds, bounds=[(None, None)] * count + [(0, None)])
-    assert found.success, found.message
-    scales: np.ndarray = found.x[:count]
+    solution = linprog(cost, A_ub=limits, b_ub=bounds, bounds=[(None, None)] * count + [(0, None)])
+    assert solution.success, solution.message
+    scales: np.ndarray = solution.x[:count]
     return scales
 
 

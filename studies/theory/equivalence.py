@@ -338,9 +338,9 @@ def gap_rows(problem: Problem, scale: float, steps: Sequence[float], epochs: int
         epochs: k ≥ 2.
     """
     for step in steps:
-        found = measure_gap(problem.losses, problem.start, scale, step, epochs)
+        gap = measure_gap(problem.losses, problem.start, scale, step, epochs)
         switched = problem.switched_units(scale, step, epochs)
-        yield {"model": problem.name, "scale": scale, **asdict(found), "switched": switched}
+        yield {"model": problem.name, "scale": scale, **asdict(gap), "switched": switched}
 
 
 def slope_row(rows: Sequence[Row]) -> Row:
@@ -348,10 +348,10 @@ def slope_row(rows: Sequence[Row]) -> Row:
 
     Steps at which a ReLU switches side are left out: the gradient jumps there.
     """
-    kept = [row for row in rows if not row["switched"]]
-    steps = [row["step"] for row in kept]
-    first = kept[0]
-    slopes = {name: log_log_slope(steps, [row[name] for row in kept]) for name in LEFT}
+    regular = [row for row in rows if not row["switched"]]
+    steps = [row["step"] for row in regular]
+    first = regular[0]
+    slopes = {name: log_log_slope(steps, [row[name] for row in regular]) for name in LEFT}
     same = {key: first[key] for key in ("model", "epochs", "scale")}
     return {**same, "from": steps[0], "to": steps[-1], "steps": len(steps), **slopes}
 
@@ -366,14 +366,14 @@ def coefficient_rows(problem: Problem, scales: Sequence[float], step: float, epo
         epochs: k ≥ 2.
     """
     for scale in scales:
-        found = measure_gap(problem.losses, problem.start, scale, step, epochs)
+        gap = measure_gap(problem.losses, problem.start, scale, step, epochs)
         yield {
             "model": problem.name,
             "epochs": epochs,
             "step": step,
             "scale": scale,
-            "measured": found.coefficient,
-            "aligned": found.aligned,
+            "measured": gap.coefficient,
+            "aligned": gap.aligned,
             "derived": -scale,
             "halved": -scale / 2,
             "printed": 1.0,
@@ -449,7 +449,7 @@ def network_row(problem: Problem, gain: float, scale: float, step: float, epochs
     points = problem.joint_points(scale, step, epochs)
     steepest, curvature = _largest(problem, points)
     norms = problem.net.spectral_norms(points)
-    radius = max(float(one.inputs[:].norm(dim=1).max()) for one in problem.examples)
+    radius = max(float(task_examples.inputs[:].norm(dim=1).max()) for task_examples in problem.examples)
     constants = norms, radius, *problem.net.slopes
     derived, printed = derived_network_bounds(*constants), printed_network_bounds(*constants)
     factors, count = task_factors(len(problem.losses), scale), len(problem.losses) * pairs_factor(epochs)

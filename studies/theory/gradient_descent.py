@@ -337,7 +337,7 @@ class Problem:
     @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks' names."""
-        return tuple(one.task for one in self.examples)
+        return tuple(task_examples.task for task_examples in self.examples)
 
     @cached_property
     def start(self) -> Tensor:
@@ -347,7 +347,7 @@ class Problem:
     @cached_property
     def losses(self) -> tuple[Loss, ...]:
         """Per task the mean loss over all its examples."""
-        return tuple(flat_loss(self.module, one) for one in self.examples)
+        return tuple(flat_loss(self.module, task_examples) for task_examples in self.examples)
 
     def expert(self, task: int, step: float, epochs: int) -> Tensor:
         """Return θ_t^(k) as the training loop makes it, [P].
@@ -384,12 +384,12 @@ class Problem:
         if self.net is None or self.net.activation != "relu":
             return 0
         joint = self.joint_points(scale, step, epochs)
-        found = 0
-        for loss, one in zip(self.losses, self.examples, strict=True):
-            own = [self.start + move for move in descend(loss, self.start, step, epochs - 1)]
-            assert isinstance(one.inputs, Tensor)
-            found += self.net.switched([*joint, *own], one.inputs)
-        return found
+        count = 0
+        for loss, task_examples in zip(self.losses, self.examples, strict=True):
+            alone = [self.start + move for move in descend(loss, self.start, step, epochs - 1)]
+            assert isinstance(task_examples.inputs, Tensor)
+            count += self.net.switched([*joint, *alone], task_examples.inputs)
+        return count
 
 
 def feed_forward_problem(

@@ -162,16 +162,16 @@ def row_space_interference(factors: TaskFactors) -> Interference:
     """
     rank, squares, held = factors.rank, factors.squares(), factors.held()
     rows = [sigma[:, None] * right.T for _, sigma, right in factors.triples]  # Σ_t V_tᵀ, [r_t, n]
-    whole, kept, spectral = (np.zeros(rank + 1) for _ in range(3))
+    whole, retained, spectral = (np.zeros(rank + 1) for _ in range(3))
     for i in range(len(rows)):
         for j in range(i):
             cross = _corners((rows[i] @ rows[j].T).square_().numpy(), rank)
             same = np.concatenate([[0.0], (squares[i] * squares[j]).cumsum()])
             norms = held[i] * held[j]
             whole += 2 * _share(cross, norms[-1])
-            kept[1:] += 2 * _share(cross[1:], norms[1:])
+            retained[1:] += 2 * _share(cross[1:], norms[1:])
             spectral += 2 * _share(same, norms[-1])
-    return Interference(whole, kept, spectral)
+    return Interference(whole, retained, spectral)
 
 
 def _share(squares: np.ndarray, norms: np.ndarray) -> np.ndarray:
@@ -227,14 +227,14 @@ def task_interference(factors: TaskFactors, rank: int) -> float:
     Source:
         Choi et al. (CART), Theorem 1.
     """
-    kept = [(left[:, :rank] * sigma[:rank], right[:, :rank]) for left, sigma, right in factors.triples]
-    signal = sum(float(image.square().sum()) for image, _ in kept)
+    images = [(left[:, :rank] * sigma[:rank], right[:, :rank]) for left, sigma, right in factors.triples]
+    signal = sum(float(image.square().sum()) for image, _ in images)
     if signal == 0:
         return 0.0
     total = torch.zeros(factors.shape, dtype=torch.float64)
-    for image, right in kept:
+    for image, right in images:
         total.addmm_(image, right.T)
-    noise = sum(float((total @ right - image).square().sum()) for image, right in kept)
+    noise = sum(float((total @ right - image).square().sum()) for image, right in images)
     return noise / signal
 
 
@@ -355,9 +355,9 @@ def draw_tasks(setting: Setting, seed: int, full: bool = False) -> LinearTasks:
     frame = _orthonormal(generator, width, (tasks + 1) * rank).split(rank, dim=1)
     place = slice(rank - setting.shared, rank) if setting.weakest else slice(0, setting.shared)
     right = torch.stack(frame[1:])
-    for own in right:
+    for space in right:
         turned = frame[0][:, place] @ _orthonormal(generator, setting.shared, setting.shared)
-        own[:, place] = setting.overlap**0.5 * turned + (1 - setting.overlap) ** 0.5 * own[:, place]
+        space[:, place] = setting.overlap**0.5 * turned + (1 - setting.overlap) ** 0.5 * space[:, place]
     left = torch.stack([_orthonormal(generator, width, rank) for _ in range(tasks)])
     values = torch.logspace(0, -1, rank, base=setting.condition, dtype=torch.float64)
     spans = [_orthonormal(generator, width, width) if full else each for each in right]

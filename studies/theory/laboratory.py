@@ -163,7 +163,7 @@ def initial(
     drawn = [torch.randn(rows, dimensions, generator=generator, dtype=torch.float64) for rows in (dimensions, width)]
     shape = (width,) if positions is None else (positions, width)
     signs = torch.randint(2, shape, generator=generator).double() * 2 - 1
-    attention, value = (spread / width**0.5 * one for one in drawn)
+    attention, value = (spread / width**0.5 * matrix for matrix in drawn)
     return Weights(attention, value), signs / width**0.5
 
 
@@ -276,8 +276,10 @@ def combined(start: Weights, vectors: Sequence[Weights], scales: Tensor) -> Weig
         vectors: K task vectors.
         scales: λ, [k, K].
     """
-    attention = start.attention + torch.einsum("kt,tij->kij", scales, torch.stack([one.attention for one in vectors]))
-    value = start.value + torch.einsum("kt,tij->kij", scales, torch.stack([one.value for one in vectors]))
+    attention = start.attention + torch.einsum(
+        "kt,tij->kij", scales, torch.stack([vector.attention for vector in vectors])
+    )
+    value = start.value + torch.einsum("kt,tij->kij", scales, torch.stack([vector.value for vector in vectors]))
     return Weights(attention, value)
 
 
@@ -308,9 +310,9 @@ def row_pruned(vector: Weights, keep: float, smallest: bool = False) -> Weights:
     """
     norms = vector.value.norm(dim=1)
     order = norms.argsort(descending=not smallest, stable=True)
-    kept = torch.zeros_like(norms)
-    kept[order[: round(keep * len(norms))]] = 1
-    return Weights(vector.attention, vector.value * kept[:, None])
+    mask = torch.zeros_like(norms)
+    mask[order[: round(keep * len(norms))]] = 1
+    return Weights(vector.attention, vector.value * mask[:, None])
 
 
 def frobenius_left(matrix: Tensor, rank: int) -> float:

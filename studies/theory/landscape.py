@@ -101,21 +101,21 @@ def plane_through(origin: State, first: State, second: State) -> Plane:
     """
     check_compatible(origin, {"first": first, "second": second})
     square_one = square_two = inner = 0.0
-    for _, one, two in _task_vectors(origin, first, second):
-        square_one += float(one.square().sum())
+    for _, tau, two in _task_vectors(origin, first, second):
+        square_one += float(tau.square().sum())
         square_two += float(two.square().sum())
-        inner += float((one * two).sum())
+        inner += float((tau * two).sum())
     share = inner / square_one if square_one else 0.0
     rest = math.sqrt(
-        sum(float((two - share * one).square().sum()) for _, one, two in _task_vectors(origin, first, second))
+        sum(float((two - share * tau).square().sum()) for _, tau, two in _task_vectors(origin, first, second))
     )
     if not square_one or rest <= _PARALLEL * math.sqrt(square_two):
         raise MergeflowError("the three models lie on one line, so they span no plane: choose models that differ.")
     u, v = {}, {}
-    for name, one, two in _task_vectors(origin, first, second):
+    for name, tau, two in _task_vectors(origin, first, second):
         kind = torch.promote_types(origin[name].dtype, torch.float32)
-        u[name] = (one / math.sqrt(square_one)).to(kind)
-        v[name] = ((two - share * one) / rest).to(kind)
+        u[name] = (tau / math.sqrt(square_one)).to(kind)
+        v[name] = ((two - share * tau) / rest).to(kind)
     return Plane(origin, u, v)
 
 
@@ -178,17 +178,17 @@ def measure_grid(
         >>> measure_grid(plane, grid, lambda state: {"sum": float(state["w"].sum())})["sum"].tolist()
         [[0.0, 1.0], [2.0, 3.0]]
     """
-    found: dict[str, np.ndarray] = {}
+    losses: dict[str, np.ndarray] = {}
     state: dict[str, Tensor] | None = None
     total = len(grid.xs) * len(grid.ys)
     for row, y in enumerate(grid.ys.tolist()):
         for column, x in enumerate(grid.xs.tolist()):
             state = plane.at(x, y, state)
             for name, value in evaluate(state).items():
-                found.setdefault(name, np.full((len(grid.ys), len(grid.xs)), np.nan))[row, column] = value
+                losses.setdefault(name, np.full((len(grid.ys), len(grid.xs)), np.nan))[row, column] = value
             if report is not None:
                 report(row * len(grid.xs) + column + 1, total)
-    return found
+    return losses
 
 
 def angle_between(first: Point, second: Point) -> float:

@@ -94,15 +94,15 @@ def stitch(
     """
     assert terms, "a stitch needs at least one term"
     check_layers(model.module, [layer])
-    read, back, found = read or examples.scores, apart(back, model), []
+    read, back, outputs = read or examples.scores, apart(back, model), []
     with borrowed(model):
         model.load(back)
         for rows in torch.arange(len(examples)).split(batch_size):
             total = sum(factor * features[rows] for factor, features in terms)
             assert isinstance(total, Tensor)
             with replaced(model.module, layer, total):
-                found.append(read(model, rows))
-    return torch.cat(found)
+                outputs.append(read(model, rows))
+    return torch.cat(outputs)
 
 
 # Activation matching: permutations that pair units which respond alike to the same samples.
@@ -140,12 +140,12 @@ def activation_matching(
     count = 0
     with borrowed(model):
         for rows in torch.arange(len(samples)).split(batch_size):
-            found = []
+            hidden = []
             for state in (reference, other):
                 model.load(state)
-                found.append(samples.features(model, rows, layers))
+                hidden.append(samples.features(model, rows, layers))
             for number, (layer, group) in enumerate(zip(layers, groups, strict=True)):
-                a, b = (_units(one[layer], group.units) for one in found)
+                a, b = (_units(layers_of[layer], group.units) for layers_of in hidden)
                 part = torch.cat([a, b, torch.ones_like(a[:1])])  # with the row of ones its products hold the sums too
                 product = part @ part.T
                 sums[number] = product if not count else sums[number] + product
@@ -203,8 +203,8 @@ def hessian_product(module: nn.Module, loss: Callable[[], Tensor]) -> Product:
     def product(vector: np.ndarray) -> np.ndarray:
         parts = _like(vector, parameters)
         total = sum(((g * v).sum() for g, v in zip(gradients, parts, strict=True)), torch.zeros(()))
-        found = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
-        zeros = (torch.zeros_like(p) if f is None else f for f, p in zip(found, parameters, strict=True))
+        products = torch.autograd.grad(total, parameters, retain_graph=True, allow_unused=True)
+        zeros = (torch.zeros_like(p) if f is None else f for f, p in zip(products, parameters, strict=True))
         return np.concatenate([value.detach().double().cpu().numpy().ravel() for value in zeros])
 
     return product

@@ -25,6 +25,8 @@ def peak_tensor_bytes(work: Callable[[], object]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     # The raw events: as a trace in JSON those of a few steps of training take gigabytes.
-    found: Any = profiler.profiler
-    changes = [(event.start_ns(), event.nbytes()) for event in found.kineto_results.events() if event.name() == _CHANGE]
+    events: Any = profiler.profiler
+    changes = [
+        (event.start_ns(), event.nbytes()) for event in events.kineto_results.events() if event.name() == _CHANGE
+    ]
     return max(accumulate((size for _, size in sorted(changes, key=lambda change: change[0])), initial=0))

@@ -89,9 +89,9 @@ def row_pruned(vector: Vector, keep: float, smallest: bool = False) -> Reduced:
     def prune(value: Tensor) -> tuple[Tensor, int]:
         order = value.norm(dim=1).argsort(descending=not smallest, stable=True)
         rows = order[: round(keep * len(order))]
-        found = torch.zeros_like(value)
-        found[rows] = value[rows]
-        return found, _NUMBER * len(rows) * (value.shape[1] + 1)
+        pruned = torch.zeros_like(value)
+        pruned[rows] = value[rows]
+        return pruned, _NUMBER * len(rows) * (value.shape[1] + 1)
 
     return _of_mlps(vector, keep, prune)
 
@@ -112,10 +112,10 @@ def trimmed(vector: Vector, keep: float) -> Reduced:
 
     def trim(value: Tensor) -> tuple[Tensor, int]:
         count = round(keep * value.numel())
-        kept = value.abs().flatten().argsort(descending=True, stable=True)[:count]
-        found = torch.zeros_like(value).flatten()
-        found[kept] = value.flatten()[kept]
-        return found.reshape(value.shape), _NUMBER * count + -(-value.numel() // 8)
+        largest = value.abs().flatten().argsort(descending=True, stable=True)[:count]
+        trimmed_value = torch.zeros_like(value).flatten()
+        trimmed_value[largest] = value.flatten()[largest]
+        return trimmed_value.reshape(value.shape), _NUMBER * count + -(-value.numel() // 8)
 
     return _of_mlps(vector, keep, trim)
 
@@ -139,8 +139,8 @@ def thinned(vector: Vector, keep: float, seed: int) -> Reduced:
     generator = torch.Generator().manual_seed(seed)
 
     def thin(value: Tensor) -> tuple[Tensor, int]:
-        kept = torch.rand(value.shape, generator=generator) < keep
-        return value * kept / keep, _NUMBER * int(kept.sum())
+        mask = torch.rand(value.shape, generator=generator) < keep
+        return value * mask / keep, _NUMBER * int(mask.sum())
 
     return _of_mlps(vector, keep, thin)
 
@@ -161,13 +161,13 @@ def bimodality(vector: Vector) -> float:
     """
     from scipy.stats import kurtosis, skew
 
-    found = []
+    values = []
     for name, value in vector.items():
         if is_mlp_matrix(name, value):
             norms, n = value.double().norm(dim=1).numpy(), len(value)
             correction = 3 * (n - 1) ** 2 / ((n - 2) * (n - 3))
-            found.append((skew(norms, bias=False) ** 2 + 1) / (kurtosis(norms, bias=False) + correction))
-    return float(sum(found) / len(found))
+            values.append((skew(norms, bias=False) ** 2 + 1) / (kurtosis(norms, bias=False) + correction))
+    return float(sum(values) / len(values))
 
 
 def _of_mlps(vector: Vector, keep: float, change: Callable[[Tensor], tuple[Tensor, int]]) -> Reduced:
