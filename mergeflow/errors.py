@@ -15,7 +15,7 @@ class MergeflowError(ValueError):
     """
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(without_passwords(one) if isinstance(one, str) else one for one in args))
+        super().__init__(*(without_passwords(argument) if isinstance(argument, str) else argument for argument in args))
 
 
 def without_passwords(text: str) -> str:
@@ -53,10 +53,10 @@ def unknown_name(kind: str, name: str, options: Iterable[str]) -> MergeflowError
         >>> str(unknown_name("method", "tsi", ["ties", "cart"]))
         "unknown method 'tsi': did you mean 'ties'? Known: cart, ties."
     """
-    known = sorted(options)
-    nearest = get_close_matches(name, known, n=1, cutoff=0.5)
+    names = sorted(options)
+    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{nearest[0]}'? " if nearest else ""
-    return MergeflowError(f"unknown {kind} '{name}': {hint}Known: {', '.join(known) or 'none'}.")
+    return MergeflowError(f"unknown {kind} '{name}': {hint}Known: {', '.join(names) or 'none'}.")
 
 
 def together(*checks: Callable[[], object]) -> None:

@@ -21,9 +21,9 @@ class Late:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(import_module(self._name), name)
-        setattr(self, name, found)
-        return found
+        value = getattr(import_module(self._name), name)
+        setattr(self, name, value)
+        return value
 
 
 def late_names(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

@@ -365,20 +365,20 @@ class Shelf(Generic[T]):
         return loaded
 
     def _load(self, project: Path | None, files: tuple[Path, ...]) -> Found[T]:
-        found: dict[str, tuple[T, Origin]] = {}
+        things_loaded: dict[str, tuple[T, Origin]] = {}
         for point in entry_points(group=f"mergeflow.{self.folder}"):
             loaded = load_entry_point(point)
             if isinstance(loaded, ModuleType):  # it may name what other modules of its package declare
                 things = self._things_of(loaded, loaded.__name__.partition(".")[0])
             else:
                 things = {loaded.name: loaded} if isinstance(loaded, self.declared) else {}
-            self._add(found, things, entry_point_origin(point))
+            self._add(things_loaded, things, entry_point_origin(point))
         in_project = python_files(project / self.folder) if project is not None else []
         for path in (*in_project, *(file for file in files if file not in in_project)):
             module = load_file(path)
             place = str(path.relative_to(project)) if project is not None and path in in_project else str(path)
-            self._add(found, self._things_of(module), origin_of(module, place))
-        return found
+            self._add(things_loaded, self._things_of(module), origin_of(module, place))
+        return things_loaded
 
     def _add(self, loaded: dict[str, tuple[T, Origin]], things: Mapping[str, T], origin: Origin) -> None:
         if not things:

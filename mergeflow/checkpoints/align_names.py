@@ -128,18 +128,18 @@ def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: lis
     }
     state = view(state, list(state), rename=biases) if biases else state
     state = _turned(config, _as_in_memory(config, base, state))
-    found = renamed(config, base.infos, state.infos, state.entries)
-    known = {name for _, _, names in found.values() for name in names}
-    found |= converted(config, base, view(state, [name for name in state if name not in known]))
-    if not found:
+    placed = renamed(config, base.infos, state.infos, state.entries)
+    used = {name for _, _, names in placed.values() for name in names}
+    placed |= converted(config, base, view(state, [name for name in state if name not in used]))
+    if not placed:
         return state
-    taken = {name for _, _, names in found.values() for name in names}
+    taken = {name for _, _, names in placed.values() for name in names}
     others = [name for name in state if name not in taken]
-    absolute = {name for name, (_, _, names) in found.items() if state.absolute.issuperset(names)}
-    if len(found) != len(taken):
-        notes.append(f"{len(taken)} tensors of '{expert}' are read as the {len(found)} that the base has for them")
-    entries = {name: state.entries[name] for name in others} | {name: entry for name, (entry, _, _) in found.items()}
-    infos = {name: state.infos[name] for name in others} | {name: info for name, (_, info, _) in found.items()}
+    absolute = {name for name, (_, _, names) in placed.items() if state.absolute.issuperset(names)}
+    if len(placed) != len(taken):
+        notes.append(f"{len(taken)} tensors of '{expert}' are read as the {len(placed)} that the base has for them")
+    entries = {name: state.entries[name] for name in others} | {name: entry for name, (entry, _, _) in placed.items()}
+    infos = {name: state.infos[name] for name in others} | {name: info for name, (_, info, _) in placed.items()}
     made = view(state, list(entries), entries, infos)
     made.absolute = state.absolute & set(others) | absolute
     return made
@@ -150,22 +150,24 @@ def _as_in_memory(config: Mapping[str, object], base: LazyStateDict, state: Lazy
 
     transformers' tables are asked, and only where names are strange otherwise, because it is slow to import.
     """
-    known = {*base, *(loaded_name(config, name) for name in base)}
-    strange = [name for name in state if loaded_name(config, name) not in known and not name.endswith(EXPERT_STACKS)]
+    held = {*base, *(loaded_name(config, name) for name in base)}
+    strange = [name for name in state if loaded_name(config, name) not in held and not name.endswith(EXPERT_STACKS)]
     if not strange:
         return state
-    wanted, own = names_in_memory(config, base), names_in_memory(config, strange)
-    names = {name: wanted[loaded] for loaded, name in own.items() if wanted.get(loaded, name) not in state}
+    wanted, loads = names_in_memory(config, base), names_in_memory(config, strange)
+    names = {name: wanted[loaded] for loaded, name in loads.items() if wanted.get(loaded, name) not in state}
     return view(state, list(state), rename=names) if names else state
 
 
 def _turned(config: Mapping[str, object], state: LazyStateDict) -> LazyStateDict:
     """Return an adapter whose stacked experts are turned as the architecture holds them."""
-    stacks = {name: one for name, one in state.entries.items() if isinstance(one, ExpertsEntry)}
+    stacks = {name: entry for name, entry in state.entries.items() if isinstance(entry, ExpertsEntry)}
     if not stacks or config.get("model_type") not in IN_OUT_EXPERTS:
         return state
-    infos = {name: TensorInfo((one.experts, *one.shape[::-1]), state.infos[name].dtype) for name, one in stacks.items()}
-    entries = {name: one.turned() for name, one in stacks.items()}
+    infos = {
+        name: TensorInfo((entry.experts, *entry.shape[::-1]), state.infos[name].dtype) for name, entry in stacks.items()
+    }
+    entries = {name: entry.turned() for name, entry in stacks.items()}
     return view(state, list(state), {**state.entries, **entries}, {**state.infos, **infos})
 
 
@@ -255,18 +257,18 @@ def bound(base: Mapping[str, Tensor], state: LazyStateDict) -> LazyStateDict:
     """Give an adapter what it needs of its base: how weights lie, and those that DoRA and retrained tokens adapt."""
     state = oriented(state.path, base, state)
     open_ends = {
-        name: one
-        for name, one in state.entries.items()
-        if isinstance(one, DoraEntry | TokensEntry) and one.weight is None and name in base
+        name: entry
+        for name, entry in state.entries.items()
+        if isinstance(entry, DoraEntry | TokensEntry) and entry.weight is None and name in base
     }
     entries, infos = dict(state.entries), dict(state.infos)
     for name, entry in open_ends.items():
-        own, shape = infos_of(base)[name], infos[name].shape
-        rows_lie_in = isinstance(entry, TokensEntry) and len(own.shape) == 2 and shape[0] <= own.shape[0]
-        if own.shape == shape or (rows_lie_in and own.shape[1] == shape[1]):
+        in_base, shape = infos_of(base)[name], infos[name].shape
+        rows_lie_in = isinstance(entry, TokensEntry) and len(in_base.shape) == 2 and shape[0] <= in_base.shape[0]
+        if in_base.shape == shape or (rows_lie_in and in_base.shape[1] == shape[1]):
             weight = base.entries[name] if isinstance(base, LazyStateDict) else TensorEntry(base[name].detach())
             entries[name] = replace(entry, weight=weight)
-            infos[name] = TensorInfo(own.shape, infos[name].dtype)
+            infos[name] = TensorInfo(in_base.shape, infos[name].dtype)
     return view(state, list(state), entries, infos) if open_ends else state
 
 
@@ -290,12 +292,12 @@ def _without_prefix(expert: str, base: LazyStateDict, state: LazyStateDict, note
     """Take away, or put before an expert's names, a constant prefix, where none of them is the base's otherwise."""
     if any(name in base for name in state):
         return state
-    ends = Counter(name[: -len(own)] for name in state for own in base if name.endswith(f".{own}"))
+    ends = Counter(name[: -len(ending)] for name in state for ending in base if name.endswith(f".{ending}"))
     if ends:
         prefix = ends.most_common(1)[0][0]
         notes.append(f"names of '{expert}' are taken without their prefix '{prefix}'")
         return view(state, list(state), rename={name: name.removeprefix(prefix) for name in state})
-    starts = Counter(own[: -len(name)] for name in state for own in base if own.endswith(f".{name}"))
+    starts = Counter(ending[: -len(name)] for name in state for ending in base if ending.endswith(f".{name}"))
     if starts:
         prefix = starts.most_common(1)[0][0]
         notes.append(f"names of '{expert}' are taken with the prefix '{prefix}'")
@@ -340,9 +342,9 @@ def _with_those_of(base: LazyStateDict, state: LazyStateDict, names: Sequence[st
 
 def _weight_norms(base: LazyStateDict, left_out: frozenset[str]) -> list[str]:
     """Say that weights of weight norm are merged as their length and direction, and not as the product of the two."""
-    found = [name for name in base if name.endswith(_NORMED) and name not in left_out]
-    return [f"lengths and directions of {len(found)} weights with weight norm, such as '{found[0]}', are merged apart: "
-            "the result is near the merged weights, not equal to them"] if found else []  # fmt: skip
+    normed = [name for name in base if name.endswith(_NORMED) and name not in left_out]
+    return [f"lengths and directions of {len(normed)} weights with weight norm, such as '{normed[0]}', are "
+            "merged apart: the result is near the merged weights, not equal to them"] if normed else []  # fmt: skip
 
 
 def _with_ties(
@@ -482,14 +484,14 @@ def _with(state: LazyStateDict, name: str, source: str) -> LazyStateDict:
     return made
 
 
-def _twin(state: LazyStateDict, name: str, known: Collection[str]) -> str | None:
+def _twin(state: LazyStateDict, name: str, candidates: Collection[str]) -> str | None:
     """Return a name that `known` has too whose tensor in `state` is that of `name` once more.
 
     The file says so; or the two hold the same values and are a head and an embedding, which some models tie. Other
     tensors may be equal by chance, as norms are before training.
     """
     info, first = state.infos[name], state.tied.get(name, name)
-    for other in known:
+    for other in candidates:
         if other == name or other not in state or state.infos[other] != info or not info.numel:
             continue
         noted = state.tied.get(other, other) == first

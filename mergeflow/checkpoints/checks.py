@@ -83,45 +83,50 @@ def _told(group: list[_Mismatch], expected: Mapping[str, TensorInfo]) -> str:
     first = group[0]
     hint = _hint(first, expected)
     if len(group) == 1:
-        one = first.what.format(f"tensor '{first.tensor}'")
-        return f"expert '{first.expert}' {one}{hint}"
+        fault = first.what.format(f"tensor '{first.tensor}'")
+        return f"expert '{first.expert}' {fault}{hint}"
     many = f"{len(group)} tensors '{pattern_of(first.tensor)}'"
     return f"expert '{first.expert}' {first.what.format(many)}, the first '{first.tensor}'{hint}"
 
 
-def _hint(one: _Mismatch, expected: Mapping[str, TensorInfo]) -> str:
+def _hint(fault: _Mismatch, expected: Mapping[str, TensorInfo]) -> str:
     """Return what an unknown tensor may be; once for a pattern, because 18000 experts by 300 names take minutes."""
-    if one.what.startswith(_OTHER_SHAPE):
-        rows, columns = one.shape[:1], one.shape[1:]
-        own = expected[one.tensor].shape
-        more = len(one.shape) == 2 and columns == own[1:] and rows > own[:1] and may_be_tied(one.tensor, one.tensor)
+    if fault.what.startswith(_OTHER_SHAPE):
+        rows, columns = fault.shape[:1], fault.shape[1:]
+        shape = expected[fault.tensor].shape
+        more = (
+            len(fault.shape) == 2
+            and columns == shape[1:]
+            and rows > shape[:1]
+            and may_be_tied(fault.tensor, fault.tensor)
+        )
         return "; its rows are of more tokens: `tokenizer_source: union` in a recipe keeps them" if more else ""
-    if one.what != _UNKNOWN:
+    if fault.what != _UNKNOWN:
         return ""
-    if one.partial and one.tensor.endswith("lm_head.weight"):
+    if fault.partial and fault.tensor.endswith("lm_head.weight"):
         return "; the base's head is its embedding: give a base that stores the head apart"
-    nearest = get_close_matches(one.tensor, expected, n=1)
+    nearest = get_close_matches(fault.tensor, expected, n=1)
     return f"; the base's nearest is '{nearest[0]}'" if nearest else ""
 
 
 def _mismatches(expert: str, expected: Mapping[str, TensorInfo], state: Mapping[str, Tensor]) -> list[_Mismatch]:
-    found = infos_of(state)
+    infos = infos_of(state)
     partial = getattr(state, "is_task_vector", False)
     faults = []
     for name, info in expected.items():
-        if name not in found:
+        if name not in infos:
             if not partial:
                 faults.append(_Mismatch(expert, name, f"lacks {{}} {list(info.shape)}"))
-        elif found[name].shape != info.shape:
-            shapes = f"{list(found[name].shape)}, base has {list(info.shape)}"
-            faults.append(_Mismatch(expert, name, _OTHER_SHAPE + shapes, partial, found[name].shape))
-        elif not partial and found[name].dtype != info.dtype and not _both_floating(found[name], info):
-            faults.append(_Mismatch(expert, name, f"has {{}} of {found[name].dtype}, base has {info.dtype}"))
-    return faults + [_Mismatch(expert, name, _UNKNOWN, partial) for name in found if name not in expected]
+        elif infos[name].shape != info.shape:
+            shapes = f"{list(infos[name].shape)}, base has {list(info.shape)}"
+            faults.append(_Mismatch(expert, name, _OTHER_SHAPE + shapes, partial, infos[name].shape))
+        elif not partial and infos[name].dtype != info.dtype and not _both_floating(infos[name], info):
+            faults.append(_Mismatch(expert, name, f"has {{}} of {infos[name].dtype}, base has {info.dtype}"))
+    return faults + [_Mismatch(expert, name, _UNKNOWN, partial) for name in infos if name not in expected]
 
 
-def _both_floating(one: TensorInfo, other: TensorInfo) -> bool:
-    return one.dtype.is_floating_point and other.dtype.is_floating_point
+def _both_floating(info: TensorInfo, other: TensorInfo) -> bool:
+    return info.dtype.is_floating_point and other.dtype.is_floating_point
 
 
 def check_finite(name: str, state: Mapping[str, Tensor]) -> None:

@@ -109,8 +109,8 @@ def blocks(tensor: Tensor) -> Iterable[Tensor]:
 
 def block_digest(part: Tensor | memoryview, scheme: str = SCHEME) -> bytes:
     """Return the digest of the raw bytes of a flat piece [n], or of these bytes."""
-    found: bytes = _HASHES[scheme](part if isinstance(part, memoryview) else raw_bytes(part)).digest()
-    return found
+    digest: bytes = _HASHES[scheme](part if isinstance(part, memoryview) else raw_bytes(part)).digest()
+    return digest
 
 
 def leaf_digests(data: memoryview, itemsize: int, scheme: str = SCHEME) -> list[bytes]:
@@ -127,8 +127,8 @@ def raw_bytes(part: Tensor) -> memoryview:
 
 def tensor_digest(block_digests: Iterable[bytes], scheme: str = SCHEME) -> str:
     """Return the digest of a tensor, hexadecimal, from those of its blocks in order."""
-    found: str = _HASHES[scheme](b"".join(block_digests)).hexdigest()
-    return found
+    digest: str = _HASHES[scheme](b"".join(block_digests)).hexdigest()
+    return digest
 
 
 def combine(tensors: Iterable[tuple[str, DType | torch.dtype, tuple[int, ...], str]], scheme: str = SCHEME) -> str:

@@ -39,8 +39,8 @@ def from_hub(name: str) -> Path:
     Raises:
         MergeflowError: It is not an id, or the model is neither in the cache nor can it be downloaded.
     """
-    found = _ID.fullmatch(name)
-    if not found or not is_id(name):
+    match = _ID.fullmatch(name)
+    if not match or not is_id(name):
         raise MergeflowError(f"there is no checkpoint at '{name}'{_seen_from(name)}. Check the path.")
     try:
         import huggingface_hub as hub
@@ -48,7 +48,7 @@ def from_hub(name: str) -> Path:
         raise MergeflowError(
             f"there is no checkpoint at '{name}'; to read it as a Hugging Face id, install huggingface_hub."
         ) from None
-    repo, revision = found.group("repo"), found.group("revision")
+    repo, revision = match.group("repo"), match.group("revision")
     return _cached(hub, repo, revision) or _downloaded(hub, repo, revision)
 
 
@@ -62,14 +62,14 @@ def fixed_id(name: str) -> str:
 
     Anything else, a path of this machine above all, comes back as it is.
     """
-    found = _ID.fullmatch(name)
-    if not found or Path(name).expanduser().exists():
+    match = _ID.fullmatch(name)
+    if not match or Path(name).expanduser().exists():
         return name
     try:
         folder = from_hub(name)
     except MergeflowError:
         return name
-    return f"{found.group('repo')}@{folder.name}"
+    return f"{match.group('repo')}@{folder.name}"
 
 
 def is_id(name: str) -> bool:
@@ -98,9 +98,9 @@ def local_folder(name: str) -> Path | None:
         import huggingface_hub as hub
     except ImportError:
         return None
-    found = _ID.fullmatch(name)
-    assert found is not None
-    return _cached(hub, found.group("repo"), found.group("revision"))
+    match = _ID.fullmatch(name)
+    assert match is not None
+    return _cached(hub, match.group("repo"), match.group("revision"))
 
 
 def cached_id(path: str) -> str | None:
@@ -110,8 +110,8 @@ def cached_id(path: str) -> str | None:
         >>> cached_id("/home/me/.cache/huggingface/hub/models--acme--tiny/snapshots/c0ffee")
         'acme/tiny'
     """
-    found = _CACHED.search(path)
-    return "/".join(found.groups()) if found else None
+    match = _CACHED.search(path)
+    return "/".join(match.groups()) if match else None
 
 
 def _cached(hub: Any, repo: str, revision: str | None) -> Path | None:
@@ -125,11 +125,11 @@ def _cached(hub: Any, repo: str, revision: str | None) -> Path | None:
 
 def _downloaded(hub: Any, repo: str, revision: str | None) -> Path:
     try:
-        found = hub.model_info(repo, revision=revision, timeout=10)
-        files = [file.rfilename for file in found.siblings if "/" not in file.rfilename]
+        model = hub.model_info(repo, revision=revision, timeout=10)
+        files = [file.rfilename for file in model.siblings if "/" not in file.rfilename]
         weights = _WEIGHTS[0] if any(file.endswith(".safetensors") for file in files) else _WEIGHTS[1]
-        wanted = [file for file in files if any(fnmatchcase(file, one) for one in (weights, *_COMPANIONS))]
-        return Path(hub.snapshot_download(repo, revision=found.sha, allow_patterns=wanted))
+        wanted = [file for file in files if any(fnmatchcase(file, pattern) for pattern in (weights, *_COMPANIONS))]
+        return Path(hub.snapshot_download(repo, revision=model.sha, allow_patterns=wanted))
     except Exception as error:  # no network, no such model, no licence accepted: the client's own words say which
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")[:160]
         raise MergeflowError(

@@ -42,8 +42,8 @@ class DType:
     @property
     def torch(self) -> torch.dtype:
         """The same type, of torch."""
-        found: torch.dtype = getattr(late_torch, self.name)
-        return found
+        dtype: torch.dtype = getattr(late_torch, self.name)
+        return dtype
 
 
 @cache
@@ -159,21 +159,21 @@ def read_header(file: BinaryIO, path: str) -> Header:
     return _validate(_parse(raw, path), 8 + length, size, path)
 
 
-def _bad(path: str, found: str) -> MergeflowError:
+def _bad(path: str, fault: str) -> MergeflowError:
     return MergeflowError(
-        f"'{path}' is not a valid safetensors file: it {found}. "
+        f"'{path}' is not a valid safetensors file: it {fault}. "
         "It may be truncated or damaged: copy or download it again, or write it anew from its source."
     )
 
 
 def _parse(raw: bytes, path: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        values = dict(pairs)
+        if len(values) != len(pairs):
             names = [name for name, _ in pairs]
             twice = sorted({name for name in names if names.count(name) > 1})
             raise _bad(path, f"names {', '.join(map(repr, twice[:3]))} twice in its header")
-        return found
+        return values
 
     try:
         parsed = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)

@@ -201,12 +201,12 @@ class TokensEntry:
                 "an adapter of single tokens is a model only together with its base: give it as an expert."
             )
         piece = self.weight.read(start, stop).float()
-        own = self.rows.read(0, len(self.tokens) * self.width).float()
+        rows = self.rows.read(0, len(self.tokens) * self.width).float()
         for row, token in enumerate(self.tokens):
             first, last = max(start, token * self.width), min(stop, (token + 1) * self.width)
             if first < last:
                 offset = (row - token) * self.width
-                piece[first - start : last - start] = own[first + offset : last + offset]
+                piece[first - start : last - start] = rows[first + offset : last + offset]
         return piece
 
 
@@ -283,9 +283,9 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
     absolute = set()
     for name in sorted(stored):
         target = name.removeprefix(PREFIX)
-        found = next((suffix for suffix in (_A, _EMBEDDING_A) if target.endswith(suffix)), None)
-        if found is not None:
-            module = target.removesuffix(found)
+        suffix_found = next((suffix for suffix in (_A, _EMBEDDING_A) if target.endswith(suffix)), None)
+        if suffix_found is not None:
+            module = target.removesuffix(suffix_found)
             stack = _stack_name(module, stored, config)
             if stack is not None:
                 entries[stack], infos[stack] = _experts(stored, name, stack, config)
@@ -341,11 +341,11 @@ def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, dora: bool) ->
     """Return where an adapted weight comes from, and whether it is a whole weight rather than a difference."""
     rows, columns = lora.shape
     stem = PREFIX + module
-    copy, magnitude = f"{stem}{_WRAPPED}weight", next((stem + one for one in _MAGNITUDES if stem + one in stored), None)
+    copy, magnitude = f"{stem}{_WRAPPED}weight", next((stem + end for end in _MAGNITUDES if stem + end in stored), None)
     for name, shape in ((copy, (columns, rows) if lora.transposed else (rows, columns)), (magnitude, (rows,))):
         if name is not None and name in stored and stored.infos[name].shape != shape:
-            found = list(stored.infos[name].shape)
-            raise MergeflowError(f"adapter '{stored.path}': '{name}' has shape {found}, expected {list(shape)}.")
+            actual = list(stored.infos[name].shape)
+            raise MergeflowError(f"adapter '{stored.path}': '{name}' has shape {actual}, expected {list(shape)}.")
     if dora and magnitude is None:
         raise MergeflowError(f"adapter '{stored.path}' says it is a DoRA, but '{module}' has no magnitudes.")
     weight = stored.entries.get(copy)
@@ -363,8 +363,8 @@ def _weight_name(module: str, stored: LazyStateDict) -> str:
 
 def _parameters(config: dict[str, Any]) -> list[str]:
     """Return the parameters that an adapter adapts without their module; most have none."""
-    found = config.get("target_parameters") or []
-    return [str(one) for one in found] if isinstance(found, list | tuple) else [str(found)]
+    parameters = config.get("target_parameters") or []
+    return [str(name) for name in parameters] if isinstance(parameters, list | tuple) else [str(parameters)]
 
 
 def _adapts(config: dict[str, Any], parameter: str) -> bool:
@@ -376,7 +376,7 @@ def _stack_name(module: str, stored: LazyStateDict, config: dict[str, Any]) -> s
     plain = module.replace(".base_layer", "")
     if plain.rpartition(".")[2] != "experts":
         return None
-    wanted = [one for one in EXPERT_STACKS if _adapts(config, f"{plain}.{one}")]
+    wanted = [stack for stack in EXPERT_STACKS if _adapts(config, f"{plain}.{stack}")]
     held = [depth for depth in range(len(wanted)) if f"{PREFIX}{plain}{'.base_layer' * depth}{_A}" in stored]
     depth = module.count(".base_layer")
     if len(held) != len(wanted) or depth not in held:
@@ -395,7 +395,7 @@ def _refuse(folder: Path, config: dict[str, Any]) -> None:
             "base's weights (merge_and_unload), do so, save the whole model and give that. Prompts and prefixes are no "
             "change of weights: they cannot be merged."
         )
-    strange = [one for one in _parameters(config) if one.rpartition(".")[2] not in (*EXPERT_STACKS, "weight")]
+    strange = [name for name in _parameters(config) if name.rpartition(".")[2] not in (*EXPERT_STACKS, "weight")]
     if strange:
         raise MergeflowError(
             f"adapter '{folder}' adapts parameters ({', '.join(sorted(strange))}); of parameters only weights and "
@@ -470,8 +470,8 @@ def _tokens(stored: LazyStateDict, name: str, config: dict[str, Any]) -> tuple[T
     """Return the retrained rows of an embedding, and its shape: that of its copy, else up to the last row of them."""
     given, module = config.get("trainable_token_indices"), name.removesuffix(_TOKENS)
     if isinstance(given, dict):
-        given = next((own for end, own in given.items() if module.endswith(end)), None)
-    tokens = given if isinstance(given, list) and all(type(one) is int and one >= 0 for one in given) else []
+        given = next((ids for end, ids in given.items() if module.endswith(end)), None)
+    tokens = given if isinstance(given, list) and all(type(token) is int and token >= 0 for token in given) else []
     shape = stored.infos[name].shape
     if len(shape) != 2 or shape[0] != len(tokens) or len(set(tokens)) != len(tokens):
         raise MergeflowError(
@@ -493,7 +493,7 @@ def _rank_and_factor(config: dict[str, Any], owner: str, default: int) -> tuple[
 
 def _number(config: dict[str, Any], pattern: str, key: str, module: str, default: float) -> float:
     value = config.get(key, default)
-    for expression, own in _mapping(config, pattern).items():
+    for expression, number in _mapping(config, pattern).items():
         try:
             matches = re.match(rf"(.*\.)?({expression})$", module)
         except (re.error, RecursionError) as error:
@@ -501,7 +501,7 @@ def _number(config: dict[str, Any], pattern: str, key: str, module: str, default
                 f"the adapter's {pattern} has an invalid expression, {expression!r:.60}: {error}."
             ) from None
         if matches:
-            value = own
+            value = number
             break
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
         raise MergeflowError(
@@ -511,7 +511,7 @@ def _number(config: dict[str, Any], pattern: str, key: str, module: str, default
 
 
 def _mapping(config: dict[str, Any], key: str) -> dict[str, Any]:
-    found = config.get(key) or {}
-    if not isinstance(found, dict):
-        raise MergeflowError(f"the adapter's configuration gives {key} = {found!r:.60}, expected a mapping.")
-    return found
+    mapping = config.get(key) or {}
+    if not isinstance(mapping, dict):
+        raise MergeflowError(f"the adapter's configuration gives {key} = {mapping!r:.60}, expected a mapping.")
+    return mapping

@@ -90,8 +90,10 @@ def may_be_tied(a: str, b: str) -> bool:
 
 def _is_table(name: str) -> bool:
     module, _, end = name.rpartition(".")
-    head = any(f".{module}".endswith(f".{one}") for one in _HEADS)
-    biased = any(f".{one}".endswith(f".{module}.decoder") or f".{module}".endswith(f".{one}") for one in _HEADS)
+    head = any(f".{module}".endswith(f".{head_name}") for head_name in _HEADS)
+    biased = any(
+        f".{head_name}".endswith(f".{module}.decoder") or f".{module}".endswith(f".{head_name}") for head_name in _HEADS
+    )
     return bool(_WORDS.search(name)) or (head and end == "weight") or (biased and end == "bias")
 
 
@@ -106,16 +108,16 @@ def copies_of_embedding(config: Mapping[str, Any], names: Collection[str]) -> di
         >>> copies_of_embedding(config, ["transformer.wte.weight"])
         {'lm_head.weight': 'transformer.wte.weight'}
     """
-    found: dict[str, str] = {}
+    copies: dict[str, str] = {}
     pair, embedding = head_and_embedding(config, names), _embedding(names)
     if pair is not None:
-        found[pair[0]] = pair[1]
+        copies[pair[0]] = pair[1]
         decoder = module_of(pair[0])
         if f"{module_of(decoder)}.bias" in names:  # the bias of a masked model's decoder is its module's
-            found[f"{decoder}.bias"] = f"{module_of(decoder)}.bias"
+            copies[f"{decoder}.bias"] = f"{module_of(decoder)}.bias"
     if embedding is not None and embedding.endswith("shared.weight"):
-        found |= {embedding.removesuffix("shared.weight") + tower: embedding for tower in _TOWERS}
-    return {name: origin for name, origin in found.items() if name not in names}
+        copies |= {embedding.removesuffix("shared.weight") + tower: embedding for tower in _TOWERS}
+    return {name: origin for name, origin in copies.items() if name not in names}
 
 
 def module_of(name: str) -> str:
@@ -169,7 +171,7 @@ def loaded_name(config: Mapping[str, Any], name: str) -> str:
     return name
 
 
-def piece_of_stack(loaded: str, known: Collection[str]) -> str | None:
+def piece_of_stack(loaded: str, names: Collection[str]) -> str | None:
     """Return how a listed expert's weight is called as a part of the stack that transformers has in memory.
 
     Args:
@@ -182,10 +184,10 @@ def piece_of_stack(loaded: str, known: Collection[str]) -> str | None:
     match = _LISTED.match(loaded)
     if match is None:
         return None
-    stem, expert, own = match.groups()
-    fused, way = next((fused, way) for fused, ways in _PARTS.items() for way in ways if own in way)
-    half = (".gate", ".up")[way.index(own)] if len(way) == 2 else ""
-    return f"{stem}.{fused}[{expert}]{half}" if f"{stem}.{fused}" in known else None
+    stem, expert, projection = match.groups()
+    fused, way = next((fused, way) for fused, ways in _PARTS.items() for way in ways if projection in way)
+    half = (".gate", ".up")[way.index(projection)] if len(way) == 2 else ""
+    return f"{stem}.{fused}[{expert}]{half}" if f"{stem}.{fused}" in names else None
 
 
 @dataclass(frozen=True)
@@ -240,13 +242,13 @@ def renamed(
     """
     named = {loaded_name(config, name): name for name in wanted}
     strange = [name for name in infos if name not in wanted]
-    found: Found = {
+    placed: Found = {
         named[loaded]: (entries[name], infos[name], (name,))
         for name in strange
         if (loaded := loaded_name(config, name)) in named and named[loaded] not in infos
     }
     left = {loaded_name(config, name): name for name in strange if loaded_name(config, name) not in named}
-    return found | _fused(named, left, infos, entries) | _listed(named, left, wanted, infos, entries)
+    return placed | _fused(named, left, infos, entries) | _listed(named, left, wanted, infos, entries)
 
 
 def _fused(
@@ -282,7 +284,7 @@ def _listed(
     entries: Mapping[str, Entry],
 ) -> Found:
     """Cut stacks into the listed experts that are wanted."""
-    found: Found = {}
+    parts: Found = {}
     for loaded, name in left.items():
         stem, _, fused = loaded.rpartition(".")
         info = infos[name]
@@ -290,15 +292,15 @@ def _listed(
             continue
         way = next((way for way in _PARTS[fused] if f"{stem}.0.{way[0]}.weight" in named), ())
         listed = [f"{stem}.{index}.{part}.weight" for index in range(info.shape[0]) for part in way]
-        if not listed or not all(one in named for one in listed):
+        if not listed or not all(name in named for name in listed):
             continue
-        shapes = [wanted[named[one]] for one in listed]
+        shapes = [wanted[named[name]] for name in listed]
         if sum(shape.numel for shape in shapes) == info.numel:
             offsets = accumulate((shape.numel for shape in shapes), initial=0)
-            for one, shape, offset in zip(listed, shapes, offsets, strict=False):
+            for listed_name, shape, offset in zip(listed, shapes, offsets, strict=False):
                 part = TensorInfo(shape.shape, info.dtype)
-                found[named[one]] = (PartEntry(entries[name], offset), part, (name,))
-    return found
+                parts[named[listed_name]] = (PartEntry(entries[name], offset), part, (name,))
+    return parts
 
 
 def names_in_memory(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:

@@ -62,22 +62,22 @@ def packed_weights(
         infos: Shapes and types of the tensors.
         declared: `quantization_config` of config.json.
     """
-    found: dict[str, Packed] = {}
+    weights: dict[str, Packed] = {}
     strange: list[str] = []
     for name, info in infos.items():
         end = next((end for end in _ENDS if name.endswith(end)), None)
         if end is None or info.dtype.is_floating_point or (end == "_blocks" and f"{name[:-7]}_scales" not in infos):
             continue
         stem = name.removesuffix(end)
-        one = (_integers if end == ".qweight" else _compressed if end == ".weight_packed" else _mxfp4)(
+        part = (_integers if end == ".qweight" else _compressed if end == ".weight_packed" else _mxfp4)(
             stem, infos, declared
         )
-        if one is None:
+        if part is None:
             strange.append(f"{_WORDS[end]} ('{name}')")
         else:
-            found[stem if end == "_blocks" else f"{stem}.weight"] = one
-    parts = {one.stem + end for one in found.values() for ends in _ENDS.values() for end in ends} & infos.keys()
-    return found, frozenset(parts), tuple(strange)
+            weights[stem if end == "_blocks" else f"{stem}.weight"] = part
+    parts = {weight.stem + end for weight in weights.values() for ends in _ENDS.values() for end in ends} & infos.keys()
+    return weights, frozenset(parts), tuple(strange)
 
 
 _WORDS = {
@@ -106,8 +106,8 @@ def _integers(stem: str, infos: Infos, declared: Mapping[str, Any]) -> Packed | 
 def _compressed(stem: str, infos: Infos, declared: Mapping[str, Any]) -> Packed | None:
     """Tell compressed-tensors' integers; how many bits they have, `weight_shape` tells when it is read."""
     packed, scale, shape = (infos.get(f"{stem}.weight_{part}") for part in ("packed", "scale", "shape"))
-    known = packed is not None and packed.dtype == _INT32 and len(packed.shape) == 2
-    return Packed("packed", stem, 0, None) if known and scale is not None and shape is not None else None
+    is_packed = packed is not None and packed.dtype == _INT32 and len(packed.shape) == 2
+    return Packed("packed", stem, 0, None) if is_packed and scale is not None and shape is not None else None
 
 
 _INT32 = DType("int32", 4)
@@ -121,14 +121,14 @@ def _mxfp4(stem: str, infos: Infos, declared: Mapping[str, Any]) -> Packed | Non
     return Packed("MXFP4", stem, 4, (experts, count * 32, outputs))
 
 
-def packed_shape(state: State, one: Packed) -> tuple[int, ...]:
+def packed_shape(state: State, part: Packed) -> tuple[int, ...]:
     """Return the shape of a packed weight's numbers."""
-    if one.shape is not None:
-        return one.shape
-    return tuple(int(size) for size in state[f"{one.stem}.weight_shape"].reshape(-1).tolist())
+    if part.shape is not None:
+        return part.shape
+    return tuple(int(size) for size in state[f"{part.stem}.weight_shape"].reshape(-1).tolist())
 
 
-def unpacked(state: State, name: str, one: Packed, declared: Mapping[str, Any]) -> Tensor:
+def unpacked(state: State, name: str, part: Packed, declared: Mapping[str, Any]) -> Tensor:
     """Return a packed weight's numbers, float32.
 
     GPTQ: s_g (q − z_g − 1), or − z_g in its second format, g the group of an input;  AWQ: s_g (q − z_g);
@@ -143,13 +143,13 @@ def unpacked(state: State, name: str, one: Packed, declared: Mapping[str, Any]) 
     Raises:
         MergeflowError: Parts whose shapes do not fit each other.
     """
-    made = {"GPTQ": _gptq, "AWQ": _awq, "packed": _from_compressed, "MXFP4": _from_mxfp4}[one.layout]
+    made = {"GPTQ": _gptq, "AWQ": _awq, "packed": _from_compressed, "MXFP4": _from_mxfp4}[part.layout]
     try:
-        return made(state, one, declared).contiguous()
+        return made(state, part, declared).contiguous()
     except (RuntimeError, IndexError) as error:  # torch's own words on shapes
         raise MergeflowError(
-            f"the parts of the {one.layout} weight '{name}' do not fit each other ({str(error).splitlines()[0]:.120}): "
-            "is the model's config.json there, and the file whole?"
+            f"the parts of the {part.layout} weight '{name}' do not fit each other "
+            f"({str(error).splitlines()[0]:.120}): is the model's config.json there, and the file whole?"
         ) from None
 
 
@@ -160,12 +160,12 @@ def _codes(packed: Tensor, bits: int, axis: int) -> Tensor:
     return codes.flatten(axis, axis + 1)
 
 
-def _gptq(state: State, one: Packed, declared: Mapping[str, Any]) -> Tensor:
-    codes = _codes(state[f"{one.stem}.qweight"], one.bits, 0)
+def _gptq(state: State, part: Packed, declared: Mapping[str, Any]) -> Tensor:
+    codes = _codes(state[f"{part.stem}.qweight"], part.bits, 0)
     later = 0 if str(declared.get("checkpoint_format")) == "gptq_v2" else 1
-    zeros = _codes(state[f"{one.stem}.qzeros"], one.bits, 1) + later
-    scales = state[f"{one.stem}.scales"].float()
-    group = state[f"{one.stem}.g_idx"].long() if f"{one.stem}.g_idx" in state else _groups(codes, scales, declared)
+    zeros = _codes(state[f"{part.stem}.qzeros"], part.bits, 1) + later
+    scales = state[f"{part.stem}.scales"].float()
+    group = state[f"{part.stem}.g_idx"].long() if f"{part.stem}.g_idx" in state else _groups(codes, scales, declared)
     return (scales[group] * (codes - zeros[group])).T
 
 
@@ -187,18 +187,20 @@ def _groups(codes: Tensor, scales: Tensor, declared: Mapping[str, Any]) -> Tenso
     return torch.arange(len(codes)) // size
 
 
-def _from_compressed(state: State, one: Packed, declared: Mapping[str, Any]) -> Tensor:
-    rows, columns = packed_shape(state, one)
-    stem, packed = one.stem, state[f"{one.stem}.weight_packed"]
+def _from_compressed(state: State, weight: Packed, declared: Mapping[str, Any]) -> Tensor:
+    rows, columns = packed_shape(state, weight)
+    stem, packed = weight.stem, state[f"{weight.stem}.weight_packed"]
     bits = next((bits for bits in (4, 8) if -(-columns * bits // 32) == packed.shape[1]), 0)
     if not bits:
         raise RuntimeError(f"{packed.shape[1]} integers hold {columns} codes of neither 4 nor 8 bits")
     middle = 2 ** (bits - 1)
     codes = _codes(packed, bits, 1)[:, :columns] - middle
     scales = state[f"{stem}.weight_scale"].float().reshape(rows, -1)
-    own = state.get(f"{stem}.weight_g_idx")
+    group_index = state.get(f"{stem}.weight_g_idx")
     group = (
-        own.long() if own is not None and bool((own >= 0).all()) else torch.arange(columns) * scales.shape[1] // columns
+        group_index.long()
+        if group_index is not None and bool((group_index >= 0).all())
+        else torch.arange(columns) * scales.shape[1] // columns
     )
     if f"{stem}.weight_zero_point" in state:
         zeros = state[f"{stem}.weight_zero_point"]
@@ -207,8 +209,8 @@ def _from_compressed(state: State, one: Packed, declared: Mapping[str, Any]) -> 
     return codes * scales[:, group]
 
 
-def _from_mxfp4(state: State, one: Packed, declared: Mapping[str, Any]) -> Tensor:
-    blocks, scales = state[f"{one.stem}_blocks"].int(), state[f"{one.stem}_scales"].int() - 127
+def _from_mxfp4(state: State, part: Packed, declared: Mapping[str, Any]) -> Tensor:
+    blocks, scales = state[f"{part.stem}_blocks"].int(), state[f"{part.stem}_scales"].int() - 127
     numbers = torch.tensor(_FP4)[torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)]
     return torch.ldexp(numbers, scales.unsqueeze(-1)).flatten(2).mT
 
@@ -247,9 +249,9 @@ class Quantised:
     def words(self) -> str:
         """Say how it was recognised."""
         method = self.declared.get("quant_method", "some method")
-        told = [f"`quantization_config` of config.json ({method})"] if self.declared else []
-        told += [f"scales beside {len(self.weights)} weights such as '{min(self.weights)}'"] if self.weights else []
-        return " and ".join([*told, *self.formats[:2]])
+        reasons = [f"`quantization_config` of config.json ({method})"] if self.declared else []
+        reasons += [f"scales beside {len(self.weights)} weights such as '{min(self.weights)}'"] if self.weights else []
+        return " and ".join([*reasons, *self.formats[:2]])
 
 
 def quantised(infos: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Quantised:
@@ -286,18 +288,18 @@ def check_not_quantised(states: Mapping[str, tuple[Mapping[str, TensorInfo], Map
     Raises:
         MergeflowError: Naming each that is, how that was told, and the way out.
     """
-    found = {name: (quantised(infos, config), path) for name, (infos, config, path) in states.items()}
-    told = {name: (one, path) for name, (one, path) in found.items() if one.any}
-    if not told:
+    checked = {name: (quantised(infos, config), path) for name, (infos, config, path) in states.items()}
+    coded = {name: (weights, path) for name, (weights, path) in checked.items() if weights.any}
+    if not coded:
         return
-    listed = [f"  - '{name}'{f' ({path})' * bool(path)}: {one.words()}" for name, (one, path) in told.items()]
-    readable = all(not one.formats for one, _ in told.values())
+    listed = [f"  - '{name}'{f' ({path})' * bool(path)}: {weights.words()}" for name, (weights, path) in coded.items()]
+    readable = all(not weights.formats for weights, _ in coded.values())
     way = (
         "Make plain weights of each first: mergeflow convert IN --out FOLDER --dtype bfloat16"
         if readable
         else "This layout cannot be converted here: merge the original weights, and quantise the result"
     )
-    told_all = f"{len(told)} inputs are quantised; codes and scales cannot be merged separately:"
+    told_all = f"{len(coded)} inputs are quantised; codes and scales cannot be merged separately:"
     raise MergeflowError("\n".join([told_all, *listed, f"{way}."]))
 
 
@@ -370,8 +372,8 @@ def _block_size(declared: Mapping[str, Any]) -> Sequence[int] | None:
     """Return rows and columns of a block of scales: `weight_block_size`, or the groups' `block_structure`."""
     groups = declared.get("config_groups")
     inner = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, dict) else []
-    found = [declared.get("weight_block_size"), *(weights.get("block_structure") for weights in inner)]
-    return next((size for size in found if isinstance(size, list) and len(size) == 2 and min(size) > 0), None)
+    sizes = [declared.get("weight_block_size"), *(weights.get("block_structure") for weights in inner)]
+    return next((size for size in sizes if isinstance(size, list) and len(size) == 2 and min(size) > 0), None)
 
 
 def _unfit(name: str, shape: torch.Size, scale: Tensor) -> MergeflowError:
@@ -387,8 +389,8 @@ def _four_bit_note(state: LazyStateDict, name: str) -> dict[str, Any]:
         raise MergeflowError(
             f"4-bit weight '{name}' has no '{name}{_STATE}nf4' (or fp4) beside it: save the model again."
         )
-    found: dict[str, Any] = json.loads(bytes(state[note].tolist()))
-    return found
+    quant_state: dict[str, Any] = json.loads(bytes(state[note].tolist()))
+    return quant_state
 
 
 def _four_bit(state: LazyStateDict, name: str) -> Tensor:

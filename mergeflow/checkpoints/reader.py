@@ -257,8 +257,8 @@ def open_safetensors(path: str | Path) -> LazyStateDict:
 def _recorded_ties(text: str, infos: Mapping[str, TensorInfo]) -> dict[str, str]:
     """Ties that a writer of ours noted; a note that does not fit the tensors is void."""
     try:
-        found = json.loads(text)
-        return {name: first for name, first in found.items() if infos[name] == infos[first] and first < name}
+        ties = json.loads(text)
+        return {name: first for name, first in ties.items() if infos[name] == infos[first] and first < name}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 

@@ -67,8 +67,8 @@ def extract_lora(
 
 
 def _ranks(pairs: list[str]) -> dict[str, int]:
-    found = read_pairs(pairs, "--rank-of")
-    for pattern, rank in found.items():
+    ranks = read_pairs(pairs, "--rank-of")
+    for pattern, rank in ranks.items():
         if not rank.isdecimal() or int(rank) < 1:
             raise MergeflowError(f"--rank-of '{pattern}={rank}': expected a whole number of at least 1 as the rank.")
-    return {pattern: int(rank) for pattern, rank in found.items()}
+    return {pattern: int(rank) for pattern, rank in ranks.items()}

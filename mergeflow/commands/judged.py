@@ -43,8 +43,8 @@ def opened_models(context: typer.Context, models: Sequence[str], base: str | Non
         if folder is not None and (folder / ADAPTER_CONFIG).is_file():
             opened = _adapted(folder, base or _own_base(folder) or chosen)
         elif folder is not None and (folder / "config.json").is_file():
-            own = chosen is None or any((folder / name).is_file() for name in _TOKENIZERS)
-            opened = open_language(str(folder), Path(), None if own else shared(str(chosen), Path()).tokenizer)
+            has_own = chosen is None or any((folder / name).is_file() for name in _TOKENIZERS)
+            opened = open_language(str(folder), Path(), None if has_own else shared(str(chosen), Path()).tokenizer)
         elif folder is None and not Path(path).exists():
             raise MergeflowError(f"there is no model at '{model}'. Check the path, or fetch the model by its id first.")
         elif chosen is None:

@@ -71,23 +71,25 @@ def perplexity(
     from mergeflow.training.arithmetic import arithmetic
 
     sources = data or project_texts(split or "validation")
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     read: dict[tuple[str, str, int], Any] = {}
     foretold: set[tuple[str, int]] = set()
     blocks = {source: prepared_block(source, block) for source in sources}
     for model, opened in opened_models(context, models or project_models(), base):
-        known = getattr(opened.model.module.whole.config, "max_position_embeddings", None)
+        limit = getattr(opened.model.module.whole.config, "max_position_embeddings", None)
         start = opened.tokenizer.prefix
-        room = known and known - (start is not None)
+        room = limit and limit - (start is not None)
         size = block or min(room or 1024, 1024)
         longest = max(held or size for held in blocks.values())
         if room and longest > room:
-            held = next((source for source, one in blocks.items() if one == longest and block is None), None)
-            told = f"--block is {longest}" if held is None else f"the blocks of {held} have {longest} tokens"
+            held = next(
+                (source for source, longest_block in blocks.items() if longest_block == longest and block is None), None
+            )
+            counted = f"--block is {longest}" if held is None else f"the blocks of {held} have {longest} tokens"
             way = "lower it" if held is None else "give its source, such as folder:texts/"
-            kept = "" if start is None else ", one of them for the token that its texts begin with"
+            start_note = "" if start is None else ", one of them for the token that its texts begin with"
             raise MergeflowError(
-                f"{told}, which {model} cannot take (its max_position_embeddings: {known}{kept}): {way}."
+                f"{counted}, which {model} cannot take (its max_position_embeddings: {limit}{start_note}): {way}."
             )
         if device != "cpu" and (opened.config, longest) not in foretold:
             foretold.add((opened.config, longest))
@@ -99,25 +101,26 @@ def perplexity(
                 read[key] = read_texts(source, split, opened.tokenizer, size, torch.device(device), Path())
             with arithmetic():
                 total, tokens = total_loss(opened.model, read[key], batch_size, stride, start)
-            found.setdefault(model, {})[_name(source, sources)] = _numbers(total / tokens, tokens)
-    useless = [model for model, texts in found.items() if any(one["loss"] is None for one in texts.values())]
+            results.setdefault(model, {})[_name(source, sources)] = _numbers(total / tokens, tokens)
+    useless = [model for model, texts in results.items() if any(result["loss"] is None for result in texts.values())]
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(results, indent=1))
         _refuse(useless)
         return
-    rows = {model: [_shown(one) for one in texts.values()] for model, texts in found.items()}
-    texts = next(iter(found.values()))
+    rows = {model: [_shown(result) for result in texts.values()] for model, texts in results.items()}
+    texts = next(iter(results.values()))
     counts = {
-        model: ", ".join(f"{name} {one['tokens']}" for name, one in texts.items()) for model, texts in found.items()
+        model: ", ".join(f"{name} {result['tokens']}" for name, result in texts.items())
+        for model, texts in results.items()
     }
     over = f"; windows begin {stride} tokens apart" if stride else ""
     _print(f"Perplexity, smaller is better{over}", list(texts), rows)
     if len(set(counts.values())) == 1:
-        typer.echo(f"predicted tokens: {counts[next(iter(found))]}")
+        typer.echo(f"predicted tokens: {counts[next(iter(results))]}")
     else:
         typer.echo("Perplexities of different tokens do not compare; predicted tokens of")
-        for model, told in counts.items():
-            typer.echo(f"  {model}: {told}")
+        for model, counted in counts.items():
+            typer.echo(f"  {model}: {counted}")
     _refuse(useless)
 
 
@@ -195,7 +198,7 @@ def lm_eval(
 def _name(source: str, sources: Sequence[str]) -> str:
     """Return what a column is called: a prepared folder's own name, where no other has it."""
     last = Path(source).name
-    return last if ":" not in source and [Path(one).name for one in sources].count(last) == 1 else source
+    return last if ":" not in source and [Path(path).name for path in sources].count(last) == 1 else source
 
 
 def _print(title: str, names: Sequence[str], rows: dict[str, list[str]]) -> None:

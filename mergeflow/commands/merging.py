@@ -212,24 +212,24 @@ def diff(
     """
     from mergeflow.merging.files.diff import diff as compare
 
-    found = compare(local(context, a), local(context, b))
+    comparison = compare(local(context, a), local(context, b))
     table = Table(box=None, pad_edge=False)
     for column in ("tensor", "‖a‖", "‖b‖", "‖a − b‖", "cosine", "digest a", "digest b"):
         table.add_column(column, justify="left" if column == "tensor" else "right", no_wrap=True)
-    for one in found.tensors:
-        if every or not one.equal:
-            numbers = (f"{one.norm_a:.6g}", f"{one.norm_b:.6g}", f"{one.norm_difference:.3e}", f"{one.cosine:.6f}")
+    for row in comparison.tensors:
+        if every or not row.equal:
+            numbers = (f"{row.norm_a:.6g}", f"{row.norm_b:.6g}", f"{row.norm_difference:.3e}", f"{row.cosine:.6f}")
             shown = ["–" if number == "nan" else number for number in numbers]
-            name = escape(f"{one.name}\n  {one.change}" if one.change else one.name)
-            table.add_row(name, *shown, *(digest[:10] or "missing" for digest in one.digests))
+            name = escape(f"{row.name}\n  {row.change}" if row.change else row.name)
+            table.add_row(name, *shown, *(digest[:10] or "missing" for digest in row.digests))
     console = Console()
     if not console.is_terminal:  # a file or pipe: whole names, whatever the width of the screen
         console = Console(width=160)
     if table.row_count:
         console.print(table)
-    same = sum(one.equal for one in found.tensors)
-    console.print(f"{same} of {len(found.tensors)} tensors are equal.", highlight=False)
-    raise typer.Exit(0 if found.equal else 1)
+    same = sum(row.equal for row in comparison.tensors)
+    console.print(f"{same} of {len(comparison.tensors)} tensors are equal.", highlight=False)
+    raise typer.Exit(0 if comparison.equal else 1)
 
 
 def convert(

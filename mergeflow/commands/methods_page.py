@@ -23,12 +23,12 @@ _HEAD = """# Merge methods
 def methods_page() -> str:
     """Return the page: a table of all methods and compressors, then a section for each."""
     rows = [
-        f"| [`{name}`](#{name}) | {found.summary} | {found.anchor} | {', '.join(_argument_names(found.args))} |"
-        for name, found in methods().items()
+        f"| [`{name}`](#{name}) | {method.summary} | {method.anchor} | {', '.join(_argument_names(method.args))} |"
+        for name, method in methods().items()
     ]
     small = [
-        f"| [`{name}`](#{name}) | {found.summary} | {', '.join(_argument_names(found.args))} |"
-        for name, found in compressors().items()
+        f"| [`{name}`](#{name}) | {compressor.summary} | {', '.join(_argument_names(compressor.args))} |"
+        for name, compressor in compressors().items()
     ]
     parts = [
         _HEAD,
@@ -38,7 +38,7 @@ def methods_page() -> str:
         "## Each method",
         *(method_section(name) for name in methods()),
         "## Each compressor",
-        *(_section(name, found) for name, found in compressors().items()),
+        *(_section(name, compressor) for name, compressor in compressors().items()),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -52,18 +52,18 @@ def method_section(name: str) -> str:
     return _section(name, compressors()[name] if name in compressors() else get(name))
 
 
-def _section(name: str, found: Method | Compressor) -> str:
-    doc = found.doc
+def _section(name: str, entry: Method | Compressor) -> str:
+    doc = entry.doc
     body = section_of(doc, "")
     formula, _, notes = body.partition("\n\n")
     arguments = "\n".join(
-        f"| `{key}` | {_shown(field.default)} | {field.description} |" for key, field in found.args.model_fields.items()
+        f"| `{key}` | {_shown(field.default)} | {field.description} |" for key, field in entry.args.model_fields.items()
     )
     table = f"| argument | default | meaning |\n|---|---|---|\n{arguments}" if arguments else "No arguments."
-    needs = f"Needs given statistics: {', '.join(found.data)}." if isinstance(found, Method) and found.data else ""
+    needs = f"Needs given statistics: {', '.join(entry.data)}." if isinstance(entry, Method) and entry.data else ""
     lines = [
         f"### {name}",
-        found.summary,
+        entry.summary,
         f"```\n{formula}\n```" if formula else "",
         " ".join(notes.split()),
         needs,

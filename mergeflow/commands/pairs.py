@@ -18,12 +18,12 @@ def read_pairs(entries: list[str], option: str, form: str = "NAME=VALUE") -> dic
         >>> read_pairs(["a=1", "b=x=y"], "--set")
         {'a': '1', 'b': 'x=y'}
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for entry in entries:
         name, equals, value = entry.partition("=")
         if not equals or not name or not value:
             raise MergeflowError(f"{option} '{entry}' is not of the form {form}.")
-        if name in found:
+        if name in values:
             raise MergeflowError(f"{option} names '{name}' twice.")
-        found[name] = value
-    return found
+        values[name] = value
+    return values

@@ -32,11 +32,11 @@ def soup(
     part = {"command": score} if score is not None and "{model}" in score else score
     made = run_soup(run, out, window, weights, part, force=force)  # type: ignore[arg-type]
     for name, share in made.weights.items():
-        told = f"   score {made.scores[name]:.6g}" if made.scores else ""
-        typer.echo(f"{share:7.2%}  {name}{told}")
+        scored = f"   score {made.scores[name]:.6g}" if made.scores else ""
+        typer.echo(f"{share:7.2%}  {name}{scored}")
     for name in made.scores.keys() - made.weights.keys() - {"soup"}:
         typer.echo(f"   none  {name}   score {made.scores[name]:.6g}")
-    told = f"   score {made.scores['soup']:.6g}" if made.scores else ""
-    typer.echo(f"{made.path}  {short(made.fingerprint)}…{told}")
+    scored = f"   score {made.scores['soup']:.6g}" if made.scores else ""
+    typer.echo(f"{made.path}  {short(made.fingerprint)}…{scored}")
     for warning in made.warnings:
         typer.echo(f"warning: {warning}", err=True)

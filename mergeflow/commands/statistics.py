@@ -122,14 +122,14 @@ def adamerge(
     if loaded.device != "cpu":
         tell(foretell_coefficients(order, loaded.device))
     with progress_bar("adamerging") as progress:
-        found = learn_coefficients(loaded, order, out, resolve=context.obj, progress=progress)
-    for name, values in found.coefficients.items():
+        learned = learn_coefficients(loaded, order, out, resolve=context.obj, progress=progress)
+    for name, values in learned.coefficients.items():
         numbers = list(values.values())
         mean = sum(numbers) / len(numbers)
         spread = "" if min(numbers) == max(numbers) else f"  ({min(numbers):.4f} to {max(numbers):.4f} over tensors)"
         typer.echo(f"{name}  {mean:.4f}{spread}")
-    if found.losses:
-        typer.echo(f"entropy {found.losses[0]:.4f} at the first step, {found.losses[-1]:.4f} at the last")
+    if learned.losses:
+        typer.echo(f"entropy {learned.losses[0]:.4f} at the first step, {learned.losses[-1]:.4f} at the last")
     typer.echo(f"{out / RECIPE}, for `mergeflow merge {out / RECIPE}`")
 
 

@@ -55,15 +55,15 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
         console = Console()
         if not console.is_terminal:  # a file or pipe: whole names, whatever the width of the screen
             console = Console(width=160)
-        found = _run(loaded, out or Path("sweeps") / file.stem, context.obj, console)
-        console.print(result_table(found, console.width))
-        for line in _remarks(found):
+        result = _run(loaded, out or Path("sweeps") / file.stem, context.obj, console)
+        console.print(result_table(result, console.width))
+        for line in _remarks(result):
             console.print(line, highlight=False, soft_wrap=True)
-        winner = found.folder / WINNER
+        winner = result.folder / WINNER
         console.print(f"[bold]{winner}[/], for `mergeflow merge {winner}`:", highlight=False, soft_wrap=True)
         console.print(winner.read_text(), highlight=False, soft_wrap=True, markup=False)
         if to_log and log is not None:
-            console.print(log(found), highlight=False, soft_wrap=True)
+            console.print(log(result), highlight=False, soft_wrap=True)
 
 
 def _run(sweep: "Sweep", folder: Path, resolve: Callable[[str], str] | None, console: Console) -> "SweepResult":
@@ -88,20 +88,20 @@ def _run(sweep: "Sweep", folder: Path, resolve: Callable[[str], str] | None, con
         )
 
 
-def result_table(found: "SweepResult", width: int) -> Table:
+def result_table(result: "SweepResult", width: int) -> Table:
     """Return the best candidates of each method, the base and the experts; the winner marked, edges marked.
 
     Columns of tasks stand only where all fit beside the rest.
     """
-    tasks = list(found.base.accuracy)
+    tasks = list(result.base.accuracy)
     if _COMMON_WIDTH + sum(max(len(task), 5) + 2 for task in tasks) > width:
         tasks = []
-    images = found.sweep.score is None
+    images = result.sweep.score is None
     title = "Validation accuracy in %" if images else "Scores on validation, larger is better"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.add_column("method", no_wrap=True)
     table.add_column("arguments", overflow="fold", min_width=24)
-    summaries = ("mean", "normalised") if images or found.individual is not None else ("mean",)
+    summaries = ("mean", "normalised") if images or result.individual is not None else ("mean",)
     for name in (*tasks, *summaries):
         table.add_column(name, justify="right", no_wrap=True)
 
@@ -111,15 +111,15 @@ def result_table(found: "SweepResult", width: int) -> Table:
             cells.append("-" if summary[1] is None else _number(summary[1], True))
         return cells
 
-    table.add_row("base", "", *numbers(found.base.accuracy, found.base.mean, found.base.normalised), style="dim")
-    if found.individual is not None:
-        average = sum(found.individual.values()) / len(found.individual)
-        table.add_row("experts", "", *numbers(found.individual, average, 1.0), style="dim")
-    for method in found.sweep.methods:
-        best = sorted((t for t in found.trials if t.method == method), key=lambda t: (-t.objective, t.number))
+    table.add_row("base", "", *numbers(result.base.accuracy, result.base.mean, result.base.normalised), style="dim")
+    if result.individual is not None:
+        average = sum(result.individual.values()) / len(result.individual)
+        table.add_row("experts", "", *numbers(result.individual, average, 1.0), style="dim")
+    for method in result.sweep.methods:
+        best = sorted((t for t in result.trials if t.method == method), key=lambda t: (-t.objective, t.number))
         table.add_section()
         for trial in _distinct(best)[:_SHOWN]:
-            won = trial.number == found.winner.number
+            won = trial.number == result.winner.number
             score = trial.score
             cells = numbers(score.accuracy, score.mean, score.normalised)
             table.add_row(f"{method}{' *' * won}", arguments(trial), *cells, style="bold green" if won else None)
@@ -132,10 +132,10 @@ def _number(value: float, percent: bool) -> str:
 
 def _distinct(trials: "list[Trial]") -> "list[Trial]":
     """A search may try the same arguments again; the table shows them once."""
-    kept: dict[str, Trial] = {}
+    distinct: dict[str, Trial] = {}
     for trial in trials:
-        kept.setdefault(repr(trial.args), trial)
-    return list(kept.values())
+        distinct.setdefault(repr(trial.args), trial)
+    return list(distinct.values())
 
 
 def arguments(trial: "Trial") -> str:
@@ -144,19 +144,19 @@ def arguments(trial: "Trial") -> str:
     return ", ".join(f"{name} {value}{'!' * (name in trial.edges)}" for name, value in shown.items())
 
 
-def _remarks(found: "SweepResult") -> list[str]:
-    images = found.sweep.score is None
+def _remarks(result: "SweepResult") -> list[str]:
+    images = result.sweep.score is None
 
     def each(score: "Score") -> str:
         return ", ".join(f"{task} {_number(value, images)}" for task, value in score.accuracy.items())
 
-    counts = f"{len(found.trials)} trials, {found.scored} models scored now, {found.seconds:.1f} s."
-    lines = [counts, f"* the winner: {each(found.winner.score)}."]
-    if found.test is not None:
-        lines.append(f"On test, looked at once: {each(found.test)}; mean {_number(found.test.mean, images)}.")
-    if found.winner.edges:
+    counts = f"{len(result.trials)} trials, {result.scored} models scored now, {result.seconds:.1f} s."
+    lines = [counts, f"* the winner: {each(result.winner.score)}."]
+    if result.test is not None:
+        lines.append(f"On test, looked at once: {each(result.test)}; mean {_number(result.test.mean, images)}.")
+    if result.winner.edges:
         lines.append(
-            f"[yellow]The winner stands at an end of what was tried for {', '.join(found.winner.edges)} (marked !): "
+            f"[yellow]The winner stands at an end of what was tried for {', '.join(result.winner.edges)} (marked !): "
             "a better value may lie outside. Widen the sweep; known trials are kept.[/]"
         )
     return lines

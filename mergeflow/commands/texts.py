@@ -56,9 +56,9 @@ def project_texts(split: str) -> list[str]:
     """
     project = project_folder()
     folders = [] if project is None else sorted(project.glob(layout.split(split, "*")))
-    if not (found := [str(folder) for folder in folders if array_file(folder, split, "documents").exists()]):
+    if not (paths := [str(folder) for folder in folders if array_file(folder, split, "documents").exists()]):
         raise MergeflowError("--data is missing: name texts, such as folder:texts/, or run the command in a project.")
-    return found
+    return paths
 
 
 def read_texts(
@@ -110,10 +110,10 @@ def _prepared(folder: Path, split: str, tokenizer: CausalTokenizer, device: torc
         raise MergeflowError(
             f"{folder} was prepared with another tokenizer than the models': give its source, or their own base."
         )
-    found = open_examples(folder.name, folder, split, None, device)
-    if not isinstance(found, PackedText):
+    examples = open_examples(folder.name, folder, split, None, device)
+    if not isinstance(examples, PackedText):
         raise _questions(str(folder))
-    return found
+    return examples
 
 
 def _tokens(raw: RawTask, split: str | None, tokenizer: CausalTokenizer, block: int) -> np.ndarray:
@@ -130,10 +130,10 @@ def _tokens(raw: RawTask, split: str | None, tokenizer: CausalTokenizer, block: 
             raise _questions(raw.source)
         rows.append(arrays)
     names = ("ids", "lengths", "documents", "places")
-    found = stream(*(np.stack([row[name] for row in rows]) for name in names)) if rows else np.zeros(0, np.int32)
-    if len(found) < 2:
-        raise MergeflowError(f"{raw.source} has {len(found)} tokens in its split {chosen}; expected at least 2.")
-    return found
+    tokens = stream(*(np.stack([row[name] for row in rows]) for name in names)) if rows else np.zeros(0, np.int32)
+    if len(tokens) < 2:
+        raise MergeflowError(f"{raw.source} has {len(tokens)} tokens in its split {chosen}; expected at least 2.")
+    return tokens
 
 
 def _questions(source: str) -> MergeflowError:

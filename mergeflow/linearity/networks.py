@@ -191,22 +191,22 @@ class Opened:
         Raises:
             MergeflowError: listing names that it lacks and other widths.
         """
-        own = self.model.state()
-        known = {name.removeprefix(self.prefix): name for name in state}
-        found = {name: state[known[name]] for name in own if name in known}
+        expected = self.model.state()
+        stored_names = {name.removeprefix(self.prefix): name for name in state}
+        weights = {name: state[stored_names[name]] for name in expected if name in stored_names}
         # Of names that share their weights, such as T5's three embeddings, a checkpoint has one.
-        first = {name: name for name in own} | tied_names(own)
-        stored = {first[name]: value for name, value in found.items()}
-        found |= {name: stored[first[name]] for name in own if name not in found and first[name] in stored}
-        if len(found) <= len(own) // 2:  # a list of all that is missing would fill a page
-            missing = next(name for name in own if name not in found)
+        first = {name: name for name in expected} | tied_names(expected)
+        stored = {first[name]: value for name, value in weights.items()}
+        weights |= {name: stored[first[name]] for name in expected if name not in weights and first[name] in stored}
+        if len(weights) <= len(expected) // 2:  # a list of all that is missing would fill a page
+            missing = next(name for name in expected if name not in weights)
             raise MergeflowError(
-                f"'{path}' has {len(found)} of the {len(own)} tensors of the model and lacks '{missing}', for example: "
-                "it is of another architecture. Name checkpoints that were tuned from the base."
+                f"'{path}' has {len(weights)} of the {len(expected)} tensors of the model and lacks '{missing}', for "
+                "example: it is of another architecture. Name checkpoints that were tuned from the base."
             )
-        if found.keys() != own.keys() or any(found[name].shape != own[name].shape for name in own):
-            check_fit(f"'{path}'", found, own)
-        return {name: value.to(own[name].dtype) for name, value in found.items()}
+        if weights.keys() != expected.keys() or any(weights[name].shape != expected[name].shape for name in expected):
+            check_fit(f"'{path}'", weights, expected)
+        return {name: value.to(expected[name].dtype) for name, value in weights.items()}
 
 
 def open_network(architecture: str, base: Mapping[str, Tensor]) -> Opened:

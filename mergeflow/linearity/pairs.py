@@ -41,8 +41,10 @@ class Pair:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield one row for each α, layer and sample."""
         for alpha, layers in self.samples.items():
-            for layer, found in layers.items():
-                columns = zip(found.origin, found.distance, found.coef, found.error, found.base, strict=True)
+            for layer, measured in layers.items():
+                columns = zip(
+                    measured.origin, measured.distance, measured.coef, measured.error, measured.base, strict=True
+                )
                 for number, (origin, distance, coef, error, base) in enumerate(columns):
                     yield {
                         "first": self.first,
@@ -72,14 +74,14 @@ def check_related(base: State, experts: Mapping[str, State]) -> None:
     Raises:
         MergeflowError: naming every such expert, its cosine and what was expected.
     """
-    told = [
+    faults = [
         f"expert '{name}' has a cosine of {cosine:.2f} with the base"
         for name, state in experts.items()
         if (cosine := _cosine(base, state)) < RELATED
     ]
-    if told:
+    if faults:
         raise MergeflowError(
-            f"{'; '.join(told)}; expected at least {RELATED} of weights that were tuned from it. "
+            f"{'; '.join(faults)}; expected at least {RELATED} of weights that were tuned from it. "
             "Name the base that these experts started from."
         )
 
@@ -90,10 +92,10 @@ def check_samples(sources: Mapping[str, Featured]) -> None:
     Raises:
         MergeflowError: the number found and the number needed.
     """
-    found = sum(len(source) for source in sources.values())
-    if found < FEWEST:
+    count = sum(len(source) for source in sources.values())
+    if count < FEWEST:
         raise MergeflowError(
-            f"{found} samples found in {', '.join(sources)}; expected at least {FEWEST}: name more with --data, "
+            f"{count} samples found in {', '.join(sources)}; expected at least {FEWEST}: name more with --data, "
             "or raise --samples."
         )
 
@@ -130,22 +132,22 @@ def measure_pairs(
         for first, second in pairs
         for alpha in alphas
     }
-    named = {repr(key): one for key, one in asked.items()}
-    found = affine(model, sources, experts, named, layers, batch_size=batch_size, report=report)
+    named = {repr(key): combination for key, combination in asked.items()}
+    measured = affine(model, sources, experts, named, layers, batch_size=batch_size, report=report)
     return [
-        _pair(first, second, {alpha: found[repr((first, second, alpha))] for alpha in alphas})
+        _pair(first, second, {alpha: measured[repr((first, second, alpha))] for alpha in alphas})
         for first, second in pairs
     ]
 
 
-def _pair(first: str, second: str, found: Mapping[float, Mapping[str, Linearity]]) -> Pair:
+def _pair(first: str, second: str, measured: Mapping[float, Mapping[str, Linearity]]) -> Pair:
     # One sample at several α is not several samples, so a layer is judged at one α: where its error is largest.
     worst = {
-        layer: max((one[layer] for one in found.values()), key=lambda values: float(values.error.mean()))
-        for layer in next(iter(found.values()))
+        layer: max((at_alpha[layer] for at_alpha in measured.values()), key=lambda values: float(values.error.mean()))
+        for layer in next(iter(measured.values()))
     }
     verdicts = judge(worst)
-    return Pair(first, second, verdicts, overall(verdicts), found)
+    return Pair(first, second, verdicts, overall(verdicts), measured)
 
 
 def _cosine(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

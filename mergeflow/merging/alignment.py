@@ -72,11 +72,11 @@ def permute(state: Mapping[str, Tensor], groups: Sequence[Group], orders: Sequen
         >>> permute(state, [hidden], [torch.tensor([1, 0])])["1.weight"]
         tensor([[2., 1.]])
     """
-    found = dict(state)
+    permuted = dict(state)
     for group, order in zip(groups, orders, strict=True):
         for place in group.places:
-            found[place.name] = place.permuted(found[place.name], order)
-    return found
+            permuted[place.name] = place.permuted(permuted[place.name], order)
+    return permuted
 
 
 _ROUNDS = 100  # Git Re-Basin converges in 5 to 30; each one costs an assignment a group
@@ -177,9 +177,9 @@ def find_groups(shapes: Shapes, config: Config | None = None) -> list[Group]:
         Ainsworth et al. 2023, Git Re-Basin, Section 3 and Appendix A.
     """
     for finder in (_residual, _transformer, _chain):
-        found = finder(shapes, config or {})
-        if found:
-            return found
+        groups = finder(shapes, config or {})
+        if groups:
+            return groups
     some = ", ".join(list(shapes)[:3])
     raise MergeflowError(
         f"align: weight_matching knows {_KNOWN}; tensors such as {some} are of none of these. Remove `align`."
@@ -290,10 +290,10 @@ def _transformer(shapes: Shapes, config: Config) -> list[Group]:
 
 def _block(block: str, table: Mapping[str, Any], shapes: Shapes, config: Config) -> list[Group]:
     up, down, out = (f"{block}.{table[part]}" for part in ("up", "down", "out"))
-    found = [Group(up, shapes[f"{up}.weight"][0], (*_linear(up, shapes, 0), *_linear(down, shapes, 1)))]
+    groups = [Group(up, shapes[f"{up}.weight"][0], (*_linear(up, shapes, 0), *_linear(down, shapes, 1)))]
     heads, width = _heads(config), shapes[f"{out}.weight"][1]
     if not heads or width % heads:
-        return found
+        return groups
     size = width // heads
     if "fused" in table:
         parts = [f"{block}.{table['fused']}{part}" for part in ("weight", "bias")]
@@ -301,7 +301,7 @@ def _block(block: str, table: Mapping[str, Any], shapes: Shapes, config: Config)
     else:
         names = next(names for names in table["apart"] if f"{block}.{names[0]}.weight" in shapes)
         places = [Place(place.name, 0, 0, size) for name in names for place in _linear(f"{block}.{name}", shapes, 0)]
-    return [*found, Group(f"heads of {out}", heads, (*places, Place(f"{out}.weight", 1, 0, size)))]
+    return [*groups, Group(f"heads of {out}", heads, (*places, Place(f"{out}.weight", 1, 0, size)))]
 
 
 def _heads(config: Config) -> int | None:
@@ -345,11 +345,11 @@ class _Matched:
 
     @cached_property
     def places(self) -> dict[str, list[tuple[Place, Tensor]]]:
-        found: dict[str, list[tuple[Place, Tensor]]] = {}
+        places: dict[str, list[tuple[Place, Tensor]]] = {}
         for group, order in zip(self.groups, self.orders, strict=True):
             for place in group.places:
-                found.setdefault(place.name, []).append((place, order))
-        return found
+                places.setdefault(place.name, []).append((place, order))
+        return places
 
     def tensor(self, name: str) -> Tensor:
         with self._lock:
@@ -388,11 +388,11 @@ def match_experts(
         )
     config = config_of(base)
     groups = find_groups({name: info.shape for name, info in base.infos.items()}, config)
-    found = {name: _matched(base, state, groups) for name, state in experts.items()}
+    matched = {name: _matched(base, state, groups) for name, state in experts.items()}
     units = sum(group.units for group in groups)
     heads = sum(group.name.startswith("heads") for group in groups)
-    told = f"experts are aligned to the base by weight matching: {units} units in {len(groups)} groups"
-    return found, (f"{told}, {heads} of them heads" if heads else told,)
+    note = f"experts are aligned to the base by weight matching: {units} units in {len(groups)} groups"
+    return matched, (f"{note}, {heads} of them heads" if heads else note,)
 
 
 def _matched(base: LazyStateDict, expert: LazyStateDict, groups: list[Group]) -> LazyStateDict:

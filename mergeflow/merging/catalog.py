@@ -70,8 +70,8 @@ class Call(Generic[M]):
     @property
     def args(self) -> dict[str, Any]:
         """All arguments with their defaults, as plain values."""
-        found: dict[str, Any] = self.arguments.model_dump(mode="json")
-        return {**found, **getattr(self.arguments, "varied", {})}
+        args: dict[str, Any] = self.arguments.model_dump(mode="json")
+        return {**args, **getattr(self.arguments, "varied", {})}
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ def configure(name: str, args: Mapping[str, Any] | None = None) -> MethodCall:
         >>> configure("ties", {"keep": 0.1}).args["scale"]
         1.0
     """
-    found = get(name)
-    call = MethodCall(found, arguments_of("method", name, found.args, args))
+    method = get(name)
+    call = MethodCall(method, arguments_of("method", name, method.args, args))
     if "keep" in call.arguments.varied:
         # One threshold over the whole model cannot have a share of its own in each tensor.
-        passes = {one.name.partition(".")[0] for one in found.passes(call.arguments, FLOAT32)}
+        passes = {step.name.partition(".")[0] for step in method.passes(call.arguments, FLOAT32)}
         if passes & {"threshold", "pcb"}:
-            way = ": give one number, or trim: tensor" if "trim" in found.args.model_fields else ": give one number"
+            way = ": give one number, or trim: tensor" if "trim" in method.args.model_fields else ": give one number"
             raise MergeflowError(f"method '{name}': `keep` is a share of the whole model and cannot vary{way}.")
     return call
 
@@ -138,14 +138,14 @@ def arguments_of(kind: str, name: str, model: type[A], args: Mapping[str, Any] |
     ]
     if len(faults) == len(given) == 1:
         raise MergeflowError(f"{faults[0]}.")
-    known = {key: value for key, value in given.items() if key in model.model_fields}
-    constant, varied = split(model, known) if issubclass(model, Args) else (known, {})
+    values = {key: value for key, value in given.items() if key in model.model_fields}
+    constant, varied = split(model, values) if issubclass(model, Args) else (values, {})
     constant |= {"scale": 1.0} if "scale" in varied else {}
     faults += check(model, constant, varied)
     try:
-        found = model(**constant)
+        arguments = model(**constant)
         if not faults:
-            return found.with_varied(varied) if isinstance(found, Args) and varied else found
+            return arguments.with_varied(varied) if isinstance(arguments, Args) and varied else arguments
     except ValidationError as error:
         faults += faults_of(error, model)
     raise MergeflowError(f"{kind} '{name}': {'; '.join(fault.removesuffix('.') for fault in faults)}.")
@@ -171,16 +171,16 @@ def weights_by_name(
         unknown = sorted(set(weights) - set(experts))
         if unknown:
             raise MergeflowError(f"weights are given for unknown experts {unknown}. Known: {', '.join(experts)}.")
-        found = {name: float(weights.get(name, 1.0)) for name in experts}
+        by_name = {name: float(weights.get(name, 1.0)) for name in experts}
     else:
         if len(weights) != len(experts):
             raise MergeflowError(f"{len(weights)} weights for {len(experts)} experts: give one per expert.")
-        found = dict(zip(experts, map(float, weights), strict=True))
-    if not all(abs(weight) < float("inf") for weight in found.values()):
-        raise MergeflowError(f"weights must be finite numbers, found {found}.")
-    if getattr(call.arguments, "normalize", call.method.weights == "shares") and sum(found.values()) == 0:
+        by_name = dict(zip(experts, map(float, weights), strict=True))
+    if not all(abs(weight) < float("inf") for weight in by_name.values()):
+        raise MergeflowError(f"weights must be finite numbers, found {by_name}.")
+    if getattr(call.arguments, "normalize", call.method.weights == "shares") and sum(by_name.values()) == 0:
         raise MergeflowError("the weights of an average sum to 0: they cannot be normalised.")
-    return found
+    return by_name
 
 
 def _values(weights: Mapping[str, float] | Sequence[float]) -> Sequence[float]:
@@ -208,10 +208,10 @@ def check_inputs(call: MethodCall, experts: Mapping[str, Any], data: Mapping[str
         for name in value if isinstance(value, Mapping) and "value" not in value else ():
             if name not in experts:
                 raise unknown_name(f"expert of `{key}`", name, experts)
-    known = {datum.name for method in methods().values() for datum in method.given}
+    kinds = {datum.name for method in methods().values() for datum in method.given}
     for kind, by_expert in (data or {}).items():
-        if kind not in known:
-            raise unknown_name("statistic", kind, known)
+        if kind not in kinds:
+            raise unknown_name("statistic", kind, kinds)
         for name in by_expert:
             if name not in experts:
                 raise unknown_name(f"expert of the statistic '{kind}'", name, experts)
@@ -230,14 +230,16 @@ class Code(Frozen):
 
 def code_of(call: MethodCall) -> dict[str, Code]:
     """Return the code of the methods that a call uses and that are not the package's own, by their names."""
-    found = {name: METHODS.origin(name) for name in (call.name, *call.arguments.uses)}
-    return {name: Code(place=one.place, sha256=one.digest) for name, one in found.items() if one.digest is not None}
+    origins = {name: METHODS.origin(name) for name in (call.name, *call.arguments.uses)}
+    return {
+        name: Code(place=code.place, sha256=code.digest) for name, code in origins.items() if code.digest is not None
+    }
 
 
 def code_record(call: MethodCall) -> dict[str, Any]:
     """Return what a recipe says of a call's code: `code`, or nothing where all of it is the package's own."""
-    found = {name: code.model_dump() for name, code in code_of(call).items()}
-    return {"code": found} if found else {}
+    codes = {name: code.model_dump() for name, code in code_of(call).items()}
+    return {"code": codes} if codes else {}
 
 
 def check_known(name: str, recorded: Mapping[str, Code]) -> None:
@@ -263,9 +265,9 @@ def check_code(recorded: Mapping[str, Code], call: MethodCall) -> None:
     for name in (call.name, *call.arguments.uses):
         if name not in recorded or (name in here and recorded[name].sha256 == here[name].sha256):
             continue
-        found = f"'{here[name].place}' ({here[name].sha256[:12]}…)" if name in here else "the package's own"
+        place = f"'{here[name].place}' ({here[name].sha256[:12]}…)" if name in here else "the package's own"
         raise MergeflowError(
             f"the method '{name}' is not the one that the recipe records: that is '{recorded[name].place}' "
-            f"({recorded[name].sha256[:12]}…), this is {found}. Bring that code back, or remove `code` from the "
+            f"({recorded[name].sha256[:12]}…), this is {place}. Bring that code back, or remove `code` from the "
             "recipe to merge with what is here."
         )

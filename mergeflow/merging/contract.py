@@ -41,12 +41,12 @@ def check(method: Method | str, args: Mapping[str, Any] | None = None, dtypes: S
     Example:
         >>> check("ties", {"keep": 0.5}, [torch.float32])
     """
-    found = get(method) if isinstance(method, str) else method
-    if not (isinstance(found.args, type) and issubclass(found.args, Args)):
+    checked = get(method) if isinstance(method, str) else method
+    if not (isinstance(checked.args, type) and issubclass(checked.args, Args)):
         raise MergeflowError(
-            f"method '{found.name}': {found.args!r} is not a class of arguments: derive one from `Args`."
+            f"method '{checked.name}': {checked.args!r} is not a class of arguments: derive one from `Args`."
         )
-    call = MethodCall(_told(found), arguments_of("method", found.name, found.args, args))
+    call = MethodCall(_told(checked), arguments_of("method", checked.name, checked.args, args))
     try:
         faults = [f"{str(dtype).removeprefix('torch.')}: {fault}" for dtype in dtypes for fault in _faults(call, dtype)]
         faults += _block_faults(call)
@@ -71,14 +71,14 @@ def _told(method: Method) -> Method:
         except MergeflowError:
             raise
         except Exception as error:
-            own = getattr(method.function, "__code__", None)  # a partial has none
-            place = last_place(error, lambda frame: own is not None and frame.f_code.co_filename == own.co_filename)
+            code = getattr(method.function, "__code__", None)  # a partial has none
+            place = last_place(error, lambda frame: code is not None and frame.f_code.co_filename == code.co_filename)
             at = f", {place}" if place else ""
             raise _Misfit(f"it fails on {where}{at}: {type(error).__name__}: {error}") from error
         pair = result if isinstance(result, tuple) else (result,)
         if len(pair) != 2 or not all(isinstance(part, Tensor) for part in pair):
-            found = ", ".join(type(part).__name__ for part in pair)
-            raise _Misfit(f"for {where} it returns {found}; expected two tensors, the anchor and the direction")
+            kinds = ", ".join(type(part).__name__ for part in pair)
+            raise _Misfit(f"for {where} it returns {kinds}; expected two tensors, the anchor and the direction")
         for what, part in zip(("anchor", "direction"), pair, strict=True):
             if part.shape != stack.base.shape:
                 raise _Misfit(f"for {where} it returns a {what} of the shape {list(part.shape)}")
@@ -92,8 +92,8 @@ def _faults(call: MethodCall, dtype: torch.dtype) -> Iterator[str]:
     experts = dict(list(experts.items())[: call.method.experts[1]])
     data = _data(call.method, base, experts)
     before = [fingerprint(state) for state in (base, *experts.values())]
-    found = prepare(call, base, experts, data=data)
-    result, start = found.at(call.scale), found.at(0)
+    prepared = prepare(call, base, experts, data=data)
+    result, start = prepared.at(call.scale), prepared.at(0)
     for name, tensor in base.items():
         made = result[name]
         if (made.shape, made.dtype) != (tensor.shape, tensor.dtype):
@@ -102,7 +102,7 @@ def _faults(call: MethodCall, dtype: torch.dtype) -> Iterator[str]:
             yield f"the integer tensor '{name}' is not the base's"
         elif not bool(made.isfinite().all()):
             yield f"tensor '{name}' is not finite"
-        if not torch.equal(start[name], found.anchor[name].to(tensor.dtype)):
+        if not torch.equal(start[name], prepared.anchor[name].to(tensor.dtype)):
             yield f"scale 0 does not give the anchor of tensor '{name}'"
     if not torch.equal(result["head"], result["embedding"]):
         yield "tied tensors differ"
@@ -150,14 +150,14 @@ def _block_faults(call: MethodCall) -> Iterator[str]:
         return tuple(part.clone().expand(stack.base.shape) for part in call.method(stack, call.arguments))
 
     whole, first, rest = parts(0, size), parts(0, BLOCK), parts(BLOCK, size)
-    for what, one, head, tail in zip(("anchor", "direction"), whole, first, rest, strict=True):
-        if not torch.equal(one, torch.cat([head, tail])):
+    for what, joined, head, tail in zip(("anchor", "direction"), whole, first, rest, strict=True):
+        if not torch.equal(joined, torch.cat([head, tail])):
             yield f"it is declared element-wise, but blocks of a tensor give another {what} than the whole"
 
 
 def _data(method: Method, base: State, experts: Mapping[str, State]) -> dict[str, Any]:
     """Random statistics of data; those of unknown kinds are uniform on [0, 1) for every tensor."""
-    known = statistics(base, experts)
+    given = statistics(base, experts)
     generator = torch.Generator().manual_seed(7)
 
     def drawn(shape: Callable[[tuple[int, ...]], tuple[int, ...]]) -> dict[str, State]:
@@ -167,7 +167,7 @@ def _data(method: Method, base: State, experts: Mapping[str, State]) -> dict[str
         }
 
     return {
-        datum.name: known[datum.name] if datum.name in known else drawn(datum.shape)
+        datum.name: given[datum.name] if datum.name in given else drawn(datum.shape)
         for datum in method.given
         if datum.needed
     }

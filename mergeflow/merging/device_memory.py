@@ -92,8 +92,8 @@ def fits(count: float, free: int) -> bool:
 
 def free_bytes(device: str) -> int:
     """Return the bytes that this process may still take of a CUDA device; what torch keeps for reuse is among them."""
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0] + kept)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0] + cached)
 
 
 def in_bytes(count: float) -> str:

@@ -178,7 +178,7 @@ def prepare(
         for name, info in infos.items()
         if info.dtype.is_floating_point
     }
-    own: set[str] = set()
+    copied: set[str] = set()
     lock = Lock()
 
     def keep(unit: Unit, stack: Stack | None, result: Any) -> None:
@@ -189,9 +189,9 @@ def prepare(
         if anchor is stack.base:
             return
         with lock:
-            if unit.name not in own:
+            if unit.name not in copied:
                 anchors[unit.name] = anchors[unit.name].to(model.dtype.torch, copy=True).contiguous()
-                own.add(unit.name)
+                copied.add(unit.name)
         anchors[unit.name].view(-1)[unit.start : unit.stop] = anchor.reshape(-1).cpu()
 
     engine.first_passes()
@@ -238,8 +238,8 @@ def _state(model: Mapping[str, Tensor] | nn.Module) -> Mapping[str, Tensor]:
 
 def _config(model: Any) -> dict[str, Any] | None:
     """Return what a module of transformers says of its architecture."""
-    known: Any = getattr(model, "config", None) if isinstance(model, torch.nn.Module) else None
-    return known.to_dict() if hasattr(known, "to_dict") else None
+    config: Any = getattr(model, "config", None) if isinstance(model, torch.nn.Module) else None
+    return config.to_dict() if hasattr(config, "to_dict") else None
 
 
 State: TypeAlias = "Mapping[str, Tensor]"

@@ -66,9 +66,9 @@ class Engine:
 
     def first_passes(self) -> None:
         """Find the facts about the whole model that the method needs."""
-        for one in self.call.method.passes(self.call.arguments, self.model.dtype):
-            if not one.within and one.unless not in self.model.known:
-                self.first_pass(one)
+        for step in self.call.method.passes(self.call.arguments, self.model.dtype):
+            if not step.within and step.unless not in self.model.known:
+                self.first_pass(step)
 
     def run(self, sink: Sink, names: Iterable[str] | None = None) -> None:
         """Hand the method's result for every unit of the named tensors (or all) to the sink, from worker threads."""
@@ -88,8 +88,8 @@ class Engine:
         for name in names:
             units = list(units_of(self.call, self.model, self.stacks.infos, [name]))
             readings, facts = list[list[Task]](), None
-            for one in self._passes_within(name):
-                facts = _Facts(self, name, one, len(units), facts)
+            for step in self._passes_within(name):
+                facts = _Facts(self, name, step, len(units), facts)
                 readings.append([(unit, facts.observe) for unit in units])
             waiting.append([*readings, [(unit, partial(merge, facts)) for unit in units]])
             for tensor in reversed(waiting):
@@ -103,17 +103,17 @@ class Engine:
         args, model = self.call.arguments, self.model
         first = model.tied.get(name, name)
         return [
-            one
-            for one in self._within
+            step
+            for step in self._within
             if name in model.shapes
-            and first not in model.known.setdefault(one.name, {})
-            and (one.only is None or one.only(args, first, model))
+            and first not in model.known.setdefault(step.name, {})
+            and (step.only is None or step.only(args, first, model))
         ]
 
     @cached_property
     def _within(self) -> list[Pass]:
         # A compressor has none of them.
-        return [one for one in self.call.method.passes(self.call.arguments, self.model.dtype) if one.within]
+        return [step for step in self.call.method.passes(self.call.arguments, self.model.dtype) if step.within]
 
     def result(self, unit: Unit) -> tuple[Stack | None, Any]:
         """Return a unit's stack and the method's result for it; no stack and a piece of the base if it is not merged.
@@ -122,9 +122,9 @@ class Engine:
         """
         if unit.name not in self.model.shapes:
             return None, self.stacks.copied(unit)
-        for one in self._passes_within(unit.name) if self._within else ():
+        for step in self._passes_within(unit.name) if self._within else ():
             units = list(units_of(self.call, self.model, self.stacks.infos, [unit.name]))
-            facts = _Facts(self, unit.name, one, len(units))
+            facts = _Facts(self, unit.name, step, len(units))
             for piece in units:
                 facts.observe(piece)
         stack, args = self.stacks.stack(unit, self.stacks.on_piece), self.arguments(unit.name)
@@ -167,10 +167,12 @@ class Engine:
         """Return c_t of a linear method for one tensor, whose direction is Σ c_t τ_t: what it makes of unit vectors."""
         count, args = len(self.model.experts), self.arguments(name)
         units = torch.eye(count, dtype=torch.float64)
-        own = self.model.tied.get(name, name)
-        direction = self.call.method(Stack(own, units.new_zeros(count), units, 0, self.stacks.model_at(name)), args)[1]
+        stored = self.model.tied.get(name, name)
+        direction = self.call.method(Stack(stored, units.new_zeros(count), units, 0, self.stacks.model_at(name)), args)[
+            1
+        ]
         varied = args.scale if "scale" in getattr(args, "varied", ()) else 1.0
-        return [float(one) * varied for one in direction]
+        return [float(coefficient) * varied for coefficient in direction]
 
     def _map(self, tasks: Iterable[Task]) -> None:
         """Do all tasks with worker threads, never more in flight than memory allows."""
@@ -308,8 +310,8 @@ def treats_elements_alone(call: Call[Any], model: Model, name: str) -> bool:
     Args:
         name: The tensor; of tied ones the first of the group decides.
     """
-    found: bool = call.method.elementwise(call.arguments, model.tied.get(name, name), model)
-    return found
+    alone: bool = call.method.elementwise(call.arguments, model.tied.get(name, name), model)
+    return alone
 
 
 def unit_bytes(call: Call[Any], model: Model, unit: Unit) -> int:
@@ -322,8 +324,8 @@ def unit_bytes(call: Call[Any], model: Model, unit: Unit) -> int:
     size, experts = (unit.stop - unit.start) * model.dtype.itemsize, len(model.experts)
     if unit.name not in model.shapes or treats_elements_alone(call, model, unit.name):
         return (4 * (experts + 1) + model.beside) * size
-    own = model.tied.get(unit.name, unit.name)
-    workspace: int = call.method.workspace(call.arguments, own, model)
+    stored = model.tied.get(unit.name, unit.name)
+    workspace: int = call.method.workspace(call.arguments, stored, model)
     return (experts + 1 + model.beside) * size + workspace
 
 

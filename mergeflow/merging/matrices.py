@@ -18,7 +18,7 @@ from mergeflow.merging.architectures.roles import ROLES, TREATED
 
 
 def _selection(value: Any) -> Any:
-    patterns = isinstance(value, list | tuple) and value and all(isinstance(one, str) for one in value)
+    patterns = isinstance(value, list | tuple) and value and all(isinstance(pattern, str) for pattern in value)
     if not patterns and not (isinstance(value, str) and value in TREATED):
         raise ValueError(f"expected {', '.join(TREATED)}, or a list of patterns of names, found {value!r:.60}")
     return value
@@ -50,8 +50,8 @@ def is_matrix(name: str, shape: Sequence[int], selection: Selection, architectur
         >>> is_matrix("visual.resblocks.0.attn.out_proj.weight", (8, 8), "attn_mlp")
         True
     """
-    known = architecture or Architecture(family_of(None, [name]))
-    return known.treats(name, shape, selection)
+    family = architecture or Architecture(family_of(None, [name]))
+    return family.treats(name, shape, selection)
 
 
 def rank_of(shape: Sequence[int], ratio: float, rounding: Literal["ceil", "floor"]) -> int:
@@ -129,9 +129,9 @@ def survey(
     model_type = architecture.config.get("model_type")
     family = architecture.family
     kind = "of no family of the table, told by names" if family is UNKNOWN else family.name
-    told = kind + (f" (model_type {model_type})" if model_type else " (told by names)" * (family is not UNKNOWN))
+    summary = kind + (f" (model_type {model_type})" if model_type else " (told by names)" * (family is not UNKNOWN))
     if selection is None:
-        return Treatment(told, {}, {}, {})
+        return Treatment(summary, {}, {}, {})
     shapes = {
         tied.get(name, name): info.shape
         for name, info in infos.items()
@@ -149,7 +149,7 @@ def survey(
     forms = {name: architecture.form(name, shapes[name], split_fused) for name in sorted(taken)}
     cuts = {name: f"{form.cut or 'one matrix'}{' of each expert' * form.stacked}" for name, form in forms.items()}
     return Treatment(
-        told,
+        summary,
         _by_role(roles, taken),
         _by_role(roles, shapes.keys() - taken),
         {name: words for name, words in cuts.items() if words != "one matrix"},
@@ -158,8 +158,8 @@ def survey(
 
 def _by_role(roles: Mapping[str, str], names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     chosen = set(names)
-    found = {role: tuple(sorted(name for name in chosen if roles[name] == role)) for role in (*ROLES, "unknown")}
-    return {role: held for role, held in found.items() if held}
+    by_role = {role: tuple(sorted(name for name in chosen if roles[name] == role)) for role in (*ROLES, "unknown")}
+    return {role: held for role, held in by_role.items() if held}
 
 
 def _check_known(
@@ -200,17 +200,17 @@ def _check_taken(
     architecture: Architecture,
     convolutions: bool,
 ) -> None:
-    known = f"There are {len(shapes)}: {_patterns(shapes)}." if shapes else "There is no matrix at all."
+    there = f"There are {len(shapes)}: {_patterns(shapes)}." if shapes else "There is no matrix at all."
     if isinstance(selection, tuple):
         for pattern in selection:
             if not any(fnmatchcase(name, pattern) for name in shapes):
-                raise MergeflowError(f"{owner}: the pattern '{pattern}' of `matrices` fits no matrix. {known}")
+                raise MergeflowError(f"{owner}: the pattern '{pattern}' of `matrices` fits no matrix. {there}")
     elif not taken and (shapes or convolutions):
         some = any(architecture.treats(name, shape, "all") for name, shape in shapes.items())
         wider = f"`matrices: all` takes {'attention and ' * (selection == 'mlp')}projections too. " if some else ""
         other = "" if some else " Weights of convolutions are not matrices here: ties or dare treat all tensors alike."
         raise MergeflowError(
-            f"{owner}: `matrices: {selection}` takes none of the matrices. {known} {wider}{_WAY_OUT}{other}"
+            f"{owner}: `matrices: {selection}` takes none of the matrices. {there} {wider}{_WAY_OUT}{other}"
         )
 
 

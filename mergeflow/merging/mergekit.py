@@ -307,7 +307,7 @@ def _paths(document: _Merge | _Mixture) -> list[str]:
         experts = [*document.experts, *(document.shared_experts or ())]
         return [document.base_model, *(expert.source_model for expert in experts)]
     modules = [document, *(document.modules or {}).values()]
-    return [str(document.base_model), *(one.model for module in modules for one in _inputs(module))]
+    return [str(document.base_model), *(model.model for module in modules for model in _inputs(module))]
 
 
 @dataclass

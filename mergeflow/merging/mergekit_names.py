@@ -65,27 +65,27 @@ METHODS = {
     "ram": Counterpart("ram", _RAM),
     "ramplus_tl": Counterpart("ram_plus", _RAM | {"r": "r", "alpha": "alpha"}, {"over": "tensor"}),
 }
-_HERE = {one.method for one in METHODS.values()}
-OTHER_NAMES = {name: one.label for name, one in METHODS.items() if name not in _HERE}
+_HERE = {entry.method for entry in METHODS.values()}
+OTHER_NAMES = {name: entry.label for name, entry in METHODS.items() if name not in _HERE}
 
 _CONFIGURATION = ("merge_method", "models", "base_model", "modules", "output_model")
 
 
-def argument_hint(method: str, argument: str, known: Iterable[str]) -> str:
+def argument_hint(method: str, argument: str, accepted: Iterable[str]) -> str:
     """Return what mergekit's argument is here, as the end of a message; empty where it is not one of mergekit's.
 
     Example:
         >>> argument_hint("ties", "density", ["keep", "scale"])
         "; mergekit's 'density' is `keep` here"
     """
-    nearest_first = sorted(METHODS.values(), key=lambda one: one.method != method)
-    texts = [text for one in nearest_first if (text := one.reads.get(argument))]
-    here = next((text for text in texts if re.findall(r"\w+", text)[0] in known), None)
+    nearest_first = sorted(METHODS.values(), key=lambda entry: entry.method != method)
+    texts = [text for entry in nearest_first if (text := entry.reads.get(argument))]
+    here = next((text for text in texts if re.findall(r"\w+", text)[0] in accepted), None)
     return f"; mergekit's '{argument}' is `{here}` here" if here else ""
 
 
 def is_configuration(values: Mapping[str, Any]) -> bool:
     """Whether a mapping is one of mergekit's configurations rather than a recipe."""
     slices = values.get("slices")
-    sources = isinstance(slices, list) and any(isinstance(one, Mapping) and "sources" in one for one in slices)
+    sources = isinstance(slices, list) and any(isinstance(part, Mapping) and "sources" in part for part in slices)
     return (sources or any(key in values for key in _CONFIGURATION)) and "method" not in values

@@ -44,15 +44,15 @@ class Args(Frozen):
 
     def with_varied(self, varied: Mapping[str, Any]) -> Self:
         """Return the arguments with some that vary."""
-        found = self.model_copy()
-        found._varied = dict(varied)
-        return found
+        copy = self.model_copy()
+        copy._varied = dict(varied)
+        return copy
 
     def with_values(self, values: Mapping[str, Any], each: Mapping[str, tuple[float, ...]]) -> Self:
         """Return the arguments for one tensor, with values of its own and others for each expert."""
-        found = self.model_copy(update=dict(values))
-        found._each = dict(each)
-        return found
+        copy = self.model_copy(update=dict(values))
+        copy._each = dict(each)
+        return copy
 
     def check_experts(self, count: int) -> None:
         """Check the arguments against the number of experts.
@@ -69,8 +69,8 @@ class Args(Frozen):
     @property
     def selection(self) -> Selection | None:
         """Which matrices the method treats apart; None where it treats none."""
-        found: Selection | None = getattr(self, "matrices", None)
-        return found
+        selection: Selection | None = getattr(self, "matrices", None)
+        return selection
 
     @property
     def uses(self) -> tuple[str, ...]:
@@ -215,10 +215,10 @@ def decomposition(matrix: Matrix, rank: int | None = None) -> int:
 
 def svd(matrix: Matrix, rank: int | None = None) -> int:
     """Return the bytes of `linalg.spectra.svd` of a matrix, with what it returns."""
-    side, found = matrix.short, matrix.short if rank is None else rank
-    kept = found if rank is not None and 4 * rank <= side else side  # the decomposition returns all vectors
-    vectors = max(decomposition(matrix, rank), 8 * side * (kept + found))
-    return max(vectors, 8 * (side + matrix.long) * found + matrix.strips())
+    side, count = matrix.short, matrix.short if rank is None else rank
+    vectors_kept = count if rank is not None and 4 * rank <= side else side  # the decomposition returns all vectors
+    vectors = max(decomposition(matrix, rank), 8 * side * (vectors_kept + count))
+    return max(vectors, 8 * (side + matrix.long) * count + matrix.strips())
 
 
 Parts = tuple["Tensor", "Tensor"]
@@ -307,13 +307,13 @@ class Method:
 
 def section_of(doc: str, title: str) -> str:
     """Return one section of a docstring, without its indent; what stands before the first is section ""."""
-    found, inside = [], not title
+    lines, inside = [], not title
     for line in doc.splitlines()[1:]:
         if line.endswith(":") and line[:1].isupper() and line[:-1].isalpha():
             inside = line == f"{title}:"
         elif inside:
-            found.append(line)
-    return textwrap.dedent("\n".join(found)).strip()
+            lines.append(line)
+    return textwrap.dedent("\n".join(lines)).strip()
 
 
 def all_but_matrices(args: Any, name: str, model: Model) -> bool:

@@ -51,7 +51,7 @@ def model_of(
         beside: As of `Model`.
     """
     infos, given = infos_of(base), weights or {}
-    found = [info.dtype for state in (base, *experts.values()) for info in infos_of(state).values()]
+    dtypes = [info.dtype for state in (base, *experts.values()) for info in infos_of(state).values()]
     return Model(
         experts=tuple(sorted(experts)),
         listed=tuple(experts),
@@ -61,7 +61,7 @@ def model_of(
             for name, info in sorted(infos.items())
             if info.dtype.is_floating_point and name not in kept
         },
-        dtype=FLOAT64 if FLOAT64 in found else FLOAT32,
+        dtype=FLOAT64 if FLOAT64 in dtypes else FLOAT32,
         data=data or {},
         tied=common_ties(base, experts),
         cache=cache,
@@ -139,9 +139,9 @@ class Stacks:
     def stack(self, unit: Unit, on_piece: OnPiece | None = None) -> Stack:
         """Read one unit of base and experts and form the task vectors; buffers are reused by each worker."""
         count, copied = unit.stop - unit.start, False
-        own = count > BLOCK and (len(unit.shape) > 1 or count > self.piece)
+        alone = count > BLOCK and (len(unit.shape) > 1 or count > self.piece)
         try:
-            base, taus = (self._tensor if own else self._block)(unit, on_piece)
+            base, taus = (self._tensor if alone else self._block)(unit, on_piece)
         except MergeflowError:
             if not self._share_infinities(unit):
                 raise
@@ -223,11 +223,11 @@ class Stacks:
 
     def factors(self, name: str) -> list[tuple[Tensor, Tensor] | None] | None:
         """Return A and B, scaled, of each adapter's change [out, in]; None where some expert has no factors."""
-        found: list[tuple[Tensor, Tensor] | None] = []
+        factors: list[tuple[Tensor, Tensor] | None] = []
         for expert in self.model.experts:
             state = self.experts[expert]
             if getattr(state, "is_task_vector", False) and name not in state:
-                found.append(None)
+                factors.append(None)
                 continue
             entry = state.entries[name] if isinstance(state, LazyStateDict) else None
             if not isinstance(entry, LoraEntry):
@@ -237,8 +237,8 @@ class Stacks:
             # Conv1D is stored as [in, out] and told so by its architecture; an embedding by its adapter alone.
             turned = entry.transposed != self.model.architecture.form(name, self.infos[name].shape, False).transposed
             pair = (pair[1].T, pair[0].T) if turned else pair
-            found.append((pair[0].to(self.device), pair[1].to(self.device)))
-        return found
+            factors.append((pair[0].to(self.device), pair[1].to(self.device)))
+        return factors
 
     def read_ahead(self, unit: Unit) -> None:
         """Announce that a unit of base and experts will be read soon."""
@@ -248,20 +248,20 @@ class Stacks:
 
     def depth(self, name: str) -> float:
         """Return where a tensor's block stands, from 0 (and before the blocks) to 1 (and behind them)."""
-        own = self.model.tied.get(name, name)
-        if own not in self._depths:
-            self._depths[own] = depth(own, self.model.shapes)
-        return self._depths[own]
+        stored = self.model.tied.get(name, name)
+        if stored not in self._depths:
+            self._depths[stored] = depth(stored, self.model.shapes)
+        return self._depths[stored]
 
     def model_at(self, name: str) -> Model:
         """Return what is known of the model, with the weights that experts have in one tensor."""
         varied, model = self.model.varied, self.model
         if not varied:
             return model
-        own = model.tied.get(name, name)
-        here = [at(varied[expert], own, self.depth(name)) if expert in varied else None for expert in model.experts]
+        stored = model.tied.get(name, name)
+        here = [at(varied[expert], stored, self.depth(name)) if expert in varied else None for expert in model.experts]
         pairs = zip(here, model.weights, strict=True)
-        return replace(model, weights=tuple(constant if one is None else one for one, constant in pairs))
+        return replace(model, weights=tuple(constant if weight is None else weight for weight, constant in pairs))
 
     def one_by_one(self, name: str, experts: Sequence[str] | None = None) -> tuple[Tensor, Iterator[Tensor]]:
         """Return a tensor [...] of the base, and its task vectors one expert after the other (or of some experts).
@@ -293,8 +293,8 @@ class Stacks:
         for name, state in self.experts.items():
             if unit.name not in state or name == self.same:
                 continue
-            own = read(state, unit.name, unit.start, unit.stop)
-            if codes and not torch.equal(own, piece):
+            values = read(state, unit.name, unit.start, unit.stop)
+            if codes and not torch.equal(values, piece):
                 raise MergeflowError(
                     f"tensor '{unit.name}' {list(self.infos[unit.name].shape)} holds integers that differ between the "
                     f"base and '{name}': codes of quantised weights cannot be merged, and keeping the base's would "
@@ -302,7 +302,7 @@ class Stacks:
                     "`ignore`."
                 )
             if self.on_piece is not None:
-                self.on_piece(name, unit.name, unit.start, raw_bytes(own), own.itemsize)
+                self.on_piece(name, unit.name, unit.start, raw_bytes(values), values.itemsize)
         return piece
 
     def _task_vector(self, name: str, unit: Unit, base: Tensor, out: Tensor, on_piece: OnPiece | None) -> None:

@@ -132,14 +132,14 @@ class Stack:
             MergeflowError: It holds NaN or infinity.
         """
         given = self.model.data[kind][expert]
-        found: Tensor | None = given.get(self.name)
-        if found is None:
+        datum: Tensor | None = given.get(self.name)
+        if datum is None:
             return None
-        if found.numel() == self.shape.numel():
-            found = found.reshape(-1)[self.start : self.start + self.base.numel()].reshape(self.base.shape)
-        if not all_finite(found):
+        if datum.numel() == self.shape.numel():
+            datum = datum.reshape(-1)[self.start : self.start + self.base.numel()].reshape(self.base.shape)
+        if not all_finite(datum):
             raise not_finite(f"{kind} of {expert}", self.name)
-        return found.to(self.base.device, self.base.dtype)
+        return datum.to(self.base.device, self.base.dtype)
 
     @property
     def shape(self) -> torch.Size:

@@ -102,7 +102,7 @@ class Tally:
 
 def merged(pairs: Iterable[tuple[Tally, Tally]]) -> list[Tally]:
     """Merge tallies pair by pair."""
-    return [one.merge(other) for one, other in pairs]
+    return [first.merge(other) for first, other in pairs]
 
 
 DIGIT = 16
@@ -178,8 +178,8 @@ class _Search:
 
     def _floats(self, bits: list[int], wanted: tuple[int, ...]) -> Tensor:
         some = torch.tensor([k > 0 for k in wanted])
-        kept = torch.tensor([value if k else 0 for value, k in zip(bits, wanted, strict=True)], dtype=self.integer)
-        return torch.where(some, flip_negative(kept).view(self.dtype.torch).double(), torch.inf)
+        masked = torch.tensor([value if k else 0 for value, k in zip(bits, wanted, strict=True)], dtype=self.integer)
+        return torch.where(some, flip_negative(masked).view(self.dtype.torch).double(), torch.inf)
 
 
 def _within(bits: Tensor, prefix: int, width: int) -> Tensor:
@@ -193,13 +193,13 @@ def _within(bits: Tensor, prefix: int, width: int) -> Tensor:
 
 def _add_histogram(counts: Tensor, bits: Tensor, shift: int, signed: bool) -> None:
     """Add a histogram of the bits above `shift`, signed ones from the middle on, to the counts."""
-    found = bits >> shift if shift else bits
+    digits = bits >> shift if shift else bits
     if signed:
-        found = found + _HALF
-    if found.numel() > _BINS // 8:
-        counts += torch.bincount(found, minlength=len(counts)).cpu()
-    elif found.numel():  # a histogram of its own would cost more than the few elements
-        counts.index_add_(0, found.cpu(), torch.ones((), dtype=counts.dtype).expand(found.numel()))
+        digits = digits + _HALF
+    if digits.numel() > _BINS // 8:
+        counts += torch.bincount(digits, minlength=len(counts)).cpu()
+    elif digits.numel():  # a histogram of its own would cost more than the few elements
+        counts.index_add_(0, digits.cpu(), torch.ones((), dtype=counts.dtype).expand(digits.numel()))
 
 
 def kth_smallest(values: Tensor, k: int, overwrite: bool = False) -> Tensor:
@@ -215,8 +215,8 @@ def kth_smallest(values: Tensor, k: int, overwrite: bool = False) -> Tensor:
     if values.device.type != "cpu":
         return values.kthvalue(k).values
     array = values.detach().numpy()
-    if len(array) > _FEW and (found := _near_sample(array, k)) is not None:
-        return torch.tensor(found, dtype=values.dtype)
+    if len(array) > _FEW and (near := _near_sample(array, k)) is not None:
+        return torch.tensor(near, dtype=values.dtype)
     array = array if overwrite else array.copy()
     array.partition(k - 1)
     return torch.from_numpy(array[k - 1 : k].copy())[0]
@@ -352,36 +352,36 @@ def kth_smallest_passes(ranks: Ranks, name: str, only: Elementwise) -> Callable[
     return passes
 
 
-def _observe_magnitudes(digit: int, before: str, found: _Histograms, stack: Stack, args: Any) -> _Histograms:
-    found.among = stack.model.known[before][stack.name] if digit else None
+def _observe_magnitudes(digit: int, before: str, histograms: _Histograms, stack: Stack, args: Any) -> _Histograms:
+    histograms.among = stack.model.known[before][stack.name] if digit else None
     integer = torch.int32 if stack.taus.dtype == torch.float32 else torch.int64
     shift = 8 * stack.taus.element_size() - DIGIT * (digit + 1)
     for expert, tau in enumerate(stack.taus.flatten(1)):
         bits = tau.abs().view(integer)
-        prefixes = found.among.bits[expert] if found.among else [0]
+        prefixes = histograms.among.bits[expert] if histograms.among else [0]
         for place, prefix in enumerate(prefixes):
-            digits = _within(bits, prefix, shift + DIGIT) >> shift & (_BINS - 1) if found.among else bits >> shift
-            found.counts[expert, place] = torch.bincount(digits, minlength=_BINS).cpu().numpy()
-    return found
+            digits = _within(bits, prefix, shift + DIGIT) >> shift & (_BINS - 1) if histograms.among else bits >> shift
+            histograms.counts[expert, place] = torch.bincount(digits, minlength=_BINS).cpu().numpy()
+    return histograms
 
 
-def _next_bits(last: bool, ranks: Ranks, found: _Histograms, model: Model, args: Any) -> Any:
+def _next_bits(last: bool, ranks: Ranks, histograms: _Histograms, model: Model, args: Any) -> Any:
     """Return the bits so far of each magnitude that is searched; the magnitudes, where these bits are the last."""
     experts = len(model.experts)
-    if (among := found.among) is None:
-        wanted = ranks(args, int(found.counts[0, 0].sum()), experts)
+    if (among := histograms.among) is None:
+        wanted = ranks(args, int(histograms.counts[0, 0].sum()), experts)
         among = _Ranked([[0] * len(row) for row in wanted], [[k - 1 for k in row] for row in wanted])
     bits, rest = [list(row) for row in among.bits], [list(row) for row in among.ranks]
     for expert in range(experts):
         for place, rank in enumerate(among.ranks[expert]):
-            below = found.counts[expert, place if found.among else 0].cumsum()
+            below = histograms.counts[expert, place if histograms.among else 0].cumsum()
             digit = int(np.searchsorted(below, rank, side="right"))
             bits[expert][place] = among.bits[expert][place] << DIGIT | digit
             rest[expert][place] = rank - (int(below[digit - 1]) if digit else 0)
     if not last:
         return _Ranked(bits, rest)
     kind = f"{model.dtype.itemsize}"
-    return [[float(np.array(one, f"u{kind}").view(f"f{kind}")) for one in row] for row in bits]
+    return [[float(np.array(pattern, f"u{kind}").view(f"f{kind}")) for pattern in row] for row in bits]
 
 
 def threshold_passes(
@@ -413,14 +413,14 @@ def trim_to(values: Tensor, thresholds: Tensor, out: Tensor | None = None) -> Te
     Returns:
         [T, …] of the values' type.
     """
-    kept = torch.empty_like(values) if out is None else out
-    for row, target, threshold in zip(values, kept, thresholds.to(values.dtype).cpu(), strict=True):
+    trimmed = torch.empty_like(values) if out is None else out
+    for row, target, threshold in zip(values, trimmed, thresholds.to(values.dtype).cpu(), strict=True):
         if threshold > 0:
             # hardshrink keeps what is above its bound in one fused pass: the bound is the number below the threshold.
             torch.hardshrink(row, float(torch.nextafter(threshold, torch.zeros_like(threshold))), out=target)
         else:
             target.copy_(row)
-    return kept
+    return trimmed
 
 
 def majority_of(total: int) -> float:
@@ -437,9 +437,9 @@ class _Windows:
     floor: Tensor
 
 
-def _sampled(found: dict[Any, Tensor], stack: Stack, args: Any) -> dict[Any, Tensor]:
-    found[stack.name, stack.start] = stack.taus.flatten(1).abs().cpu()
-    return found
+def _sampled(samples: dict[Any, Tensor], stack: Stack, args: Any) -> dict[Any, Tensor]:
+    samples[stack.name, stack.start] = stack.taus.flatten(1).abs().cpu()
+    return samples
 
 
 def _sample_bytes(model: Model, elements: int, _workers: int) -> int:
@@ -447,8 +447,8 @@ def _sample_bytes(model: Model, elements: int, _workers: int) -> int:
     return (2 * len(model.experts) + 2) * elements * model.dtype.itemsize
 
 
-def _windows(found: dict[Any, Tensor], model: Model, args: Any, rank: Rank) -> _Windows:
-    runs = [found[key].numpy() for key in sorted(found)]
+def _windows(samples: dict[Any, Tensor], model: Model, args: Any, rank: Rank) -> _Windows:
+    runs = [samples[key].numpy() for key in sorted(samples)]
     starts = np.cumsum([0, *(run.shape[1] for run in runs)])[:-1]
     k = rank(args, model.numel)
     edges = [_window(row, starts, k, model.numel) for row in np.concatenate(runs, axis=1)] if runs else []
@@ -506,8 +506,8 @@ def _start(model: Model, args: Any) -> _Found:
 
 def _merge(a: _Found, b: _Found) -> _Found:
     return _Found(
-        [one + other for one, other in zip(a.above, b.above, strict=True)],
-        [one + other for one, other in zip(a.equal, b.equal, strict=True)],
+        [first + other for first, other in zip(a.above, b.above, strict=True)],
+        [first + other for first, other in zip(a.equal, b.equal, strict=True)],
         merged(zip(a.inside, b.inside, strict=True)),
         merged(zip(a.alone, b.alone, strict=True)),
         a.signs + b.signs,
@@ -516,24 +516,24 @@ def _merge(a: _Found, b: _Found) -> _Found:
     )
 
 
-def _observe(found: _Found, stack: Stack, args: Any, name: str) -> _Found:
+def _observe(counts_so_far: _Found, stack: Stack, args: Any, name: str) -> _Found:
     windows: _Windows = stack.model.known[f"{name}.sample"]
     taus = stack.taus.reshape(len(stack.taus), stack.base.numel()).cpu()
-    room = found.like(taus)
-    unsure = _count(found, taus.numpy(), windows, room.numpy())
-    if found.kept > _KEPT:
-        return found
+    room = counts_so_far.like(taus)
+    unsure = _count(counts_so_far, taus.numpy(), windows, room.numpy())
+    if counts_so_far.kept > _KEPT:
+        return counts_so_far
     weights = stack.weight_column.reshape(-1, 1).cpu() if stack.model.has_weights else None
     sums = _weighted(trim_to(taus, windows.floor, room), weights).sum(0)
-    found.signs += _sum_of_signs(sums)
+    counts_so_far.signs += _sum_of_signs(sums)
     where = torch.from_numpy(np.flatnonzero(unsure))
     if len(where):
-        found.signs -= _sum_of_signs(sums[where])
-        _elect(found, taus.index_select(1, where), weights, windows)
-    return found
+        counts_so_far.signs -= _sum_of_signs(sums[where])
+        _elect(counts_so_far, taus.index_select(1, where), weights, windows)
+    return counts_so_far
 
 
-def _count(found: _Found, taus: NDArray[Any], windows: _Windows, room: NDArray[Any]) -> NDArray[Any]:
+def _count(tallies: _Found, taus: NDArray[Any], windows: _Windows, room: NDArray[Any]) -> NDArray[Any]:
     """Count magnitudes above the windows and tally those inside; returns where an expert's is inside and not zero."""
     unsure = np.zeros(taus.shape[1], dtype=bool)
     for index, row in enumerate(taus):
@@ -541,16 +541,16 @@ def _count(found: _Found, taus: NDArray[Any], windows: _Windows, room: NDArray[A
         magnitudes = np.abs(row, out=room[index])
         over, above = magnitudes >= low, magnitudes > high
         counts = int(np.count_nonzero(over)), int(np.count_nonzero(above))
-        found.above[index] += counts[1]
-        found.equal[index] += counts[0] - counts[1]
+        tallies.above[index] += counts[1]
+        tallies.equal[index] += counts[0] - counts[1]
         if low < high and counts[0] > counts[1]:
             inside = np.logical_xor(over, above, out=over)
-            found.inside[index].add(magnitudes[inside])
+            tallies.inside[index].add(magnitudes[inside])
             unsure |= inside if low > 0 else inside & (magnitudes > 0)
     return unsure
 
 
-def _elect(found: _Found, taus: Tensor, weights: Tensor | None, windows: _Windows) -> None:
+def _elect(tallies: _Found, taus: Tensor, weights: Tensor | None, windows: _Windows) -> None:
     """Sum the signs of places where an entry of a window cannot change them, and keep the others."""
     sure = trim_to(taus, windows.floor)
     maybe = trim_to(taus, windows.low).sub_(sure)
@@ -559,17 +559,17 @@ def _elect(found: _Found, taus: Tensor, weights: Tensor | None, windows: _Window
     # The error of a sum of T numbers in any order is less than T · eps · Σ |x|.
     doubt = 4 * len(taus) * torch.finfo(taus.dtype).eps * (size + change)
     settled = (total.abs() > change + doubt) | (change == 0)
-    found.signs += _sum_of_signs(total[settled])
+    tallies.signs += _sum_of_signs(total[settled])
     # Where nothing else counts, the sign is that of the one entry, if it is kept.
     single = ~settled & (size == 0) & ((maybe != 0).sum(0) == 1)
     entries = maybe[:, single]
     signed = torch.copysign(entries, _weighted(entries, weights))
     there = entries != 0  # row by row, so that the entries of an expert stand together
-    for tally, some in zip(found.alone, signed[there].split(there.sum(1).tolist()), strict=True):
+    for tally, some in zip(tallies.alone, signed[there].split(there.sum(1).tolist()), strict=True):
         tally.add(some.numpy())
     rest = (sure + maybe)[:, ~settled & ~single]
-    found.places.append((rest, weights))
-    found.kept += rest.nbytes
+    tallies.places.append((rest, weights))
+    tallies.kept += rest.nbytes
 
 
 def _sum_of_signs(values: Tensor) -> int:
@@ -581,25 +581,25 @@ def _weighted(values: Tensor, weights: Tensor | None) -> Tensor:
     return values if weights is None else values * weights
 
 
-def _finish(found: _Found, model: Model, args: Any, rank: Rank, name: str) -> None:
+def _finish(tallies: _Found, model: Model, args: Any, rank: Rank, name: str) -> None:
     """Return the thresholds and the majority, where the counts prove them."""
     windows: _Windows = model.known[f"{name}.sample"]
     k, cuts = rank(args, model.numel), []
     for index in _each(model):
-        left, tally = k - found.above[index], found.inside[index]
-        if k and (not 0 < left <= found.equal[index] or tally.full):
+        left, tally = k - tallies.above[index], tallies.inside[index]
+        if k and (not 0 < left <= tallies.equal[index] or tally.full):
             return
         exact = k and bool(windows.low[index] < windows.high[index])
         cuts.append(tally.kth_largest(left) if exact else float(windows.low[index]))
     thresholds = torch.tensor(cuts, dtype=torch.float64)
     model.known[name] = thresholds
-    if found.kept > _KEPT or any(tally.full for tally in found.alone):
+    if tallies.kept > _KEPT or any(tally.full for tally in tallies.alone):
         return
-    total = found.signs
-    for cut, tally in zip(cuts, found.alone, strict=True):
+    total = tallies.signs
+    for cut, tally in zip(cuts, tallies.alone, strict=True):
         values, counts = tally.items()
         total += int((np.sign(values) * counts)[np.abs(values) >= cut].sum())
-    for places, weights in found.places:
+    for places, weights in tallies.places:
         total += _sum_of_signs(_weighted(trim_to(places, thresholds), weights).sum(0))
     model.known["majority"] = majority_of(total)
 

@@ -52,9 +52,9 @@ def check(model: type[BaseModel], constant: Mapping[str, Any], varied: Mapping[s
             try:
                 model(**{**constant, key: leaf})
             except ValidationError as error:
-                own = [fault for fault in error.errors() if fault["loc"] in ((key,), ())]
+                wrong = [fault for fault in error.errors() if fault["loc"] in ((key,), ())]
                 faults += [
-                    line if fault["loc"] else f"{key}: {line}" for fault in own for line in lines_of(fault, model)
+                    line if fault["loc"] else f"{key}: {line}" for fault in wrong for line in lines_of(fault, model)
                 ]
     return list(dict.fromkeys(faults))
 
@@ -72,13 +72,13 @@ def leaves(value: Any, by_expert: bool = False) -> Iterator[Any]:
             raise MergeflowError(
                 f"expected a number, a list over depth, or filter and value, found {dict(value)!r:.60}"
             )
-        for own in value.values():
-            yield from leaves(own)
+        for inner in value.values():
+            yield from leaves(inner)
     elif isinstance(value, list | tuple):
         if not value:
             raise MergeflowError("an empty list has no value")
-        for one in value:
-            yield from leaves(one)
+        for inner in value:
+            yield from leaves(inner)
     else:
         yield value
 
@@ -91,10 +91,10 @@ def over_depth(value: Any) -> bool:
         (True, True, False)
     """
     if isinstance(value, Mapping):
-        return any(over_depth(one) for key, one in value.items() if key != "filter")
+        return any(over_depth(inner) for key, inner in value.items() if key != "filter")
     if not isinstance(value, list | tuple):
         return False
-    filters = [one for one in value if isinstance(one, Mapping)]
+    filters = [part for part in value if isinstance(part, Mapping)]
     return any(map(over_depth, filters)) if filters else len(value) > 1
 
 
@@ -126,14 +126,14 @@ def at(value: Any, name: str, depth: float) -> float | None:
     if isinstance(value, Mapping):
         value = [value]
     if not isinstance(value, list | tuple):
-        found: float = value
-        return found
-    if not any(isinstance(one, Mapping) for one in value):
+        constant: float = value
+        return constant
+    if not any(isinstance(part, Mapping) for part in value):
         return gradient(value, depth)
-    for one in value:
-        pattern = one.get("filter") if isinstance(one, Mapping) else None
+    for part in value:
+        pattern = part.get("filter") if isinstance(part, Mapping) else None
         if pattern in (None, "*") or str(pattern) in name:
-            return at(one["value"] if isinstance(one, Mapping) else one, name, depth)
+            return at(part["value"] if isinstance(part, Mapping) else part, name, depth)
     return None
 
 
@@ -158,16 +158,16 @@ def resolved(args: Args, name: str, depth: float, experts: Sequence[str]) -> Arg
         experts: Names of the experts, in the order in which `each` of the result has arguments by expert.
     """
     fields = type(args).model_fields
-    found: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
     each: dict[str, tuple[float, ...]] = {}
     for key, value in args.varied.items():
         default = fields[key].default
         fallback = None if default is PydanticUndefined else default
         if isinstance(value, Mapping) and "value" not in value:
-            own = [at(value[expert], name, depth) if expert in value else None for expert in experts]
-            each[key] = tuple(float(fallback or 0.0) if one is None else one for one in own)
+            of_experts = [at(value[expert], name, depth) if expert in value else None for expert in experts]
+            each[key] = tuple(float(fallback or 0.0) if weight is None else weight for weight in of_experts)
             continue
         here = at(value, name, depth)
         kind = int if fields[key].annotation in (int, int | None) else float
-        found[key] = fallback if here is None else kind(round(here) if kind is int else here)
-    return args.with_values(found, each)
+        constants[key] = fallback if here is None else kind(round(here) if kind is int else here)
+    return args.with_values(constants, each)

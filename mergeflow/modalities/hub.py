@@ -50,8 +50,8 @@ def load_splits(
             "with parquet:FOLDER."
         ) from error
     if "train" not in parts:
-        found = ", ".join([*parts, *ignored]) or "none"
-        raise MergeflowError(f"hf:{hub_id}: splits found: {found}; expected at least train.")
+        names = ", ".join([*parts, *ignored]) or "none"
+        raise MergeflowError(f"hf:{hub_id}: splits found: {names}; expected at least train.")
     return parts, ignored
 
 

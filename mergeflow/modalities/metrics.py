@@ -93,8 +93,8 @@ class SmoothMetric:
 
 def _classes(outcomes: np.ndarray) -> np.ndarray:
     """Return [right = c, answered = c, both = c] for each class c: [N, 3 C]."""
-    known = np.arange(outcomes.max() + 1)
-    right, answered = (outcomes[:, column, None] == known for column in (0, 1))
+    labels = np.arange(outcomes.max() + 1)
+    right, answered = (outcomes[:, column, None] == labels for column in (0, 1))
     return np.concatenate([right, answered, right & answered], axis=1).astype(np.float64)
 
 

@@ -20,9 +20,9 @@ def find_preparation(modality: str) -> Preparation:
         >>> sorted(find_preparation("vision").sources)
         ['folder', 'hf', 'parquet', 'suite', 'torchvision']
     """
-    own = PREPARATIONS.get(modality)
+    preparation = PREPARATIONS.get(modality)
     added = {name: source.open for name, source in SOURCES.all().items() if source.modality == modality}
-    if taken := sorted(own.sources.keys() & added.keys()):
+    if taken := sorted(preparation.sources.keys() & added.keys()):
         names = ", ".join(f"'{name}'" for name in taken)
         raise MergeflowError(f"the modality '{modality}' has kinds of data source named {names} itself: rename yours.")
-    return replace(own, sources={**own.sources, **added})
+    return replace(preparation, sources={**preparation.sources, **added})

@@ -28,8 +28,8 @@ def read_model(folder: Path, device: torch.device) -> Loaded:
     """
     config = json.loads((folder / "model.json").read_text())
     if "model" not in config:  # every model was one of images
-        known = {"modality": "vision", "architecture": config["architecture"], "pretrained": "unknown"}
-        config |= {"model": known, "decoding": {"image_size": config["image_size"]}}
+        metadata = {"modality": "vision", "architecture": config["architecture"], "pretrained": "unknown"}
+        config |= {"model": metadata, "decoding": {"image_size": config["image_size"]}}
     name = config["model"]["modality"]
     modality = MODALITIES.get(name)
     section: Any = validated(SECTIONS.get(name).model, config["model"], f"{folder / 'model.json'}, model")
@@ -81,8 +81,8 @@ def classify(
     for start in range(0, len(tasks), rows):
         features = _features(loaded, batch(examples[start : start + rows]))
         for row, task in enumerate(tasks[start : start + rows]):
-            head, own = loaded.heads[task], features[row : row + 1]
-            outputs = (own if head is None else head(own))[0].double()
+            head, feature = loaded.heads[task], features[row : row + 1]
+            outputs = (feature if head is None else head(feature))[0].double()
             names = list(loaded.class_names[task])
             if not names:
                 labels.append(f"{outputs.item():.9g}")  # nine digits tell any two numbers of float32 apart

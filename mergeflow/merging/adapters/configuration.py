@@ -32,7 +32,7 @@ def adapter_config(
     }
     (rank, alpha), _ = Counter(sizes.values()).most_common(1)[0] if sizes else ((1, 1), 0)
     ends = _ends(held.modules, names)
-    ranks = {one: own for one, (own, _) in sizes.items() if (own, sizes[one][1]) != (rank, alpha)}
+    ranks = {name: size for name, (size, _) in sizes.items() if (size, sizes[name][1]) != (rank, alpha)}
     return {
         "peft_type": "LORA",
         "task_type": _task(model),
@@ -47,11 +47,11 @@ def adapter_config(
         "bias": "lora_only" if biases else "none",
         "fan_in_fan_out": in_out,
         "init_lora_weights": True,
-        "target_modules": sorted({ends.get(one, one) for one in held.modules}),
+        "target_modules": sorted({ends.get(name, name) for name in held.modules}),
         "target_parameters": sorted(held.parameters) or None,
         "modules_to_save": sorted(whole) or None,
-        "rank_pattern": _patterns({one: sizes[one][0] for one in ranks}, sizes, ends, 0),
-        "alpha_pattern": _patterns({one: sizes[one][1] for one in ranks}, sizes, ends, 1),
+        "rank_pattern": _patterns({name: sizes[name][0] for name in ranks}, sizes, ends, 0),
+        "alpha_pattern": _patterns({name: sizes[name][1] for name in ranks}, sizes, ends, 1),
     }
 
 
@@ -80,21 +80,21 @@ def _ends(modules: Iterable[str], names: Collection[str]) -> dict[str, str]:
     holders = {name.rpartition(".")[0] for name in names}
     inner = {part for holder in holders for part in holder.split(".")[:-1]}
     strange = {holder.rpartition(".")[2] for holder in holders - adapted}
-    found = {}
+    ends = {}
     for one in adapted:
         end = one.rpartition(".")[2]
         if end not in inner | strange and not end.isdigit():
-            found[one] = end
-    return found
+            ends[one] = end
+    return ends
 
 
 def _patterns(
-    own: Mapping[str, Any], sizes: Mapping[str, tuple[int, float]], ends: Mapping[str, str], part: int
+    values: Mapping[str, Any], sizes: Mapping[str, tuple[int, float]], ends: Mapping[str, str], part: int
 ) -> dict[str, Any]:
     """Return a pattern for each module of its own size; one for all that share an end and the size."""
-    found: dict[str, Any] = {}
-    for one, value in sorted(own.items()):
-        end = ends.get(one)
+    patterns: dict[str, Any] = {}
+    for name, value in sorted(values.items()):
+        end = ends.get(name)
         alike = {sizes[other][part] for other in ends if ends[other] == end} if end else set()
-        found[end if end and len(alike) == 1 else re.escape(one)] = value
-    return found
+        patterns[end if end and len(alike) == 1 else re.escape(name)] = value
+    return patterns

@@ -70,8 +70,8 @@ def summed(terms: Sequence[tuple[float, Factors]]) -> Factors:
     """
     if len(terms) == 1 and terms[0][0] == 1:
         return terms[0][1]
-    ups = [one.up.double() * (coefficient * one.factor) for coefficient, one in terms]
-    return Factors(torch.cat([one.down.double() for _, one in terms]), torch.cat(ups, 1))
+    ups = [factors.up.double() * (coefficient * factors.factor) for coefficient, factors in terms]
+    return Factors(torch.cat([factors.down.double() for _, factors in terms]), torch.cat(ups, 1))
 
 
 def compressed(factors: Factors, rank: int, error: float = 0.0) -> Factors:
@@ -87,9 +87,9 @@ def compressed(factors: Factors, rank: int, error: float = 0.0) -> Factors:
     left, up = torch.linalg.qr(factors.up.double())
     right, down = torch.linalg.qr(factors.down.double().T)
     small = torch.linalg.svd(up @ down.T * factors.factor)
-    kept = _fitting(small.S, float(small.S.square().sum()), rank, error)
-    root = small.S[:kept].sqrt()
-    return Factors((right @ (small.Vh[:kept].T * root)).T.contiguous(), left @ (small.U[:, :kept] * root))
+    rank_kept = _fitting(small.S, float(small.S.square().sum()), rank, error)
+    root = small.S[:rank_kept].sqrt()
+    return Factors((right @ (small.Vh[:rank_kept].T * root)).T.contiguous(), left @ (small.U[:, :rank_kept] * root))
 
 
 def approximated(matrix: Tensor, rank: int, error: float = 0.0) -> Factors:
@@ -101,9 +101,9 @@ def approximated(matrix: Tensor, rank: int, error: float = 0.0) -> Factors:
         error: As of `compressed`.
     """
     left, sigma, right = svd(matrix, min(rank, *matrix.shape))
-    kept = _fitting(sigma, float(matrix.double().square().sum()), rank, error)
-    root = sigma[:kept].sqrt()
-    return Factors((right[:, :kept] * root).T.contiguous(), left[:, :kept] * root)
+    rank_kept = _fitting(sigma, float(matrix.double().square().sum()), rank, error)
+    root = sigma[:rank_kept].sqrt()
+    return Factors((right[:, :rank_kept] * root).T.contiguous(), left[:, :rank_kept] * root)
 
 
 def _fitting(sigma: Tensor, total: float, rank: int, error: float) -> int:
@@ -142,30 +142,30 @@ class Loss:
 
 def total_error(losses: Iterable[Loss]) -> float:
     """Return the error over several tensors, √(Σ lost²) / √(Σ norm²); 0 for none."""
-    found = list(losses)
-    norm = sqrt(sum(one.norm**2 for one in found))
-    return sqrt(sum(one.lost**2 for one in found)) / norm if norm else 0.0
+    every = list(losses)
+    norm = sqrt(sum(loss.norm**2 for loss in every))
+    return sqrt(sum(loss.lost**2 for loss in every)) / norm if norm else 0.0
 
 
 def lines(losses: Iterable[Loss]) -> list[str]:
     """Return the error as lines for people: of all, then of each layer with the tensor that loses most."""
     layers: dict[str, list[Loss]] = {}
-    for one in losses:
-        numbered = _LAYER.match(one.name)
-        layers.setdefault(numbered.group(1) if numbered else one.name, []).append(one)
-    every = [one for found in layers.values() for one in found]
+    for loss in losses:
+        numbered = _LAYER.match(loss.name)
+        layers.setdefault(numbered.group(1) if numbered else loss.name, []).append(loss)
+    every = [loss for of_layer in layers.values() for loss in of_layer]
     if not every:
         return []
     width = max(map(len, layers))
     text = [
         f"error {total_error(every):.2e} of the change of {len(every)} matrices (relative Frobenius norm), by layer:"
     ]
-    for layer, found in sorted(layers.items(), key=lambda pair: _natural(pair[0])):
-        worst = max(found, key=lambda one: one.error)
-        where = f"   most {worst.error:.2e} in {worst.name.removeprefix(layer + '.')}" if len(found) > 1 else ""
-        ranks = sorted({one.rank for one in found})
+    for layer, of_layer in sorted(layers.items(), key=lambda pair: _natural(pair[0])):
+        worst = max(of_layer, key=lambda loss: loss.error)
+        where = f"   most {worst.error:.2e} in {worst.name.removeprefix(layer + '.')}" if len(of_layer) > 1 else ""
+        ranks = sorted({loss.rank for loss in of_layer})
         shown = f"rank {ranks[0]}" + (f" to {ranks[-1]}" if len(ranks) > 1 else "")
-        text.append(f"  {layer:{width}}  {total_error(found):.2e}  {shown}{where}")
+        text.append(f"  {layer:{width}}  {total_error(of_layer):.2e}  {shown}{where}")
     return text
 
 

@@ -142,7 +142,7 @@ class AdapterJob:
 
     def _reduce(self) -> dict[str, Slot]:
         """Find the factors of all that takes them; return where they go, by name in memory."""
-        states, model, found = self.inputs.experts.values(), self.inputs.model, self.found
+        states, model, reduction = self.inputs.experts.values(), self.inputs.model, self.found
         linear = self.plan.call.method.linear(self.plan.call.arguments)
         algebra: list[str] = []
         others: list[str] = []
@@ -150,7 +150,7 @@ class AdapterJob:
         for name, shape in self._concerned().items():
             summed = linear and only_factors(self.inputs.base, states, self.stored[name])
             # PEFT merges two adapters of one tied weight into it twice, so a tied embedding is stored whole.
-            tables = "whole" if name in self.copies.values() else found.options.embeddings
+            tables = "whole" if name in self.copies.values() else reduction.options.embeddings
             roles = () if summed else whole_roles(tables)
             slot = slot_of(name, shape, model.architecture, self.stored, roles)
             if slot is not None and name not in self.moved:
@@ -158,8 +158,8 @@ class AdapterJob:
                 (algebra if summed else others).append(name)
         check_known_experts(self._concerned(), slots, model.architecture)
         self.engine.first_passes()
-        found.sum_adapters({name: self.stored[name] for name in algebra})
-        found.approximate({name: self.stored[name] for name in others}, slots)
+        reduction.sum_adapters({name: self.stored[name] for name in algebra})
+        reduction.approximate({name: self.stored[name] for name in others}, slots)
         return slots
 
     def _changed(self, slots: Mapping[str, Slot]) -> list[str]:
@@ -219,16 +219,16 @@ class AdapterJob:
     def _input_fingerprints(self) -> dict[str, str]:
         """Return the fingerprints of adapters' files, and of models that passed whole."""
         self.digests.settle()
-        found = {}
+        fingerprints = {}
         for owner, state in {"base": self.inputs.base, **self.inputs.experts}.items():
             file = Path(state.path) / ADAPTER_WEIGHTS
             seen = self.digests.tensors.get(owner, {})
             if state.is_task_vector and file.is_file():
                 with open_checkpoint(file) as stored:
-                    found[owner] = fingerprint(stored, self.digests.scheme)
+                    fingerprints[owner] = fingerprint(stored, self.digests.scheme)
             elif state.infos.keys() <= seen.keys():
-                found[owner] = self.digests.fingerprint(owner, state.infos)
-        return found | self.known
+                fingerprints[owner] = self.digests.fingerprint(owner, state.infos)
+        return fingerprints | self.known
 
     def _notes(
         self, modules: Mapping[str, tuple[str, ...]], biases: Iterable[str], keys: Mapping[str, str]
@@ -251,7 +251,7 @@ class AdapterJob:
             "recipe": json.loads(published(self.recipe).record()),
             "fingerprint": made,
             "inputs": dict(inputs),
-            "errors": {name: one.error for name, one in sorted(self.found.losses.items())},
+            "errors": {name: loss.error for name, loss in sorted(self.found.losses.items())},
             "files": sorted({RECORD, "README.md", *(path.name for path in partial.iterdir())}),
         }
         write_text(partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))

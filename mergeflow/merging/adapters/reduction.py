@@ -59,10 +59,10 @@ class Reduction:
         """
         shapes = self.engine.stacks.model.shapes
         held = {name: stored for name, stored in names.items() if len(shapes.get(stored, ())) > 1}
-        known = sorted(part for pair in held.items() for part in self._parts(*pair))
-        faults = [pattern for pattern, _ in self.options.ranks if not any(fnmatchcase(one, pattern) for one in known)]
+        parts = sorted(part for pair in held.items() for part in self._parts(*pair))
+        faults = [pattern for pattern, _ in self.options.ranks if not any(fnmatchcase(part, pattern) for part in parts)]
         if faults:
-            listed, some = "', '".join(faults), "', '".join(known[:: max(1, len(known) // 4)][:4])
+            listed, some = "', '".join(faults), "', '".join(parts[:: max(1, len(parts) // 4)][:4])
             raise MergeflowError(
                 f"`ranks` (--rank-of): no matrix of the base fits '{listed}'. Matrices are such as '{some}'."
             )
@@ -81,7 +81,9 @@ class Reduction:
         states = self.engine.stacks.experts
         coefficients = zip(self.engine.model.experts, self.engine.coefficients(stored), strict=True)
         scale = self.scale
-        terms = [(scale * c, stored_factors(states[one], stored)) for one, c in coefficients if stored in states[one]]
+        terms = [
+            (scale * c, stored_factors(states[name], stored)) for name, c in coefficients if stored in states[name]
+        ]
         for at, part in enumerate(self._parts(name, stored)):
             self._sum_part(part, [(c, factors[at]) for c, factors in terms if c])
 
@@ -95,7 +97,7 @@ class Reduction:
             return
         exact, rank = summed(terms), self.options.rank_of(name)
         norm = exact.norm()
-        if norm <= _NOTHING * sum(abs(c) * one.norm() for c, one in terms):
+        if norm <= _NOTHING * sum(abs(c) * term.norm() for c, term in terms):
             return
         if exact.rank > rank or self.options.error:
             self._keep(name, compressed(exact, min(rank, exact.rank), self.options.error), norm, exact)
@@ -116,14 +118,14 @@ class Reduction:
                 norm = float(matrix.double().norm())
                 if norm:
                     rank = min(self.options.rank_of(part), *matrix.shape)
-                    found = approximated(matrix, rank, self.options.error)
-                    self._keep(part, found if self.options.error else found.padded(rank), norm, matrix)
+                    factors = approximated(matrix, rank, self.options.error)
+                    self._keep(part, factors if self.options.error else factors.padded(rank), norm, matrix)
 
         WholeChanges(self.engine, self.scale).run(reduce, loaded)
 
-    def _keep(self, name: str, found: Factors, norm: float, exact: Factors | Tensor, own: bool = False) -> None:
+    def _keep(self, name: str, factors: Factors, norm: float, exact: Factors | Tensor, own: bool = False) -> None:
         """Store factors in their type, with what they lose of the exact change."""
-        stored = found if own and self.dtype is None else found.to(self.dtype or torch.float32)
+        stored = factors if own and self.dtype is None else factors.to(self.dtype or torch.float32)
         if not (all_finite(stored.up.reshape(-1)) and all_finite(stored.down.reshape(-1))):
             raise MergeflowError(f"the factors of '{name}' overflow {self.dtype}: choose a wider dtype.")
         if isinstance(exact, Tensor):

@@ -41,8 +41,8 @@ def place_of(name: str) -> Place | None:
         >>> place_of("mlp.experts.gate_up_proj[3].up")
         Place(stack='mlp.experts.gate_up_proj', expert=3, half='up')
     """
-    found = _PIECE.match(name)
-    return Place(found["stack"], int(found["expert"]), found["half"] or "") if found else None
+    match = _PIECE.match(name)
+    return Place(match["stack"], int(match["expert"]), match["half"] or "") if match else None
 
 
 def stacks_of(factors: Mapping[str, Factors], counts: Mapping[str, int]) -> dict[str, Factors]:
@@ -58,12 +58,14 @@ def stacks_of(factors: Mapping[str, Factors], counts: Mapping[str, int]) -> dict
     Returns:
         By stack, A and B with the factor that all experts share.
     """
-    found: dict[str, dict[int, dict[str, Factors]]] = {}
-    for name, one in factors.items():
+    by_stack: dict[str, dict[int, dict[str, Factors]]] = {}
+    for name, part in factors.items():
         place = place_of(name)
         if place is not None:
-            found.setdefault(place.stack, {}).setdefault(place.expert, {})[place.half] = one
-    return {stack: _stacked({e: _joined(of) for e, of in held.items()}, counts[stack]) for stack, held in found.items()}
+            by_stack.setdefault(place.stack, {}).setdefault(place.expert, {})[place.half] = part
+    return {
+        stack: _stacked({e: _joined(of) for e, of in held.items()}, counts[stack]) for stack, held in by_stack.items()
+    }
 
 
 def _joined(halves: Mapping[str, Factors]) -> Factors:
@@ -87,11 +89,11 @@ def _stacked(experts: Mapping[int, Factors], count: int) -> Factors:
 
 def of_one_rank(several: list[Factors]) -> tuple[list[Tensor], list[Tensor], float]:
     """Return A's and B's of the largest rank, with one factor for all; B takes up factors that differ."""
-    shared = len({one.factor for one in several}) == 1
-    rank = max(one.rank for one in several)
-    padded = [one.padded(rank) for one in several]
-    ups = [one.up if shared else one.up * one.factor for one in padded]
-    return [one.down for one in padded], ups, several[0].factor if shared else 1.0
+    shared = len({part.factor for part in several}) == 1
+    rank = max(part.rank for part in several)
+    padded = [part.padded(rank) for part in several]
+    ups = [part.up if shared else part.up * part.factor for part in padded]
+    return [part.down for part in padded], ups, several[0].factor if shared else 1.0
 
 
 def stack_keys(stack: str, stacks: Iterable[str]) -> tuple[str, str]:
@@ -104,8 +106,8 @@ def stack_keys(stack: str, stacks: Iterable[str]) -> tuple[str, str]:
         >>> stack_keys("mlp.experts.gate_up_proj", both)[0]
         'base_model.model.mlp.experts.base_layer.lora_A.weight'
     """
-    module, _, own = stack.rpartition(".")
-    outside = EXPERT_STACKS[EXPERT_STACKS.index(own) + 1 :]
+    module, _, parameter = stack.rpartition(".")
+    outside = EXPERT_STACKS[EXPERT_STACKS.index(parameter) + 1 :]
     depth = sum(f"{module}.{other}" in set(stacks) for other in outside)
     stem = PREFIX + module + ".base_layer" * depth
     return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
@@ -166,18 +168,18 @@ def check_known_experts(
     Raises:
         MergeflowError: Some are neither.
     """
-    found = [
+    unfit = [
         name
         for name, shape in shapes.items()
         if architecture.role(name, shape) == "expert" and (name not in slots or _LISTED_EXPERT.search(name))
     ]
-    if found:
-        biases = all(name.endswith("bias") for name in found)
+    if unfit:
+        biases = all(name.endswith("bias") for name in unfit)
         pattern = "*experts*bias" if biases else "*experts*"
         why = "biases of stacked experts" if biases else "experts of a mixture"
         only = "" if biases else ", or whose stack only transformers ≥ 5 can say (install it)"
         raise MergeflowError(
-            f"{len(found)} tensors such as '{found[0]}' are {why} that no adapter can hold{only}. Leave them as the "
+            f"{len(unfit)} tensors such as '{unfit[0]}' are {why} that no adapter can hold{only}. Leave them as the "
             f"base has them, ignore: ['{pattern}'], or write the whole model."
         )
 
@@ -241,10 +243,10 @@ def whole_modules(
     """
     wanted = {module_of(name) for name in changed}
     faults = sorted(name for name in changed if not module_of(name))
-    wanted |= {one for one in {module_of(name) for name in names} if any(one.endswith(end) for end in wanted - {""})}
-    outer = [one for one in sorted(wanted - {""}) if not any(one.startswith(f"{other}.") for other in wanted - {""})]
-    found = {one: tuple(name for name in names if name.startswith(f"{one}.")) for one in outer}
-    clashing = {one for one, held in found.items() if slots.keys() & set(held)}
+    wanted |= {name for name in {module_of(name) for name in names} if any(name.endswith(end) for end in wanted - {""})}
+    outer = [name for name in sorted(wanted - {""}) if not any(name.startswith(f"{other}.") for other in wanted - {""})]
+    modules = {one: tuple(name for name in names if name.startswith(f"{one}.")) for one in outer}
+    clashing = {name for name, held in modules.items() if slots.keys() & set(held)}
     faults += sorted(name for name in changed if any(name.startswith(f"{one}.") for one in clashing))
     if faults:
         listed = "', '".join(faults[:5]) + (f"' and {len(faults) - 5} more" if len(faults) > 5 else "'")
@@ -253,7 +255,7 @@ def whole_modules(
             f"holds adapted matrices: '{listed}. Name them in `ignore` to leave them as the "
             "base has them, or write the whole model."
         )
-    return found
+    return modules
 
 
 Shapes = Mapping[str, Sequence[int]]
@@ -282,42 +284,42 @@ def contents(factors: Mapping[str, Factors], slots: Mapping[str, Slot], shapes: 
         slots: Where the factors of each tensor go.
         shapes: Shapes of all tensors, by name in memory.
     """
-    found = Contents()
-    plain = {name: (slots[name], one) for name, one in factors.items() if place_of(name) is None}
-    for slot, one in _whole_attention(plain, shapes).values():
-        found.tensors |= dict(zip(slot.keys, (one.down, one.up), strict=True))
-        (found.parameters if slot.parameter else found.modules)[slot.owner] = one.rank, one.factor
+    adapter = Contents()
+    plain = {name: (slots[name], part) for name, part in factors.items() if place_of(name) is None}
+    for slot, part in _whole_attention(plain, shapes).values():
+        adapter.tensors |= dict(zip(slot.keys, (part.down, part.up), strict=True))
+        (adapter.parameters if slot.parameter else adapter.modules)[slot.owner] = part.rank, part.factor
     counts = _expert_counts(shapes)
     stacks = stacks_of(factors, counts)
-    for stack, one in stacks.items():
-        found.tensors |= dict(zip(stack_keys(stack, stacks), (one.down, one.up), strict=True))
-        found.parameters[stack] = one.rank // counts[stack], one.factor
-    return found
+    for stack, part in stacks.items():
+        adapter.tensors |= dict(zip(stack_keys(stack, stacks), (part.down, part.up), strict=True))
+        adapter.parameters[stack] = part.rank // counts[stack], part.factor
+    return adapter
 
 
 def _expert_counts(shapes: Shapes) -> dict[str, int]:
     """Return the number of experts of each stack, whether the base's file fuses them or lists them."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for name, shape in shapes.items():
         place = place_of(name)
         if place is not None:
-            found[place.stack] = max(place.expert + 1, found.get(place.stack, 0))
+            counts[place.stack] = max(place.expert + 1, counts.get(place.stack, 0))
         elif len(shape) == 3:
-            found[name] = shape[0]
-    return found
+            counts[name] = shape[0]
+    return counts
 
 
 def _whole_attention(plain: Mapping[str, tuple[Slot, Factors]], shapes: Shapes) -> dict[str, tuple[Slot, Factors]]:
     """Give `nn.MultiheadAttention` factors of both its weights, of one rank, as PEFT adapts it: zero where none are."""
-    found = dict(plain)
+    joined = dict(plain)
     for module in {slot.owner for slot, _ in plain.values() if f"{slot.owner}.in_proj_weight" in shapes}:
         both = {f"{module}.in_proj_weight": Slot(module, "linear", False)}
         both[f"{module}.out_proj.weight"] = Slot(module + INNER, "linear", False)
         held = [plain[name][1] if name in plain else _nothing(shapes[name], plain, both) for name in both]
         downs, ups, factor = of_one_rank(held)
         for (name, slot), down, up in zip(both.items(), downs, ups, strict=True):
-            found[name] = slot, Factors(down, up, factor)
-    return found
+            joined[name] = slot, Factors(down, up, factor)
+    return joined
 
 
 def _nothing(shape: Sequence[int], plain: Mapping[str, tuple[Slot, Factors]], both: Mapping[str, Slot]) -> Factors:

@@ -72,8 +72,8 @@ def count_key(architecture: Architecture, blocks: int, path: str) -> str:
         )
     if odd:
         raise MergeflowError(
-            f"'{path}': what a block is depends on its index ({', '.join(f'{one}: {config[one]}' for one in odd)} in "
-            "config.json), so its layers cannot be moved."
+            f"'{path}': what a block is depends on its index ({', '.join(f'{name}: {config[name]}' for name in odd)} "
+            "in config.json), so its layers cannot be moved."
         )
     return key
 
@@ -88,15 +88,15 @@ def stacked_config(configs: Sequence[Config], key: str, chosen: Sequence[tuple[i
     Returns:
         The first config with the new number of blocks, and of every list that has one entry per block the chosen ones.
     """
-    found = {**configs[0], key: len(chosen)}
+    config = {**configs[0], key: len(chosen)}
     for name, value in configs[0].items():
         if (
             isinstance(value, list)
             and len(value) == configs[0][key]
             and name not in ("architectures", "mlp_only_layers")
         ):
-            found[name] = [configs[model][name][block] for model, block in chosen]
-    return found
+            config[name] = [configs[model][name][block] for model, block in chosen]
+    return config
 
 
 def check_alike(configs: Mapping[str, Config], key: str) -> None:

@@ -88,15 +88,15 @@ def mixture_config(
     odd = [key for key in ("attention_bias", "mlp_bias", "use_sliding_window") if dense.get(key)]
     if odd:
         raise MergeflowError(f"the base's config.json has {odd[0]}: true, which a {target.model_type} cannot have.")
-    found = {**_SILENT, **{key: value for key, value in dense.items() if key not in _LEFT}}
+    config = {**_SILENT, **{key: value for key, value in dense.items() if key not in _LEFT}}
     if "rope_theta" not in dense and "rope_parameters" not in dense:
-        found["rope_theta"] = 10000.0
+        config["rope_theta"] = 10000.0
     if "num_key_value_heads" not in dense and dense["model_type"] == "llama":
-        found["num_key_value_heads"] = dense["num_attention_heads"]
-    found |= {"model_type": target.model_type, "architectures": [target.architecture], target.count: experts}
-    found |= {"num_experts_per_tok": per_token, "output_router_logits": False, "router_aux_loss_coef": 0.001}
+        config["num_key_value_heads"] = dense["num_attention_heads"]
+    config |= {"model_type": target.model_type, "architectures": [target.architecture], target.count: experts}
+    config |= {"num_experts_per_tok": per_token, "output_router_logits": False, "router_aux_loss_coef": 0.001}
     if target is _MIXTRAL:
-        return found | {"sliding_window": dense.get("sliding_window") if dense["model_type"] == "mistral" else None}
+        return config | {"sliding_window": dense.get("sliding_window") if dense["model_type"] == "mistral" else None}
     width = dense["intermediate_size"]
-    found |= {"moe_intermediate_size": width, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
-    return found | ({"shared_expert_intermediate_size": width if shared else 1} if target.shared else {})
+    config |= {"moe_intermediate_size": width, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return config | ({"shared_expert_intermediate_size": width if shared else 1} if target.shared else {})

@@ -68,13 +68,13 @@ def _row(family: Family) -> str:
 def architectures_page() -> str:
     """Return the page as Markdown."""
     shared = {role: [_code(pattern) for pattern, other in vocabulary() if other == role] for role in ROLES}
-    own = {
+    by_role = {
         role: [f"{_code(p)} ({f.name})" for f in FAMILIES for p, other in f.roles if other == role] for role in ROLES
     }
     return _HEAD.format(
         stacked=", ".join(STACKED),
         taken="\n".join(f"- `{name}`: {', '.join(roles)};" for name, roles in TREATED.items()),
-        roles="\n".join(f"| {role} | {' '.join((*own[role], *shared[role]))} |" for role in ROLES),
+        roles="\n".join(f"| {role} | {' '.join((*by_role[role], *shared[role]))} |" for role in ROLES),
         families="\n".join(map(_row, FAMILIES)),
         bare="; ".join(
             f"{_code(pattern)}{' (without config.json)' * bool(index)}: {rule.words}"

@@ -66,8 +66,8 @@ def role_of(name: str, shape: Sequence[int], own: Patterns = ()) -> Role | None:
         >>> role_of("model.layers.0.self_attn.q_proj.weight", (64, 64)), role_of("lm_head.weight", (999, 64))
         ('attention', 'head')
     """
-    found = _named(name, own)
-    return found if found is not None or (len(shape) == 2 and min(shape) > 1) else "other"
+    role = _named(name, own)
+    return role if role is not None or (len(shape) == 2 and min(shape) > 1) else "other"
 
 
 @cache

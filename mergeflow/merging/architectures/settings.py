@@ -22,14 +22,16 @@ def comparable(
         The settings of each model, and its class; no classes where the settings are as they were read.
     """
     flat = {name: flattened(config) for name, config in configs.items()}
-    keys = {key for one in flat.values() for key, value in one.items() if value is not None and counts(key)}
-    if all(key in one for key in keys for one in flat.values()):
+    keys = {key for config in flat.values() for key, value in config.items() if value is not None and counts(key)}
+    if all(key in config for key in keys for config in flat.values()):
         return flat, {}
     filled = {name: _filled(config) for name, config in configs.items()}
-    whole = {name: one for name, one in filled.items() if one is not None}
+    whole = {name: config for name, config in filled.items() if config is not None}
     if len(whole) < len(configs):
         return flat, {}
-    return {name: flattened(one) for name, (one, _) in whole.items()}, {name: cls for name, (_, cls) in whole.items()}
+    return {name: flattened(config) for name, (config, _) in whole.items()}, {
+        name: cls for name, (_, cls) in whole.items()
+    }
 
 
 def _filled(config: Config) -> tuple[Config, str] | None:
@@ -68,17 +70,17 @@ def flattened(config: Config, prefix: str = "") -> dict[str, Any]:
         >>> flattened({"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "vision": {"depth": 2}})
         {'vision.depth': 2, 'rope_theta': 10000.0, 'rope_scaling': 'default'}
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in config.items():
         if key in ("rope_scaling", "rope_parameters", "rope_theta"):
             continue
         if isinstance(value, Mapping) and key not in ("id2label", "label2id"):
-            found |= flattened(value, f"{prefix}{key}.")
+            flat |= flattened(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value
+            flat[prefix + key] = value
     if config.get("use_sliding_window") is False:
-        found |= {f"{prefix}{key}": None for key in ("sliding_window", "max_window_layers") if key in config}
-    return found | {f"{prefix}{key}": value for key, value in _rotary(config).items()}
+        flat |= {f"{prefix}{key}": None for key in ("sliding_window", "max_window_layers") if key in config}
+    return flat | {f"{prefix}{key}": value for key, value in _rotary(config).items()}
 
 
 def _rotary(config: Config) -> dict[str, Any]:

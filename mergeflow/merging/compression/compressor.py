@@ -167,5 +167,5 @@ def configure_compressor(name: str, args: Mapping[str, Any] | None = None) -> Co
         MergeflowError: Unknown compressor or argument (with the nearest right one), or a value out of range; all at
             once.
     """
-    found = COMPRESSORS.get(name)
-    return Call(found, arguments_of("compressor", name, found.args, args))
+    compressor = COMPRESSORS.get(name)
+    return Call(compressor, arguments_of("compressor", name, compressor.args, args))

@@ -106,9 +106,9 @@ def compress(
             with lock:
                 integers.setdefault(unit.name, {})[unit.start] = result.reshape(-1).to("cpu", copy=True)
             return
-        found = _named(unit.name, result, model.experts, infos[unit.name].dtype)
+        named = _named(unit.name, result, model.experts, infos[unit.name].dtype)
         with lock:
-            stored.update({name: tensor.to("cpu", copy=True) for name, tensor in found.items()})
+            stored.update({name: tensor.to("cpu", copy=True) for name, tensor in named.items()})
 
     engine.first_passes()
     engine.run(keep, None if not call.method.needs_base else model.shapes)
@@ -130,10 +130,10 @@ def _named(name: str, payload: Payload, tasks: Sequence[str], dtype: DType) -> d
     def stored(tensor: Tensor) -> Tensor:
         return tensor.to(dtype.torch) if tensor.is_floating_point() else tensor
 
-    found = {f"shared/{name}/{key}": stored(value) for key, value in payload.shared.items()}
-    for task, own in zip(tasks, payload.own, strict=True):
-        found.update({f"task/{task}/{name}/{key}": stored(value) for key, value in own.items()})
-    return found
+    named = {f"shared/{name}/{key}": stored(value) for key, value in payload.shared.items()}
+    for task, of_task in zip(tasks, payload.own, strict=True):
+        named.update({f"task/{task}/{name}/{key}": stored(value) for key, value in of_task.items()})
+    return named
 
 
 def extract_task(path: str | Path, task: str, base: str | Path | None = None) -> dict[str, Tensor]:
@@ -179,13 +179,13 @@ def _open_base(call: CompressorCall, base: str | Path | None, expected: str) -> 
 
 def _parts(state: Mapping[str, Tensor], task: str) -> dict[str, dict[str, str]]:
     """Names of the stored parts that concern a task: tensor → part → name in the file."""
-    found: dict[str, dict[str, str]] = {}
+    parts: dict[str, dict[str, str]] = {}
     for stored in state:
         for prefix in ("shared/", f"task/{task}/"):
             if stored.startswith(prefix):
                 name, _, key = stored.removeprefix(prefix).rpartition("/")
-                found.setdefault(name, {})[("shared/" if prefix == "shared/" else "") + key] = stored
-    return found
+                parts.setdefault(name, {})[("shared/" if prefix == "shared/" else "") + key] = stored
+    return parts
 
 
 def _decode(
@@ -202,5 +202,5 @@ def _decode(
         return base[name] if base is not None else values["shared/copy"]
     origin = base[name].to(torch.promote_types(dtype.torch, torch.float32)) if base is not None else None
     shared = {key.removeprefix("shared/"): value for key, value in values.items() if key.startswith("shared/")}
-    own = {key: value for key, value in values.items() if not key.startswith("shared/")}
-    return call.method.decode(Stored(origin, shared, own, whole), call.arguments).to(dtype.torch)
+    of_task = {key: value for key, value in values.items() if not key.startswith("shared/")}
+    return call.method.decode(Stored(origin, shared, of_task, whole), call.arguments).to(dtype.torch)

@@ -35,21 +35,21 @@ def front_matter_of(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
     """
     places = owners_of(recipe)
     ids = [hub_id(path, _local(name, path, inputs)) for name, path in places.items() if not step_named(path)]
-    known = list(dict.fromkeys(one for one in ids if one is not None))
+    base_ids = list(dict.fromkeys(base_id for base_id in ids if base_id is not None))
     card = front_matter(folder_of(inputs.base))
     licence, _ = merged_licence(licences_of(recipe, inputs))
     adapter = recipe.adapter is not None
     library = "peft" if adapter else _library(inputs.base) or card.get("library_name")
-    found = {
+    matter = {
         "library_name": library,
-        "base_model": known,
-        "base_model_relation": ("adapter" if adapter else "merge") if known else None,
+        "base_model": base_ids,
+        "base_model_relation": ("adapter" if adapter else "merge") if base_ids else None,
         **licence,
         "pipeline_tag": card.get("pipeline_tag"),
         "language": card.get("language"),
         "tags": ["merge", "mergeflow", "model-merging", recipe.method],
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in matter.items() if value}
 
 
 def owners_of(recipe: Recipe) -> dict[str, str]:
@@ -77,10 +77,10 @@ def write_licences(recipe: Recipe, inputs: Inputs, folder: Path) -> None:
         folder: The folder; it may have the base's files.
     """
     licences = licences_of(recipe, inputs)
-    own, _ = merged_licence(licences)
+    merged, _ = merged_licence(licences)
     paths = {name: path for name, path in owners_of(recipe).items() if name in licences}
     folders = {name: folder_at(_local(name, path, inputs)) for name, path in paths.items()}
-    holder = next((name for name, licence in licences.items() if licence and licence == own), None)
+    holder = next((name for name, licence in licences.items() if licence and licence == merged), None)
     for path in licence_paths(folder):
         path.unlink()
     for name, content in licence_files(folders, holder).items():
@@ -135,7 +135,7 @@ def _all_paths(recipe: Recipe) -> Iterator[str]:
 def _here(recipe: Recipe) -> Recipe:
     """Return a recipe, and its steps, without the places of its result and of methods' files."""
     steps = tuple((name, _here(step) if isinstance(step, Recipe) else step) for name, step in recipe.steps or ())
-    code = tuple((name, Code(place=public_name(one.place), sha256=one.sha256)) for name, one in recipe.code or ())
+    code = tuple((name, Code(place=public_name(file.place), sha256=file.sha256)) for name, file in recipe.code or ())
     return recipe.model_copy(
         update={"steps": steps or None, "out": recipe.out and public_name(recipe.out), "code": code or None}
     )
@@ -147,9 +147,9 @@ def public_name(path: str) -> str:
 
 
 def _shortened(paths: Sequence[str]) -> Mapping[str, str]:
-    found = {path: _below(path) for path in paths}
-    outside = {path: Path(path).expanduser().parts[1:] for path, short in found.items() if short is None}
-    taken = {short for short in found.values() if short is not None}
+    shortened = {path: _below(path) for path in paths}
+    outside = {path: Path(path).expanduser().parts[1:] for path, short in shortened.items() if short is None}
+    taken = {short for short in shortened.values() if short is not None}
     for path, parts in outside.items():
         others = [other for other in outside.values() if other != parts]
         depth = 1
@@ -157,8 +157,8 @@ def _shortened(paths: Sequence[str]) -> Mapping[str, str]:
             any(other[-depth:] == parts[-depth:] for other in others) or "/".join(parts[-depth:]) in taken
         ):
             depth += 1
-        found[path] = "/".join(parts[-depth:])
-    return {path: short or path for path, short in found.items()}
+        shortened[path] = "/".join(parts[-depth:])
+    return {path: short or path for path, short in shortened.items()}
 
 
 def _below(path: str) -> str | None:
@@ -189,7 +189,9 @@ def model_card(
     again = json.dumps(json.loads(public.record()), indent=2, ensure_ascii=False)
     treatment = "\n".join(["```", *plan.treatment.lines(), "```\n"]) if plan.treatment.treated else ""
     more = "\n".join(["```", *notes, "```\n"]) if notes else ""
-    warnings = "\n".join(["The inputs differ beside their weights:\n", *(f"- {one}" for one in opened.warnings), "\n"])
+    warnings = "\n".join(
+        ["The inputs differ beside their weights:\n", *(f"- {warning}" for warning in opened.warnings), "\n"]
+    )
     return f"""{CARD_HEAD}{as_yaml(front_matter_of(recipe, opened))}---
 # Merged model: {recipe.method} of {len(plan.experts)} experts
 
@@ -222,8 +224,10 @@ def _table(public: Recipe, recipe: Recipe, opened: Inputs, inputs: Mapping[str, 
     rows = ["| input | name | licence | fingerprint |", "|---|---|---|---|"]
     for name, path in owners_of(public).items():
         licence = licences.get(name, {})
-        told = licence.get("license_name", licence.get("license", ""))
-        rows.append(f"| {_cell(name)} | `{_cell(path)}` | {_cell(told)} | `{inputs.get(name, 'not read whole')}` |")
+        licence_name = licence.get("license_name", licence.get("license", ""))
+        rows.append(
+            f"| {_cell(name)} | `{_cell(path)}` | {_cell(licence_name)} | `{inputs.get(name, 'not read whole')}` |"
+        )
     return "\n".join(rows)
 
 
@@ -327,8 +331,8 @@ def _files(place: Path) -> tuple[tuple[str, int], ...]:
     missing = [path.name for path in listed if not path.exists()]
     if missing:
         raise MergeflowError(f"'{place}' lacks {missing}, which its {RECORD} lists: merge again.")
-    found = [file for path in listed for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    return tuple((str(file.relative_to(place)), file.stat().st_size) for file in sorted(found) if file.is_file())
+    files = [file for path in listed for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
+    return tuple((str(file.relative_to(place)), file.stat().st_size) for file in sorted(files) if file.is_file())
 
 
 def _check_card(place: Path) -> None:

@@ -160,14 +160,14 @@ class _Job:
             return piece
         if not all_finite(piece):
             raise not_finite(self.state.path, name)
-        found = piece.to(dtype.torch)
-        if not all_finite(found):
+        converted = piece.to(dtype.torch)
+        if not all_finite(converted):
             raise MergeflowError(f"tensor '{name}' overflows {dtype}: choose a wider --dtype, such as bfloat16.")
-        return found
+        return converted
 
 
 def _forget_quantisation(config: Path) -> None:
     if config.is_file():
-        found = json.loads(config.read_bytes())
-        if found.pop("quantization_config", None) is not None:
-            write_text(config, json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+        values = json.loads(config.read_bytes())
+        if values.pop("quantization_config", None) is not None:
+            write_text(config, json.dumps(values, indent=2, ensure_ascii=False) + "\n")

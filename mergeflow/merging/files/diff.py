@@ -106,7 +106,7 @@ def _compare(name: str, a: LazyStateDict, b: LazyStateDict) -> TensorDiff:
             first, second = pieces[0].double(), pieces[1].double()
             sums[2] += (first - second).square().sum()
             sums[3] += (first * second).sum()
-    found = tuple(tensor_digest(blocks) if info else "" for blocks, info in zip(digests, infos, strict=True))
+    tensor_digests = tuple(tensor_digest(blocks) if info else "" for blocks, info in zip(digests, infos, strict=True))
     norms = [sqrt(float(value)) for value in sums[:3]]
     both = norms[0] * norms[1]
     return TensorDiff(
@@ -117,6 +117,6 @@ def _compare(name: str, a: LazyStateDict, b: LazyStateDict) -> TensorDiff:
         norms[1],
         norms[2] if comparable else float("nan"),
         float(sums[3]) / both if comparable and both else float("nan"),
-        infos[0] == infos[1] and found[0] == found[1],
-        (found[0], found[1]),
+        infos[0] == infos[1] and tensor_digests[0] == tensor_digests[1],
+        (tensor_digests[0], tensor_digests[1]),
     )

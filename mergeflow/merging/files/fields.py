@@ -28,10 +28,10 @@ def parse_size(value: Any) -> Any:
         raise ValueError(f"expected a size such as 5GB or 512MiB, found {shown(value)}")
     if not isinstance(value, str):
         return value
-    found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B)\s*", value, re.IGNORECASE)
-    if not found:
+    match = re.fullmatch(r"\s*(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B)\s*", value, re.IGNORECASE)
+    if not match:
         raise ValueError(f"expected a size such as 5GB or 512MiB, found {shown(value)}")
-    return int(float(found.group(1)) * _UNITS[found.group(2).upper()])
+    return int(float(match.group(1)) * _UNITS[match.group(2).upper()])
 
 
 def _path(value: Any) -> Any:
@@ -103,12 +103,12 @@ def _number(value: Any, place: str) -> Any:
             _number(leaf, place)
         return frozen(value)
     try:
-        found = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
+        number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
+        number = math.nan
+    if not math.isfinite(number):
         raise ValueError(f"weight {place}: expected a finite number, found {shown(value)}")
-    return found
+    return number
 
 
 def _plain_weights(value: Any) -> Any:

@@ -108,33 +108,33 @@ class Job:
     def _input_fingerprints(self) -> dict[str, str]:
         owners = {owner: "base" if owner == self.inputs.same else owner for owner in ("base", *self.inputs.experts)}
         states = {"base": self.inputs.base, **self.inputs.experts}
-        found = {owner: self.digests.fingerprint(seen, states[seen].infos) for owner, seen in owners.items()}
+        fingerprints = {owner: self.digests.fingerprint(seen, states[seen].infos) for owner, seen in owners.items()}
         for name, step in self.inputs.steps.items():
             for owner, state in {"base": step.inputs.base, **step.inputs.experts}.items():
                 key = f"{PREFIX}{name}/{'base' if owner == step.inputs.same else owner}"
-                took_part = {one: state.infos[one] for one in self.digests.tensors.get(key, {})}
-                found[f"{PREFIX}{name}/{owner}"] = self.digests.fingerprint(key, took_part)
-        found |= self.known
+                took_part = {tensor: state.infos[tensor] for tensor in self.digests.tensors.get(key, {})}
+                fingerprints[f"{PREFIX}{name}/{owner}"] = self.digests.fingerprint(key, took_part)
+        fingerprints |= self.known
         for name, state in self.inputs.experts.items():
             taken = state.metadata.get(BASE)
             # A base with the rows of another vocabulary is not the file that task vectors were taken from.
             if not state.is_task_vector or not taken or self.inputs.tokenizer is not None:
                 continue
-            if not matches(self.inputs.base, taken, found["base"]):
-                raise another_base(name, taken, found["base"])
-        return found
+            if not matches(self.inputs.base, taken, fingerprints["base"]):
+                raise another_base(name, taken, fingerprints["base"])
+        return fingerprints
 
     def _metadata(self, names: Iterable[str], result: str, inputs: Mapping[str, str]) -> dict[str, str]:
         chosen = set(names)
         notes = {name: first for name, first in self.inputs.model.tied.items() if name in chosen and first in chosen}
-        found = {
+        metadata = {
             "format": "pt",
             "mergeflow.version": version(),
             "mergeflow.recipe": published(self.recipe).record(),
             "mergeflow.fingerprint": result,
             "mergeflow.inputs": json.dumps(dict(inputs), ensure_ascii=False),
         }
-        return {**found, TIED: json.dumps(notes)} if notes else found
+        return {**metadata, TIED: json.dumps(notes)} if notes else metadata
 
     def into_file(self) -> tuple[str, dict[str, str]]:
         """Write one file and its card."""
@@ -156,7 +156,7 @@ class Job:
         """Write a folder beside its final name, shard by shard, and rename it when it is whole."""
         count = len(self.plan.shards)
         shards = {shard_file(index, count): _only(self.infos, names) for index, names in enumerate(self.plan.shards)}
-        own: dict[str, str] = {}
+        files_of: dict[str, str] = {}
         with OutputFolder(self.target) as folder:
             folder.begin(self.identity, shards, resume, self.digests.scheme)
             self.digests.scheme, self.digests.tensors = folder.scheme, folder.inputs
@@ -170,13 +170,13 @@ class Job:
                         self._run(writer, infos)
                         writer.commit()
                         folder.finish(file, writer.digests(), self.digests.tensors)
-                own.update(folder.shards[file])
-            tensors = ((name, info.dtype, info.shape, own[name]) for name, info in sorted(self.infos.items()))
+                files_of.update(folder.shards[file])
+            tensors = ((name, info.dtype, info.shape, files_of[name]) for name, info in sorted(self.infos.items()))
             result = combine(tensors, folder.scheme)
             inputs = self._input_fingerprints()
             self._complete(folder.partial, shards, result, inputs)
             before = self.digests.tensors.get("base", {})
-            untie(folder.partial / "config.json", config_of(self.inputs.base), before, own)
+            untie(folder.partial / "config.json", config_of(self.inputs.base), before, files_of)
             folder.publish()
         return result, inputs
 
@@ -233,7 +233,7 @@ def after_steps(
     Returns:
         What `finish` returns.
     """
-    recipe, made, known = job.recipe, dict[str, Path](), dict[str, str]()
+    recipe, made, fingerprints = job.recipe, dict[str, Path](), dict[str, str]()
     steps = dict(recipe.steps or ())
     with step_folder(job.target, resume) as folder:
         for name in job.plan.written:
@@ -245,8 +245,10 @@ def after_steps(
                 if not folder.kept(name, piece.identity):
                     folder.finish(name, piece.identity, *piece.run(resume))
             made[name] = place
-            known |= {f"{PREFIX}{name}/{owner}": found for owner, found in folder.finished[name]["inputs"].items()}
+            fingerprints |= {
+                f"{PREFIX}{name}/{owner}": fingerprint for owner, fingerprint in folder.finished[name]["inputs"].items()
+            }
         with open_inputs(recipe, resolve, made) as inputs:
-            done = finish(inputs, known)
+            done = finish(inputs, fingerprints)
         folder.remove()
     return done

@@ -203,11 +203,11 @@ def check_replaceable_file(file: Path) -> None:
     if not os.path.lexists(file) or (file.is_file() and file.stat().st_size == 0):
         return
     try:
-        with open_safetensors(file) as found:
-            own = not found.metadata.keys().isdisjoint(_MADE_HERE)
+        with open_safetensors(file) as checkpoint:
+            is_ours = not checkpoint.metadata.keys().isdisjoint(_MADE_HERE)
     except MergeflowError:
-        own = False
-    if not own:
+        is_ours = False
+    if not is_ours:
         raise MergeflowError(
             f"out '{file}' exists and was not made by a merge: choose another place, move it, or give --force "
             "(force=True) to replace it."
@@ -225,12 +225,12 @@ def check_replaceable(folder: Path) -> None:
         return
     try:
         record = json.loads((folder / RECORD).read_bytes())
-        own = {RECORD, *record.get("files", [])}
+        ours = {RECORD, *record.get("files", [])}
     except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
         raise MergeflowError(
             f"out '{folder}' exists and was not made by a merge: choose another place or remove it."
         ) from None
-    strange = sorted(held - own)
+    strange = sorted(held - ours)
     if strange:
         more = f" … and {len(strange) - 5} more" if len(strange) > 5 else ""
         raise MergeflowError(
@@ -270,14 +270,14 @@ class OutputFolder:
 
     def __init__(self, target: Path) -> None:
         self.target = Path(os.path.abspath(target))
-        beside, name = self.target.parent, self.target.name
+        parent, name = self.target.parent, self.target.name
         self.partial = partial_folder(self.target)
         self.shards: dict[str, dict[str, str]] = {}
         self.inputs: dict[str, dict[str, str]] = {}
         self.scheme = SCHEME
         self._identity: dict[str, Any] = {}
-        self._journal, self._lock = beside / f".{name}.journal", beside / f".{name}.lock"
-        self._replaced = beside / f".{name}.replaced"
+        self._journal, self._lock = parent / f".{name}.journal", parent / f".{name}.lock"
+        self._replaced = parent / f".{name}.replaced"
 
     def __enter__(self) -> Self:
         with _writing(self.target):
@@ -328,10 +328,10 @@ class OutputFolder:
 
     def _read_journal(self, shards: Mapping[str, Mapping[str, TensorInfo]]) -> None:
         try:
-            found = json.loads(self._journal.read_bytes())
-            same = found["identity"] == self._identity
-            finished, inputs = dict(found["shards"]), {owner: dict(seen) for owner, seen in found["inputs"].items()}
-            scheme = str(found.get("scheme", FIRST))
+            journal = json.loads(self._journal.read_bytes())
+            same = journal["identity"] == self._identity
+            finished, inputs = dict(journal["shards"]), {owner: dict(seen) for owner, seen in journal["inputs"].items()}
+            scheme = str(journal.get("scheme", FIRST))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return
         if same:
@@ -353,8 +353,8 @@ class OutputFolder:
     def finish(self, file: str, digests: dict[str, str], inputs: dict[str, dict[str, str]]) -> None:
         """Record a shard that is whole, and the digests of all inputs' tensors so far."""
         self.shards[file], self.inputs = digests, inputs
-        known = {"scheme": self.scheme, "identity": self._identity, "shards": self.shards, "inputs": self.inputs}
-        write_text(self._journal, json.dumps(known))
+        journal = {"scheme": self.scheme, "identity": self._identity, "shards": self.shards, "inputs": self.inputs}
+        write_text(self._journal, json.dumps(journal))
 
     def publish(self) -> None:
         """Give the finished folder its name; it replaces an older one.
@@ -440,14 +440,14 @@ class Digests:
             owner: Whose tensor it is: "base", an expert's name.
             start: Its first element in the flattened tensor: a multiple of the fingerprints' `BLOCK`.
         """
-        found = {start + at * BLOCK: one for at, one in enumerate(leaf_digests(data, itemsize, self.scheme))}
+        leaves = {start + at * BLOCK: leaf for at, leaf in enumerate(leaf_digests(data, itemsize, self.scheme))}
         with self.lock:
-            self.blocks.setdefault((owner, name), {}).update(found)
+            self.blocks.setdefault((owner, name), {}).update(leaves)
 
     def settle(self) -> None:
         """Turn the blocks seen so far into digests of tensors."""
-        for (owner, name), found in self.blocks.items():
-            self.tensors.setdefault(owner, {})[name] = tensor_digest((found[at] for at in sorted(found)), self.scheme)
+        for (owner, name), leaves in self.blocks.items():
+            self.tensors.setdefault(owner, {})[name] = tensor_digest((leaves[at] for at in sorted(leaves)), self.scheme)
         self.blocks.clear()
 
     def fingerprint(self, owner: str, infos: Mapping[str, TensorInfo]) -> str:
@@ -459,13 +459,13 @@ class Digests:
 
 def identity_of(paths: Mapping[str, str]) -> dict[str, list[Any]]:
     """Return path, size and time of every input file: enough to see that a stopped merge's inputs are unchanged."""
-    found: dict[str, list[Any]] = {}
+    identity: dict[str, list[Any]] = {}
     for owner, path in paths.items():
         place = Path(path)
         files = sorted(place.iterdir()) if place.is_dir() else [place]
         stats = [(file.name, file.stat()) for file in files if file.is_file()]
-        found[owner] = [str(place.resolve()), *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
-    return found
+        identity[owner] = [str(place.resolve()), *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
+    return identity
 
 
 def shard_file(index: int, count: int) -> str:
@@ -571,23 +571,23 @@ def _forget_paths(path: Path) -> None:
 
 def _custom_code(base: Path) -> list[str]:
     """Return the Python files of a folder that its `auto_map` names, as "modeling_x.XModel", and those they import."""
-    found: list[str] = []
+    files: list[str] = []
     for name in ("config.json", "tokenizer_config.json"):
         entries = _config(base / name).get("auto_map")
         for entry in entries.values() if isinstance(entries, dict) else ():
-            for one in entry if isinstance(entry, list) else [entry]:
-                if isinstance(one, str) and re.fullmatch(r"\w+\.\w+", one):  # not "other/repository--module.Class"
-                    found.append(f"{one.partition('.')[0]}.py")
-    for name in found:  # grows on the way
+            for code in entry if isinstance(entry, list) else [entry]:
+                if isinstance(code, str) and re.fullmatch(r"\w+\.\w+", code):  # not "other/repository--module.Class"
+                    files.append(f"{code.partition('.')[0]}.py")
+    for name in files:  # grows on the way
         text = (base / name).read_text(encoding="utf-8", errors="replace") if (base / name).is_file() else ""
         imported = (f"{module}.py" for pair in _IMPORTED.findall(text) for module in pair if module)
-        found += [file for file in dict.fromkeys(imported) if file not in found]
-    return found
+        files += [file for file in dict.fromkeys(imported) if file not in files]
+    return files
 
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        config = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def another_base(name: str, taken: str, found: str) -> MergeflowError:
+def another_base(name: str, taken: str, actual: str) -> MergeflowError:
     """Return the error for a task vector of another base.
 
     Args:
@@ -67,7 +67,7 @@ def another_base(name: str, taken: str, found: str) -> MergeflowError:
         found: Fingerprint of the base it met.
     """
     return MergeflowError(
-        f"task vector '{name}' was taken from the base {short(taken)}…, but this base is {short(found)}…: "
+        f"task vector '{name}' was taken from the base {short(taken)}…, but this base is {short(actual)}…: "
         "a difference means nothing on another base. Extract it again from this one."
     )
 
@@ -92,10 +92,10 @@ def check_origin(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[str, 
         if getattr(state, "is_task_vector", False)
     }
     if any(taken.values()):
-        found = fingerprint(base)
+        actual = fingerprint(base)
         for name, source in taken.items():
-            if source and not matches(base, source, found):
-                raise another_base(name, source, found)
+            if source and not matches(base, source, actual):
+                raise another_base(name, source, actual)
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ class _Opened:
         step = dict(self.recipe.steps or ())[name]
         try:
             if isinstance(step, Slices):
-                return stacked(step, [self.state(one.model) for one in step])
+                return stacked(step, [self.state(part.model) for part in step])
             if isinstance(step, Mixture):
                 return mixed(step, {path: self.state(path) for path in step.paths()})
             inputs = self.inputs(step)
@@ -262,10 +262,10 @@ class _Opened:
 
     def inputs(self, recipe: Recipe) -> Inputs:
         """Open the inputs of the recipe, or of a step that is a merge."""
-        found = self._by_role(recipe)
-        base = found["base", "base"]
-        experts = {name: state for (role, name), state in found.items() if role in ("experts", "task_vectors")}
-        data = {kind: {name: found[kind, name] for name, _ in paths} for kind, paths in recipe.data}
+        by_role = self._by_role(recipe)
+        base = by_role["base", "base"]
+        experts = {name: state for (role, name), state in by_role.items() if role in ("experts", "task_vectors")}
+        data = {kind: {name: by_role[kind, name] for name, _ in paths} for kind, paths in recipe.data}
         call = recipe.call()
         fit = fit_inputs(base, experts, recipe.ignore or (), recipe.only or (), recipe.missing or "refuse")
         findings = compare(fit.base, fit.experts, recipe.tokenizer_source, templated=recipe.chat_template is not None)
@@ -277,8 +277,8 @@ class _Opened:
             fit = replace(fit, base=aligned.base, experts=aligned.experts, notes=(*fit.notes, *aligned.notes))
         if recipe.align is not None:
             fit.check()
-            matched, told = match_experts(fit.base, fit.experts)
-            fit = replace(fit, experts=matched, notes=(*fit.notes, *told))
+            matched, notes = match_experts(fit.base, fit.experts)
+            fit = replace(fit, experts=matched, notes=(*fit.notes, *notes))
         base, experts = fit.base, fit.experts
         together(
             fit.check,
@@ -287,16 +287,16 @@ class _Opened:
             lambda: _check_origin(base, experts),
             lambda: _check_statistics(call, base, data),
         )
-        weights, varied, beside = recipe.expert_weights(), recipe.varied_weights(), self._beside(recipe)
+        weights, varied, extra = recipe.expert_weights(), recipe.varied_weights(), self._beside(recipe)
         return Inputs(
             call,
             base,
             experts,
             data,
             self._paths(base, experts, data),
-            model_of(base, experts, weights, data, kept=fit.kept, varied=varied, beside=beside),
+            model_of(base, experts, weights, data, kept=fit.kept, varied=varied, beside=extra),
             fit.notes,
-            tuple(one.text for one in findings),
+            tuple(finding.text for finding in findings),
             aligned.files if aligned is not None else None,
             _templates(recipe, base, experts),
             self.steps,
@@ -305,15 +305,15 @@ class _Opened:
 
     def _by_role(self, recipe: Recipe) -> dict[tuple[str, str], LazyStateDict]:
         """Open every input, by role and name; where the recipe has no base, the first expert is it."""
-        found: dict[tuple[str, str], LazyStateDict] = {}
+        states: dict[tuple[str, str], LazyStateDict] = {}
 
         def enter(role: str, name: str, path: str) -> None:
             try:
-                state = found[role, name] = self.state(path)
+                state = states[role, name] = self.state(path)
             except MergeflowError as error:
                 naming = adapters_of(path, dict(recipe.experts)) if role == "base" else ""
-                told = f" adapter_config.json of {naming} names it: say as `base` where it is." if naming else ""
-                raise MergeflowError(f"{error}{told}") from None
+                hint = f" adapter_config.json of {naming} names it: say as `base` where it is." if naming else ""
+                raise MergeflowError(f"{error}{hint}") from None
             if role == "base":
                 check_whole(path, state)
             if role == "task_vectors" and not state.is_task_vector:
@@ -321,8 +321,8 @@ class _Opened:
 
         wanted = {"experts": recipe.experts, "task_vectors": recipe.task_vectors, **dict(recipe.data)}
         listed = [(role, name, path) for role, paths in wanted.items() for name, path in paths]
-        together(*(partial(enter, *one) for one in (("base", "base", recipe.base or listed[0][2]), *listed)))
-        return found
+        together(*(partial(enter, *place) for place in (("base", "base", recipe.base or listed[0][2]), *listed)))
+        return states
 
     def _beside(self, recipe: Recipe | Slices | Mixture) -> int:
         """Return how many tensors computing what a recipe or a step reads holds at most."""
@@ -351,7 +351,7 @@ class _Opened:
 def _templates(recipe: Recipe, base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> dict[str, str] | None:
     if recipe.chat_template is None:
         return None
-    return chosen_templates(recipe.chat_template, {n: folder_of(one) for n, one in {"base": base, **experts}.items()})
+    return chosen_templates(recipe.chat_template, {n: folder_of(path) for n, path in {"base": base, **experts}.items()})
 
 
 def open_base(path: str | Path) -> LazyStateDict:
@@ -388,13 +388,13 @@ def _check_statistics(call: MethodCall, base: LazyStateDict, data: Mapping[str, 
     for datum in call.method.given:
         states = data.get(datum.name, {})
         for name, shape in tensors.items():
-            found = {expert: state.infos[name].shape if name in state else None for expert, state in states.items()}
+            shapes = {expert: state.infos[name].shape if name in state else None for expert, state in states.items()}
             wanted = datum.shape(shape)
-            some = any(each is not None for each in found.values()) or (datum.everywhere and name not in base.tied)
+            some = any(each is not None for each in shapes.values()) or (datum.everywhere and name not in base.tied)
             faults += [
                 f"{datum.name} of '{expert}', tensor '{name}': "
                 + ("missing" if each is None else f"shape {list(each)}, expected {list(wanted)}")
-                for expert, each in found.items()
+                for expert, each in shapes.items()
                 if (each != wanted and each is not None) or (each is None and some and datum.needed)
             ]
     if faults:
@@ -406,12 +406,12 @@ def _check_statistics(call: MethodCall, base: LazyStateDict, data: Mapping[str, 
 
 def _check_origin(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> None:
     """Refuse task vectors that say they were taken from another base, where the base's file says which it is."""
-    known = base.metadata.get("mergeflow.fingerprint")
+    actual = base.metadata.get("mergeflow.fingerprint")
     taken = {name: state.metadata.get(BASE) for name, state in experts.items() if state.is_task_vector}
     for name, source in taken.items():
         # Of two schemes the merge itself tells, when it has read the base.
-        if known and source and source != known and scheme_of(source) == scheme_of(known):
-            raise another_base(name, source, known)
+        if actual and source and source != actual and scheme_of(source) == scheme_of(actual):
+            raise another_base(name, source, actual)
 
 
 def _check_types(base: LazyStateDict) -> None:
@@ -430,7 +430,7 @@ def steps_to_write(recipe: Recipe, inputs: Inputs) -> tuple[str, ...]:
     method can make one by one. Else its result is written first.
     """
     steps = dict(recipe.steps or ())
-    reads = {name: [found for path in step.paths() if (found := step_named(path))] for name, step in steps.items()}
+    reads = {name: [named for path in step.paths() if (named := step_named(path))] for name, step in steps.items()}
     order = [name for name in TopologicalSorter(reads).static_order() if name in steps]
     readers: dict[str, Recipe | Slices | Mixture] = {"": recipe, **steps}
     written: list[str] = []
@@ -456,7 +456,7 @@ def _count(step: Recipe | Slices | Mixture, name: str) -> int:
     """Return how often a reader reads a step's result when it reads its inputs once."""
     if not isinstance(step, Slices):
         return sum(step_named(path) == name for path in step.paths())
-    blocks = [one.layers for one in step if step_named(one.model) == name]
+    blocks = [part.layers for part in step if step_named(part.model) == name]
     apart = all(a and b and (a[1] <= b[0] or b[1] <= a[0]) for at, a in enumerate(blocks) for b in blocks[:at])
     return min(len(blocks), 1) if apart else len(blocks)
 
@@ -466,7 +466,7 @@ def _passes(reader: str, step: Recipe | Slices | Mixture, times: Mapping[str, in
     if not isinstance(step, Recipe):
         return times[reader]
     model = inputs.model if reader == "" else inputs.steps[reader].inputs.model
-    return 1 + sum(one.only is None for one in step.call().method.passes(step.call().arguments, model.dtype))
+    return 1 + sum(part.only is None for part in step.call().method.passes(step.call().arguments, model.dtype))
 
 
 def _fit(inputs: Inputs, name: str, reader: str, step: Recipe | Slices | Mixture) -> bool:
@@ -477,9 +477,9 @@ def _fit(inputs: Inputs, name: str, reader: str, step: Recipe | Slices | Mixture
     whole = [key for key in made.model.shapes if not treats_elements_alone(made.call, made.model, key)]
     if not isinstance(step, Recipe):
         return not whole
-    found = inputs if reader == "" else inputs.steps[reader].inputs
-    shapes = found.model.shapes
-    return all(key in shapes and not treats_elements_alone(found.call, found.model, key) for key in whole)
+    of_step = inputs if reader == "" else inputs.steps[reader].inputs
+    shapes = of_step.model.shapes
+    return all(key in shapes and not treats_elements_alone(of_step.call, of_step.model, key) for key in whole)
 
 
 class StepFolder:
@@ -518,12 +518,12 @@ class StepFolder:
 
     def kept(self, name: str, identity: Mapping[str, Any]) -> bool:
         """Whether a step's result is there, made of the same, with the bits that were written."""
-        known = self.finished.get(name, {})
-        if known.get("identity") != dict(identity):
+        finished = self.finished.get(name, {})
+        if finished.get("identity") != dict(identity):
             return False
         try:
             with open_checkpoint(self.path / name) as state:
-                return matches(state, known["fingerprint"])
+                return matches(state, finished["fingerprint"])
         except MergeflowError:
             return False
 
@@ -715,16 +715,16 @@ def make_plan(
     )
     out_infos, merged = output_infos(infos, recipe.dtype), {name: infos[name] for name in model.shapes}
     first = call.method.passes(call.arguments, model.dtype)
-    found = {name for one in first for name in one.finds}
-    passes = 1 + sum(not one.sampled and one.only is None and one.unless not in found for one in first)
+    results = {name for part in first for name in part.finds}
+    passes = 1 + sum(not part.sampled and part.only is None and part.unless not in results for part in first)
     states = [inputs.base, *(state for name, state in inputs.experts.items() if name != inputs.same)]
-    again = [{name for name in model.shapes if one.only(args, name, model)} for one in first if one.only is not None]
+    again = [{name for name in model.shapes if part.only(args, name, model)} for part in first if part.only is not None]
     read = passes * sum(info.nbytes for state in states for info in state.infos.values())
     read += sum(info.nbytes for state in states for some in again for name, info in state.infos.items() if name in some)
     costs = sorted(unit_bytes(call, model, unit) for unit in units_of(call, model, infos, infos))
     threads = workers or default_workers()
     held = min(buffer + costs[-1], sum(costs[-threads:])) if costs else 0
-    accumulated = max((one.held(model, _elements(one, model), threads) for one in first), default=0)
+    accumulated = max((part.held(model, _elements(part, model), threads) for part in first), default=0)
     whole = not all(treats_elements_alone(call, model, name) for name in model.shapes)
     return Plan(
         call=call,
@@ -746,9 +746,9 @@ def make_plan(
     )
 
 
-def _elements(one: Pass, model: Model) -> int:
+def _elements(part: Pass, model: Model) -> int:
     """Return how many elements of each expert a pass reads, at most."""
-    return sum(unit.stop - unit.start for unit in sampled_units(model)) if one.sampled else model.numel
+    return sum(unit.stop - unit.start for unit in sampled_units(model)) if part.sampled else model.numel
 
 
 def process_bytes(threads: int, whole: bool) -> int:
@@ -772,7 +772,7 @@ def _check_step(name: str, step: Computed) -> None:
 def _in_words(step: Recipe | Slices | Mixture, computed: Computed | None, written: bool) -> str:
     """Return what a step is, for people."""
     if isinstance(step, Slices):
-        parts = (f"{one.model} [{one.layers[0]}, {one.layers[1]}]" if one.layers else one.model for one in step)
+        parts = (f"{part.model} [{part.layers[0]}, {part.layers[1]}]" if part.layers else part.model for part in step)
         return f"layers of {', '.join(parts)}"
     if isinstance(step, Mixture):
         return f"mixture of {len(step.experts)} experts, gate {step.gate}"

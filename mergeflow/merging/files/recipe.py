@@ -132,8 +132,8 @@ class Recipe(Frozen):
             if key in args:
                 raise ValueError(f"'{key}' stands both in the recipe and in its args; keep one")
             method = values.get("method")
-            known = methods().get(method) if isinstance(method, str) else None
-            if known is not None and key not in known.args.model_fields:
+            declared = methods().get(method) if isinstance(method, str) else None
+            if declared is not None and key not in declared.args.model_fields:
                 raise ValueError(f"method '{method}' treats no matrices apart: remove '{key}'")
             args[key] = values.pop(key)
         return {**values, "args": args}
@@ -214,8 +214,8 @@ class Recipe(Frozen):
 
     def _weights_given(self) -> Mapping[str, Any] | Sequence[Any] | None:
         """Return the weights as a list or a mapping."""
-        found: Mapping[str, Any] | Sequence[Any] | None = thawed(self.weights) if self.weights else None
-        return found
+        weights: Mapping[str, Any] | Sequence[Any] | None = thawed(self.weights) if self.weights else None
+        return weights
 
     def record(self) -> str:
         """Return the recipe as JSON, with every default and its order of experts, to be stored with its result."""
@@ -287,15 +287,15 @@ def make_recipe(values: Mapping[str, Any], origin: str = "recipe", *, step: bool
             f"{origin}: this is a configuration of mergekit, not a recipe. `mergeflow convert CONFIGURATION --out "
             "recipe.yaml` writes the recipe; docs/from-mergekit.md says what each key is here."
         )
-    known = (*Recipe.model_fields, *LIFTED, TOKENIZER_SOURCE, *ASSEMBLED)
-    strange = [str(key) for key in values if key not in known]
-    faults = [str(unknown_name("key of a recipe", key, known)).removesuffix(".") for key in strange]
+    keys = (*Recipe.model_fields, *LIFTED, TOKENIZER_SOURCE, *ASSEMBLED)
+    strange = [str(key) for key in values if key not in keys]
+    faults = [str(unknown_name("key of a recipe", key, keys)).removesuffix(".") for key in strange]
     try:
-        found = Recipe(**{key: value for key, value in values.items() if key in known})
+        recipe = Recipe(**{key: value for key, value in values.items() if key in keys})
         if not faults:
             if not step:
-                check_steps(dict(found.steps or ()), found.paths())
-            return found
+                check_steps(dict(recipe.steps or ()), recipe.paths())
+            return recipe
     except ValidationError as error:
         faults += faults_of(error, Recipe)
         if all(fault["loc"] for fault in error.errors()):  # then the arguments were not looked at yet
@@ -354,13 +354,13 @@ def local_path(path: str, resolve: Resolve | None) -> str:
             f"'{path}' is a step, whose result is not a file: name it where a recipe names its inputs."
         )
     fixed = fixed_path(path, resolve)
-    found = resolve(fixed) if resolve is not None else path
-    if "://" in found or found.startswith("models:/"):
+    local = resolve(fixed) if resolve is not None else path
+    if "://" in local or local.startswith("models:/"):
         raise MergeflowError(
             f"'{path}' is not a local path. References to the registry are resolved in a project folder only: "
             "run the command there, or give a file."
         )
-    return found
+    return local
 
 
 def fixed_path(path: str, resolve: Resolve | None) -> str:
@@ -372,8 +372,8 @@ def fixed_path(path: str, resolve: Resolve | None) -> str:
         return fixed_id(path)
     if resolve is None or "@" not in path:
         return path
-    found = resolve(path)
-    return found if found.startswith("models:/") else path
+    fixed = resolve(path)
+    return fixed if fixed.startswith("models:/") else path
 
 
 def fix_references(recipe: Recipe, resolve: Resolve | None) -> Recipe:
@@ -388,8 +388,8 @@ def with_paths(recipe: Recipe, change: Callable[[str], str]) -> Recipe:
     def changed(paths: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
         return tuple((name, change(path)) for name, path in paths)
 
-    def place(one: Any) -> Any:
-        return one and one.model_copy(update={"model": change(one.model)})
+    def place(part: Any) -> Any:
+        return part and part.model_copy(update={"model": change(part.model)})
 
     def of_step(step: Recipe | Slices | Mixture) -> Recipe | Slices | Mixture:
         if isinstance(step, Slices):

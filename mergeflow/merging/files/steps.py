@@ -60,12 +60,12 @@ class _Model:
         self.blocks: dict[int, dict[str, str]] = {}
         towers: set[str] = set()
         for name in state:
-            found = BLOCK.match(name)
-            if found is None:
+            match = BLOCK.match(name)
+            if match is None:
                 self.outside[name] = depth(name, {name: state.infos[name].shape}, self.architecture)
                 continue
-            towers.add(name[: found.start(2)])
-            self.blocks.setdefault(int(found.group(2)), {})[name[found.end() :]] = name
+            towers.add(name[: match.start(2)])
+            self.blocks.setdefault(int(match.group(2)), {})[name[match.end() :]] = name
         self.key = count_key(self.architecture, len(self.blocks), path)
         if len(towers) != 1 or sorted(self.blocks) != list(range(len(self.blocks))):
             raise MergeflowError(f"'{path}' does not have one row of blocks 0 … n: its layers cannot be taken.")
@@ -93,8 +93,8 @@ def stacked(slices: Sequence[Slice], states: Sequence[LazyStateDict]) -> LazySta
         MergeflowError: An architecture whose blocks are not known to be alike, a slice beyond the last block, models
             that cannot be one (config.json, shapes or names differ), all at once for each kind of fault.
     """
-    models = [_Model(one.model, state) for one, state in zip(slices, states, strict=True)]
-    chosen = [(model, block) for one, model in zip(slices, models, strict=True) for block in model.taken(one.layers)]
+    models = [_Model(part.model, state) for part, state in zip(slices, states, strict=True)]
+    chosen = [(model, block) for part, model in zip(slices, models, strict=True) for block in model.taken(part.layers)]
     key = models[0].key
     check_alike({model.path: model.architecture.config for model in models}, key)
     entries: dict[str, Entry] = {}
@@ -130,28 +130,28 @@ def _outside(first: _Model, last: _Model) -> dict[str, _Model]:
     def is_head(name: str, model: _Model) -> bool:
         return model.architecture.role(name, model.state.infos[name].shape) == "head"
 
-    found = {}
+    outside = {}
     for name, place in first.outside.items():
         follows = place == 0 or name in first.state.tied or (tied and is_head(name, first))
         if not follows and name not in last.outside:
             raise MergeflowError(f"'{last.path}' lacks '{name}', which '{first.path}' has behind its blocks.")
-        found[name] = first if follows else last
-    extra = sorted(name for name in last.outside.keys() - found.keys() if not (tied and is_head(name, last)))
+        outside[name] = first if follows else last
+    extra = sorted(name for name in last.outside.keys() - outside.keys() if not (tied and is_head(name, last)))
     if extra:
         raise MergeflowError(f"'{last.path}' has '{extra[0]}' outside its blocks, which '{first.path}' lacks.")
-    return found
+    return outside
 
 
 def _check_block(first: tuple[_Model, int], other: tuple[_Model, int]) -> None:
     """Check that a block has the tensors and shapes of the first one."""
     (model, block), (strange, index) = first, other
     wanted = {part: model.state.infos[name].shape for part, name in model.blocks[block].items()}
-    found = {part: strange.state.infos[name].shape for part, name in strange.blocks[index].items()}
-    odd = sorted(part for part in wanted.keys() | found.keys() if wanted.get(part) != found.get(part))
+    shapes = {part: strange.state.infos[name].shape for part, name in strange.blocks[index].items()}
+    odd = sorted(part for part in wanted.keys() | shapes.keys() if wanted.get(part) != shapes.get(part))
     if odd:
         raise MergeflowError(
             f"block {index} of '{strange.path}' does not fit block {block} of '{model.path}': '{odd[0]}' "
-            f"is {list(found.get(odd[0], ())) or 'missing'}, there {list(wanted.get(odd[0], ())) or 'missing'}."
+            f"is {list(shapes.get(odd[0], ())) or 'missing'}, there {list(wanted.get(odd[0], ())) or 'missing'}."
         )
 
 
@@ -215,13 +215,13 @@ class Router:
             return torch.stack([by_text[text] for text in side]).mean(0) if side else torch.zeros(1)
 
         wanted = torch.stack([mean(good) for good, _ in self.prompts], 1)
-        found = torch.stack([mean(good) - mean(bad) for good, bad in self.prompts], 1)
-        lengths = found.norm(dim=-1, keepdim=True)
+        directions = torch.stack([mean(good) - mean(bad) for good, bad in self.prompts], 1)
+        lengths = directions.norm(dim=-1, keepdim=True)
         if not bool((lengths > _ROUNDING * wanted.norm(dim=-1, keepdim=True)).all()):
             raise MergeflowError(
                 "the prompts of an expert cancel out, so that its row of the router is 0: change them."
             )
-        return found / lengths
+        return directions / lengths
 
 
 @dataclass(frozen=True)
@@ -241,8 +241,8 @@ def _tokens(folder: Path | None, texts: Sequence[str], gate: str) -> list[Tensor
     """Return the tokens of each text."""
     tokenizer = _transformers(gate).AutoTokenizer
     try:
-        found = tokenizer.from_pretrained(str(folder), local_files_only=True)
-        return [torch.tensor(found(text)["input_ids"]) for text in texts]
+        tokenize = tokenizer.from_pretrained(str(folder), local_files_only=True)
+        return [torch.tensor(tokenize(text)["input_ids"]) for text in texts]
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise MergeflowError(
             f"gate {gate}: no tokenizer can be opened in '{folder}' ({str(error).splitlines()[0]:.120}). Put the "
@@ -256,13 +256,13 @@ def _mlp_inputs(folder: Path | None, tokens: Sequence[Tensor]) -> list[Tensor]:
     held: list[Tensor] = []
     for layer in model.model.layers:
         layer.mlp.register_forward_pre_hook(lambda _, given: held.append(given[0][0].float().mean(0)))
-    found = []
+    inputs = []
     with torch.no_grad():
         for ids in tokens:
             held.clear()
             model(ids[None], use_cache=False)
-            found.append(torch.stack(held))
-    return found
+            inputs.append(torch.stack(held))
+    return inputs
 
 
 def _transformers(gate: str) -> Any:
@@ -328,7 +328,7 @@ class Mixture(Frozen):
     def _paths(cls, value: Any) -> Any:
         """Take a plain path for an expert without prompts."""
         if isinstance(value, list | tuple):
-            return [{"model": one} if isinstance(one, str) else one for one in value]
+            return [{"model": path} if isinstance(path, str) else path for path in value]
         return value
 
     @model_validator(mode="after")
@@ -336,7 +336,7 @@ class Mixture(Frozen):
         faults = []
         if self.experts_per_token > len(self.experts):
             faults.append(f"experts_per_token is {self.experts_per_token}, of {len(self.experts)} experts")
-        bare = [str(index) for index, one in enumerate(self.experts) if not one.prompts]
+        bare = [str(index) for index, expert in enumerate(self.experts) if not expert.prompts]
         if self.gate != "random" and bare:
             faults.append(f"gate {self.gate} needs `prompts` of every expert; {', '.join(bare)} (from 0) has none")
         if faults:
@@ -346,8 +346,8 @@ class Mixture(Frozen):
     def paths(self) -> Iterator[str]:
         """Yield the models it is made of."""
         yield self.base
-        yield from (one.model for one in self.experts)
-        yield from (one.model for one in (self.shared,) if one is not None)
+        yield from (expert.model for expert in self.experts)
+        yield from (expert.model for expert in (self.shared,) if expert is not None)
 
 
 @dataclass(frozen=True)
@@ -360,8 +360,8 @@ class _Changed:
 
     def read(self, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened tensor."""
-        found = self.entry.read(start, stop)
-        return (found.float() * self.factor if self.factor != 1 else found).to(self.dtype.torch)
+        values = self.entry.read(start, stop)
+        return (values.float() * self.factor if self.factor != 1 else values).to(self.dtype.torch)
 
 
 @dataclass(frozen=True)
@@ -390,7 +390,9 @@ def mixed(mixture: Mixture, states: Mapping[str, LazyStateDict]) -> LazyStateDic
     target = _target(mixture, config)
     blocks = _blocks(mixture.base, base, target)
     together(*(partial(_check, path, states[path], base) for path in mixture.paths()))
-    found = mixture_config(config, target, len(mixture.experts), mixture.experts_per_token, mixture.shared is not None)
+    new_config = mixture_config(
+        config, target, len(mixture.experts), mixture.experts_per_token, mixture.shared is not None
+    )
     entries: dict[str, Entry] = {name: entry for name, entry in base.entries.items() if ".mlp." not in name}
     infos = {name: info for name, info in base.infos.items() if ".mlp." not in name}
     for name, (entry, info) in _moe_tensors(mixture, target, states, blocks).items():
@@ -402,7 +404,7 @@ def mixed(mixture: Mixture, states: Mapping[str, LazyStateDict]) -> LazyStateDic
         {},
         tied={name: first for name, first in base.tied.items() if name in infos and first in infos},
         shards=shards_like(list(states.values()), infos),
-        config=found,
+        config=new_config,
     )
 
 
@@ -426,31 +428,31 @@ def _moe_tensors(
 ) -> dict[str, tuple[Entry, TensorInfo]]:
     """Return the experts and routers of all blocks, by name."""
     base = states[mixture.base]
-    found: dict[str, tuple[Entry, TensorInfo]] = {}
+    tensors: dict[str, tuple[Entry, TensorInfo]] = {}
 
     def put(name: str, path: str, source: str, factor: float = 1.0) -> None:
-        info, own, entry = base.infos[source], states[path].infos[source], states[path].entries[source]
-        plain = own.dtype == info.dtype and factor == 1
-        found[name] = (entry if plain else _Changed(entry, info.dtype, factor), info)
+        info, stored, entry = base.infos[source], states[path].infos[source], states[path].entries[source]
+        plain = stored.dtype == info.dtype and factor == 1
+        tensors[name] = (entry if plain else _Changed(entry, info.dtype, factor), info)
 
     first = base.infos[f"model.layers.0.mlp.{target.parts[0]}.weight"]
-    width, prompts = first.shape[1], [(one.prompts, one.negative_prompts) for one in mixture.experts]
+    width, prompts = first.shape[1], [(expert.prompts, expert.negative_prompts) for expert in mixture.experts]
     router = Router(base, config_of(base), mixture.gate, prompts, mixture.seed, width, blocks)
     for block in range(blocks):
         dense = f"model.layers.{block}.mlp."
         for part in target.parts:
-            for index, one in enumerate(mixture.experts):
-                put(target.expert(block, index, part), one.model, f"{dense}{part}.weight")
+            for index, expert in enumerate(mixture.experts):
+                put(target.expert(block, index, part), expert.model, f"{dense}{part}.weight")
             if mixture.shared is not None:
                 scale = mixture.shared.scale if part == "down_proj" else 1.0
                 put(f"{dense}shared_expert.{part}.weight", mixture.shared.model, f"{dense}{part}.weight", scale)
         info = TensorInfo((len(mixture.experts), width), first.dtype)
-        found[target.router(block)] = (RouterEntry(router, block, first.dtype), info)
+        tensors[target.router(block)] = (RouterEntry(router, block, first.dtype), info)
         if target.shared:
             zeros = _shared_zeros(target, f"{dense}shared_expert", width, mixture.shared is None)
             for name, shape in zeros.items():
-                found[name] = (_Zeros(first.dtype), TensorInfo(shape, first.dtype))
-    return found
+                tensors[name] = (_Zeros(first.dtype), TensorInfo(shape, first.dtype))
+    return tensors
 
 
 def _blocks(path: str, base: LazyStateDict, target: Target) -> int:
@@ -477,9 +479,9 @@ def _check(path: str, state: LazyStateDict, base: LazyStateDict) -> None:
     names = [name for name in base if ".mlp." in name]
     odd = [name for name in names if name not in state or state.infos[name].shape != base.infos[name].shape]
     if odd:
-        found = list(state.infos[odd[0]].shape) if odd[0] in state else "missing"
+        shape = list(state.infos[odd[0]].shape) if odd[0] in state else "missing"
         raise MergeflowError(
-            f"'{path}': '{odd[0]}' is {found}, the base's is {list(base.infos[odd[0]].shape)}"
+            f"'{path}': '{odd[0]}' is {shape}, the base's is {list(base.infos[odd[0]].shape)}"
             + (f", and {len(odd) - 1} more" if len(odd) > 1 else "")
             + ": experts of a mixture have the base's sizes."
         )
@@ -487,10 +489,10 @@ def _check(path: str, state: LazyStateDict, base: LazyStateDict) -> None:
 
 def _shared_zeros(target: Target, place: str, width: int, alone: bool) -> dict[str, tuple[int, ...]]:
     """Return shapes of zeros: a gate of the shared expert, open by half; where there is none an expert that adds 0."""
-    found: dict[str, tuple[int, ...]] = {f"{place}_gate.weight": (1, width)}
+    shapes: dict[str, tuple[int, ...]] = {f"{place}_gate.weight": (1, width)}
     if alone:
-        found |= {f"{place}.{part}.weight": (width, 1) if part == "down_proj" else (1, width) for part in target.parts}
-    return found
+        shapes |= {f"{place}.{part}.weight": (width, 1) if part == "down_proj" else (1, width) for part in target.parts}
+    return shapes
 
 
 PREFIX = "step:"
@@ -504,7 +506,7 @@ class Slices(tuple[Slice, ...]):
 
     def paths(self) -> Iterator[str]:
         """Yield the models it is made of."""
-        yield from (one.model for one in self)
+        yield from (part.model for part in self)
 
 
 def step_named(path: str) -> str | None:
@@ -519,16 +521,16 @@ def step_named(path: str) -> str | None:
 
 def lifted(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe's values with `slices` or `mixture` as its one step and expert, which is taken as it is."""
-    found = dict(values)
+    recipe = dict(values)
     for key in ASSEMBLED:
-        if key in found:
-            if "experts" in found or "steps" in found:
+        if key in recipe:
+            if "experts" in recipe or "steps" in recipe:
                 raise ValueError(
                     f"`{key}` is the whole model: in a recipe with experts or steps it is a step of its own"
                 )
-            found |= {"steps": {key: {key: found.pop(key)}}, "experts": {key: PREFIX + key}}
-            found.setdefault("method", "passthrough")
-    return found
+            recipe |= {"steps": {key: {key: recipe.pop(key)}}, "experts": {key: PREFIX + key}}
+            recipe.setdefault("method", "passthrough")
+    return recipe
 
 
 def check_steps(steps: Mapping[str, Any], paths: Iterable[str]) -> None:
@@ -577,7 +579,7 @@ def _step(name: str, value: Any, merge: type, parse_merge: Callable[[Any, str], 
     if isinstance(value, Sequence) and not isinstance(value, str):
         if not value:
             raise MergeflowError(f"{origin}: no slices")
-        return Slices(validated(Slice, one, f"{origin}, slice {index + 1}") for index, one in enumerate(value))
+        return Slices(validated(Slice, part, f"{origin}, slice {index + 1}") for index, part in enumerate(value))
     if not isinstance(value, Mapping):
         raise ValueError(
             f"{origin}: expected a merge (method, experts …), a list of slices, or a mixture, found {shown(value)}"
@@ -590,7 +592,7 @@ def _step(name: str, value: Any, merge: type, parse_merge: Callable[[Any, str], 
 
 def _plain_steps(value: Any) -> Any:
     return value and {
-        name: [one.model_dump(mode="json", exclude_none=True) for one in step]
+        name: [part.model_dump(mode="json", exclude_none=True) for part in step]
         if isinstance(step, Slices)
         else {"mixture": step.model_dump(mode="json", exclude_none=True)}
         if isinstance(step, Mixture)

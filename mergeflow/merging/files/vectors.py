@@ -46,13 +46,15 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike, *, force: bool = Fa
         fitted = fit_inputs(origin, {"expert": opened})
         fitted.check()
         tuned = fitted.experts["expert"]
-        found, taken = fingerprint(origin), tuned.metadata.get(BASE)
-        if tuned.is_task_vector and taken and not matches(origin, taken, found):
-            raise another_base(tuned.path, taken, found)
+        origin_digest, taken = fingerprint(origin), tuned.metadata.get(BASE)
+        if tuned.is_task_vector and taken and not matches(origin, taken, origin_digest):
+            raise another_base(tuned.path, taken, origin_digest)
         if tuned.is_task_vector and not tuned.absolute:
-            return _combine([(1.0, tuned)], target, {BASE: found})
+            return _combine([(1.0, tuned)], target, {BASE: origin_digest})
         whole = _only(origin, tuned.absolute) if tuned.is_task_vector else origin
-        return _combine([(1.0, tuned), (-1.0, whole)], target, {BASE: found, "mergeflow.expert": fingerprint(tuned)})
+        return _combine(
+            [(1.0, tuned), (-1.0, whole)], target, {BASE: origin_digest, "mergeflow.expert": fingerprint(tuned)}
+        )
 
 
 def add(
@@ -163,8 +165,8 @@ def open_vector(path: Pathlike) -> LazyStateDict:
 
 def _only(state: LazyStateDict, names: Collection[str]) -> LazyStateDict:
     """Return some tensors of a state dict; the files stay the state dict's."""
-    kept = {name: state.entries[name] for name in names}
-    return LazyStateDict(state.path, kept, {name: state.infos[name] for name in names}, state.metadata)
+    entries = {name: state.entries[name] for name in names}
+    return LazyStateDict(state.path, entries, {name: state.infos[name] for name in names}, state.metadata)
 
 
 def _common_base(states: Sequence[LazyStateDict]) -> dict[str, str]:
@@ -207,16 +209,16 @@ def _piece(state: LazyStateDict, name: str, start: int, count: int) -> Tensor:
 
 
 def _joint_infos(states: Sequence[LazyStateDict]) -> dict[str, TensorInfo]:
-    found: dict[str, TensorInfo] = {}
+    infos: dict[str, TensorInfo] = {}
     wide = any(info.dtype == FLOAT64 for state in states for info in state.infos.values())
     for state in states:
         for name, info in state.infos.items():
             if not info.dtype.is_floating_point:
                 continue
-            if name in found and found[name].shape != info.shape:
+            if name in infos and infos[name].shape != info.shape:
                 raise MergeflowError(
-                    f"tensor '{name}' has shape {list(info.shape)} in '{state.path}' and {list(found[name].shape)} in "
+                    f"tensor '{name}' has shape {list(info.shape)} in '{state.path}' and {list(infos[name].shape)} in "
                     "another task vector: they are of different models."
                 )
-            found[name] = TensorInfo(info.shape, FLOAT64 if wide else FLOAT32)
-    return dict(sorted(found.items()))
+            infos[name] = TensorInfo(info.shape, FLOAT64 if wide else FLOAT32)
+    return dict(sorted(infos.items()))

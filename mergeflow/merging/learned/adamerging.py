@@ -90,7 +90,7 @@ def _descend(
     names = list(stacks.model.shapes)
     values = torch.full((len(stacks.model.experts), len(names)), args.init, dtype=torch.float64)
     mean, square = torch.zeros_like(values), torch.zeros_like(values)
-    found = Learned({})
+    learned = Learned({})
     for step in range(args.steps):
         value, gradients = loss(_merged(stacks, directions, names, values), step)
         if not torch.isfinite(torch.tensor(value)):
@@ -104,12 +104,14 @@ def _descend(
         values.addcdiv_(mean / (1 - _BETA1 ** (step + 1)), correction, value=-args.lr)
         if args.clamp:
             values.clamp_(0, 1)
-        found.losses.append(float(value))
-        found.history.append({name: float(row.mean()) for name, row in zip(stacks.model.experts, values, strict=True)})
+        learned.losses.append(float(value))
+        learned.history.append(
+            {name: float(row.mean()) for name, row in zip(stacks.model.experts, values, strict=True)}
+        )
         progress(step + 1, args.steps)
     for name, row in zip(stacks.model.experts, values.tolist(), strict=True):
-        found.coefficients[name] = dict(zip(names, row, strict=True))
-    return found
+        learned.coefficients[name] = dict(zip(names, row, strict=True))
+    return learned
 
 
 def _merged(stacks: Stacks, directions: Directions, names: list[str], values: Tensor) -> dict[str, Tensor]:

@@ -62,16 +62,16 @@ class LowRank:
         self._stacks = stacks
         self._means = {name: _mean(stacks, name) for name in stacks.model.shapes}
         self._files: list[LazyStateDict] = []
-        known, ties = stacks.model.architecture, stacks.model.tied
-        found = {name: args.form(known, ties.get(name, name), shape) for name, shape in stacks.model.shapes.items()}
-        self._forms = {name: form for name, form in found.items() if form is not None}
+        family, ties = stacks.model.architecture, stacks.model.tied
+        ways = {name: args.form(family, ties.get(name, name), shape) for name, shape in stacks.model.shapes.items()}
+        self._forms = {name: form for name, form in ways.items() if form is not None}
         for number, expert in enumerate(stacks.model.experts):
             factors: dict[str, Tensor] = {}
             for name, form in self._forms.items():
                 _, (tau,) = stacks.one_by_one(name, [expert])
                 for index, part in enumerate(form.split(tau.sub_(self._means[name]))):
-                    own = _factors(part, args.rank(part.shape))
-                    factors.update({f"{name}/{index}/{side}": factor for side, factor in own.items()})
+                    pair = _factors(part, args.rank(part.shape))
+                    factors.update({f"{name}/{index}/{side}": factor for side, factor in pair.items()})
             write_checkpoint(folder / f"{number}.safetensors", factors)
             self._files.append(open_safetensors(folder / f"{number}.safetensors"))
 
@@ -121,5 +121,5 @@ def _factors(part: Tensor, rank: int) -> dict[str, Tensor]:
     return {"left": left.contiguous().cpu(), "right": right.contiguous().cpu()}
 
 
-def _inner(one: Tensor, other: Tensor) -> float:
-    return float((one * other).sum(dtype=torch.float64))
+def _inner(first: Tensor, other: Tensor) -> float:
+    return float((first * other).sum(dtype=torch.float64))

@@ -45,17 +45,17 @@ class FactorCache:
             compute: (matrix, rank) → factors with at least that many columns, such as `leading_factors`.
         """
         side = min(matrix.shape)
-        kept = ceil(side * self.rank_ratio)
-        key = _digest(matrix), kept if rank <= kept else side
+        wanted = ceil(side * self.rank_ratio)
+        key = _digest(matrix), wanted if rank <= wanted else side
         with self._lock:
-            known = self._known.get(key)
-            self.hits += known is not None
-            self.misses += known is None
-        if known is None:
-            known = compute(matrix, key[1])
+            cached = self._known.get(key)
+            self.hits += cached is not None
+            self.misses += cached is None
+        if cached is None:
+            cached = compute(matrix, key[1])
             with self._lock:
-                self._known[key] = known
-        return known
+                self._known[key] = cached
+        return cached
 
 
 def _digest(matrix: Tensor) -> bytes:

@@ -61,7 +61,7 @@ def own_directions(tall: Tensor, common: Outside | None, rank: int, longer: bool
     Args:
         tall: A_t, [T, m, n] with n ≤ m.
     """
-    moved = [expert for expert, one in enumerate(tall) if not is_zero(one)]
+    moved = [expert for expert, tau in enumerate(tall) if not is_zero(tau)]
     of_one = _outside_long if longer else _outside_short
     return [of_one(tall, expert, common, rank) for expert in moved]
 
@@ -102,7 +102,7 @@ def _norm(product: Tensor) -> float:
     return float(product.trace().sqrt())
 
 
-def put_long_sides(tall: Tensor, found: list[Outside], place: Tensor) -> None:
+def put_long_sides(tall: Tensor, ways: list[Outside], place: Tensor) -> None:
     """Put the longer sides [m, Σ r] of all directions, exact, into two matrices of another type, word by word.
 
     Args:
@@ -110,12 +110,12 @@ def put_long_sides(tall: Tensor, found: list[Outside], place: Tensor) -> None:
         found: Those of the sum first.
         place: [2 or more, m, Σ r or more] in the type of A_t, which it may be.
     """
-    weights = [one.short / one.sigma if one.weights is None else one.weights for one in found]
+    weights = [way.short / way.sigma if way.weights is None else way.weights for way in ways]
     for rows, into in zip(tall.split(ROWS, 1), place.split(ROWS, 1), strict=True):
         sides: list[Tensor] = []
-        for one, weight in zip(found, weights, strict=True):
-            side = (rows.sum(0) if one.expert is None else rows[one.expert]).double() @ weight
-            sides.append(side if one.shared is None else side.addmm_(sides[0], one.shared, alpha=-1))
+        for way, weight in zip(ways, weights, strict=True):
+            side = (rows.sum(0) if way.expert is None else rows[way.expert]).double() @ weight
+            sides.append(side if way.shared is None else side.addmm_(sides[0], way.shared, alpha=-1))
         words = torch.cat(sides, 1).view(_word(rows)).chunk(8 // rows.itemsize, 1)
         for target, half in zip(into.view(_word(into)), words, strict=False):
             target[:, : half.shape[1]] = half

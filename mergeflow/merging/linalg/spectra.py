@@ -151,9 +151,9 @@ def low_rank_factors(matrix: Tensor, rank: int, cache: FactorCache | None = None
         matrix: A, [m, n].
         rank: k, 1 … min(m, n).
     """
-    found = cache.factors(matrix, rank, leading_factors) if cache is not None else leading_factors(matrix, rank)
+    factors = cache.factors(matrix, rank, leading_factors) if cache is not None else leading_factors(matrix, rank)
     # Contiguous whatever they were cut from: products of the same numbers in another layout may differ in the last bit.
-    basis, image = (factor[:, :rank].contiguous() for factor in found)
+    basis, image = (factor[:, :rank].contiguous() for factor in factors)
     return (image, basis.T) if matrix.shape[0] >= matrix.shape[1] else (basis, image.T)
 
 
@@ -240,6 +240,6 @@ def whitening(product: Tensor) -> tuple[Tensor, Tensor]:
     del product
     sigma = values.clamp_(min=0).sqrt_()
     real = sigma > _NULL * sigma[-1]
-    kept = vectors[:, real]
+    real_vectors = vectors[:, real]
     del vectors
-    return (kept / sigma[real]) @ kept.T, sigma
+    return (real_vectors / sigma[real]) @ real_vectors.T, sigma

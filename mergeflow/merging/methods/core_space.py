@@ -82,13 +82,13 @@ def _in_blocks(args: CoreSpaceArgs, name: str, model: Model) -> bool:
     return args.then != "ties" and all_but_matrices(args, name, model)
 
 
-def _core_space_bytes(args: CoreSpaceArgs, one: Matrix) -> int:
-    beside = one.experts * one.short
-    factors = 8 * beside * (one.rows + one.columns)  # all A and B
-    ups, downs = (Matrix(side, beside, 1, one.itemsize) for side in (one.rows, one.columns))
-    found = 8 * (ups.short * one.rows + downs.short * one.columns)
-    cores = 8 * ups.short * downs.short * (2 * one.experts + 6)
-    return factors + max(factors + max(svd_bytes(ups), svd_bytes(downs)) + found, found + cores + 2 * one.wide)
+def _core_space_bytes(args: CoreSpaceArgs, shape: Matrix) -> int:
+    width = shape.experts * shape.short
+    factors = 8 * width * (shape.rows + shape.columns)  # all A and B
+    ups, downs = (Matrix(side, width, 1, shape.itemsize) for side in (shape.rows, shape.columns))
+    bases = 8 * (ups.short * shape.rows + downs.short * shape.columns)
+    cores = 8 * ups.short * downs.short * (2 * shape.experts + 6)
+    return factors + max(factors + max(svd_bytes(ups), svd_bytes(downs)) + bases, bases + cores + 2 * shape.wide)
 
 
 def _workspace(args: CoreSpaceArgs, name: str, model: Model) -> int:
@@ -122,12 +122,12 @@ def core_space(stack: Stack, args: CoreSpaceArgs) -> Parts:
     taus = stack.taus
     if is_zero(taus):
         return stack.base, torch.zeros_like(stack.base)
-    form, own = stack.form(args.split_qkv), stack.factors()
+    form, given = stack.form(args.split_qkv), stack.factors()
     whole = form.cut is None and not form.stacked
     parts = []
     for part in form.split(taus):
-        pairs = own if own is not None and whole else [None if is_zero(tau) else factors_of(tau) for tau in part]
+        pairs = given if given is not None and whole else [None if is_zero(tau) else factors_of(tau) for tau in part]
         some = any(pair is not None for pair in pairs)
-        found = merged_in_core(pairs, stack.model.weights, args) if some else torch.zeros_like(part[0])
-        parts.append(found.to(taus.dtype))
+        merged = merged_in_core(pairs, stack.model.weights, args) if some else torch.zeros_like(part[0])
+        parts.append(merged.to(taus.dtype))
     return stack.base, form.join(parts)

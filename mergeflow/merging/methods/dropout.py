@@ -97,9 +97,9 @@ def dare_sparsify(stack: Stack, args: DareArgs) -> Tensor:
     sparse = stack.take(weighted=False).mul_(column)
     for name, bound, tau in zip(stack.model.experts, bounds, sparse, strict=True):
         drawn = uniform_bits(args.seed, name, stack.name, stack.start, tau.numel())
-        kept = torch.from_numpy(drawn >= bound).reshape(tau.shape).to(tau.device)
+        mask = torch.from_numpy(drawn >= bound).reshape(tau.shape).to(tau.device)
         # As integers, so that what is dropped is +0 and no −0; `masked_fill_` takes eight times as long.
-        tau.view(torch.int32 if tau.dtype == torch.float32 else torch.int64).mul_(kept)
+        tau.view(torch.int32 if tau.dtype == torch.float32 else torch.int64).mul_(mask)
     return sparse
 
 
@@ -114,8 +114,8 @@ def della_sparsify(stack: Stack, args: DellaArgs) -> Tensor:
     by_rank = torch.arange(n, dtype=taus.dtype, device=taus.device) * step
     drops = torch.tensor(args.each("drop", len(taus)), dtype=taus.dtype, device=taus.device)
     leasts = drops - args.window / 2 if n > 1 else drops
-    found = torch.empty_like(taus)
-    for name, tau, least, out in zip(stack.model.experts, taus, leasts, found, strict=True):
+    sparse = torch.empty_like(taus)
+    for name, tau, least, out in zip(stack.model.experts, taus, leasts, sparse, strict=True):
         bits = torch.from_numpy(uniform_bits(args.seed, name, stack.name, stack.start, tau.numel())).reshape(tau.shape)
         pairs = zip(tau.split(some), bits.split(some), out.split(some), strict=True)
         for rows, drawn, into in pairs:  # some rows of one expert: what a sort holds is ten times its input
@@ -123,7 +123,7 @@ def della_sparsify(stack: Stack, args: DellaArgs) -> Tensor:
             drop = torch.empty_like(rows).scatter_(-1, order, (by_rank + least).expand_as(rows).contiguous())
             keep = drawn.to(rows.device).double() >= drop.double() * 2**32
             into.copy_(torch.where(keep, rows / (1 - drop), 0))
-    return found.reshape(stack.taus.shape).mul_(stack.weight_column)
+    return sparse.reshape(stack.taus.shape).mul_(stack.weight_column)
 
 
 def _falling(magnitudes: Tensor) -> Tensor:

@@ -101,14 +101,14 @@ def _softmax_divergence(base: Tensor, tau: Tensor) -> Tensor:
     """Return KL(softmax(base + tau) ‖ softmax(base)) of each row along the last axis, [..., 1]; float64 within."""
     width = base.shape[-1] if base.ndim else 1
     rows, moved = base.reshape(-1, width), tau.reshape(-1, width)
-    found = torch.empty(len(rows), dtype=base.dtype, device=base.device)
+    divergence = torch.empty(len(rows), dtype=base.dtype, device=base.device)
     step = max(1, _CHUNK // max(width, 1))
     for start in range(0, len(rows), step):
         before = rows[start : start + step].double()
         p = torch.softmax(before + moved[start : start + step].double(), -1) + _EPS
         q = torch.softmax(before, -1) + _EPS
-        found[start : start + step] = (p * torch.log(p / q)).sum(-1)
-    return found.reshape(*base.shape[:-1], 1) if base.ndim else found.reshape(())
+        divergence[start : start + step] = (p * torch.log(p / q)).sum(-1)
+    return divergence.reshape(*base.shape[:-1], 1) if base.ndim else divergence.reshape(())
 
 
 @method("sce", SceArgs, weights="none", workspace=tensors(lambda experts: 5 * experts + 3), on_device=Copies(5, 1))

@@ -83,11 +83,11 @@ class AdamergingArgs(Args):
 
 
 def _datum(stack: Stack, kind: str, expert: str, shape: torch.Size) -> Tensor:
-    found = stack.datum(kind, expert)
-    if found is None or found.shape != shape:
-        what = "is missing" if found is None else f"has shape {list(found.shape)}, expected {list(shape)}"
+    datum = stack.datum(kind, expert)
+    if datum is None or datum.shape != shape:
+        what = "is missing" if datum is None else f"has shape {list(datum.shape)}, expected {list(shape)}"
         raise MergeflowError(f"the statistic '{kind}' of expert '{expert}' for tensor '{stack.name}' {what}.")
-    return found
+    return datum
 
 
 @method("fisher", FisherArgs, elementwise=True, anchor="–", weights="shares", data=(FISHER,), on_device=Copies(4, 2))
@@ -120,7 +120,7 @@ def fisher(stack: Stack, args: FisherArgs) -> Parts:
 
 
 def _without_grams(args: RegmeanArgs, name: str, model: Model) -> bool:
-    return all(name not in found for found in model.data["gram"].values())
+    return all(name not in grams for grams in model.data["gram"].values())
 
 
 def _regmean_bytes(args: RegmeanArgs, name: str, model: Model) -> int:
@@ -183,9 +183,9 @@ def adamerging_directions(stack: Stack, args: AdamergingArgs) -> tuple[Tensor, l
     return stack.base + mean, [form.join(low) for low in parts]
 
 
-def _adamerging_bytes(args: AdamergingArgs, one: Matrix) -> int:
-    centred = (3 * one.experts + 4) * one.nbytes  # centred task vectors, their low-rank parts, and what makes them
-    return centred + decomposition(one) + 4 * 8 * (one.rows + one.columns) * one.short
+def _adamerging_bytes(args: AdamergingArgs, shape: Matrix) -> int:
+    centred = (3 * shape.experts + 4) * shape.nbytes  # centred task vectors, their low-rank parts, and what makes them
+    return centred + decomposition(shape) + 4 * 8 * (shape.rows + shape.columns) * shape.short
 
 
 def _no_low_rank(args: AdamergingArgs, name: str, model: Model) -> bool:
@@ -222,8 +222,12 @@ def adamerging(stack: Stack, args: AdamergingArgs) -> Parts:
     result = torch.zeros_like(stack.base)
     given = stack.model.data.get("coefficients", {})
     for name, direction in zip(stack.model.experts, directions, strict=True):
-        found = given.get(name, args.init)
-        value = float(found) if isinstance(found, int | float) else float(found.get(stack.name, args.init))
+        coefficient = given.get(name, args.init)
+        value = (
+            float(coefficient)
+            if isinstance(coefficient, int | float)
+            else float(coefficient.get(stack.name, args.init))
+        )
         if not isfinite(value):
             raise MergeflowError(f"the coefficient of expert '{name}' for tensor '{stack.name}' is {value}.")
         result += direction * value

@@ -34,10 +34,10 @@ def in_blocks(args: Any, name: str, model: Model) -> bool:
 
 def inner_products(stack: Stack, on: On) -> Tensor:
     """Return v_s · v_t of the whole tensor, float64 [T, T] on the CPU; v is τ (`task_vectors`) or θ (`weights`)."""
-    known: dict[str, Tensor] = stack.model.known.get(_NAME, {})
+    products: dict[str, Tensor] = stack.model.known.get(_NAME, {})
     return (
-        known[stack.name]
-        if stack.name in known
+        products[stack.name]
+        if stack.name in products
         else _total((part for _, part in _by_block(stack, on)), len(stack.taus))
     )
 
@@ -108,14 +108,16 @@ def _blocks(stack: Stack, on: On) -> Iterator[tuple[int, Tensor]]:
 def inner_product_pass(on: Callable[[Any], On]) -> Callable[[Any, DType], tuple[Pass, ...]]:
     """Return the passes of a method that reads `inner_products`: one over large tensors alone."""
 
-    def observe(found: dict[int, Rows], stack: Stack, args: Any) -> dict[int, Rows]:
+    def observe(rows: dict[int, Rows], stack: Stack, args: Any) -> dict[int, Rows]:
         # Python's numbers: small tensors would lie between the large ones that are freed, and leave holes of 3 GB.
-        found |= {stack.start + at: part.tolist() for at, part in _by_block(stack, on(args))}
-        return found
+        rows |= {stack.start + at: part.tolist() for at, part in _by_block(stack, on(args))}
+        return rows
 
-    def finish(found: dict[int, Rows], model: Model, args: Any) -> Tensor:
-        parts = (torch.tensor(found[start], dtype=torch.float64) for start in sorted(found))
+    def finish(rows: dict[int, Rows], model: Model, args: Any) -> Tensor:
+        parts = (torch.tensor(rows[start], dtype=torch.float64) for start in sorted(rows))
         return _total(parts, len(model.experts))
 
-    one = Pass(_NAME, lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish, only=in_blocks, within=True)
-    return lambda args, dtype: (one,)
+    first_pass = Pass(
+        _NAME, lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish, only=in_blocks, within=True
+    )
+    return lambda args, dtype: (first_pass,)

@@ -33,8 +33,8 @@ class LinesArgs(Args):
     def _anchored_at_base(cls, name: str) -> str:
         from mergeflow.merging.catalog import get
 
-        found = get(name)
-        if name == "lines" or found.anchor != "θ0" or found.data:
+        method = get(name)
+        if name == "lines" or method.anchor != "θ0" or method.data:
             raise ValueError(f"LiNeS scales methods anchored at θ0 that need no data, and '{name}' is not one of them")
         return name
 
@@ -57,8 +57,8 @@ class LinesArgs(Args):
     @property
     def selection(self) -> Selection | None:
         """Which matrices the scaled method treats apart."""
-        found: Selection | None = self.inner()[1].selection
-        return found
+        selection: Selection | None = self.inner()[1].selection
+        return selection
 
     @property
     def splits(self) -> bool:
@@ -84,14 +84,14 @@ _Squares = dict[tuple[str, int], tuple[float, float]]
 def _length_pass() -> Pass:
     """Return the pass that finds ‖Στ‖ / (T ‖direction‖) over the whole model; its sums are exact in any order."""
 
-    def observe(found: _Squares, stack: Stack, args: LinesArgs) -> _Squares:
+    def observe(squares: _Squares, stack: Stack, args: LinesArgs) -> _Squares:
         inner, inner_args = args.inner()
         summed = _square(stack.weighted.sum(0))  # before the inner method, which may take the task vectors
-        found[stack.name, stack.start] = (summed, _square(inner(stack, inner_args)[1]))
-        return found
+        squares[stack.name, stack.start] = (summed, _square(inner(stack, inner_args)[1]))
+        return squares
 
-    def finish(found: _Squares, model: Model, args: LinesArgs) -> float:
-        summed, directed = (fsum(pair[side] for pair in found.values()) for side in (0, 1))
+    def finish(squares: _Squares, model: Model, args: LinesArgs) -> float:
+        summed, directed = (fsum(pair[side] for pair in squares.values()) for side in (0, 1))
         return sqrt(summed / directed) / len(model.experts) if directed else 0.0
 
     return Pass("lines.alpha", lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish)

@@ -62,15 +62,15 @@ def sum_truncated(stack: Stack, taus: Tensor, args: LowRankArgs) -> Tensor:
     return form.join(totals)
 
 
-def _factor_bytes(args: LowRankArgs, one: Matrix) -> int:
-    rank = rank_of((one.rows, one.columns), args.rank_ratio, args.rounding)
-    found = one.short // 8 if rank <= one.short // 8 else one.short
-    factors = (one.rows + one.columns) * (max(rank, one.short // 8) + rank) * one.itemsize
-    return max(decomposition(one, found), 16 * one.short * found + factors)
+def _factor_bytes(args: LowRankArgs, shape: Matrix) -> int:
+    rank = rank_of((shape.rows, shape.columns), args.rank_ratio, args.rounding)
+    rank_found = shape.short // 8 if rank <= shape.short // 8 else shape.short
+    factors = (shape.rows + shape.columns) * (max(rank, shape.short // 8) + rank) * shape.itemsize
+    return max(decomposition(shape, rank_found), 16 * shape.short * rank_found + factors)
 
 
-def _cart_bytes(args: CartArgs, one: Matrix) -> int:
-    return one.nbytes + _factor_bytes(args, one)  # the mean
+def _cart_bytes(args: CartArgs, shape: Matrix) -> int:
+    return shape.nbytes + _factor_bytes(args, shape)  # the mean
 
 
 @method(

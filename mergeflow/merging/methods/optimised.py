@@ -52,8 +52,8 @@ def minimise_interference(taus: Tensor, args: WudiArgs) -> Tensor:
         return taus.sum(0)
     curvature = _curvature(taus, norms)
     result, pull = _start_and_pull(taus, norms)
-    for some, own in zip(result.split(_ROWS), pull.split(_ROWS), strict=True):
-        _descend(some, own, curvature, args)
+    for some, pulled in zip(result.split(_ROWS), pull.split(_ROWS), strict=True):
+        _descend(some, pulled, curvature, args)
     return result
 
 
@@ -126,14 +126,16 @@ def _share(form: Tensor, norm: Tensor | None) -> Tensor:
     return share
 
 
-def _wudi_bytes(args: WudiArgs, one: Matrix) -> int:
-    starts = range(0, one.columns, _WIDTH)
-    curvature = sum((one.columns - start) * min(_WIDTH, one.columns - start) for start in starts)
-    side, other = (one.rows, one.columns) if one.columns > max(one.rows, _WIDTH) else (one.columns, one.rows)
+def _wudi_bytes(args: WudiArgs, shape: Matrix) -> int:
+    starts = range(0, shape.columns, _WIDTH)
+    curvature = sum((shape.columns - start) * min(_WIDTH, shape.columns - start) for start in starts)
+    side, other = (
+        (shape.rows, shape.columns) if shape.columns > max(shape.rows, _WIDTH) else (shape.columns, shape.rows)
+    )
     pulled = 3 * side * side + 5 * min(_WIDTH, other) * side
-    formed = (one.rows + one.columns) * min(_WIDTH, one.columns)
-    work = max(formed, pulled, 4 * min(_ROWS, one.rows) * one.columns)
-    return max(one.nbytes, (curvature + work) * one.itemsize)
+    formed = (shape.rows + shape.columns) * min(_WIDTH, shape.columns)
+    work = max(formed, pulled, 4 * min(_ROWS, shape.rows) * shape.columns)
+    return max(shape.nbytes, (curvature + work) * shape.itemsize)
 
 
 @method(

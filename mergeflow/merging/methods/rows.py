@@ -23,8 +23,8 @@ class RowPruneArgs(Args):
     split_qkv: SplitQkv = False
 
 
-def _row_bytes(args: RowPruneArgs, one: Matrix) -> int:
-    return one.nbytes  # the sum
+def _row_bytes(args: RowPruneArgs, shape: Matrix) -> int:
+    return shape.nbytes  # the sum
 
 
 @method(
@@ -56,7 +56,7 @@ def row_prune(stack: Stack, args: RowPruneArgs) -> Parts:
 def _sum_of_kept_rows(matrices: Tensor, args: RowPruneArgs) -> Tensor:
     """Return the sum [m, n] of matrices [T, m, n], whose other rows become 0."""
     order = matrices.norm(dim=2).argsort(dim=1, descending=args.rows == "largest", stable=True)
-    kept = floor(args.keep * order.shape[1] + 1e-9)
+    count = floor(args.keep * order.shape[1] + 1e-9)
     for matrix, rows in zip(matrices, order, strict=True):
-        matrix[rows[kept:]] = 0
+        matrix[rows[count:]] = 0
     return matrices.sum(0)

@@ -125,7 +125,7 @@ def check_cuts(beta: float, gamma: float) -> None:
 def breadcrumbs_sparsify(stack: Stack, args: BreadcrumbsArgs) -> Tensor:
     """Return w_t m_t ⊙ τ_t, [T, *base.shape], without the smallest and the largest magnitudes of each task vector."""
     count, n = len(stack.taus), prod(stack.shape)
-    kept = stack.model.known.get("kept", {}).get(stack.name)
+    thresholds = stack.model.known.get("kept", {}).get(stack.name)
     taus = stack.take(weighted=False)
     room = torch.empty_like(taus[0]).reshape(-1)  # fresh memory for each expert would cost as much as the arithmetic
     for index, (first, last) in enumerate(_places(args, n, count)):
@@ -135,7 +135,7 @@ def breadcrumbs_sparsify(stack: Stack, args: BreadcrumbsArgs) -> Tensor:
         elif first > 1 or last < n:
             magnitudes = torch.abs(tau, out=room)
             bounds = [
-                (kept[index][place] if kept else kth_smallest(magnitudes, k)) if cut else None
+                (thresholds[index][place] if thresholds else kth_smallest(magnitudes, k)) if cut else None
                 for place, (k, cut) in enumerate([(first, first > 1), (last, last < n)])
             ]
             _keep_between(tau, magnitudes, *bounds)
@@ -148,12 +148,12 @@ def _keep_between(
     tau: Tensor, magnitudes: Tensor, least: Tensor | float | None, greatest: Tensor | float | None
 ) -> None:
     """Zero a task vector where its magnitudes [n] are below the least or above the greatest that are kept."""
-    kept = torch.empty_like(tau[:BLOCK])  # 1 and 0: to multiply by numbers takes a fifth of the time of truth values
+    mask = torch.empty_like(tau[:BLOCK])  # 1 and 0: to multiply by numbers takes a fifth of the time of truth values
     for part, size in zip(tau.split(BLOCK), magnitudes.split(BLOCK), strict=True):
         if least is not None:
-            part.mul_(torch.ge(size, least, out=kept[: len(part)]))
+            part.mul_(torch.ge(size, least, out=mask[: len(part)]))
         if greatest is not None:
-            part.mul_(torch.le(size, greatest, out=kept[: len(part)]))
+            part.mul_(torch.le(size, greatest, out=mask[: len(part)]))
 
 
 @method("magmax", MagmaxArgs, elementwise=True, weights="none", on_device=Copies(2, 3))

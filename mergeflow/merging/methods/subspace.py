@@ -98,14 +98,14 @@ def merge_tsv(taus: Tensor, args: MatrixArgs) -> Tensor:
     shape, like = taus.shape[1:], taus.new_empty(0)
     moved = [tau for tau in taus if not is_zero(tau)]
     # The decompositions come first: their work and the longer sides are never held at once.
-    found = [short_side(tau, rank) for tau in moved]
-    longs = [long_side(tau, *pair) for tau, pair in zip(moved, found, strict=True)]
+    shorts = [short_side(tau, rank) for tau in moved]
+    longs = [long_side(tau, *pair) for tau, pair in zip(moved, shorts, strict=True)]
     del taus, moved
-    if not sum(len(sigma) for sigma, _ in found):
+    if not sum(len(sigma) for sigma, _ in shorts):
         return like.new_zeros(shape)
-    long, sigma = torch.cat(longs, 1), torch.cat([sigma for sigma, _ in found])
+    long, sigma = torch.cat(longs, 1), torch.cat([sigma for sigma, _ in shorts])
     del longs
-    short = torch.cat([side for _, side in found], 1)
+    short = torch.cat([side for _, side in shorts], 1)
     left, right = (long, short) if shape[0] >= shape[1] else (short, long)
     return _product(polar_(left).mul_(sigma), polar_(right), like)
 
@@ -123,27 +123,27 @@ def _flat(total: Tensor) -> Tensor:
 
 def _shares(side: int, experts: int, common: float) -> tuple[int, int]:
     """Return the directions of the common space, and those of each expert."""
-    own = round((side - int(side * common)) / experts)
-    return max(side - own * experts, 0), own
+    specific = round((side - int(side * common)) / experts)
+    return max(side - specific * experts, 0), specific
 
 
 def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:
     """Iso-CTS of matrices [T, m, n] → [m, n]; the longer sides of all directions take the place of τ_1 and τ_2."""
     shape, count = taus.shape[1:], len(taus)
-    rank, own = _shares(min(shape), count, args.common)
-    if count == 1 or not own:
+    rank, specific = _shares(min(shape), count, args.common)
+    if count == 1 or not specific:
         total = taus.sum(0)
         del taus
         return _flat(total)
     longer = shape[0] >= shape[1]
     tall = taus if longer else taus.mT
     common = common_directions(tall, rank)
-    found = ([] if common is None else [common]) + own_directions(tall, common, own, longer)
-    sigma, short = (torch.cat(sides, -1) for sides in ([one.sigma for one in found], [one.short for one in found]))
+    ways = ([] if common is None else [common]) + own_directions(tall, common, specific, longer)
+    sigma, short = (torch.cat(sides, -1) for sides in ([way.sigma for way in ways], [way.short for way in ways]))
     # Rounding may give more directions than the shorter side has, where the common space is empty.
     place = tall if len(sigma) <= min(shape) else tall.new_empty(2, max(shape), len(sigma))
-    put_long_sides(tall, found, place)
-    del found, common
+    put_long_sides(tall, ways, place)
+    del ways, common
     mean = float(sigma.mean())
     polar_(short)
     factor = whitening(gram_of(long_sides(place, len(sigma)), len(sigma)))[0] @ short.T
@@ -178,8 +178,8 @@ def merge_knots(taus: Tensor, args: KnotsArgs) -> Tensor:
 def _knots_of_few(taus: Tensor, args: KnotsArgs) -> Tensor:
     """KnOTS with TIES where all columns of [τ_1 … τ_T] = U Σ Vᵀ are fewer than its rows: U Σ M = [τ_1 … τ_T] V M."""
     count, _, columns = taus.shape
-    beside = (strip.transpose(0, 1).flatten(1) for strip in taus.split(_ROWS, 1))
-    sigma, right = directions(gram_of(beside, count * columns), count * columns)
+    wide = (strip.transpose(0, 1).flatten(1) for strip in taus.split(_ROWS, 1))
+    sigma, right = directions(gram_of(wide, count * columns), count * columns)
     blocks = right.T.reshape(len(sigma), count, columns).transpose(0, 1).clone()
     factors = (right @ ties_of_blocks(blocks, args.keep)).reshape(count, columns, columns)
     result = torch.empty_like(taus[0])
@@ -188,45 +188,45 @@ def _knots_of_few(taus: Tensor, args: KnotsArgs) -> Tensor:
     return result
 
 
-def _tsv_bytes(args: TsvArgs, one: Matrix) -> int:
-    rank = one.short // one.experts
-    shorts, longs = (8 * side * rank * one.experts for side in (one.short, one.long))
-    found = shorts + max(decomposition(one, rank), longs + one.strips())
-    joined = shorts + longs + max(shorts, longs, decomposition(one), _product_bytes(one))
-    return max(found, joined - one.freed)
+def _tsv_bytes(args: TsvArgs, shape: Matrix) -> int:
+    rank = shape.short // shape.experts
+    shorts, longs = (8 * side * rank * shape.experts for side in (shape.short, shape.long))
+    first = shorts + max(decomposition(shape, rank), longs + shape.strips())
+    joined = shorts + longs + max(shorts, longs, decomposition(shape), _product_bytes(shape))
+    return max(first, joined - shape.freed)
 
 
-def _product_bytes(one: Matrix) -> int:
-    return one.nbytes + 8 * _ROWS * one.columns
+def _product_bytes(shape: Matrix) -> int:
+    return shape.nbytes + 8 * _ROWS * shape.columns
 
 
-def _iso_c_bytes(args: MatrixArgs, one: Matrix) -> int:
-    return one.nbytes + max(0, decomposition(one) + one.strips(2) - one.freed)
+def _iso_c_bytes(args: MatrixArgs, shape: Matrix) -> int:
+    return shape.nbytes + max(0, decomposition(shape) + shape.strips(2) - shape.freed)
 
 
-def _iso_cts_bytes(args: IsoCtsArgs, one: Matrix) -> int:
-    rank, own = _shares(one.short, one.experts, args.common)
-    if one.experts == 1 or not own:
-        return _iso_c_bytes(args, one)
-    count = rank + own * one.experts
-    beyond = 2 * one.long * count * one.itemsize + 32 * one.short * one.experts if count > one.short else 0
-    square, few = 8 * one.short * one.short, 8 * min(ROWS, one.long) * one.short
-    whole = max(4 * square, square + one.strips(2))  # polar factors of the shorter sides; the sum, as it is read
-    return max(whole, 3 * square + 5 * few, 2 * square + one.nbytes + 2 * few) + 560 * one.short + beyond
+def _iso_cts_bytes(args: IsoCtsArgs, shape: Matrix) -> int:
+    rank, specific = _shares(shape.short, shape.experts, args.common)
+    if shape.experts == 1 or not specific:
+        return _iso_c_bytes(args, shape)
+    count = rank + specific * shape.experts
+    beyond = 2 * shape.long * count * shape.itemsize + 32 * shape.short * shape.experts if count > shape.short else 0
+    square, few = 8 * shape.short * shape.short, 8 * min(ROWS, shape.long) * shape.short
+    whole = max(4 * square, square + shape.strips(2))  # polar factors of the shorter sides; the sum, as it is read
+    return max(whole, 3 * square + 5 * few, 2 * square + shape.nbytes + 2 * few) + 560 * shape.short + beyond
 
 
-def _knots_bytes(args: KnotsArgs, one: Matrix) -> int:
-    side = min(one.rows, one.columns * one.experts)
+def _knots_bytes(args: KnotsArgs, shape: Matrix) -> int:
+    side = min(shape.rows, shape.columns * shape.experts)
     vectors = 8 * side * side
-    if one.rows > side:
-        factors = 8 * side * one.columns
-        found, merged = 2 * vectors + factors, vectors + factors + one.nbytes + 24 * _ROWS * one.columns
+    if shape.rows > side:
+        factors = 8 * side * shape.columns
+        first, merged = 2 * vectors + factors, vectors + factors + shape.nbytes + 24 * _ROWS * shape.columns
     else:
-        strips = 16 * min(_ROWS, one.columns) * one.rows
-        trimmed = one.nbytes + 2 * one.rows * one.columns  # magnitudes, and what rounding took
-        found = vectors + max(trimmed, strips, 4 * one.itemsize * max(BLOCK, 64 * one.columns))
-        merged = vectors + one.nbytes + strips
-    return max(2 * vectors + 8 * 70 * side, vectors + 12 * _ROWS * side, found, merged)
+        strips = 16 * min(_ROWS, shape.columns) * shape.rows
+        trimmed = shape.nbytes + 2 * shape.rows * shape.columns  # magnitudes, and what rounding took
+        first = vectors + max(trimmed, strips, 4 * shape.itemsize * max(BLOCK, 64 * shape.columns))
+        merged = vectors + shape.nbytes + strips
+    return max(2 * vectors + 8 * 70 * side, vectors + 12 * _ROWS * side, first, merged)
 
 
 def _knots_workspace(args: KnotsArgs, name: str, model: Model) -> int:

@@ -37,11 +37,11 @@ def tensor_thresholds(values: Tensor, keep: float | Sequence[float]) -> Tensor:
     """Return the max(1, ⌊keep · n⌋)-th largest magnitude of each row of [T, …]; +∞ where keep or n is 0."""
     shares = [keep] * len(values) if isinstance(keep, float | int) else keep
     n = values[0].numel() if len(values) else 0
-    found = torch.full((len(values),), torch.inf, dtype=values.dtype, device=values.device)
-    for row, share, into in zip(values, shares, found, strict=True):
+    thresholds = torch.full((len(values),), torch.inf, dtype=values.dtype, device=values.device)
+    for row, share, into in zip(values, shares, thresholds, strict=True):
         if share and n:  # one expert after the other: a copy of its magnitudes is held
             into.copy_(kth_smallest(row.abs().reshape(-1), n - max(1, floor(share * n + 1e-9)) + 1, overwrite=True))
-    return found
+    return thresholds
 
 
 def disjoint_merge(

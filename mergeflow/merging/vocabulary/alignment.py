@@ -73,9 +73,11 @@ def align(
     Raises:
         MergeflowError: The recipe speaks of unknown tokens or models; all of it.
     """
-    own = {name: _own(wanted, rows, ids, held) for name, (ids, held) in models.items()}
-    lacking = own[BASE] < 0
-    donors = {name: found.copy() if name == BASE else np.where(lacking, found, -1) for name, found in own.items()}
+    rows_of = {name: _own(wanted, rows, ids, held) for name, (ids, held) in models.items()}
+    lacking = rows_of[BASE] < 0
+    donors = {
+        name: row_ids.copy() if name == BASE else np.where(lacking, row_ids, -1) for name, row_ids in rows_of.items()
+    }
     together(*(partial(_check, token, choice, wanted, models) for token, choice in tokens.items()))
     for token, choice in tokens.items():
         row = wanted[token]
@@ -83,11 +85,11 @@ def align(
             for name, (ids, held) in models.items():
                 donors[name][row] = _given(choice.source, name, token, ids, held)
         if choice.force:
-            for found in own.values():
-                found[row] = -1
+            for row_ids in rows_of.values():
+                row_ids[row] = -1
     spare = np.ones(rows, dtype=bool)
     spare[list(wanted.values())] = False
-    return Alignment(rows, own, donors, spare)
+    return Alignment(rows, rows_of, donors, spare)
 
 
 def _given(source: Source, model: str, token: str, ids: Mapping[str, int], held: int) -> int:
@@ -101,13 +103,13 @@ def _given(source: Source, model: str, token: str, ids: Mapping[str, int], held:
 
 def _own(wanted: Mapping[str, int], rows: int, ids: Mapping[str, int], held: int) -> Rows:
     """Return a model's row of each token, and of each row without a token."""
-    found = np.arange(rows)
-    found[min(rows, held) :] = -1
+    row_ids = np.arange(rows)
+    row_ids[min(rows, held) :] = -1
     taken = np.fromiter(ids.values(), np.int64, len(ids))
-    found[taken[taken < rows]] = -1  # a row with a token here is not the padding of a row without one there
+    row_ids[taken[taken < rows]] = -1  # a row with a token here is not the padding of a row without one there
     for token, row in wanted.items():
-        found[row] = _own_row(token, ids, held)
-    return found
+        row_ids[row] = _own_row(token, ids, held)
+    return row_ids
 
 
 def _own_row(token: str, ids: Mapping[str, int], held: int) -> int:
@@ -200,7 +202,7 @@ class AlignedEntry:
         if absent.any():
             given = [np.where(absent, donor.rows[first:last], -1) for donor in self.donors]
             self._give(out, given)
-            empty = absent & self.spare[first:last] & np.all([one < 0 for one in given], axis=0)
+            empty = absent & self.spare[first:last] & np.all([ids < 0 for ids in given], axis=0)
             if empty.any():
                 out[empty] = self._mean.to(out.dtype)
         return out.reshape(-1)[start - first * self.width : stop - first * self.width]
@@ -271,8 +273,8 @@ def rows_of(state: LazyStateDict, architecture: Architecture, owner: str) -> int
 
 def vocab_sizes(config: Mapping[str, Any]) -> list[int]:
     """Return every `vocab_size` of config.json, those of its parts too."""
-    found = [config["vocab_size"]] if isinstance(config.get("vocab_size"), int) else []
-    return found + [size for part in config.values() if isinstance(part, dict) for size in vocab_sizes(part)]
+    sizes = [config["vocab_size"]] if isinstance(config.get("vocab_size"), int) else []
+    return sizes + [size for part in config.values() if isinstance(part, dict) for size in vocab_sizes(part)]
 
 
 def token_axes(state: LazyStateDict, architecture: Architecture, rows: int) -> dict[str, int]:
@@ -280,13 +282,13 @@ def token_axes(state: LazyStateDict, architecture: Architecture, rows: int) -> d
 
     An axis that is not the first has only axes of length 1 before it, as in `final_logits_bias` [1, V].
     """
-    found = {}
+    axes = {}
     for name, info in state.infos.items():
         if architecture.role(name, info.shape) in ("embedding", "head") and rows in info.shape:
             axis = info.shape.index(rows)
             if all(length == 1 for length in info.shape[:axis]):
-                found[name] = axis
-    return found
+                axes[name] = axis
+    return axes
 
 
 def aligned(
@@ -312,20 +314,20 @@ def aligned(
         difference = state.is_task_vector and tensor not in state.absolute
         donors = () if difference else _donors(tensor, states, axis, held, plan)
         width = int(np.prod(info.shape[axis + 1 :], dtype=np.int64))
-        own = Picked(state.entries[tensor], plan.own[rows])
-        entries[tensor] = AlignedEntry(own, donors, width, info.dtype, plan.spare)
+        picked = Picked(state.entries[tensor], plan.own[rows])
+        entries[tensor] = AlignedEntry(picked, donors, width, info.dtype, plan.spare)
         infos[tensor] = TensorInfo(shape, info.dtype)
     return _with(state, entries, infos)
 
 
 def _donors(tensor: str, states: States, axis: int, held: Mapping[str, int], plan: Alignment) -> tuple[Picked, ...]:
     """Return the models that give rows of a tensor to others; a difference from the base cannot."""
-    base, found = states[BASE].infos[tensor], []
+    base, donors = states[BASE].infos[tensor], []
     for name, state in states.items():
         whole = tensor in state and not (state.is_task_vector and tensor not in state.absolute)
         if whole and _fits(state.infos[tensor], base, axis, held[name]) and bool((plan.donors[name] >= 0).any()):
-            found.append(Picked(state.entries[tensor], plan.donors[name]))
-    return tuple(found)
+            donors.append(Picked(state.entries[tensor], plan.donors[name]))
+    return tuple(donors)
 
 
 def _fits(info: TensorInfo, base: TensorInfo, axis: int, held: int) -> bool:
@@ -366,22 +368,22 @@ def union(base: Vocabulary, others: Mapping[str, Vocabulary]) -> tuple[Vocabular
     Raises:
         MergeflowError: Tokenizers of different kinds, all of them.
     """
-    other = {name: one.kind for name, one in others.items() if one.kind != base.kind}
+    other = {name: words.kind for name, words in others.items() if words.kind != base.kind}
     if other:
         listed = ", ".join(f"'{name}' {kind}" for name, kind in other.items())
         raise MergeflowError(
             f"the tokenizer of the base is a {base.kind} model, others are not ({listed}): no tokenizer is the union "
             "of both. Choose `tokenizer_source: base` or an expert's name."
         )
-    notes = [note for name, one in others.items() if (note := _cut_otherwise(name, base, one))]
-    tokens = dict.fromkeys(token for one in others.values() for token in sorted(one.ids, key=one.ids.__getitem__))
+    notes = [note for name, words in others.items() if (note := _cut_otherwise(name, base, words))]
+    tokens = dict.fromkeys(token for words in others.values() for token in sorted(words.ids, key=words.ids.__getitem__))
     new = [token for token in tokens if token not in base.ids]
     ids = {**base.ids, **{token: base.rows + place for place, token in enumerate(new)}}
     added = _added(base, others, ids)
     if not new and len(added) == len(added_tokens(base.content)):
         return base, notes
     model = dict(base.content["model"])
-    new_merges = _extend(model, ids, [base.content["model"], *(one.content["model"] for one in others.values())])
+    new_merges = _extend(model, ids, [base.content["model"], *(words.content["model"] for words in others.values())])
     if new_merges:
         notes.append(
             f"{new_merges} merges of experts' tokenizers come after the base's: text with their tokens may be cut up "
@@ -391,11 +393,11 @@ def union(base: Vocabulary, others: Mapping[str, Vocabulary]) -> tuple[Vocabular
 
 
 def _added(base: Vocabulary, others: Mapping[str, Vocabulary], ids: Mapping[str, int]) -> list[dict[str, Any]]:
-    found = {one["content"]: one for one in added_tokens(base.content)}
+    added = {token["content"]: token for token in added_tokens(base.content)}
     for other in others.values():
-        for one in added_tokens(other.content):
-            found.setdefault(one["content"], {**one, "id": ids[one["content"]]})
-    return sorted(found.values(), key=lambda one: int(one["id"]))
+        for token in added_tokens(other.content):
+            added.setdefault(token["content"], {**token, "id": ids[token["content"]]})
+    return sorted(added.values(), key=lambda token: int(token["id"]))
 
 
 def _extend(model: dict[str, Any], ids: Mapping[str, int], models: Sequence[Mapping[str, Any]]) -> int:
@@ -403,20 +405,20 @@ def _extend(model: dict[str, Any], ids: Mapping[str, int], models: Sequence[Mapp
     if isinstance(model["vocab"], dict):
         model["vocab"] = {token: ids[token] for token in sorted(ids, key=ids.__getitem__)}
     else:
-        scores = {piece: score for one in reversed(models) for piece, score in one["vocab"]}
+        scores = {piece: score for part in reversed(models) for piece, score in part["vocab"]}
         low = min((score for _, score in model["vocab"]), default=0.0) - _UNLIKELY
-        own = len(model["vocab"])
+        before = len(model["vocab"])
         in_order = sorted(ids, key=ids.__getitem__)
         if [ids[token] for token in in_order] != list(range(len(ids))):
             raise MergeflowError(
                 "the base's tokenizer leaves rows without a token between others, which a Unigram model cannot: save "
                 "it again with its library, or choose `tokenizer_source: base`."
             )
-        model["vocab"] = [*model["vocab"], *([token, scores.get(token, low)] for token in in_order[own:])]
+        model["vocab"] = [*model["vocab"], *([token, scores.get(token, low)] for token in in_order[before:])]
     if "merges" not in model:
         return 0
-    known = {_pair(merge) for merge in model["merges"]}
-    new = dict.fromkeys(_pair(merge) for one in models[1:] for merge in one["merges"] if _pair(merge) not in known)
+    merges = {_pair(merge) for merge in model["merges"]}
+    new = dict.fromkeys(_pair(merge) for part in models[1:] for merge in part["merges"] if _pair(merge) not in merges)
     as_text = bool(model["merges"]) and isinstance(model["merges"][0], str)
     model["merges"] = [*model["merges"], *(" ".join(pair) if as_text else list(pair) for pair in new)]
     return len(new)
@@ -469,7 +471,7 @@ def fit_vocabularies(choice: TokenizerChoice, base: LazyStateDict, experts: Mapp
         listed = [state.infos[tensor].shape[axis] for tensor, axis in axes.items() if tensor in state]
         held[name] = rows_of(state, architecture, name) if not state.is_task_vector else max(listed, default=held[BASE])
     rows = rows_wanted(choice, result.rows, held[BASE if choice.source == UNION else choice.source])
-    models = {name: (one.ids, held[name]) for name, one in vocabularies.items()}
+    models = {name: (words.ids, held[name]) for name, words in vocabularies.items()}
     plan = align(result.ids, rows, models, dict(choice.tokens))
     changed = {name: aligned(name, states, axes, held, plan) for name in states}
     moved = frozenset(tensor for tensor in axes if changed[BASE].entries[tensor] is not base.entries[tensor])
@@ -483,16 +485,16 @@ def fit_vocabularies(choice: TokenizerChoice, base: LazyStateDict, experts: Mapp
 
 def _read(states: States) -> dict[str, Vocabulary]:
     """Read the tokenizer of each model."""
-    found: dict[str, Vocabulary] = {}
+    vocabularies: dict[str, Vocabulary] = {}
 
     def read(name: str, state: LazyStateDict) -> None:
         folder = folder_of(state)
         if state.is_task_vector and (folder is None or not (folder / TOKENIZER).is_file()):
             return
-        found[name] = read_vocabulary(folder, name, state.path)
+        vocabularies[name] = read_vocabulary(folder, name, state.path)
 
     together(*(partial(read, name, state) for name, state in states.items()))
-    return {name: found.get(name, found[BASE]) for name in states}
+    return {name: vocabularies.get(name, vocabularies[BASE]) for name in states}
 
 
 def _result(
@@ -501,7 +503,7 @@ def _result(
     """Return the vocabulary whose files are copied, the merged one, and notes."""
     base = vocabularies[BASE]
     if choice.source == UNION:
-        result, notes = union(base, {name: one for name, one in vocabularies.items() if name != BASE})
+        result, notes = union(base, {name: words for name, words in vocabularies.items() if name != BASE})
         return base, result, notes
     if choice.source not in vocabularies:
         raise unknown_name("source of the tokenizer", choice.source, (UNION, *vocabularies))
@@ -510,7 +512,7 @@ def _result(
 
 def _with_new_tokens(vocabulary: Vocabulary, choice: TokenizerChoice) -> Vocabulary:
     """Return a vocabulary with the tokens that the recipe adds to it."""
-    new = [token for token, one in choice.tokens if one.new and token not in vocabulary.ids]
+    new = [token for token, row in choice.tokens if row.new and token not in vocabulary.ids]
     if not new:
         return vocabulary
     ids = {token: vocabulary.rows + place for place, token in enumerate(new)}
@@ -529,15 +531,15 @@ def _told(
 ) -> list[str]:
     kind = "the union" if choice.source == UNION else f"that of '{choice.source}'"
     notes = [f"vocabulary: {kind}, {len(result.ids)} tokens in {plan.rows} rows; the base has {held[BASE]} rows"]
-    for name, one in vocabularies.items():
-        lacking = [token for token, row in result.ids.items() if one.ids.get(token, held[name]) >= held[name]]
-        dropped = sum(token not in result.ids for token in one.ids)
+    for name, words in vocabularies.items():
+        lacking = [token for token, row in result.ids.items() if words.ids.get(token, held[name]) >= held[name]]
+        dropped = sum(token not in result.ids for token in words.ids)
         if lacking:
             some = ", ".join(f"'{token}'" for token in lacking[:3]) + ", …" * (len(lacking) > 3)
             notes.append(f"'{name}' lacks {len(lacking)} of its tokens ({some}): their embeddings there are others'")
         if dropped:
-            notes.append(f"{dropped} of the {len(one.ids)} tokens of '{name}' are not in it and are left out")
-        moved = sum(result.ids[token] != row for token, row in one.ids.items() if token in result.ids)
+            notes.append(f"{dropped} of the {len(words.ids)} tokens of '{name}' are not in it and are left out")
+        moved = sum(result.ids[token] != row for token, row in words.ids.items() if token in result.ids)
         if moved:
             notes.append(f"{moved} tokens of '{name}' stand in other rows there and are aligned")
     return notes

@@ -129,7 +129,7 @@ def read_vocabulary(folder: Path | None, owner: str, path: str) -> Vocabulary:
         raise _none(folder, owner, path)
     content = read_json(folder / TOKENIZER)
     try:
-        ids = {**token_ids(content["model"]), **{one["content"]: int(one["id"]) for one in added_tokens(content)}}
+        ids = {**token_ids(content["model"]), **{token["content"]: int(token["id"]) for token in added_tokens(content)}}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MergeflowError(
             f"'{folder / TOKENIZER}' of '{owner}' holds no vocabulary of tokens with ids ({type(error).__name__}: "
@@ -146,7 +146,7 @@ def token_ids(model: Mapping[str, Any]) -> dict[str, int]:
 
 def added_tokens(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the added tokens, in order of their ids."""
-    return sorted(content.get("added_tokens") or [], key=lambda one: int(one["id"]))
+    return sorted(content.get("added_tokens") or [], key=lambda token: int(token["id"]))
 
 
 def settings_of(folder: Path | None) -> dict[str, Any]:
@@ -230,12 +230,12 @@ def templates_of(folder: Path | None) -> dict[str, str]:
     """Return a folder's chat templates, from files of their own or, of older versions, from tokenizer_config.json."""
     if folder is None:
         return {}
-    found: dict[str, str] = {}
+    templates: dict[str, str] = {}
     processor = read_json(folder / _PROCESSOR) if (folder / _PROCESSOR).is_file() else {}
     for given in (settings_of(folder).get(KEY), processor.get(KEY)):
-        found |= _templates_in(given)
+        templates |= _templates_in(given)
     files = {DEFAULT: folder / FILE, **{path.stem: path for path in sorted((folder / MORE).glob("*.jinja"))}}
-    return found | {name: _text(path) for name, path in files.items() if path.is_file()}
+    return templates | {name: _text(path) for name, path in files.items() if path.is_file()}
 
 
 def _templates_in(given: Any) -> dict[str, str]:
@@ -243,7 +243,9 @@ def _templates_in(given: Any) -> dict[str, str]:
         return {DEFAULT: given}
     listed = given if isinstance(given, list) else []
     return {
-        one["name"]: one["template"] for one in listed if isinstance(one, dict) and {"name", "template"} <= one.keys()
+        template["name"]: template["template"]
+        for template in listed
+        if isinstance(template, dict) and {"name", "template"} <= template.keys()
     }
 
 
@@ -258,24 +260,24 @@ def chosen_templates(choice: str, folders: Mapping[str, Path | None]) -> dict[st
     Raises:
         MergeflowError: A model without a template, or a choice that is none of these.
     """
-    found = {name: templates_of(folder) for name, folder in folders.items()}
+    templates_of_model = {name: templates_of(folder) for name, folder in folders.items()}
     if choice == "auto":
-        counted = Counter(templates[DEFAULT] for templates in found.values() if DEFAULT in templates)
+        counted = Counter(templates[DEFAULT] for templates in templates_of_model.values() if DEFAULT in templates)
         if not counted:
             raise MergeflowError("`chat_template: auto`: no model has a chat template. Remove it, or give a file.")
         most = counted.most_common(1)[0][0]
-        return next(templates for templates in found.values() if templates.get(DEFAULT) == most)
-    if choice in found:
-        if not found[choice]:
-            having = ", ".join(f"'{name}'" for name, templates in found.items() if templates) or "no model"
+        return next(templates for templates in templates_of_model.values() if templates.get(DEFAULT) == most)
+    if choice in templates_of_model:
+        if not templates_of_model[choice]:
+            having = ", ".join(f"'{name}'" for name, templates in templates_of_model.items() if templates) or "no model"
             raise MergeflowError(f"`chat_template: {choice}`: '{choice}' has no chat template; {having} has one.")
-        return found[choice]
+        return templates_of_model[choice]
     text = read_template(choice)
     text = NAMED.get(choice) if text is None else text
     if text is None:
-        known = ", ".join(("auto", *found))
+        choices = ", ".join(("auto", *templates_of_model))
         raise MergeflowError(
-            f"`chat_template: {choice}` is neither a model of the merge ({known}), nor a file, nor a Jinja template, "
+            f"`chat_template: {choice}` is neither a model of the merge ({choices}), nor a file, nor a Jinja template, "
             f"nor a known format ({', '.join(NAMED)})."
         )
     return {DEFAULT: text}
@@ -344,8 +346,8 @@ class TokenizerFiles:
                 continue
             before = config = read_json(path)
             if self.source is not self.base:
-                own = read_json(theirs) if theirs.is_file() else {}
-                config = _with_ids(config, own, tokens, self.result.ids)
+                their_config = read_json(theirs) if theirs.is_file() else {}
+                config = _with_ids(config, their_config, tokens, self.result.ids)
             config = _resized(config, old, new)
             if config != before:
                 write_text(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
@@ -384,7 +386,9 @@ def _extend(result: Vocabulary, folder: Path) -> None:
     settings = read_json(path) if path.is_file() else {}
     listed = settings.get("added_tokens_decoder")
     if isinstance(listed, dict):
-        new = {str(one["id"]): {k: v for k, v in one.items() if k != "id"} for one in added_tokens(result.content)}
+        new = {
+            str(token["id"]): {k: v for k, v in token.items() if k != "id"} for token in added_tokens(result.content)
+        }
         write_text(path, json.dumps({**settings, "added_tokens_decoder": new}, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -407,9 +411,9 @@ def _with_ids(
 
     def translated(value: Any) -> Any:
         if isinstance(value, list):
-            return [found for one in value if (found := translated(one)) is not None]
-        known = isinstance(value, int) and not isinstance(value, bool) and value in tokens
-        return ids.get(tokens[value]) if known else value
+            return [new_id for inner in value if (new_id := translated(inner)) is not None]
+        is_id = isinstance(value, int) and not isinstance(value, bool) and value in tokens
+        return ids.get(tokens[value]) if is_id else value
 
     found: dict[str, Any] = {}
     for key in dict.fromkeys((*config, *(key for key in theirs if _IDS.match(key)))):

@@ -45,15 +45,15 @@ def causal_decoding(tokenizer: CausalTokenizer, block: int) -> Decoding:
 
 def _decoded_piece(content: Mapping[str, Any], tokenizer: CausalTokenizer) -> Decoded:
     text = content["text"]
-    found = tokenizer.encode_further(text) if content["place"] else tokenizer.encode(text)
-    if len(found) >= ROW:  # one place is for the token that ends a document
+    ids = tokenizer.encode_further(text) if content["place"] else tokenizer.encode(text)
+    if len(ids) >= ROW:  # one place is for the token that ends a document
         raise MergeflowError(
-            f"{len(found)} tokens for a piece of {len(text.encode())} bytes; expected less than {ROW}. Choose a "
+            f"{len(ids)} tokens for a piece of {len(text.encode())} bytes; expected less than {ROW}. Choose a "
             "tokenizer that takes texts as they are."
         )
     arrays = {
-        "ids": _filled(found, ROW, tokenizer.end),
-        "lengths": np.asarray(len(found), np.int32),
+        "ids": _filled(ids, ROW, tokenizer.end),
+        "lengths": np.asarray(len(ids), np.int32),
         "documents": np.asarray(content["document"], np.int64),
         "places": np.asarray(content["place"], np.int64),
     }
@@ -64,16 +64,16 @@ def _decoded_piece(content: Mapping[str, Any], tokenizer: CausalTokenizer) -> De
 def _decoded_question(content: Mapping[str, Any], tokenizer: CausalTokenizer, block: int) -> Decoded:
     text, choices, answer = content["text"], list(content["choices"]), content["answer"]
     _check_question(text, choices, answer)
-    asked, told = _asked_and_told(text, choices, tokenizer)
-    longest, together = len(asked) + max(map(len, told)), len(asked) + sum(map(len, told))
+    asked, answers = _asked_and_told(text, choices, tokenizer)
+    longest, together = len(asked) + max(map(len, answers)), len(asked) + sum(map(len, answers))
     if not asked or longest > block or together > 2 * block:
         raise MergeflowError(
             f"{longest} tokens with its longest choice and {together} with all; expected at least one of the question, "
             f"at most data.block = {block} and 2 · {block}. Nothing of a question is cut: raise data.block."
         )
-    ends = np.cumsum([len(asked), *map(len, told)])
+    ends = np.cumsum([len(asked), *map(len, answers)])
     arrays = {
-        "ids": _filled([*asked, *(token for one in told for token in one)], 2 * block, tokenizer.end),
+        "ids": _filled([*asked, *(token for answer in answers for token in answer)], 2 * block, tokenizer.end),
         "ends": np.concatenate([ends, np.full(CHOICES + 1 - len(ends), ends[-1])]).astype(np.int32),
         "answers": np.asarray(answer, np.int64),
     }

@@ -79,9 +79,9 @@ class LanguageModel:
         Raises:
             MergeflowError: listing every missing, unexpected and misshapen tensor.
         """
-        own = self.state()
-        check_fit("the state", state, own)
-        for name, tensor in own.items():
+        expected = self.state()
+        check_fit("the state", state, expected)
+        for name, tensor in expected.items():
             tensor.copy_(state[name])
 
 
@@ -158,9 +158,9 @@ def check_vocabulary(model: LanguageModel, tokens: int, block: int) -> None:
             f"the tokenizer has {tokens} tokens and the model {config.vocab_size}: it is the tokenizer of another "
             "base. Give data.tokenizer and model.pretrained the same name."
         )
-    known = getattr(config, "max_position_embeddings", None)
-    if known is not None and block > known:
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and block > limit:
         raise MergeflowError(
-            f"data.block is {block}, which this model cannot take (its max_position_embeddings: {known}): lower it, or "
+            f"data.block is {block}, which this model cannot take (its max_position_embeddings: {limit}): lower it, or "
             "choose another base."
         )

@@ -116,7 +116,7 @@ def write_companions(record: Mapping[str, str], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "config.json", record["config"] + "\n")
     write_text(folder / "tokenizer.json", record["tokenizer"])
-    known, places = Tokenizer.from_str(record["tokenizer"]), {"bos_token": "start", "eos_token": "end"}
-    marks = {name: known.id_to_token(int(record[place])) for name, place in places.items() if place in record}
-    told = {"tokenizer_class": "PreTrainedTokenizerFast", **marks}
-    write_text(folder / "tokenizer_config.json", json.dumps(told, ensure_ascii=False) + "\n")
+    tokenizer, places = Tokenizer.from_str(record["tokenizer"]), {"bos_token": "start", "eos_token": "end"}
+    marks = {name: tokenizer.id_to_token(int(record[place])) for name, place in places.items() if place in record}
+    tokenizer_config = {"tokenizer_class": "PreTrainedTokenizerFast", **marks}
+    write_text(folder / "tokenizer_config.json", json.dumps(tokenizer_config, ensure_ascii=False) + "\n")

@@ -151,8 +151,8 @@ class PackedText:
     def token_losses(self, model: Model, rows: Tensor) -> Tensor:
         """Return −log p of each predicted token of `rows`, one block after the other, float32 [m]."""
         logits, targets = self._predicted(model, rows)
-        found = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
-        return found[targets.flatten() != IGNORED]
+        losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
+        return losses[targets.flatten() != IGNORED]
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return what the named submodules give for `rows`, [n, block, ...] each."""

@@ -64,8 +64,8 @@ def total_loss(
     examples = replace(examples, blocks=blocks)
     total, count, places = 0.0, 0, torch.arange(1, blocks.ids.shape[1])
     for rows in torch.arange(len(examples)).split(batch_size):
-        found = examples.token_losses(model, rows)
+        losses = examples.token_losses(model, rows)
         new = (places >= first[rows][:, None])[places < blocks.lengths[rows][:, None]]
-        found = found[new.to(found.device)].double()
-        total, count = total + float(found.sum()), count + len(found)
+        losses = losses[new.to(losses.device)].double()
+        total, count = total + float(losses.sum()), count + len(losses)
     return total, count

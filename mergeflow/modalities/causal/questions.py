@@ -73,8 +73,8 @@ class Questions:
         """Return ℓ of each choice, [n, K] in nats; −10⁴ where a question has fewer than K choices."""
         batch = self._batch(rows)
         log_p = self._tokens(model, batch).masked_fill(~batch.choice, 0.0).sum(dim=1)
-        found = log_p.new_full((len(rows), self.ends.shape[1] - 1), _ABSENT)
-        return found.index_put(batch.places, log_p)
+        likelihoods = log_p.new_full((len(rows), self.ends.shape[1] - 1), _ABSENT)
+        return likelihoods.index_put(batch.places, log_p)
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return what the named submodules give for the right choices of `rows`, [n, L, ...] each."""
@@ -97,11 +97,13 @@ class Questions:
             for row in range(len(numbers))
             for choice in ([int(only[row])] if only is not None else range(int((np.diff(ends[row]) > 0).sum())))
         ]
-        told = [np.append(ids[row, : ends[row, 0]], ids[row, ends[row, k] : ends[row, k + 1]]) for row, k in wanted]
-        longest = max(map(len, told))
-        filled = np.full((len(told), longest), self.end, np.int64)
-        choice = np.zeros((len(told), longest), bool)
-        for line, ((row, _), tokens) in enumerate(zip(wanted, told, strict=True)):
+        sequences = [
+            np.append(ids[row, : ends[row, 0]], ids[row, ends[row, k] : ends[row, k + 1]]) for row, k in wanted
+        ]
+        longest = max(map(len, sequences))
+        filled = np.full((len(sequences), longest), self.end, np.int64)
+        choice = np.zeros((len(sequences), longest), bool)
+        for line, ((row, _), tokens) in enumerate(zip(wanted, sequences, strict=True)):
             filled[line, : len(tokens)] = tokens
             choice[line, ends[row, 0] - 1 : len(tokens) - 1] = True  # a token is predicted by the place before it
         question, number = (torch.tensor(column, device=self.device) for column in zip(*wanted, strict=True))

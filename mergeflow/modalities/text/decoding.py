@@ -34,18 +34,18 @@ def text_decoding(tokenizer: TextTokenizer) -> Decoding:
 
 def _decoded(row: Mapping[str, Any], label: int, tokenizer: TextTokenizer) -> Decoded:
     text, pair = row["text"], row.get("text_pair")
-    found = tokenizer.encode(text, pair)
+    encoding = tokenizer.encode(text, pair)
     ids = np.full(tokenizer.max_length, tokenizer.pad, np.int32)
-    ids[: len(found.ids)] = found.ids
-    arrays = {"ids": ids, "lengths": np.asarray(len(found.ids), np.int32)}
+    ids[: len(encoding.ids)] = encoding.ids
+    arrays = {"ids": ids, "lengths": np.asarray(len(encoding.ids), np.int32)}
     if tokenizer.segments:
         segments = arrays["segments"] = np.zeros(tokenizer.max_length, np.uint8)
-        segments[: len(found.segments)] = found.segments
+        segments[: len(encoding.segments)] = encoding.segments
     score = row.get("score")
     arrays |= {"labels": np.asarray(label, np.int64)} if score is None else {"targets": np.asarray(score, np.float64)}
     digest = hashlib.sha256(json.dumps([text, pair]).encode()).digest()
     cells = {"text": text, "text_pair": pair, "label": label if score is None else score}
-    note = f"more than {tokenizer.max_length} tokens; what is beyond was cut" if found.cut else ""
+    note = f"more than {tokenizer.max_length} tokens; what is beyond was cut" if encoding.cut else ""
     return Decoded(arrays, digest, cells, len(text) + len(pair or ""), note)
 
 

@@ -21,10 +21,10 @@ def judged_by(value: str, class_names: Sequence[str] | None) -> Transform:
     metric = find_metric(value)
     numbers = metric is not None and METRICS[value].numbers
     if numbers != (class_names is None):
-        told = "numbers" if class_names is None else "classes"
-        fitting = [name for name, one in METRICS.items() if one.numbers is (class_names is None)]
+        kind = "numbers" if class_names is None else "classes"
+        fitting = [name for name, metric in METRICS.items() if metric.numbers is (class_names is None)]
         raise MergeflowError(
-            f"found '{value}', but this task's labels are {told}; expected one of {', '.join(fitting)}."
+            f"found '{value}', but this task's labels are {kind}; expected one of {', '.join(fitting)}."
         )
     if value == "f1" and class_names is not None and len(class_names) != 2:
         raise MergeflowError(

@@ -36,8 +36,8 @@ def probe(model: Model, examples: Classification, targets: np.ndarray) -> None:
     assert isinstance(head, Head)
     rows = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))[:MOST].sort().values
     model.module.eval()
-    found = [examples.embeddings(model, part).double().cpu() for part in rows.split(_BATCH)]
-    features, wanted = torch.cat(found).numpy(), targets[rows.numpy()]
+    embeddings = [examples.embeddings(model, part).double().cpu() for part in rows.split(_BATCH)]
+    features, wanted = torch.cat(embeddings).numpy(), targets[rows.numpy()]
     if not np.isfinite(features).all():
         raise MergeflowError(
             f"task '{examples.task}': the base gives features that are NaN or infinite: no head can be fitted. "
@@ -114,10 +114,10 @@ def _standardised(features: np.ndarray) -> tuple[np.ndarray, Fold]:
     """
     spread = standardised(features, _ROUNDING, _SMALLEST).spread
     usual = float(np.median(spread[spread > 0])) if spread.any() else 0.0
-    found = standardised(features, _ROUNDING, max(_SMALLEST, _ROUNDING * usual))
+    scaled = standardised(features, _ROUNDING, max(_SMALLEST, _ROUNDING * usual))
 
     def fold(weight: np.ndarray, bias: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        there = found.spread > 0
-        return np.where(there, weight / np.where(there, found.spread, 1.0), 0.0), bias - weight @ found.mean
+        there = scaled.spread > 0
+        return np.where(there, weight / np.where(there, scaled.spread, 1.0), 0.0), bias - weight @ scaled.mean
 
-    return found.values, fold
+    return scaled.values, fold

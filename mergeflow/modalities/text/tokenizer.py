@@ -64,10 +64,10 @@ class TextTokenizer:
         for name, value in (("text", text), ("text_pair", text_pair)):
             if value is not None and not value.strip():
                 raise MergeflowError(f"its {name} is empty: give it some words, or remove the row.")
-        found = self._backend.encode(text, text_pair)
-        if not found.ids:
+        encoding = self._backend.encode(text, text_pair)
+        if not encoding.ids:
             raise MergeflowError(f"the tokenizer knows nothing of {text!r:.40}, which has no token: remove the row.")
-        return Encoded(found.ids, found.type_ids, bool(found.overflowing))
+        return Encoded(encoding.ids, encoding.type_ids, bool(encoding.overflowing))
 
 
 def load_tokenizer(place: str, root: Path, max_length: int) -> TextTokenizer:

@@ -49,8 +49,8 @@ def open_toy(task: str, place: str, seed: int, root: Path) -> RawTask:
 
 
 def _clouds(task: str, split: str, options: dict[str, int]) -> Iterator[Example]:
-    own = _generator(task, "task", options)
-    mean, teacher = own.normal(size=options["inputs"]), own.normal(size=(options["inputs"], options["classes"]))
+    rng = _generator(task, "task", options)
+    mean, teacher = rng.normal(size=options["inputs"]), rng.normal(size=(options["inputs"], options["classes"]))
     cloud = _generator(task, split, options).normal(size=(options[split], options["inputs"]))
     labels = (cloud @ teacher).argmax(axis=1)
     for row, label in enumerate(labels):

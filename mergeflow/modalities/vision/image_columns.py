@@ -61,9 +61,9 @@ def find_columns(schema: pa.Schema, where: str, numbered: Sequence[str] = ()) ->
     elif not declared["ClassLabel"] and not numbered:
         wrong = f"no ClassLabel names for column '{label}'"
     if wrong or image is None or label is None:
-        found = ", ".join(f"{field.name}: {field.type}" for field in schema) or "no columns"
+        fields = ", ".join(f"{field.name}: {field.type}" for field in schema) or "no columns"
         raise MergeflowError(
-            f"{where}: {wrong}. Columns found: {found}. Expected: {EXPECTED}. Write the file with "
+            f"{where}: {wrong}. Columns found: {fields}. Expected: {EXPECTED}. Write the file with "
             "datasets' to_parquet or push_to_hub, or with mergeflow's prepare_task."
         )
     return image, label, [str(name) for name in (features[label]["names"] if declared["ClassLabel"] else numbered)]

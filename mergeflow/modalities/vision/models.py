@@ -152,17 +152,17 @@ def _check_tag(architecture: str, tag: str) -> None:
     """Refuse a tag that needs more than the architecture's name says: experts are rebuilt from that name alone."""
     import open_clip
 
-    known = open_clip.get_pretrained_cfg(architecture, tag)
-    if known.get("quick_gelu") and not architecture.endswith("-quickgelu"):
+    settings = open_clip.get_pretrained_cfg(architecture, tag)
+    if settings.get("quick_gelu") and not architecture.endswith("-quickgelu"):
         raise MergeflowError(
             f"the weights '{tag}' of {architecture} were trained with QuickGELU: name the architecture "
             f"'{architecture}-quickgelu'."
         )
     for key, default in (("mean", open_clip.OPENAI_DATASET_MEAN), ("std", open_clip.OPENAI_DATASET_STD)):
-        if tuple(known.get(key, default)) != default:
+        if tuple(settings.get(key, default)) != default:
             raise MergeflowError(
-                f"the weights '{tag}' of {architecture} expect pixels with {key} {known[key]}, not CLIP's {default}; "
-                "only CLIP's own preprocessing is supported: choose another tag."
+                f"the weights '{tag}' of {architecture} expect pixels with {key} {settings[key]}, not CLIP's "
+                f"{default}; only CLIP's own preprocessing is supported: choose another tag."
             )
 
 
@@ -262,8 +262,8 @@ class ImageEncoder(nn.Module):
             L2-normalised features, float32 [B, D].
         """
         pixels = self.normalised_pixels(images)
-        one = _pools_one_token(self.visual)
-        features = _pooled_token_only(self.visual, pixels) if one else self.visual(pixels)
+        pools_one = _pools_one_token(self.visual)
+        features = _pooled_token_only(self.visual, pixels) if pools_one else self.visual(pixels)
         return nn.functional.normalize(features.float(), dim=-1)
 
     def normalised_pixels(self, images: Tensor) -> Tensor:

@@ -39,9 +39,9 @@ def check_head(task: str, head: Head, class_names: list[str], clip: ClipModel) -
     """
     differing = [f"{a!r} / {b!r}" for a, b in zip(head.class_names, class_names, strict=False) if a != b]
     if len(head.class_names) != len(class_names) or differing:
-        told = f": {differing[0]} (head / data)" if differing else ""
+        difference = f": {differing[0]} (head / data)" if differing else ""
         raise MergeflowError(
-            f"task '{task}': the head has {len(head.class_names)} classes and the data {len(class_names)}{told}. "
+            f"task '{task}': the head has {len(head.class_names)} classes and the data {len(class_names)}{difference}. "
             "Build the head from this data's class names."
         )
     width = clip.model.visual.output_dim

@@ -29,12 +29,12 @@ def _to_bytes(image: Any) -> bytes:
     if not isinstance(image, (bytes, bytearray, str)):
         raise MergeflowError(f"the image is a {type(image).__name__}. {_EXPECTED}")
     try:
-        found = base64.b64decode(image, validate=True) if isinstance(image, str) else bytes(image)
+        content = base64.b64decode(image, validate=True) if isinstance(image, str) else bytes(image)
     except (binascii.Error, ValueError):
         raise MergeflowError(f"the image is text but not base64. {_EXPECTED}") from None
-    if not found:  # MLflow's server skips what is not base64, up to all of a text
+    if not content:  # MLflow's server skips what is not base64, up to all of a text
         raise MergeflowError(f"the image is empty, or text that is not base64. {_EXPECTED}")
-    return found
+    return content
 
 
 def _grey(decoding: Mapping[str, Any]) -> dict[str, Any]:

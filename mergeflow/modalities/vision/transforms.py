@@ -68,13 +68,13 @@ def colour(value: str, class_names: Sequence[str] | None) -> Transform:
         raise MergeflowError(f"found '{value}'; expected P(red | odd), a number from 0 to 1.")
     names = class_names or ()
     numbers = [_named_number(name) for name in names]
-    other = [name for name, found in zip(names, numbers, strict=True) if found is None]
+    other = [name for name, number in zip(names, numbers, strict=True) if number is None]
     if other or not names:
         raise MergeflowError(
             f"found {quoted(other) or 'no classes'}; expected classes that name a number, such as '7' or 'handwritten "
             "digit seven': use it on a source of digits."
         )
-    odd = [bool(found and found % 2) for found in numbers]
+    odd = [bool(number and number % 2) for number in numbers]
 
     def apply(example: Example, place: Place) -> Example:
         is_odd = odd[example.label]
@@ -101,10 +101,10 @@ def _named_number(name: str) -> int | None:
         >>> _named_number("handwritten digit seven"), _named_number("12"), _named_number("a cat")
         (7, 12, None)
     """
-    found = re.findall(r"\d+|" + "|".join(rf"\b{word}\b" for word in _WORDS), name.lower())
-    if len(found) != 1:
+    words = re.findall(r"\d+|" + "|".join(rf"\b{word}\b" for word in _WORDS), name.lower())
+    if len(words) != 1:
         return None
-    return int(found[0]) if found[0].isdecimal() else _WORDS.index(found[0])
+    return int(words[0]) if words[0].isdecimal() else _WORDS.index(words[0])
 
 
 TRANSFORMS: Mapping[str, Maker] = {**LABEL_TRANSFORMS, "rotate": rotate, "colour": colour}

@@ -49,27 +49,27 @@ class TsvCompressArgs(FactorArgs):
 def _factors(stack: Stack, delta: Tensor, ranks: list[int], form: Form) -> Named:
     if is_zero(delta):
         return {}
-    found: Named = {}
+    named: Named = {}
     for index, (part, rank) in enumerate(zip(form.split(delta), ranks, strict=True)):
         if rank >= min(part.shape):
-            found[f"full{index}"] = part
+            named[f"full{index}"] = part
         else:
             left, right = low_rank_factors(part, rank, stack.model.cache)
-            found[f"left{index}"], found[f"right{index}"] = left.contiguous(), right.contiguous()
-    return found
+            named[f"left{index}"], named[f"right{index}"] = left.contiguous(), right.contiguous()
+    return named
 
 
 def _product(stored: Stored, like: Tensor) -> Tensor:
-    own, pieces = stored.own, []
+    factors, pieces = stored.own, []
     for index in count():
-        if f"full{index}" in own:
-            pieces.append(own[f"full{index}"].to(like.dtype))
-        elif f"left{index}" in own:
-            pieces.append(own[f"left{index}"].to(like.dtype) @ own[f"right{index}"].to(like.dtype))
+        if f"full{index}" in factors:
+            pieces.append(factors[f"full{index}"].to(like.dtype))
+        elif f"left{index}" in factors:
+            pieces.append(factors[f"left{index}"].to(like.dtype) @ factors[f"right{index}"].to(like.dtype))
         else:
             break
     if not pieces:
-        return own["delta"].to(like.dtype).reshape(like.shape) if "delta" in own else torch.zeros_like(like)
+        return factors["delta"].to(like.dtype).reshape(like.shape) if "delta" in factors else torch.zeros_like(like)
     # Files without a form hold one matrix, or parts that are rows below each other.
     return _form(stored.shared["form"], like).join(pieces) if "form" in stored.shared else torch.cat(pieces)
 

@@ -37,7 +37,7 @@ def _ties_args(args: TallMaskArgs) -> TiesArgs:
 def _tall_passes(args: TallMaskArgs, dtype: DType) -> tuple[Pass, ...]:
     if args.of != "ties":
         return ()
-    return tuple(found.with_arguments(_ties_args) for found in ties.passes(_ties_args(args), dtype))
+    return tuple(first_pass.with_arguments(_ties_args) for first_pass in ties.passes(_ties_args(args), dtype))
 
 
 def _masked(stored: Stored, args: TallMaskArgs) -> Tensor:
@@ -69,17 +69,17 @@ def _elected(taus: Tensor) -> Tensor:
 
 
 def _emr_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
-    def observe(found: dict[Any, list[tuple[float, float]]], stack: Stack, args: Any) -> Any:
+    def observe(norms: dict[Any, list[tuple[float, float]]], stack: Stack, args: Any) -> Any:
         elected = _elected(stack.taus)
-        found[stack.name, stack.start] = [
+        norms[stack.name, stack.start] = [
             (float(tau.double().abs().sum()), float(torch.where(tau * elected > 0, elected, 0).double().abs().sum()))
             for tau in stack.taus
         ]
-        return found
+        return norms
 
-    def finish(found: dict[Any, list[tuple[float, float]]], model: Model, args: Any) -> list[float]:
-        sums = [[fsum(rows[t][side] for rows in found.values()) for side in (0, 1)] for t in range(len(model.experts))]
-        return [own / masked if masked else 1.0 for own, masked in sums]
+    def finish(norms: dict[Any, list[tuple[float, float]]], model: Model, args: Any) -> list[float]:
+        sums = [[fsum(rows[t][side] for rows in norms.values()) for side in (0, 1)] for t in range(len(model.experts))]
+        return [length / masked if masked else 1.0 for length, masked in sums]
 
     return (Pass("emr", lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish),)
 
@@ -94,8 +94,8 @@ def _emr_whole(model: Model) -> dict[str, dict[str, Tensor]]:
 def _rescaled(stored: Stored, args: EmrArgs) -> Tensor:
     assert stored.base is not None
     elected = stored.shared["vector"].to(stored.base.dtype).reshape(stored.base.shape)
-    kept = torch.where(unpack(stored.own["mask"], stored.base.shape), elected, 0)
-    return stored.base + kept * float(stored.whole["rescale"])
+    signed = torch.where(unpack(stored.own["mask"], stored.base.shape), elected, 0)
+    return stored.base + signed * float(stored.whole["rescale"])
 
 
 @compressor("emr", EmrArgs, _rescaled, passes=_emr_passes, whole=_emr_whole)

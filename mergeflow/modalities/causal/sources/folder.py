@@ -39,13 +39,13 @@ def open_folder(task: str, place: str, seed: int, root: Path) -> RawTask:
     for parts in files:
         splits.setdefault(split_of(parts[0].partition(".")[0]), []).append(parts)
     if not files or (len(splits) > 1 and None in splits):
-        found = "no .txt or .md file"
+        content = "no .txt or .md file"
         if files:
             plain = quoted(["/".join(parts) for parts in splits[None]])
-            found = f"{plain} beside files of {', '.join(sorted(filter(None, splits)))}"
+            content = f"{plain} beside files of {', '.join(sorted(filter(None, splits)))}"
         raise MergeflowError(
-            f"task '{task}': {location.path} holds {found}; expected text files, or folders or files named train and, "
-            "where there are, validation and test."
+            f"task '{task}': {location.path} holds {content}; expected text files, or folders or files named train "
+            "and, where there are, validation and test."
         )
     documents = {split or "train": partial(_documents, location, tuple(parts)) for split, parts in splits.items()}
     return text_task(task, documents, seed)

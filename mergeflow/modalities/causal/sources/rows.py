@@ -38,13 +38,15 @@ def task_of(
     """
     if "test" in tables and _is_secret(tables["test"], where["test"]):
         tables, where, ignored = without_test(tables, where, ignored, "answers")
-    found = {split: _columns(table.column_names, where[split]) for split, table in tables.items()}
-    if len({len(columns) for columns in found.values()}) > 1:
+    columns_of = {split: _columns(table.column_names, where[split]) for split, table in tables.items()}
+    if len({len(columns) for columns in columns_of.values()}) > 1:
         raise MergeflowError(f"task '{task}': some splits have texts and some questions. Make them two tasks.")
-    if len(found["train"]) == 1:
-        documents = {split: partial(_texts, table, found[split][0], where[split]) for split, table in tables.items()}
+    if len(columns_of["train"]) == 1:
+        documents = {
+            split: partial(_texts, table, columns_of[split][0], where[split]) for split, table in tables.items()
+        }
         return _with_ignored(text_task(task, documents, seed), ignored)
-    rows = {split: partial(_questions, table, found[split], where[split]) for split, table in tables.items()}
+    rows = {split: partial(_questions, table, columns_of[split], where[split]) for split, table in tables.items()}
     counts = {split: table.num_rows for split, table in tables.items()}
     raw = RawTask(task, None, None, rows, seed=seed, counts=counts, transforms=(ACCURACY,))
     return _with_ignored(raw, ignored)

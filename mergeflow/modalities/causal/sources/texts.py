@@ -38,8 +38,8 @@ def pieces(text: str, limit: int = PIECE) -> Iterator[str]:
 
 def _boundary(window: str) -> int:
     """Return the last place where white space begins, but not the first; 0 where there is none."""
-    found = (at for at in range(len(window) - 1, 0, -1) if window[at].isspace() and not window[at - 1].isspace())
-    return next(found, 0)
+    starts = (at for at in range(len(window) - 1, 0, -1) if window[at].isspace() and not window[at - 1].isspace())
+    return next(starts, 0)
 
 
 # (name, text) of each document of a split, in the same order each time.

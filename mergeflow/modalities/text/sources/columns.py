@@ -87,25 +87,25 @@ def task_of(
     """
     columns = {split: find_columns(table.column_names, where[split]) for split, table in tables.items()}
     if len(set(columns.values())) > 1:
-        told = "; ".join(f"{split}: {found}" for split, found in columns.items())
-        raise MergeflowError(f"task '{task}': the splits differ in their columns: {told}. Give all the same.")
-    found = columns["train"]
+        listing = "; ".join(f"{split}: {split_columns}" for split, split_columns in columns.items())
+        raise MergeflowError(f"task '{task}': the splits differ in their columns: {listing}. Give all the same.")
+    chosen = columns["train"]
     for split, table in tables.items():
-        _check_types(table, found, where[split])
-    if "test" in tables and pc.unique(tables["test"][found.label]).to_pylist() == [-1]:
+        _check_types(table, chosen, where[split])
+    if "test" in tables and pc.unique(tables["test"][chosen.label]).to_pylist() == [-1]:
         tables, where, ignored = without_test(tables, where, ignored, "labels")
-    names = _class_names(tables["train"], found.label)
-    labels = {split: _labels(table, found.label, names, where[split]) for split, table in tables.items()}
+    names = _class_names(tables["train"], chosen.label)
+    labels = {split: _labels(table, chosen.label, names, where[split]) for split, table in tables.items()}
     return RawTask(
         task,
         names,
         None,
-        {split: partial(_examples, table, found, labels[split], where[split]) for split, table in tables.items()},
+        {split: partial(_examples, table, chosen, labels[split], where[split]) for split, table in tables.items()},
         seed=seed,
         counts={split: table.num_rows for split, table in tables.items()},
         keys={split: partial(_keys, labels[split], where[split]) for split in tables} if names is not None else {},
         ignored_splits=ignored,
-        transforms=(of_pairs(names),) if found.pair else (),
+        transforms=(of_pairs(names),) if chosen.pair else (),
         **more,
     )
 
@@ -142,12 +142,12 @@ def without_test(
         ignored: splits of the source that are not used; test joins them.
         secret: what is kept, in the plural.
     """
-    kept, named, told = dict(tables), dict(where), f"test (its {secret} are secret)"
-    del kept["test"]
-    if "validation" in kept:
-        kept["test"], named["test"] = kept.pop("validation"), named["validation"]
-        told += ", for which validation stands"
-    return kept, named, [*ignored, told]
+    remaining, named, test_note = dict(tables), dict(where), f"test (its {secret} are secret)"
+    del remaining["test"]
+    if "validation" in remaining:
+        remaining["test"], named["test"] = remaining.pop("validation"), named["validation"]
+        test_note += ", for which validation stands"
+    return remaining, named, [*ignored, test_note]
 
 
 def _class_names(table: pa.Table, label: str) -> list[str] | None:

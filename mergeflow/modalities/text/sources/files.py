@@ -85,7 +85,9 @@ def lines_table(stream: IO[bytes]) -> pa.Table:
     content = stream.read()
     table = pj.read_json(pa.BufferReader(content))
     # JSON has no dates: texts that look like some are read once more, as they are written.
-    written = pa.schema([(one.name, kind) for one in table.schema if (kind := _as_written(one.type)) != one.type])
+    written = pa.schema(
+        [(field.name, kind) for field in table.schema if (kind := _as_written(field.type)) != field.type]
+    )
     if not written.names:
         return table
     return pj.read_json(pa.BufferReader(content), parse_options=pj.ParseOptions(explicit_schema=written))
@@ -98,7 +100,7 @@ def _as_written(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(_as_written(kind.value_type))
     if pa.types.is_struct(kind):
-        return pa.struct([(one.name, _as_written(one.type)) for one in kind])
+        return pa.struct([(field.name, _as_written(field.type)) for field in kind])
     return kind
 
 

@@ -40,8 +40,8 @@ def open_folder(task_name: str, uri: str, templates: Sequence[str], seed: int) -
     names = classes["train"]
     if not names:
         raise MergeflowError(f"task '{task_name}': no class folders found in '{uri}'; expected {_LAYOUT}.")
-    for split, found in classes.items():
-        if extra := sorted(set(found) - set(names)):
+    for split, in_split in classes.items():
+        if extra := sorted(set(in_split) - set(names)):
             raise MergeflowError(
                 f"task '{task_name}': '{uri}' has class folders in {split} that train lacks: {', '.join(extra[:10])}. "
                 "Add them to train or remove them."
@@ -70,9 +70,9 @@ def open_loose(task_name: str, uri: str, seed: int) -> RawTask:
     location = Location.open(uri)
     items = [(parts, 0) for parts in location.list_files() if _is_image(parts)]
     if location.is_file() or not items:
-        found = "is a file" if location.is_file() else "has no images"
+        problem = "is a file" if location.is_file() else "has no images"
         raise MergeflowError(
-            f"'{uri}' {found}; expected a folder with images below it ({', '.join(IMAGE_EXTENSIONS)})."
+            f"'{uri}' {problem}; expected a folder with images below it ({', '.join(IMAGE_EXTENSIONS)})."
         )
     splits, counts = {"train": partial(_examples, location, items)}, {"train": len(items)}
     return RawTask(task_name, None, None, splits, seed=seed, counts=counts)

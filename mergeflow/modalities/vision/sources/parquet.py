@@ -38,10 +38,10 @@ def open_parquet(task_name: str, uri: str, templates: Sequence[str], seed: int) 
                 columns[path] = find_columns(file.schema_arrow, path)
                 counts[split] = counts.get(split, 0) + file.metadata.num_rows
     first = shards["train"][0] if "train" in shards else next(iter(columns))
-    for path, found in columns.items():
-        if found != columns[first]:
+    for path, in_file in columns.items():
+        if in_file != columns[first]:
             raise MergeflowError(
-                f"{path}: columns and class names are {found}, but those of {first} are {columns[first]}. "
+                f"{path}: columns and class names are {in_file}, but those of {first} are {columns[first]}. "
                 "All shards of a task must agree: write them again together."
             )
     image, label, class_names = columns[first]

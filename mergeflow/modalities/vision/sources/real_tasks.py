@@ -60,11 +60,11 @@ def clip_class_names(task: RealTask, names: Sequence[str]) -> list[str]:
         return [task.numbered[int(name)] for name in names]
     if task.name in ("MNIST", "SVHN"):
         return [re.sub(r"^(\d) - \w+$", r"\1", name) for name in names]
-    known = {plain(name): name for name in task.numbered}
-    known.update((plain(name), clip) for name, clip in task.renamed.items())
+    clip_names = {plain(name): name for name in task.numbered}
+    clip_names.update((plain(name), clip) for name, clip in task.renamed.items())
     # Only in SUN397 is a slash a folder; in Cars and GTSRB it belongs to the name ("Ram C/V Cargo Van").
     joints = r"[_/]+" if task.name == "SUN397" else r"_+"
-    return [known.get(plain(name)) or re.sub(joints, " ", name).strip() for name in names]
+    return [clip_names.get(plain(name)) or re.sub(joints, " ", name).strip() for name in names]
 
 
 def plain(name: str) -> str:

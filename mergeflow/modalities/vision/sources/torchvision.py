@@ -146,10 +146,12 @@ def _gtsrb(root: Path) -> Found:
 
     numbers = [f"{label:05d}" for label in range(43)]
     training = root / "gtsrb/GTSRB/Training"
-    found = sorted(folder.name for folder in training.iterdir() if folder.is_dir()) if training.is_dir() else numbers
+    folders = sorted(folder.name for folder in training.iterdir() if folder.is_dir()) if training.is_dir() else numbers
     # torchvision labels the training folders in order, so that one missing folder would shift all labels after it.
-    if found != numbers:
-        raise MergeflowError(f"'{training}': found {len(found)} class folders; expected 00000 to 00042. Restore them.")
+    if folders != numbers:
+        raise MergeflowError(
+            f"'{training}': found {len(folders)} class folders; expected 00000 to 00042. Restore them."
+        )
     base = root / "gtsrb/GTSRB"
     parts = {split: GTSRB(root, split=split)._samples for split in ("train", "test")}
     return numbers, {s: file_rows(((Path(p), int(c)) for p, c in items), base) for s, items in parts.items()}

@@ -30,9 +30,9 @@ def words(text: str) -> list[str]:
 
 @cache
 def _ids() -> dict[str, int]:
-    known = VOCABULARY.read_text(encoding="utf-8").split()
-    assert len(known) < FIRST_BUCKET, "the vocabulary has outgrown the ids below the hash buckets"
-    return {word: number for number, word in enumerate(known, start=1)}
+    listed = VOCABULARY.read_text(encoding="utf-8").split()
+    assert len(listed) < FIRST_BUCKET, "the vocabulary has outgrown the ids below the hash buckets"
+    return {word: number for number, word in enumerate(listed, start=1)}
 
 
 def vocabulary_digest(texts: Iterable[str]) -> str:
@@ -40,19 +40,19 @@ def vocabulary_digest(texts: Iterable[str]) -> str:
 
     Words are only ever added at the end, so a base keeps its ids when a later suite brings words of its own.
     """
-    known = _ids()
-    used = max(known.get(word, 0) for text in texts for word in words(text))
-    return _digest(list(known)[:used])
+    ids = _ids()
+    used = max(ids.get(word, 0) for text in texts for word in words(text))
+    return _digest(list(ids)[:used])
 
 
 def knows_vocabulary(digest: str) -> bool:
     """Return whether this vocabulary begins with the one of a `vocabulary_digest`."""
-    known = list(_ids())
-    return any(_digest(known[:count]) == digest for count in range(len(known), 0, -1))
+    listed = list(_ids())
+    return any(_digest(listed[:count]) == digest for count in range(len(listed), 0, -1))
 
 
-def _digest(known: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(known).encode()).hexdigest()
+def _digest(listed: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(listed).encode()).hexdigest()
 
 
 class WordTokenizer:
@@ -80,5 +80,5 @@ class WordTokenizer:
 
     @staticmethod
     def _id(word: str) -> int:
-        known = _ids().get(word)
-        return FIRST_BUCKET + zlib.crc32(word.encode()) % (END - FIRST_BUCKET) if known is None else known
+        word_id = _ids().get(word)
+        return FIRST_BUCKET + zlib.crc32(word.encode()) % (END - FIRST_BUCKET) if word_id is None else word_id
