@@ -83,7 +83,7 @@ def show(label: str, row: dict[str, Any], start: float, floor: float | None, goa
 
     Args:
         label: of the row.
-        found: as of `measure`; `factor` turns the plain formula's part of a model into all of it.
+        row: as of `measure`; `factor` turns the plain formula's part of a model into all of it.
         start: seconds of the import of torch, which the ratio leaves out.
         floor: seconds of the floor; None for no ratio.
         goal: what the ratio is to be.

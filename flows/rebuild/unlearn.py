@@ -224,13 +224,9 @@ class Passages:
         means = {}
         for task, texts in self.texts.items():
             parts = (texts[at : at + batch_size] for at in range(0, len(texts), batch_size))
-            continuations = [
-                continuation for part in parts for continuation in go_on(model.module, self.tokenizer, part)
-            ]
+            continuations = [text for part in parts for text in go_on(model.module, self.tokenizer, part)]
             if continuations:
-                means[task] = fmean(
-                    rouge_l(continuation.own, continuation.written)[0] for continuation in continuations
-                )
+                means[task] = fmean(rouge_l(text.own, text.written)[0] for text in continuations)
         return means
 
     def before_and_after(
@@ -251,9 +247,9 @@ class Passages:
             model.load(state)
             continuations.append(
                 [
-                    (task, continuation)
+                    (task, text)
                     for task, texts in self.texts.items()
-                    for continuation in go_on(model.module, self.tokenizer, texts, most=SHOWN)
+                    for text in go_on(model.module, self.tokenizer, texts, most=SHOWN)
                 ]
             )
         return [
@@ -335,11 +331,7 @@ def unlearn(
             for scale in sorted({0.0, *scales}, reverse=True):
                 figures = work.figures(scale)
                 tried.append(Tried(scale, figures, bounds.criteria(figures, before, base, task)))
-                hurt = [
-                    f"{criterion.task} ({criterion.figure})"
-                    for criterion in tried[-1].criteria
-                    if criterion.kept and not criterion.holds
-                ]
+                hurt = [f"{rule.task} ({rule.figure})" for rule in tried[-1].criteria if rule.kept and not rule.holds]
                 losses = f"; too much is lost of {', '.join(hurt)}" if hurt else ""
                 report(f"λ = {scale:g}: {task} {100 * figures.accuracy[task]:.2f} %{losses}")
             chosen = choose(tried, task)
@@ -349,9 +341,7 @@ def unlearn(
             work.close()
         origin["unlearned"] = {task: origin["experts"].pop(task) | {"weight": chosen.scale}}
         note_rebuild(root, origin, "unlearn", stored, task)
-        write_params(
-            scratch, {**values, **sections, "tasks": {name: sources[name] for name in sources if name != task}}
-        )
+        write_params(scratch, {**values, **sections, "tasks": {key: sources[key] for key in sources if key != task}})
         rebuilt = register_rebuilt(store, name, register_view(scratch), origin, promote_it=promote)
     if not rebuilt.new:
         report(

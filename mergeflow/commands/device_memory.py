@@ -11,7 +11,7 @@ def tell(forecast: Forecast, console: Console | None = None) -> None:
     """Print what will be taken, and refuse what cannot fit.
 
     Args:
-        found: the forecast; one without work is passed over.
+        forecast: the forecast; one without work is passed over.
 
     Raises:
         MergeflowError: naming the setting with which it would fit.

@@ -82,9 +82,7 @@ def perplexity(
         size = block or min(room or 1024, 1024)
         longest = max(held or size for held in blocks.values())
         if room and longest > room:
-            held = next(
-                (source for source, longest_block in blocks.items() if longest_block == longest and block is None), None
-            )
+            held = next((source for source, size in blocks.items() if size == longest and block is None), None)
             counted = f"--block is {longest}" if held is None else f"the blocks of {held} have {longest} tokens"
             way = "lower it" if held is None else "give its source, such as folder:texts/"
             start_note = "" if start is None else ", one of them for the token that its texts begin with"
@@ -110,8 +108,7 @@ def perplexity(
     rows = {model: [_shown(result) for result in texts.values()] for model, texts in results.items()}
     texts = next(iter(results.values()))
     counts = {
-        model: ", ".join(f"{name} {result['tokens']}" for name, result in texts.items())
-        for model, texts in results.items()
+        model: ", ".join(f"{name} {row['tokens']}" for name, row in texts.items()) for model, texts in results.items()
     }
     over = f"; windows begin {stride} tokens apart" if stride else ""
     _print(f"Perplexity, smaller is better{over}", list(texts), rows)

@@ -105,7 +105,7 @@ def check_filled(raw: RawTask, split: str, read: int, left_out: int, remaining: 
     """Refuse a split that is empty, of which transforms leave nothing, or whose examples are all copies.
 
     Args:
-        kept: those that are not copies of others.
+        remaining: those that are not copies of others.
 
     Raises:
         MergeflowError: saying which.

@@ -16,7 +16,7 @@ def linearity_figure(measured: Mapping[str, Mapping[str, Linearity]]) -> Figure:
     """Draw mean 1 − cos with quartile bars beside the baseline's, and coef's distribution, by layer.
 
     Args:
-        found: Name of a series → layer → values of its samples; all with the same layers.
+        measured: Name of a series → layer → values of its samples; all with the same layers.
     """
     layers = list(next(iter(measured.values())))
     figure, (distance, coef) = panels(2, 2, 3.8)

@@ -64,7 +64,7 @@ def another_base(name: str, taken: str, actual: str) -> MergeflowError:
 
     Args:
         taken: Fingerprint of the base it was taken from.
-        found: Fingerprint of the base it met.
+        actual: Fingerprint of the base it met.
     """
     return MergeflowError(
         f"task vector '{name}' was taken from the base {short(taken)}…, but this base is {short(actual)}…: "

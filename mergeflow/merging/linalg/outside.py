@@ -107,7 +107,7 @@ def put_long_sides(tall: Tensor, ways: list[Outside], place: Tensor) -> None:
 
     Args:
         tall: A_t, [T, m, n] with n ≤ m, in float32 or float64.
-        found: Those of the sum first.
+        ways: Those of the sum first.
         place: [2 or more, m, Σ r or more] in the type of A_t, which it may be.
     """
     weights = [way.short / way.sigma if way.weights is None else way.weights for way in ways]
