@@ -161,7 +161,7 @@ def _cell(value: Any) -> str:
 
 
 def machine(rehearse: bool) -> dict[str, Any]:
-    """Return what the figures belong to."""
+    """Describe the machine of the figures."""
     found: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
     if rehearse:
         return {"device": "cpu (a rehearsal with tiny shapes: the figures say nothing)", **found}

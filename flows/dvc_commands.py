@@ -163,7 +163,7 @@ def stale_stages(root: Path, stages: dict[str, Stage]) -> set[str]:
 
 
 def changes(root: Path, stages: dict[str, Stage]) -> dict[str, list[Any]]:
-    """Return what DVC's status says of each stale stage by address, for the code as it is now.
+    """Return DVC's status of each stale stage by address, for the code as it is now.
 
     `dvc status` alone compares with the digests of code that were written last. While another DVC is at work these
     stay as they are: it would take new ones for a change.

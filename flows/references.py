@@ -15,7 +15,7 @@ _SOURCE = "source"  # a file beside a fetched version's files: where they come f
 
 
 def resolve_reference(root: Path, path: str) -> str:
-    """Return what a recipe's path stands for: a local path, or for an alias the version that it means now.
+    """Resolve a recipe's path: to a local path, or for an alias to the version that it means now.
 
     Args:
         path: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, or a path; a missing one is fetched when DVC tracks it.

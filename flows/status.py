@@ -94,7 +94,7 @@ def last_failure(root: Path, address: str) -> Iterator[str]:
 
 
 def reasons(entries: list[Any]) -> Iterator[str]:
-    """Yield what DVC says of one stage in words.
+    """Describe DVC's status of one stage in words.
 
     Example:
         >>> list(reasons([{"changed deps": {"outputs/code.yaml": {"base": "modified"}, "inputs": "deleted"}}]))
@@ -192,7 +192,7 @@ def result_table(test: Test) -> Table:
 
 
 def chosen_arguments(test: Test) -> str:
-    """Return what validation chose for each method, on one line."""
+    """Return the arguments that validation chose for each method, on one line."""
     chosen = [
         f"{row['name']} {', '.join(f'{name} {value}' for name, value in row['args'].items())}"
         for row in test["rows"]
@@ -385,6 +385,6 @@ def keep_traceback(error: BaseException) -> None:
 
 
 def own_traceback(error: BaseException) -> str | None:
-    """Return what `keep_traceback` attached to an error; None if it did not come through it."""
+    """Return the traceback that `keep_traceback` attached to an error; None if it did not come through it."""
     notes: list[str] = getattr(error, "__notes__", [])
     return notes[-1] if notes else None

@@ -125,7 +125,7 @@ def read_test(path: Path) -> Test:
 
 
 def read_registration(path: Path) -> Registration:
-    """Return what became of the winner in the registry."""
+    """Read the record of the winner's registration."""
     return cast(Registration, json.loads(path.read_text("utf-8")))
 
 

@@ -297,7 +297,7 @@ def _bytes(thing: Any) -> int:
 
 
 def described(architecture: str, folders: Iterable[str | Path] = (), classes: int = 1) -> Workload | None:
-    """Return what a command's inputs describe; None for a modality without blank examples.
+    """Return the model that a command's inputs describe; None for a modality without blank examples.
 
     Args:
         architecture: of an image encoder; or the file of a base that says itself what it is.

@@ -89,7 +89,7 @@ class Examples(Predictions, Protocol):
         ...
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return what the named submodules give for `rows`, [n, ...] each.
+        """Return the outputs of the named submodules for `rows`, [n, ...] each.
 
         Args:
             rows: int64 [n].

@@ -62,7 +62,7 @@ def _project_above(start: str) -> Path | None:
 
 
 def python_files(folder: Path) -> list[Path]:
-    """Return what may declare things in a folder: its modules and packages, but for those whose name begins with _."""
+    """List the modules and packages in a folder whose names do not begin with _."""
     if not folder.is_dir():
         return []
     modules = [path for path in folder.glob("*.py") if not path.name.startswith("_")]
@@ -116,7 +116,7 @@ def load_part(package: str, part: str, what: str) -> ModuleType:
 
 
 def loaded_from(module: ModuleType) -> str:
-    """Return what a message calls a loaded module: its file."""
+    """Return the file of a loaded module, for messages."""
     return str(module.__file__ or module.__name__)
 
 
@@ -396,7 +396,7 @@ class Shelf(Generic[T]):
             loaded[name] = (thing, origin)
 
     def _things_of(self, module: ModuleType, within: str | None = None) -> dict[str, T]:
-        """Return what a module holds that was declared in it, or anywhere `within` a package."""
+        """Return the objects that a module, or any module `within` a package, declares."""
         named: dict[str, T] = {}
         package = within or module.__name__
         for value in vars(module).values():

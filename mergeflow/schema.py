@@ -72,7 +72,7 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
 
 
 def lines_of(fault: Any, model: type[BaseModel]) -> list[str]:
-    """Return what is said of one fault: where, what was expected, what was found.
+    """Describe one fault: where, what was expected, what was found.
 
     Args:
         fault: One of pydantic's `errors()`.

@@ -101,7 +101,7 @@ class State:
 
 
 def read_snapshot(aliases: Mapping[str, str], versions: Versions, tags: Mapping[str, str]) -> Snapshot[Versions]:
-    """Return what a registered model's aliases, versions and tags say.
+    """Read a registered model's aliases, versions and tags.
 
     Of several events of one number that one counts which the last tag names, or which has moved the alias.
 

@@ -27,7 +27,7 @@ UNREADABLE = (MlflowException, OSError, ValueError, SafetensorError)
 
 
 def digests_of(folder: Path) -> str:
-    """Return what is recorded of a version's folder: the digest of each part, as the text of a tag."""
+    """Return the text of a version's tag: the digest of each part of its folder."""
     return json.dumps({part: digest(folder / part) for part in (MODEL, EVIDENCE)})
 
 

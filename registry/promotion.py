@@ -255,7 +255,7 @@ def _twins(versions: Mapping[str, ModelVersion], number: str) -> list[str]:
 
 
 def _locked(store: Store, name: str, attempt: Callable[[Check], _T]) -> _T:
-    """Return what an attempt under the model's lock returns; one that loses the lock before its commit starts over."""
+    """Run an attempt under the model's lock; one that loses the lock before its commit starts over."""
     for left in reversed(range(_ATTEMPTS)):
         try:
             with store.lock(f"model {name}") as check:

@@ -49,7 +49,7 @@ def environment() -> dict[str, Any]:
 
 
 def environment_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what differs between two environments, in words.
+    """Describe the differences between two environments.
 
     Example:
         >>> environment_changes({"python": "3.11", "packages": {"torch": "2.9"}}, {"python": "3.11", "packages": {}})

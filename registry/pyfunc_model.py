@@ -203,7 +203,7 @@ def _place(source: Path, target: Path) -> None:
 
 
 def _environment(packages: Sequence[str]) -> dict[str, Any]:
-    """Return what the model needs, at this machine's versions; in full, or MLflow looks for pip and warns.
+    """Return the model's requirements at this machine's versions; in full, or MLflow looks for pip and warns.
 
     Raises:
         MergeflowError: a package that every model needs runs here without being installed.

@@ -82,7 +82,7 @@ def make_candidate(
     run_id: str | None,
     tags: Mapping[str, str] | None = None,
 ) -> Candidate:
-    """Return what is to be registered; the winner is merged once more by its recipe, which costs about one merge.
+    """Return the candidate to register; the winner is merged once more by its recipe, which costs about one merge.
 
     Args:
         io: files below `outputs/`: base and heads, experts, manifests, merged, results.

@@ -244,7 +244,7 @@ class OtherLabels(Laboratory):
 
 
 def move_labels(lab: Laboratory, options: Options, scale: float, seed: int) -> Iterator[Row]:
-    """Yield what is learned with the true labels and with others, and the first's accuracy against either."""
+    """Yield the coefficients learned with the true labels and with others, and the first's accuracy against either."""
     plan = replace(plan_of(options, "cart", "layer", "test", scale, 0.1, 0), steps=3)
     laboratories = {"true": lab, "moved": OtherLabels(lab.io).first(len(lab.tasks))}
     made = {labels: adapt(world, lazy_experts(world, seed), plan) for labels, world in laboratories.items()}

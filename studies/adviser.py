@@ -150,7 +150,7 @@ class Predictions:
         return {"theory": scales_of_theory(changes), "lengths": lengths}
 
     def cost(self, keep: str, forget: str) -> Row:
-        """Return what tells how much a task loses when another is unlearned."""
+        """Return the predictions of a task's loss when another is unlearned."""
         i, j = self.names.index(keep), self.names.index(forget)
         alike = {"eq11": self.alphas[i][j], "changes": self.changes[i][j], "response": self.moved[i][j]}
         return {"keep": keep, "forget": forget, **alike, "cosine": self.cosines[i][j]}
@@ -159,7 +159,7 @@ class Predictions:
 def set_row(
     part: Sequence[str], ranges: Mapping[str, Interval], scales: Sequence[float], scores: tuple[Score, Score], seed: int
 ) -> Row:
-    """Return what each way of choosing λ on validation gives; test is looked at once for each.
+    """Return the scores of each way of choosing λ on validation; test is looked at once for each.
 
     Args:
         part: the tasks whose vectors are added.
@@ -438,7 +438,7 @@ def claims_of_suites(options: SuiteOptions) -> list[Claim]:
 
 
 def set_table(by: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what each way of choosing λ gives, by length or run and size of the set."""
+    """Return a table of the ways of choosing λ, by length or run and size of the set."""
     all_sets, keys = sets(rows), [by, "size", "λ by"]
     kinds = ("scale", "tried", "validation", "test", "hit")
     long = pd.concat(
@@ -459,7 +459,7 @@ def set_table(by: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def edit_table(by: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what unlearning leaves and costs, and how well that was predicted, by length or run."""
+    """Return a table of the effect and cost of unlearning, and how well that was predicted, by length or run."""
     lines = {
         name: {f"rank correlation, {label}": with_interval(ranks(group, key), 2) for key, label in PREDICTIONS.items()}
         for name, group in edits(rows).groupby(by)

@@ -135,7 +135,7 @@ class Experts:
         return {task: task_vector(state, self.base.start) for task, state in self.weights.items()}
 
     def answers(self, count: int) -> Answers:
-        """Return what base and experts answer on the first validation digits of each task, without labels."""
+        """Return the outputs of base and experts on the first validation digits of each task, without labels."""
         examples = {name: Subset.first(self.task(float(name[1:]), "validation"), count) for name in self.weights}
         return ask(self.base.model, self.base.start, self.weights, examples)
 
@@ -242,7 +242,7 @@ def own_tasks(rows: pd.DataFrame) -> Samples:
 
 
 def chosen(rows: pd.DataFrame, case: str, way: str) -> pd.DataFrame:
-    """Return what was measured with the λ of one way to choose it, gaps to the experts and the sum of both, by seed."""
+    """Return the scores with the λ of one way to choose it, gaps to the experts and the sum of both, by seed."""
     chosen_rows = select(rows, part="chosen", case=case, way=way).set_index("seed").sort_index()
     return chosen_rows.assign(
         gap_1=chosen_rows.expert_1 - chosen_rows.test_1,

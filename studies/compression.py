@@ -315,7 +315,7 @@ def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def width_table(ratio: float, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what a task's part takes of an expert's attention and MLP weights, by the formulas, over the width."""
+    """Return a task's part as a share of an expert's attention and MLP weights, by the formulas, over the width."""
     lines = {}
     for name, width in (("pocket-clip", 128), ("ViT-B/32", 768), ("ViT-L/14", 1024), ("", 4096)):
         block = {"attn.in": [3 * width, width], "attn.out": [width, width]}

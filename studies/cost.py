@@ -165,7 +165,7 @@ def families(options: Options) -> list[Family]:
 
 
 def label(name: str) -> str:
-    """Return what a row is called.
+    """Return the title of a row.
 
     Example:
         >>> [label(name) for name in ("mima_16", "mima_16_480", "joint", "per_round_2_16", "one_epoch")]
@@ -258,7 +258,7 @@ def cost_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def choice_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what validation chose for the one-shot rows."""
+    """Return the arguments that validation chose for the one-shot rows."""
     frame = models(rows)
     chosen = frame[frame.tried > 0].groupby(["model", "seed"], sort=False)
     made = chosen.agg(candidates=("tried", "first"), chosen=("chosen", "first"), validation=("validation", "first"))

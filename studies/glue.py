@@ -503,7 +503,7 @@ def heads_figure(options: Options, rows: pd.DataFrame) -> Figure:
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    """Return what decides the table, and which choices may go on."""
+    """Return notes on the table, and on choices at the end of their grids."""
     names = names_of(rows, options)
     merged = [model for model in names if model not in ("base", "individual", *options.together)]
     best, best_name = leader({model: list(means(rows, model)) for model in merged}, names)

@@ -84,7 +84,7 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
 
 
 def measure_run(lab: Laboratory, options: Options, label: str, task: str, seed: int) -> Iterator[Row]:
-    """Yield what a run recorded of its batches, its steps, and the gradients over the same images."""
+    """Yield a run's records of its batches, its steps, and the gradients over the same images."""
     source, base, data = lab.run(options.runs[label]), lab.base, _subset(lab, task, options.images)
     epochs = source.training(seed, task)["epochs"]
     states = [base, *(source.epoch(seed, task, row["epoch"]) for row in epochs)]

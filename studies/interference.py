@@ -96,7 +96,7 @@ class Options(Section):
 
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
-    """Return what was measured, by `part`.
+    """Measure every `part`.
 
     layer: one row for each run, number of tasks, seed, layer, origin and ratio, with the term k₃ I in `theorem`;
     common: how much of the task vectors is common to all; draws, overlap, condition, readings: of the linear model,
@@ -139,7 +139,7 @@ def common_part(vectors: Sequence[Tensor]) -> Tensor:
 
 
 def curves_of(factors: TaskFactors, ratios: Sequence[float]) -> dict[str, list[float]]:
-    """Return what was measured at each ratio."""
+    """Return the curves over the ratios."""
     ranks = [rank_of(factors.shape, ratio, "ceil") for ratio in ratios]
     curves, error = row_space_interference(factors), reconstruction_error(factors)
     pairs = len(factors.triples) * (len(factors.triples) - 1)
@@ -536,7 +536,7 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
 
 
 def theorem_note(rows: pd.DataFrame) -> str:
-    """Return what is wrong or loose in the printed theorem."""
+    """Return notes on errors and slack in the printed theorem."""
     draws = select(rows, part="draws")
     spread = draws.condition.max()
     draws = draws[(draws.condition == spread) & (draws["rank"] > 1)]

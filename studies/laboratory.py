@@ -215,7 +215,7 @@ def _sweep(
 def _structure(
     options: Options, seed: int, alpha: float, begin: Weights, vectors: list[Weights], tasks: list[PatternTask]
 ) -> Iterator[Row]:
-    """Yield what the first task's vector looks like, seen from both patterns."""
+    """Yield the structure of the first task's vector, seen from both patterns."""
     vector, (task, other) = vectors[0], tasks
     pattern_of_task, across = task.pattern, other.pattern
     inputs, labels = test_set(options, task, seed)
@@ -696,7 +696,7 @@ def unlearning_claims(options: Options) -> list[Claim]:
 
 
 def structure_claims() -> list[Claim]:
-    """Return what task vectors look like."""
+    """Return the claims on the structure of task vectors."""
     cosine: dict[str, Any] = {"low": 0.95, "of": "cosine", "unit": "", "digits": 4}
     return [
         Claim("P14", "μ′ᵀΔWμ′ = α² μᵀΔWμ (Equation 21).", squares,
@@ -739,7 +739,7 @@ def target_claims(options: Options) -> list[Claim]:
 
 
 def reduced_claims(options: Options) -> list[Claim]:
-    """Return what can be left out of task vectors."""
+    """Return the claims on pruning task vectors."""
     most = max(options.keep)
     return [
         *(Claim("P16", f"Task vectors of rank {rank} give the same outcomes (Corollary 1).",

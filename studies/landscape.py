@@ -139,7 +139,7 @@ def series(rows: pd.DataFrame, pair: str, name: str) -> pd.DataFrame:
 
 
 def pairs(rows: pd.DataFrame) -> dict[str, str]:
-    """Return what a pair is called in sentences → the pair."""
+    """Return the pairs by their names in sentences."""
     return {pair.replace(" – ", " and "): pair for pair in rows.pair.drop_duplicates()}
 
 

@@ -221,7 +221,7 @@ def relative(rows: pd.DataFrame, model: str) -> pd.DataFrame:
 
 
 def by_count(frame: pd.DataFrame) -> Samples:
-    """Return what was measured at each number of tasks, of the seeds that it was measured with."""
+    """Return the values at each number of tasks, for the seeds that have them."""
     return {f"{count} tasks": of_count for count in frame.index if len(of_count := frame.loc[count].dropna())}
 
 
@@ -239,7 +239,7 @@ def share_leads(better: str, worse: str, rows: pd.DataFrame) -> Samples:
 
 
 def gain(model: str, rows: pd.DataFrame) -> Samples:
-    """Return what adapting gains over its static start."""
+    """Return the gain of adapting over its static start."""
     return by_count(mean_test(rows, model) - mean_test(rows, model, "start"))
 
 
@@ -357,7 +357,7 @@ def per_task(options: Options, count: int, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def chosen(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what validation chose in how many seeds, the most frequent first, and from how many candidates."""
+    """Return the arguments that validation chose, most frequent first, with seeds and the number of candidates."""
     choices = select(rows, split="test")
     choices = choices[choices.tried.notna()].drop_duplicates(["tasks", "seed", "model"])
     arguments = choices[[name for name in ARGUMENTS if name in choices]].to_dict("records")

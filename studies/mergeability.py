@@ -163,7 +163,7 @@ class SuiteOptions(Options):
 
 
 def as_nets(run: str) -> str:
-    """Return what the rows of a run's linearised experts are called that are judged as ordinary nets."""
+    """Return the run's name in rows of linearised experts that are judged as ordinary nets."""
     return f"{run} as ordinary nets"
 
 
@@ -226,7 +226,7 @@ def ctl_errors(lab: Laboratory, experts: Mapping[str, State], images: int) -> di
 
 
 def of_weights(first: State, second: State) -> Row:
-    """Return what two task vectors tell of each other: cosine, distance and sign conflict.
+    """Compare two task vectors: cosine, distance and sign conflict.
 
     Example:
         >>> one, other = {"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([3.0, -1.0])}

@@ -186,7 +186,7 @@ def trained_for(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def compared(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what the paper's Figure 2 compares: the one epoch, the long run's end, and the base."""
+    """Return the three sides of the paper's Figure 2: the one epoch, the long run's end, and the base."""
     runs = trained_for(pd.concat([select(rows, run=SHORT), converged(rows)]))
     base = select(rows, model="zero_shot").assign(trained="base", seed=0)
     both = pd.concat([base, runs])

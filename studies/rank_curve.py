@@ -371,7 +371,7 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
 
 
 def suite_notes(count: int, rows: pd.DataFrame, options: Options) -> list[str]:
-    """Return what decides the place and the height of the peak."""
+    """Return notes on the place and the height of the peak."""
     frames = {(kind, rule): over(rows, kind, rule) for kind in USED_AT for rule in RULES}
     once, tuned = frames["centred", "once"], frames["centred", "per rank"]
     gains = (tuned - once).dropna()

@@ -196,7 +196,7 @@ class SuiteOptions(Section):
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
-    """Yield what each variant of the task vectors does, and what tuning takes of a device's memory."""
+    """Yield the effect of each variant of the task vectors, and the memory that tuning takes of a device."""
     digits = Lazy(partial(open_digits, options.world, lab.io.root))
     yield from lab.by_seed(partial(measure_seed, options, digits), options.seeds)
     yield from memory_rows(options.world, options.lora)
@@ -244,7 +244,7 @@ def lora_variant(options: Options, base: Pretrained, digits: Digits, rank: int, 
 
 
 def memory_rows(world: ColouredWorld, ranks: Sequence[int]) -> Iterator[Row]:
-    """Yield what a step of tuning takes of a device's memory at its peak, foretold, of all weights and of adapters."""
+    """Yield the predicted peak memory of a step of tuning, of all weights and of adapters."""
 
     def build(rank: int | None) -> Model:
         net = small_transformer(world, 2, 0)
@@ -298,7 +298,7 @@ def target_rows(base: Pretrained, splits: Mapping[str, Digits], variant: Variant
 
 
 def measure_suite(lab: Laboratory, options: SuiteOptions) -> list[Row]:
-    """Return what each variant of the task vectors does to the suite, for the seeds that both runs have."""
+    """Return the effect of each variant of the task vectors on the suite, for the seeds that both runs have."""
     seeds = [seed for seed in lab.run(options.whole).seeds if seed in lab.run(options.lora).seeds]
     return lab.by_seed(partial(measure_suite_seed, lab, options), seeds)
 
@@ -370,7 +370,7 @@ def score(rows: pd.DataFrame, kind: str, amount: float | None, way: str) -> pd.S
 
 
 def lost(kind: str, amount: float, rows: pd.DataFrame) -> Samples:
-    """Return what a variant loses against whole task vectors, by score."""
+    """Return the loss of a variant against whole task vectors, by score."""
     return {way: score(rows, FULL, None, way) - score(rows, kind, amount, way) for way in SCORES}
 
 
@@ -417,7 +417,7 @@ def claims(options: Options | SuiteOptions) -> list[Claim]:
 # What is shown
 
 def score_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what every variant keeps of each score, and what it takes to store it."""
+    """Return the share of each score that every variant keeps, and its storage."""
     keys = ["task vectors", "rank, or share kept"]
     scores = scored(rows).rename(columns={"kind": keys[0], "amount": keys[1]})
     return side_by_side(scores, keys, {"stored": "stored, %"}).join(table(scores, keys, "way", value="score"))

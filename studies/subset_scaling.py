@@ -406,7 +406,7 @@ def over_sizes(value: str, sign: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def losses(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what more tasks cost, with the interval of two independent samples, and the slope over N."""
+    """Return the cost of more tasks, with the interval of two independent samples, and the slope over N."""
     centres, last = intervals(of_first(rows), "normalised").droplevel("seed"), max(options.sizes)
     lines: dict[str, dict[str, str]] = {}
     for method in methods_of(rows):

@@ -211,7 +211,7 @@ class Workshop:
         return self._tuned("together", BOOKS, self.corpus.options.together)
 
     def without(self) -> State:
-        """Return what the base is after fine-tuning on the other two books: the truth about unlearning."""
+        """Return the base fine-tuned on the other two books: the truth about unlearning."""
         return self._tuned("without", self._others, self.corpus.options.together)
 
     def alone(self, title: str) -> State:

@@ -230,7 +230,7 @@ def loss_of(group: Group, samples: Classification) -> Callable[[Sequence[float]]
 
 @torch.inference_mode()
 def logits_of(model: Model, state: State, samples: Classification) -> Tensor:
-    """Return what a model answers to some samples, [n, C]."""
+    """Return a model's outputs for some samples, [n, C]."""
     model.load(state)
     return samples.logits(model, torch.arange(len(samples)))
 

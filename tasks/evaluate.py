@@ -54,7 +54,7 @@ def run(io: StageIO) -> None:
 
 
 def _base_name(data: Mapping[str, Examples]) -> str:
-    """Return what the base's row is: `zero_shot`, or `base` where experts' training made the heads that judge it."""
+    """Name the base's row: `zero_shot`, or `base` where experts' training made the heads that judge it."""
     heads = [task.head for task in data.values() if task.head is not None]
     return "base" if any(weight.requires_grad for head in heads for weight in head.parameters()) else "zero_shot"
 

@@ -79,7 +79,7 @@ def load_for_experts(io: StageIO, split: str, tasks: Iterable[str], device: torc
 
 
 def expert_summary(io: StageIO, task: str) -> Training:
-    """Return what `finetune` recorded of an expert."""
+    """Read the record of `finetune` about an expert."""
     return read_training(io.dep(layout.expert_training(task)))
 
 

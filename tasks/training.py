@@ -176,7 +176,7 @@ def head_file(folder: Path, tasks: Sequence[str], task: str) -> Path:
 
 
 def tuned_model(base: Model, settings: FineTuneSettings, seed: int, tower: str) -> Model:
-    """Return what the regime trains: the base itself, or the base with adapters or linearised.
+    """Return the module that the regime trains: the base itself, or the base with adapters or linearised.
 
     Args:
         base: the model with the base's weights.

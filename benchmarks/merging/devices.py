@@ -93,7 +93,7 @@ def moving(recipe: Any, base: Path, experts: dict[str, Path]) -> float:
 
 
 def device_name(device: str) -> str:
-    """Return what the device calls itself."""
+    """Return the name of the device."""
     import torch
 
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else "cpu"

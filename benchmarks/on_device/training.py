@@ -76,7 +76,7 @@ def finetune(rehearse: bool) -> Iterator[Row]:
 
 
 def foretold_gib(shape: Shape, changes: dict[str, Any], side: int) -> float:
-    """Return what `mergeflow check` would say that a step takes.
+    """Return the memory that `mergeflow check` predicts for a step.
 
     Args:
         shape: the model and the batch size.

@@ -27,7 +27,7 @@ WARM = 2
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return what a piece of work takes: processor time on a CPU, wall time on CUDA."""
+    """Time a piece of work: processor time on a CPU, wall time on CUDA."""
     cuda = device.type == "cuda"
     clock = time.perf_counter if cuda else time.process_time
     if cuda:

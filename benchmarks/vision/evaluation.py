@@ -161,7 +161,7 @@ class Ours:
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return what a pass takes: processor time on a CPU, wall time on CUDA."""
+    """Time a pass: processor time on a CPU, wall time on CUDA."""
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     began = clock()
     work()  # ends with predictions on the CPU, or waits below

@@ -221,7 +221,7 @@ def _is_made(root: Path, stage: Stage) -> bool:
 
 
 def _stages_of_expert(name: str, stages: dict[str, Stage]) -> list[Stage]:
-    """Return what a new expert needs, in running order: its data, the base's heads, itself."""
+    """Return the stages of a new expert in running order: its data, the base's heads, itself."""
     maker = stage_making(layout.expert(name), stages)
     needed = [*upstream(maker, stages), maker.address]
     return [stage for stage in stages.values() if not stage.frozen and stage.address in needed]

@@ -283,7 +283,7 @@ def choose(
 
 
 def register_view(scratch: Path) -> StageIO:
-    """Return what the stage `register` would be given in the scratch project."""
+    """Return the inputs of the stage `register` in the scratch project."""
     params = load_params(scratch / "params.yaml")
     stage = find_stage(load_graph(scratch), "register", None)
     return StageIO(stage, scratch, scratch / STATE / "scratch" / "register", params)

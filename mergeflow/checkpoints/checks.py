@@ -90,7 +90,7 @@ def _told(group: list[_Mismatch], expected: Mapping[str, TensorInfo]) -> str:
 
 
 def _hint(fault: _Mismatch, expected: Mapping[str, TensorInfo]) -> str:
-    """Return what an unknown tensor may be; once for a pattern, because 18000 experts by 300 names take minutes."""
+    """Suggest a name for an unknown tensor; once for a pattern, because 18000 experts by 300 names take minutes."""
     if fault.what.startswith(_OTHER_SHAPE):
         rows, columns = fault.shape[:1], fault.shape[1:]
         shape = expected[fault.tensor].shape

@@ -48,7 +48,7 @@ class DType:
 
 @cache
 def dtype_of(dtype: torch.dtype) -> DType:
-    """Return what is known of a type of torch.
+    """Return our description of a type of torch.
 
     Example:
         >>> import torch

@@ -255,7 +255,7 @@ class Quantised:
 
 
 def quantised(infos: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Quantised:
-    """Return what is quantised in a checkpoint, from names, types and config.json."""
+    """Find the quantised parts of a checkpoint, from names, types and config.json."""
     given = config.get("quantization_config")
     declared = given if isinstance(given, dict) else {}
     packed, packed_parts, formats = packed_weights(infos, declared)

@@ -19,7 +19,7 @@ _ARCHIVES = {
 
 
 def mistaken(start: bytes, wanted: str) -> str | None:
-    """Return what a file is instead of a checkpoint, with the way out; None where its first bytes say nothing.
+    """Name the kind of a file that is no checkpoint, with the way out; None where its first bytes do not tell.
 
     Args:
         start: The first bytes of the file, 256 or more where it has as many.
@@ -55,7 +55,7 @@ def is_pickled(start: bytes) -> bool:
 
 
 def other_archive(path: Path) -> str | None:
-    """Return what a zip archive is instead of a state dict of torch.save, with the way out."""
+    """Name the kind of a zip archive that is no state dict of torch.save, with the way out."""
     try:
         with ZipFile(path) as archive:
             files = {PurePosixPath(name).name for name in archive.namelist()}

@@ -22,7 +22,7 @@ def tell(forecast: Forecast, console: Console | None = None) -> None:
 
 
 def memory_table(forecast: Forecast) -> Table:
-    """Return what is done on the device, a column each, with what takes its memory."""
+    """Return a table of the work on the device, a column each, and of the memory that it takes."""
     free = "" if forecast.free is None else f", {in_bytes(forecast.free)} free"
     table = Table(title=f"Memory of {forecast.devices}{free}", box=None, title_justify="left", pad_edge=False)
     table.add_column("")

@@ -122,7 +122,7 @@ def perplexity(
 
 
 def _numbers(loss: float, tokens: int) -> dict[str, Any]:
-    """Return what is told of a text; a loss that is no number is null, which JSON has."""
+    """Return the numbers of a text; a loss that is no number is null, which JSON has."""
     finite = math.isfinite(loss)
     return {
         "perplexity": math.exp(loss) if finite and loss < _MOST else None,
@@ -193,7 +193,7 @@ def lm_eval(
 
 
 def _name(source: str, sources: Sequence[str]) -> str:
-    """Return what a column is called: a prepared folder's own name, where no other has it."""
+    """Return the title of a column: a prepared folder's own name, where no other has it."""
     last = Path(source).name
     return last if ":" not in source and [Path(path).name for path in sources].count(last) == 1 else source
 

@@ -108,7 +108,7 @@ class Location:
         return sorted(below)
 
     def _find(self) -> dict[str, Any]:
-        """Return what is below, by path, down to links.
+        """List the files and folders below, by path, down to links.
 
         Raises:
             MergeflowError: a folder cannot be read; `find` of fsspec leaves out all that is in it.
@@ -132,7 +132,7 @@ class Location:
         return inside_of
 
     def _kind_behind(self, path: str, info: Mapping[str, Any]) -> str:
-        """Return what a symbolic link leads to; a link that is left out would make a task smaller unnoticed.
+        """Follow a symbolic link; a link that is left out would make a task smaller unnoticed.
 
         Raises:
             MergeflowError: it leads nowhere, or to a folder that it is in.

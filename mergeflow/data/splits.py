@@ -29,7 +29,7 @@ class PlannedSplit:
 
 
 def plan_splits(raw: RawTask, seed: int) -> dict[str, PlannedSplit]:
-    """Return what makes up train, validation and test.
+    """Plan the splits train, validation and test.
 
     A split that the source lacks is carved from `train`: 10 %, at most 5000 images, stratified by class, chosen by
     SHA-256 of (seed, split, path). An example therefore keeps its side when others join the source, up to the

@@ -101,6 +101,6 @@ def write_scores(path: Path, scores: Mapping[str, np.ndarray]) -> None:
 
 
 def read_scores(path: Path) -> dict[str, np.ndarray]:
-    """Return what `write_scores` or `numpy.savez` wrote."""
+    """Read the scores that `write_scores` or `numpy.savez` wrote."""
     with np.load(path, allow_pickle=False) as archive:
         return dict(archive)

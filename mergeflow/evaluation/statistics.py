@@ -205,7 +205,7 @@ def _attention_hook(name: str, totals: _Totals) -> Callable[..., None]:
 
 
 def _joined_heads(module: Any, query: Tensor, kwargs: dict[str, Any]) -> Tensor:
-    """Return what enters out_proj: the attention with the identity in its place."""
+    """Return the input of out_proj: the attention with the identity in its place."""
     rows = query.transpose(0, 1) if module.batch_first and query.ndim == 3 else query
     identity = torch.eye(module.embed_dim, dtype=query.dtype, device=query.device)
     heads, _ = F.multi_head_attention_forward(

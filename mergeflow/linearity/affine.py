@@ -22,7 +22,7 @@ class Featured(Protocol):
     def __len__(self) -> int: ...
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return what the named submodules give for `rows`, [n, ...] each."""
+        """Return the outputs of the named submodules for `rows`, [n, ...] each."""
         ...
 
 

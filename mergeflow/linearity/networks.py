@@ -38,7 +38,7 @@ class Samples:
         return len(self.inputs)
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return what the named submodules give for `rows`, [n, ...] each."""
+        """Return the outputs of the named submodules for `rows`, [n, ...] each."""
         chosen = self.inputs[rows].to(device_of(model))
         return activations(model.module, layers, lambda: self.encode(model.module, chosen))
 

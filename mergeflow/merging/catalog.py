@@ -237,7 +237,7 @@ def code_of(call: MethodCall) -> dict[str, Code]:
 
 
 def code_record(call: MethodCall) -> dict[str, Any]:
-    """Return what a recipe says of a call's code: `code`, or nothing where all of it is the package's own."""
+    """Return a recipe's field `code` for a call; nothing where all of its code is the package's own."""
     codes = {name: code.model_dump() for name, code in code_of(call).items()}
     return {"code": codes} if codes else {}
 

@@ -237,7 +237,7 @@ def _state(model: Mapping[str, Tensor] | nn.Module) -> Mapping[str, Tensor]:
 
 
 def _config(model: Any) -> dict[str, Any] | None:
-    """Return what a module of transformers says of its architecture."""
+    """Return the configuration of a transformers module."""
     config: Any = getattr(model, "config", None) if isinstance(model, torch.nn.Module) else None
     return config.to_dict() if hasattr(config, "to_dict") else None
 

@@ -75,7 +75,7 @@ class Engine:
         self._map(self._tasks(sink, sorted(self.stacks.infos if names is None else names)))
 
     def _tasks(self, sink: Sink, names: Sequence[str]) -> Iterator[Task]:
-        """Yield what is to be done, in order: each reading of a tensor comes after the one before of the next tensor.
+        """Yield the tasks in order: each reading of a tensor comes after the one before of the next tensor.
 
         So nobody waits for the last piece of a reading, and the next one finds the data in memory.
         """

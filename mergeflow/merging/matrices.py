@@ -98,7 +98,7 @@ class Treatment:
         return sum(map(len, self.treated.values()))
 
     def lines(self) -> list[str]:
-        """Return what is treated, what is left out and what is cut, a line each with counts and patterns of names."""
+        """List the matrices that are treated, left out and cut, a line each with counts and patterns of names."""
         lines = [f"architecture  {self.family}"]
         lines += [f"treated       {role}: {_patterns(names)}" for role, names in self.treated.items()]
         lines += [f"not treated   {role}: {_patterns(names)}" for role, names in self.left.items()]

@@ -368,7 +368,7 @@ class _Conversion:
         return {"slices": steps} | around
 
     def _module(self, document: _Merge) -> _Module:
-        """Return what is merged: the document itself, its one module, or several that are merged alike."""
+        """Return the parts to merge: the document itself, its one module, or several that are merged alike."""
         if not document.modules:
             return document.model_copy(update={"parameters": {}})
         modules = [self._whole_module(module) for module in document.modules.values()]

@@ -72,7 +72,7 @@ _CONFIGURATION = ("merge_method", "models", "base_model", "modules", "output_mod
 
 
 def argument_hint(method: str, argument: str, accepted: Iterable[str]) -> str:
-    """Return what mergekit's argument is here, as the end of a message; empty where it is not one of mergekit's.
+    """Name our counterpart of mergekit's argument, as the end of a message; empty where it is not one of mergekit's.
 
     Example:
         >>> argument_hint("ties", "density", ["keep", "scale"])

@@ -38,7 +38,7 @@ def model_of(
     varied: Mapping[str, Any] | None = None,
     beside: int = 0,
 ) -> Model:
-    """Return what methods may know about the whole model, from shapes and types alone.
+    """Describe the whole model to methods, from shapes and types alone.
 
     Args:
         base: The base's state dict, in memory or lazy.
@@ -254,7 +254,7 @@ class Stacks:
         return self._depths[stored]
 
     def model_at(self, name: str) -> Model:
-        """Return what is known of the model, with the weights that experts have in one tensor."""
+        """Return the model's description with the weights that experts have in one tensor."""
         varied, model = self.model.varied, self.model
         if not varied:
             return model

@@ -99,7 +99,7 @@ def merge(
 
 
 def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
-    """Return what adds up bytes from any thread and tells of them, one call at a time."""
+    """Return a callback that sums bytes from any thread and reports the sum, one call at a time."""
     done, lock = 0, Lock()
 
     def advance(count: int) -> None:

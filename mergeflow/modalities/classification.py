@@ -41,7 +41,7 @@ class Ahead:
         self._coming = [*self._coming[-1:], (rows, _gatherer().submit(self._gather, rows))]
 
     def take(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """Return what was gathered for these rows, int64 [n], or gather it now; each tensor is [n, ...]."""
+        """Return the batch of these rows, int64 [n], gathered before or now; each tensor is [n, ...]."""
         for place, (expected, coming) in enumerate(self._coming):
             if expected is rows:
                 del self._coming[: place + 1]
@@ -138,14 +138,14 @@ class Classification:
         return self.logits(model, rows).log_softmax(dim=1)
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return what the named submodules give for `rows`, [n, ...] each."""
+        """Return the outputs of the named submodules for `rows`, [n, ...] each."""
         inputs = self._batch(rows)[0]
         if self.observe is not None:
             return self.observe(model.module, inputs, layers)
         return activations(model.module, layers, lambda: self.encode(model.module, inputs))
 
     def embeddings(self, model: Model, rows: Tensor) -> Tensor:
-        """Return what a head is given for `rows`, [n, D]."""
+        """Return the head's inputs for `rows`, [n, D]."""
         return self.encode(model.module, self._batch(rows)[0])
 
     def prefetch(self, rows: Tensor) -> None:
@@ -269,7 +269,7 @@ class Regression:
         return (-0.5 * (neighbours - answers[:, None]).square()).log_softmax(dim=1)
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return what the named submodules give for `rows`, [n, ...] each."""
+        """Return the outputs of the named submodules for `rows`, [n, ...] each."""
         return self.numbered.features(model, rows, layers)
 
     def prefetch(self, rows: Tensor) -> None:
@@ -321,5 +321,5 @@ class Subset:
         return self.whole.log_p(model, self.chosen[rows])
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return what the named submodules give for `rows`, [n, ...] each."""
+        """Return the outputs of the named submodules for `rows`, [n, ...] each."""
         return self.whole.features(model, self.chosen[rows], layers)

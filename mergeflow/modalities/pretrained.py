@@ -29,7 +29,7 @@ def transformers(name: str) -> Any:
 
 
 def find_place(place: str, root: Path, assets: Path) -> str:
-    """Return what transformers is given: the path of a folder, or an id of the hub.
+    """Return the name for transformers: the path of a folder, or an id of the hub.
 
     Args:
         place: a folder relative to `root` or absolute, the name of an embedded base, or an id `owner/name`.

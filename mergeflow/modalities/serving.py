@@ -115,7 +115,7 @@ def read_rows(
     read: Callable[[Mapping[str, Any]], Any],
     done: str = "classified",
 ) -> tuple[list[Any], list[str]]:
-    """Return what is read of each row, and its task.
+    """Return the inputs and the task of each row.
 
     Args:
         columns: the request, with all of `inputs` and `task`.

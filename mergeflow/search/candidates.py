@@ -76,7 +76,7 @@ def remembered(score: Scorer, journal: Journal) -> Scorer:
 
 
 def candidate_key(call: MethodCall) -> str:
-    """Return what a journal calls a candidate: the method and all its arguments."""
+    """Return a candidate's key in a journal: the method and all its arguments."""
     return json.dumps(["candidate", call.name, call.args], sort_keys=True)
 
 

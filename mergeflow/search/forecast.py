@@ -16,7 +16,7 @@ _KEEPING = ("cart", "low_rank")  # their factors stay on the device for the next
 
 
 def foretell_sweep(sweep: Sweep, resolve: Callable[[str], str] | None = None) -> Forecast:
-    """Return what merging candidates takes, and what judging them on images does.
+    """Estimate the memory of merging candidates and of judging them on images.
 
     Args:
         resolve: turns `models:/…` into a path; None outside of a project.

@@ -61,7 +61,7 @@ def _near(task: str, known: Any) -> list[str]:
 
 @arithmetic()
 def evaluate(part: LmEvalScore, folder: Path, split: str, manager: Any, device: str) -> dict[str, Any]:
-    """Return what the harness finds: `results` by task and metric, and `higher_is_better` by the same.
+    """Run the harness and return `results` by task and metric, and `higher_is_better` by the same.
 
     Args:
         folder: of the model, as transformers reads it.

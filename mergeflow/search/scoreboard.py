@@ -92,7 +92,7 @@ def open_sweep(
 
 
 def _choices(sweep: Sweep) -> dict[str, Any]:
-    """Return what candidates have beside their weights; nothing where the sweep says nothing of it."""
+    """Return the candidates' companion files; nothing where the sweep names none."""
     return {key: value for key, value in sweep.inputs().items() if key in ("tokenizer", "chat_template") and value}
 
 

@@ -95,7 +95,7 @@ def read_score(value: Any) -> Any:
 
 
 def name_of(part: ScorePart) -> str:
-    """Return what messages call a scorer."""
+    """Return the name of a scorer in messages."""
     if isinstance(part, FunctionScore):
         return f"score function '{part.function}'"
     if isinstance(part, CommandScore):
@@ -274,7 +274,7 @@ class Sweep(Frozen):
         return make_recipe({**self.inputs(), **values}, f"method '{method}'")
 
     def inputs(self) -> dict[str, Any]:
-        """Return what the recipes of all candidates share: models, and how they are brought together."""
+        """Return the part that the recipes of all candidates share: models, and how they are brought together."""
         return {
             "base": self.base,
             "experts": dict(self.experts),

@@ -75,7 +75,7 @@ class IterativeRun:
             data.head.load_state_dict(read_state(self.head(number, data.task)))
 
     def record(self, number: int, task: str) -> dict[str, Any]:
-        """Return what was recorded of a task in a round: its epochs' rows and its cost."""
+        """Return a task's record of one round: the rows of its epochs, and its cost."""
         record: dict[str, Any] = json.loads((self._round(number) / task / "training.json").read_text())
         return record
 

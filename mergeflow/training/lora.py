@@ -60,7 +60,7 @@ class LoraModule(nn.Module):
         self.up = nn.ParameterList([nn.Parameter(values) for values in empty])
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the module with the adapted weights returns."""
+        """Run the module with the adapted weights."""
         return functional_call(self.original, self.merged(), args, kwargs)
 
     def merged(self) -> dict[str, Tensor]:

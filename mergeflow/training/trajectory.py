@@ -135,7 +135,7 @@ class Trajectory:
 
     @classmethod
     def from_state(cls, value: Mapping[str, Any], place: torch.device) -> "Trajectory":
-        """Return what `as_state` described.
+        """Rebuild the trajectory from the state of `as_state`.
 
         Args:
             value: the state, wherever its tensors lie.

@@ -217,7 +217,7 @@ class Pretrained:
 
 
 def from_clip(net: Network) -> Pretrained:
-    """Return what experts begin from that are tuned from a CLIP."""
+    """Return the starting point of experts that are tuned from a CLIP."""
     return Pretrained(net, drawn_weights(net))
 
 
@@ -254,7 +254,7 @@ def tuned(
 
 
 def name_of(red_if_odd: float) -> str:
-    """Return what the task of a colouring is called.
+    """Return the name of a colouring's task.
 
     Example:
         >>> name_of(0.95)

@@ -101,7 +101,7 @@ def cached(io: StageIO, name: str, measure: Callable[[], Piece]) -> Piece:
 
 
 def cached_in_processes(io: StageIO, measures: Mapping[str, Callable[[], Piece]], what: str = "pieces") -> list[Piece]:
-    """Return what `cached` returns for every piece; those that are not kept are measured by `run.workers` processes.
+    """Measure or read every piece as `cached` does; missing ones are measured by `run.workers` processes.
 
     What lies in the project's own folder, which no other process can import by name, is measured here in turn.
 
@@ -384,7 +384,7 @@ class Laboratory:
         return head
 
     def scorer(self, experts: Mapping[str, State]) -> CandidateScorer:
-        """Return what merges and scores candidates of these experts on validation."""
+        """Return the scorer that merges these experts and judges candidates on validation."""
         batch_size = self.io.section("evaluation").batch_size
         return CandidateScorer(self.model, self.examples("validation"), self.base, experts, batch_size=batch_size)
 

@@ -59,7 +59,7 @@ def find_record(home: Path, name: str) -> Record:
 
 
 def last_run(study: Study) -> Result:
-    """Return what a study's last run here found, with the project's choices of today.
+    """Read a study's last run here, with the project's choices of today.
 
     Raises:
         MergeflowError: it has not run.
@@ -112,7 +112,7 @@ def write_record(home: Path, study: Study) -> Path:
 
 
 def changes(home: Path, study: Study) -> list[str]:
-    """Return what differs today from what a study's record was measured with: code, choices, inputs; none: nothing."""
+    """List the differences between today and a study's record: code, choices, inputs."""
     facts, now = find_record(home, study.stage.name).facts, _now(study)
     differences = [f"code: {facts['code']} then, {now['code']} now"] if facts["code"] != now["code"] else []
     for file, values in now["choices"].items():

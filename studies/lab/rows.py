@@ -114,7 +114,7 @@ def at(frame: pd.DataFrame, least: float = -math.inf, label: str = "N") -> dict[
 
 
 def each(names: Iterable[str], measure: Callable[[str], Samples]) -> dict[str, Any]:
-    """Return what is measured of several models or tasks, each under its name.
+    """Measure several models or tasks, each under its name.
 
     Example:
         >>> each(["average"], lambda name: {"N = 1": [0.5]})

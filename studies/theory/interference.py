@@ -239,7 +239,7 @@ def task_interference(factors: TaskFactors, rank: int) -> float:
 
 
 def kind_of(name: str) -> str | None:
-    """Return what a tensor's name says it is, one of `KINDS`, or None.
+    """Return the kind of a tensor by its name, one of `KINDS`, or None.
 
     Example:
         >>> kind_of("visual.transformer.resblocks.0.mlp.c_fc.weight"), kind_of("visual.ln_pre.weight")

@@ -160,7 +160,7 @@ def measure_grid(
     evaluate: Callable[[State], Mapping[str, float]],
     report: Callable[[int, int], None] | None = None,
 ) -> dict[str, np.ndarray]:
-    """Return what a callback measures of the model at every point of a grid.
+    """Measure the model at every point of a grid by a callback.
 
     Args:
         plane: where the models lie.

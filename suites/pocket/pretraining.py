@@ -80,7 +80,7 @@ class PretrainSettings(Frozen):
     weights: dict[str, float] = Field(default_factory=lambda: dict(_WEIGHTS))
 
     def record(self) -> dict[str, Any]:
-        """Return what was set, as the checkpoint's record keeps it."""
+        """Return the settings as the checkpoint's record keeps them."""
         return self.model_dump(exclude_none=True)
 
 

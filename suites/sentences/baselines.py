@@ -56,7 +56,7 @@ sentences have it."""
 
 
 def baselines(task: SentenceTask, seed: int = SEED) -> dict[str, float]:
-    """Return what a linear model of each shortcut scores on the test split, by the task's metric.
+    """Return the test score of a linear model of each shortcut, by the task's metric.
 
     It is a logistic regression, or ridge regression for scores; the penalty is chosen on validation.
     """

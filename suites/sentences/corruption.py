@@ -113,7 +113,7 @@ class Corruption:
 
 
 def _joined(text: Passage, unlinked: bool) -> str | tuple[str, str]:
-    """Return what the tokenizer takes: a sentence, or two."""
+    """Return the tokenizer's input: a sentence, or two."""
     if text.text_pair is None:
         return text.text
     return text.text, text.text_pair if unlinked or text.link is None else f"{text.link} {text.text_pair}"

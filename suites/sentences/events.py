@@ -18,7 +18,7 @@ def draw_event(dice: Dice) -> Said:
 
 
 def tell(event: Said, *slots: str) -> Said:
-    """Return what a sentence says that tells the core of an event and these other slots."""
+    """Return the slots of a sentence on the core of an event and these other slots."""
     return {slot: event[slot] for slot in SLOTS if slot in CORE or slot in slots}
 
 

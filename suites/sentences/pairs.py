@@ -23,7 +23,7 @@ def paraphrase(dice: Dice, label: int) -> tuple[str, str]:
 
 
 def _second(said: Said, slots: Sequence[str], altered: int, dice: Dice, same: bool) -> Said:
-    """Return what the second sentence says, with other words in some slots.
+    """Return the event of the second sentence, with other words in some slots.
 
     Args:
         slots: from which at least `altered` and up to two more are drawn.

@@ -160,7 +160,7 @@ class ExpertInputs:
         return experts
 
     def _name(self, path: str) -> str:
-        """Return what an expert's file is called: the file's name, or its folder's where others have the same."""
+        """Return the name of an expert's file: the file's own, or its folder's where others have the same."""
         stems = [Path(expert).stem for expert in self.experts]
         folders = [Path(expert).absolute().parent.name for expert in self.experts]
         for names in (stems, folders):

@@ -53,7 +53,7 @@ def predicted(first: "State", second: "State") -> float:
 
 
 def merge_sentence(values: Mapping[str, float]) -> str:
-    """Return what to expect of merging pairs, and how sure that is."""
+    """Return the expected loss of merging pairs, and its certainty."""
     worst = max(values, key=values.__getitem__)
     sentences = f"{worst} will lose most when merged, as far as weights tell: its {ANSWER.prediction} is the largest."
     if len(values) == 1:
@@ -159,7 +159,7 @@ def layer_rows(pairs: Sequence["Pair"]) -> list[list[str]]:
 
 
 def sentence(pairs: Sequence["Pair"]) -> str:
-    """Return what the verdicts come to, and the first layer where a pair breaks."""
+    """Sum up the verdicts, with the first layer where a pair breaks."""
     from mergeflow.linearity.affine import TRIVIAL, word
 
     holding = sum(pair.verdict["CTL"] is True for pair in pairs)

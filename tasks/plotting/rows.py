@@ -32,7 +32,7 @@ def experts_behind_base(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[fl
 
 
 def model_name(name: str) -> str:
-    """Return what people call the model of a row.
+    """Return the title of the model of a row.
 
     Example:
         >>> model_name("zero_shot"), model_name("ties")

@@ -59,7 +59,7 @@ class Source:
 
 
 def read_source(text: bytes, package: str, is_package: bool = False) -> Source:
-    """Return what a Python file says.
+    """Read the imports, names and meaning of a Python file.
 
     Args:
         package: the dotted name of the package that its relative imports start from.
@@ -88,7 +88,7 @@ def read_source(text: bytes, package: str, is_package: bool = False) -> Source:
 
 
 def meaning_of_functions(text: bytes) -> dict[str, str]:
-    """Return what each function and method means, by its qualified name, and under `<module>` all that is outside."""
+    """Return the meaning of each function by its qualified name, and of all that is outside as `<module>`."""
     tree = ast.parse(text)
     _leave_out_what_means_nothing(tree)
     _empty_messages(tree)
@@ -114,7 +114,7 @@ def _leave_out_what_means_nothing(tree: ast.Module) -> None:
 
 
 def _meant(statement: ast.stmt) -> list[ast.stmt]:
-    """Return what is left of a statement: nothing of a docstring or `pass`, the `else` of `if TYPE_CHECKING`."""
+    """Return the rest of a statement: nothing of a docstring or `pass`, the `else` of `if TYPE_CHECKING`."""
     if isinstance(statement, ast.Pass):
         return []
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
@@ -238,7 +238,7 @@ def _dotted(node: ast.Attribute, bound: dict[str, str]) -> str | None:
 
 
 def _exports(tree: ast.Module, bound: dict[str, str]) -> dict[str, str] | None:
-    """Return what a front door passes on: by `from … import`, or by `__getattr__` over a table of names and homes."""
+    """Return the names that a front door passes on: by `from … import`, or by `__getattr__` over a table."""
     exports, lazy = dict(bound), any(_defined(statement) == "__getattr__" for statement in tree.body)
     for statement in tree.body:
         if _defined(statement) in ("__getattr__", "__dir__"):
@@ -415,7 +415,7 @@ class Code:
                     yield module
 
     def _outside(self, folder: str) -> Iterator[str]:
-        """Yield what a shelf finds outside its package: files in the project's folder, installed packages."""
+        """Yield the modules of a shelf outside its package: files in the project's folder, installed packages."""
         yield from self._files(folder)
         for point in entry_points(f"mergeflow.{folder}"):
             self._ours.add(point.module.partition(".")[0])
@@ -547,7 +547,7 @@ def _digest_of(path: Path) -> str:
 
 
 def _other_files(folder: Path) -> Iterator[Path]:
-    """Yield what is not Python in a package's folder and below it, down to the next package."""
+    """Yield the files in a package's folder that are not Python, down to the next package."""
     for path in sorted(folder.iterdir()):
         if path.name.startswith((".", "__pycache__")) or path.suffix in (".py", ".pyc"):
             continue

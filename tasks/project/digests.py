@@ -38,7 +38,7 @@ def of_older_code(root: Path, key: str, digest: str) -> str:
 
 
 def read_accepted(root: Path) -> list[dict[str, str]]:
-    """Return what was accepted in a project, the oldest first.
+    """Read the acceptances of a project, the oldest first.
 
     Raises:
         MergeflowError: the file is not what `mergeflow accept` writes.
@@ -102,7 +102,7 @@ def code_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_yam
 
 
 def digest_key(stage: Stage) -> str:
-    """Return what a stage's digest of code stands under, as dvc.yaml names it: `finetune`, `sweep.ties`."""
+    """Return the key of a stage's digest of code, as dvc.yaml names it: `finetune`, `sweep.ties`."""
     return f"{stage.name}.{stage.item}" if stage.digest_by_item else stage.name
 
 

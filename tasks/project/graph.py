@@ -33,7 +33,7 @@ def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
 
 
 def removed_items(root: Path, addresses: Iterable[str]) -> list[Stage]:
-    """Return what the stages of `addresses` were, for items that dvc.yaml repeats a stage over and params.yaml lacks.
+    """Return the former stages of `addresses`, for items that dvc.yaml repeats a stage over and params.yaml lacks.
 
     Args:
         addresses: of stages of dvc.yaml that have run; those of other stages and items are left out.
@@ -131,7 +131,7 @@ def _regime(stage: Stage, values: Any, common: Any) -> str | None:
 
 
 def training_settings(stage: Stage, values: Any, common: Any) -> dict[str, Any] | None:
-    """Return what a stage that trains is told: `finetune`, which a training run of the studies may change.
+    """Return the settings of a stage that trains: `finetune`, which a training run of the studies may change.
 
     Args:
         values: of the params.yaml beside its dvc.yaml.

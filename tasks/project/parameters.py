@@ -147,7 +147,7 @@ def params_of(model: Any) -> type[Params]:
 
 
 def _method_faults(sweep: dict[str, dict[str, list[Any]]]) -> Iterator[str]:
-    """Yield what is wrong in the grids of the methods to sweep."""
+    """Yield the faults in the grids of the methods to sweep."""
     from mergeflow.search.candidates import grid_of  # here, because most stages depend on no merge method
 
     for method, grid in sweep.items():
@@ -159,7 +159,7 @@ def _method_faults(sweep: dict[str, dict[str, list[Any]]]) -> Iterator[str]:
 
 
 def _merge_faults(finetune: FineTuneSettings, place: str) -> Iterator[str]:
-    """Yield what is wrong in the merge between the rounds of training."""
+    """Yield the faults in the merge between the rounds of training."""
     from mergeflow.training.between import merge_between  # here, because most stages depend on no merge method
 
     try:

@@ -19,7 +19,7 @@ from tasks.project.stage import MAIN, STATE, STUDIES, Stage, covers
 
 
 def locked_stages(root: Path, file: str = MAIN) -> dict[str, Any]:
-    """Return what DVC's lock has recorded by stage; nothing where it is missing or cut off."""
+    """Read the records of DVC's lock by stage; nothing where it is missing or cut off."""
     path = root / file.replace(".yaml", ".lock")
     return (whole_stages(path.read_text(encoding="utf-8")) if path.exists() else None) or {}
 
@@ -41,7 +41,7 @@ def md5_of(path: Path) -> str:
 
 
 def digest_as_dvc(path: Path, of_file: Callable[[Path], str] = md5_of) -> str:
-    """Return what DVC writes into its lock: of a folder the MD5 of the list of its files with theirs.
+    """Return the digest that DVC writes into its lock: of a folder the MD5 of the list of its files with theirs.
 
     Args:
         of_file: gives the MD5 of a file.
@@ -93,7 +93,7 @@ def digest(path: Path, of_file: Callable[[Path], str] = sha256_of) -> str:
 
 
 def _below(path: Path) -> Iterator[Path]:
-    """Yield what is below a folder and is not a folder; a link to a folder that holds it is not followed."""
+    """Yield the files below a folder; a link to a folder that holds it is not followed."""
     for folder, names, files in os.walk(path, followlinks=True):
         here = Path(folder)
         real = here.resolve()
@@ -168,7 +168,7 @@ def _refusal(stage: Stage, changed: list[str]) -> str:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return what a stage has noted of its last run: `fingerprint`, `outs`, `inputs`; nothing of a damaged file."""
+    """Read a stage's manifest of its last run: `fingerprint`, `outs`, `inputs`; nothing of a damaged file."""
     try:
         noted = json.loads(path.read_text())
         return {

@@ -139,7 +139,7 @@ def failure_note(root: Path, address: str) -> Path:
 
 
 def open_stage(root: Path, stage: Stage) -> tuple[StageIO, str]:
-    """Return what a stage would work with now, and its fingerprint; nothing is run.
+    """Return a stage's inputs and settings of now, and its fingerprint; nothing is run.
 
     The scratch folder is the one that a run finds, so parts of a stage's work can be done before it, elsewhere. From
     here on this process computes on one thread, whatever part of the work it does.
@@ -321,7 +321,7 @@ def _publish(io: StageIO) -> None:
 
 
 def _spent_before(scratch: Path) -> float:
-    """Return what earlier runs took, in seconds, that were killed and left work; note that another begins now.
+    """Return the seconds of earlier runs that were killed and left work; note that another begins now.
 
     A killed run counts from its start to the last file that it wrote.
     """

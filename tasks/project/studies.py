@@ -135,7 +135,7 @@ def study_text(root: Path, module: str) -> tuple[str, str]:
 
 
 def load_declaration(root: Path, module: str, name: str) -> Declaration:
-    """Return what a study declares.
+    """Load a study's declaration.
 
     Raises:
         MergeflowError: its module cannot be loaded, or lacks the study.

@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def read_study_file(path: Path) -> dict[str, Any]:
-    """Return what the file says, unless it is no mapping of seeds, runs and studies, or its seeds or runs cannot be.
+    """Return the file's content, unless it is no mapping of seeds, runs and studies, or its seeds or runs cannot be.
 
     Raises:
         MergeflowError: the file is not UTF-8, is not YAML, or has another shape; all faults of it at once.
@@ -85,7 +85,7 @@ def _study_faults(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _seed_faults(place: str, seeds: Any) -> Iterator[str]:
-    """Yield what makes seeds no set of repetitions; what is no list of whole numbers is the loader's to tell."""
+    """Yield the faults of seeds as a set of repetitions; the loader refuses anything but a list of whole numbers."""
     if isinstance(seeds, list) and all(isinstance(seed, int) for seed in seeds):
         yield from (f"{place}: {seed} stands twice; name each seed once" for seed, n in Counter(seeds).items() if n > 1)
         yield from (f"{place}: must be 0 or more, found {seed}" for seed in seeds if seed < 0)

@@ -78,7 +78,7 @@ def _check_one_run(selection: Json, test: Json) -> None:
 
 
 def _of_run(test: Json, experts: Mapping[str, Json]) -> dict[str, Any]:
-    """Return what the run wrote down of model, tasks and seed; nothing of a run of older code, which did not."""
+    """Return the run's record of model, tasks and seed; nothing of a run of older code, which wrote none."""
     about = {key: test[name] for key, name in (("model", "model"), ("tasks", "sources")) if name in test}
     seeds = sorted({expert["seed"] for expert in experts.values() if "seed" in expert})
     return about | ({"seed": ", ".join(map(str, seeds))} if seeds else {})

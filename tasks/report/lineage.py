@@ -41,13 +41,13 @@ def lineage_figure(run: RunFiles) -> Figure:
 
 
 def lineage_of(run: RunFiles) -> Json:
-    """Return what the registry wrote down of the version's ancestors; empty where it wrote nothing."""
+    """Return the registry's record of the version's ancestors; empty where there is none."""
     lineage: Json = (run.registration or {}).get("lineage") or {}
     return lineage
 
 
 def origin(run: RunFiles) -> list[tuple[str, str]]:
-    """Return what stands beside the picture, in pairs of word and value: commit, environment, what is missing."""
+    """Return the notes beside the picture, in pairs of word and value: commit, environment, missing ancestors."""
     tree = lineage_of(run)
     pairs = []
     if tree.get("git_commit"):
@@ -76,7 +76,7 @@ def _base_box(run: RunFiles) -> Box:
 
 
 def base_facts(model: Mapping[str, Any]) -> list[str]:
-    """Return what the section `model` of params.yaml says beside the modality.
+    """Return the section `model` of params.yaml without the modality.
 
     Example:
         >>> base_facts({"modality": "toy", "widths": [8, 4], "activation": "tanh"})

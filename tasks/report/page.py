@@ -153,7 +153,7 @@ def _breakable(name: str) -> Markup:
 
 
 def _about(run: RunFiles) -> list[tuple[str, str]]:
-    """Return what was run, in pairs of word and value."""
+    """Describe the run in pairs of word and value."""
     model, tasks = run.params.get("model", {}), run.selection["tasks"]
     sources = sorted({str(source) for source in run.params.get("tasks", {}).values()})
     facts = [

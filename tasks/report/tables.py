@@ -125,7 +125,7 @@ def lineage_table(run: RunFiles) -> Table:
 
 
 def cost_table(run: RunFiles) -> Table:
-    """Return what each stage cost when it last ran, in the order in which they started.
+    """Return the cost of each stage's last run, in the order in which they started.
 
     The throughput is shown where a stage has trained, GPU seconds where a device was.
     """

@@ -92,7 +92,7 @@ def keep_unlearned(root: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _read_kept(path: Path) -> dict[str, Any]:
-    """Return what was kept for reports; nothing where there is no such file, or one that cannot be read."""
+    """Read the texts that were written for reports; nothing where there is no such file, or one that cannot be read."""
     try:
         record = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, ValueError):  # cut off by a kill, by a version that did not write it whole

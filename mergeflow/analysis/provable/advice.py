@@ -16,7 +16,7 @@ Verdict = Literal["aligned", "irrelevant", "contradictory"]
 
 
 def verdict(alpha: float) -> Verdict:
-    """Return what α̂ says of two tasks.
+    """Return the kind of a pair of tasks by its α̂.
 
     Args:
         alpha: in [−1, 1].

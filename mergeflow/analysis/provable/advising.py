@@ -176,7 +176,7 @@ def _vector(base: State, expert: State) -> State:
 
 
 def _answered(names: tuple[str, ...], answers: Answers, cosines: Matrix | None, remarks: list[str]) -> dict[str, Any]:
-    """Return what the answers say of the experts that answer; a remark names the others."""
+    """Compare the experts that answer, by their answers; a remark names the others."""
     changes = answers.changes
     silent: dict[str, str] = {}
     # First on an expert's own samples, so that a task that nobody can answer is one fault.

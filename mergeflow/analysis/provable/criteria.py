@@ -59,7 +59,7 @@ class Criterion:
 def addition_criteria(
     measured: Mapping[str, float], limits: Mapping[str, float], form: Form = "loss"
 ) -> list[Criterion]:
-    """Return what a merge for several tasks must meet.
+    """Return the criteria of a merge for several tasks.
 
     loss: E ℓ(T_i) ≤ ε_i for all i;  accuracy: A(T_i) ≥ a_i for all i
 
@@ -91,7 +91,7 @@ def unlearning_criteria(
     forget: Mapping[str, float],
     form: Form = "loss",
 ) -> list[Criterion]:
-    """Return what a merge must meet that keeps some tasks and has forgotten others.
+    """Return the criteria of a merge that keeps some tasks and has forgotten others.
 
     loss: E ℓ(T_i) ≥ c_i for i ∈ V_N and E ℓ(T_j) ≤ ε_j for the others;
     accuracy: A(T_i) ≤ a_i for i ∈ V_N and A(T_j) ≥ a_j for the others

@@ -167,7 +167,7 @@ class WholeChanges:
 
 
 def change_of(stack: Stack, result: tuple[Tensor, Tensor], scale: float) -> Tensor:
-    """Return what a merge changes of one piece, flat: scale · direction + anchor − θ0.
+    """Return the change of one piece by the merge, flat: scale · direction + anchor − θ0.
 
     Args:
         stack: The piece of base and task vectors that was merged.

@@ -277,7 +277,7 @@ class Contents:
 
 
 def contents(factors: Mapping[str, Factors], slots: Mapping[str, Slot], shapes: Shapes) -> Contents:
-    """Return what the file holds.
+    """Return the tensors and sizes of the adapter file.
 
     Args:
         factors: By matrix; those of a stack of experts are called `STACK[expert]`.

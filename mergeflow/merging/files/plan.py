@@ -697,7 +697,7 @@ def make_plan(
     written: tuple[str, ...] | None = None,
     workers: int | None = None,
 ) -> Plan:
-    """Return what a merge of opened inputs will do.
+    """Plan a merge of opened inputs.
 
     Args:
         buffer: Bytes the merge may hold beyond its largest stack.
@@ -770,7 +770,7 @@ def _check_step(name: str, step: Computed) -> None:
 
 
 def _in_words(step: Recipe | Slices | Mixture, computed: Computed | None, written: bool) -> str:
-    """Return what a step is, for people."""
+    """Describe a step in words."""
     if isinstance(step, Slices):
         parts = (f"{part.model} [{part.layers[0]}, {part.layers[1]}]" if part.layers else part.model for part in step)
         return f"layers of {', '.join(parts)}"

@@ -122,7 +122,7 @@ def put_long_sides(tall: Tensor, ways: list[Outside], place: Tensor) -> None:
 
 
 def long_sides(place: Tensor, count: int) -> Iterator[Tensor]:
-    """Yield what `put_long_sides` has put, some rows [any, count] of float64 at a time.
+    """Read back the result of `put_long_sides`, some rows [any, count] of float64 at a time.
 
     Args:
         place: What it was put into.

@@ -155,7 +155,7 @@ class PackedText:
         return losses[targets.flatten() != IGNORED]
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return what the named submodules give for `rows`, [n, block, ...] each."""
+        """Return the outputs of the named submodules for `rows`, [n, block, ...] each."""
         ids = self.blocks.ids[rows].to(self.device, torch.int64)
         return activations(model.module, layers, lambda: model.module(ids))
 

@@ -77,7 +77,7 @@ class Questions:
         return likelihoods.index_put(batch.places, log_p)
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return what the named submodules give for the right choices of `rows`, [n, L, ...] each."""
+        """Return the outputs of the named submodules for the right choices of `rows`, [n, L, ...] each."""
         batch = self._batch(rows, self.answers[rows])
         return activations(model.module, layers, lambda: model.module(batch.ids))
 

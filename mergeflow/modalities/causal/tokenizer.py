@@ -91,7 +91,7 @@ class CausalTokenizer:
         return text
 
     def decode_further(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """Return what ids say behind other ones: with the blank between them, which many tokenizers drop in front.
+        """Decode ids that follow other ones: with the blank between them, which many tokenizers drop in front.
 
         Args:
             before: what stands in front; its text is left out.

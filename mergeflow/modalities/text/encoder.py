@@ -45,7 +45,7 @@ class TextEncoder(nn.Module):
         return self.gathered(batch, [self.pooled(self._hidden(group), group) for group in batch.groups])
 
     def gathered(self, batch: TokenBatch, parts: Sequence[Tensor]) -> Tensor:
-        """Return what the groups of a batch gave, [n_g, ...] each, in the order of its rows, [n, ...]."""
+        """Join the outputs of a batch's groups, [n_g, ...] each, in the order of its rows, [n, ...]."""
         whole = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
         return whole if batch.order is None else whole[batch.order]
 
@@ -67,7 +67,7 @@ class TextEncoder(nn.Module):
 
 
 def watched(module: nn.Module, batch: TokenBatch, layers: Sequence[str]) -> dict[str, Tensor]:
-    """Return what layers give for a batch: of a layer that gives [n, L, D], the pooled [n, D]."""
+    """Return the outputs of layers for a batch: of a layer that gives [n, L, D], the pooled [n, D]."""
     assert isinstance(module, TextEncoder)
     outputs = [_of_group(module, group, layers) for group in batch.groups]
     return {layer: module.gathered(batch, [output[layer] for output in outputs]) for layer in layers}

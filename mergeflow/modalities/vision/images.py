@@ -113,7 +113,7 @@ def resize(rgb: Image.Image, image_size: int) -> np.ndarray:
 
 
 def _centre_of_long(rgb: Image.Image, image_size: int) -> Image.Image:
-    """Return what resizing and cropping would, but for rounding, without the pixels that are cropped.
+    """Resize and crop at once, equal but for rounding, without the pixels that are cropped.
 
     Resized whole, a picture of 1 x 1,000,000 pixels, 3 kB as PNG, has 224 x 224,000,000.
     """
