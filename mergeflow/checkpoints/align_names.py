@@ -129,13 +129,20 @@ def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: lis
     state = view(state, list(state), rename=biases) if biases else state
     state = _turned(config, _as_in_memory(config, base, state))
     placed = renamed(config, base.infos, state.infos, state.entries)
+    for name, (_, _, parts) in placed.items():
+        whole = state.absolute.intersection(parts) if state.is_task_vector and len(parts) > 1 else ()
+        if whole and (len(whole) < len(parts) or any(isinstance(state.entries[part], DoraEntry) for part in whole)):
+            raise MergeflowError(
+                f"'{expert}' gives '{min(whole)}' whole, as DoRA and modules_to_save do, and the base holds it in the "
+                f"stack '{name}': merge the adapter into its base with PEFT first (merge_and_unload)."
+            )
     used = {name for _, _, names in placed.values() for name in names}
     placed |= converted(config, base, view(state, [name for name in state if name not in used]))
     if not placed:
         return state
     taken = {name for _, _, names in placed.values() for name in names}
     others = [name for name in state if name not in taken]
-    absolute = {name for name, (_, _, names) in placed.items() if state.absolute.issuperset(names)}
+    absolute = {name for name, (_, _, names) in placed.items() if state.absolute.intersection(names)}
     if len(placed) != len(taken):
         notes.append(f"{len(taken)} tensors of '{expert}' are read as the {len(placed)} that the base has for them")
     entries = {name: state.entries[name] for name in others} | {name: entry for name, (entry, _, _) in placed.items()}

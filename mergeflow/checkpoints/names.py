@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import accumulate
@@ -15,9 +15,9 @@ from threading import local
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.folders import class_settings
-from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.lora import DoraEntry, TokensEntry, formed_piece
-from mergeflow.checkpoints.reader import Entry, LazyStateDict
+from mergeflow.checkpoints.header import FLOAT32, TensorInfo
+from mergeflow.checkpoints.lora import AddedEntry, DoraEntry, LoraEntry, TokensEntry, formed_piece
+from mergeflow.checkpoints.reader import Entry, LazyStateDict, view
 from mergeflow.late import torch
 
 if TYPE_CHECKING:
@@ -458,7 +458,7 @@ class ConvertedEntry:
         tensors = [
             torch.zeros(info.shape, dtype=info.dtype.torch)
             if entry is None
-            else entry.read(0, info.numel).reshape(info.shape)
+            else entry.read(0, info.numel).to(info.dtype.torch).reshape(info.shape)
             for entry, info in self.parts
         ]
         return self.group.convert(tensors)[self.name].reshape(-1)
@@ -472,7 +472,7 @@ def converted(config: Mapping[str, Any], base: LazyStateDict, state: LazyStateDi
     """Return the tensors of the base's file that transformers' conversion makes of a state's under strange names.
 
     The base may be as in files and the state as in memory, as adapters are, or the other way round. Of a task vector a
-    part that is missing is a difference of 0.
+    part that is missing is a difference of 0; or the base's part, where the adapter gives another part whole.
     """
     strange = {name for name in state if name not in base}
     tables = _tables(config) if strange else None
@@ -498,16 +498,24 @@ def _of_group(
     names = [name for name, _ in group.members]
     held = [name for name in names if name in state]
     lacking = len(held) < len(names) and not state.is_task_vector
-    mixed = len({state.infos[name].dtype for name in held}) > 1 or 0 < len(state.absolute & set(held)) < len(names)
-    if lacking or mixed or any(isinstance(state.entries[name], DoraEntry | TokensEntry) for name in held):
+    if lacking:
         return {}
-    dtype = state.infos[held[0]].dtype
-    infos = [state.infos[n] if n in held else TensorInfo(tuple(tables.tensors[n].shape), dtype) for n in names]
+    if state.is_task_vector and state.absolute.intersection(held):
+        whole = _whole_parts(names, tables, base, state)
+        if whole is None:
+            return {}
+        entries, infos, dtype = *whole, FLOAT32
+    elif len({state.infos[name].dtype for name in held}) > 1:
+        return {}
+    else:
+        dtype = state.infos[held[0]].dtype
+        entries = state.entries
+        infos = {n: state.infos[n] if n in held else TensorInfo(tuple(tables.tensors[n].shape), dtype) for n in names}
     try:
-        shapes = group.convert(torch.empty(info.shape, dtype=dtype.torch, device="meta") for info in infos)
+        shapes = group.convert(torch.empty(infos[name].shape, dtype=dtype.torch, device="meta") for name in names)
     except Exception:  # tensors that are not those of the class: they are told as mismatches
         return {}
-    parts = tuple((state.entries.get(name), info) for name, info in zip(names, infos, strict=True))
+    parts = tuple((entries.get(name), infos[name]) for name in names)
     made: Found = {}
     for result, value in shapes.items():
         name = result if result in base else stored.get(tables.in_memory(result), "")
@@ -516,3 +524,31 @@ def _of_group(
             return {}
         made[name] = ConvertedEntry(group, result, parts), info, tuple(held)
     return made
+
+
+def _whole_parts(
+    names: Sequence[str], tables: _Tables, base: LazyStateDict, state: LazyStateDict
+) -> tuple[dict[str, Entry], dict[str, TensorInfo]] | None:
+    """Return a group's weights as an adapter that gives some of them whole, such as DoRA, makes them of the base's.
+
+    None where the base has not all of them.
+    """
+    wanted = {name: TensorInfo(tuple(value.shape), FLOAT32) for name, value in tables.tensors.items()}
+    in_memory = view(base, list(wanted), dict.fromkeys(wanted, next(iter(base.entries.values()))), wanted)
+    of_base = {name: entry for name, (entry, _, _) in converted(tables.config, in_memory, base).items()}
+    entries: dict[str, Entry] = {}
+    for name in names:
+        weight, entry = base.entries.get(name, of_base.get(name)), state.entries.get(name)
+        if name not in wanted or weight is None:
+            return None
+        if entry is None:
+            entries[name] = weight
+        elif isinstance(entry, LoraEntry):
+            entries[name] = AddedEntry(weight, entry)
+        elif isinstance(entry, DoraEntry | TokensEntry) and entry.weight is None:
+            entries[name] = replace(entry, weight=weight)
+        elif name in state.absolute:
+            entries[name] = entry
+        else:
+            return None
+    return entries, {name: wanted[name] for name in names}

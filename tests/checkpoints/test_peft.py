@@ -5,12 +5,15 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mergeflow.checkpoints import check_compatible, open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.align_names import fit_inputs
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from mergeflow.merging.files.vectors import extract, negate
+from tests.merging.families import built
+from tests.merging.tiny_models import tiny
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -137,6 +140,53 @@ def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
         for name, value in found.items():
             if name not in fit.base.infos.keys() - base.infos.keys():  # a head that PEFT's merge leaves tied
                 torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": ["q_proj", "v_proj", "o_proj"], "use_dora": True},
+        {"target_modules": "all-linear", "use_dora": True},
+        {"target_modules": ["q_proj"], "modules_to_save": ["k_proj"]},
+        {"target_modules": ["q_proj"], "use_dora": True, "modules_to_save": ["k_proj"]},
+    ],
+    ids=["dora", "dora-all", "saved-beside-lora", "saved-beside-dora"],
+)
+@pytest.mark.parametrize("family", ["nomic_bert", "gte"])
+def test_weights_that_the_base_s_file_holds_fused(tmp_path, family, config):
+    """Query, key and value are one tensor of the file; what an adapter does not touch of it stays."""
+    expected = trained(built(family), tmp_path, **config)
+    merge({"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base"),
+           "experts": [str(tmp_path / "adapter")], "out": str(tmp_path / "out")})  # fmt: skip
+    found = type(built(family)).from_pretrained(tmp_path / "out").state_dict()
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-5)
+
+
+def test_listed_experts_given_whole_are_no_part_of_a_stack(tmp_path):
+    """DoRA of transformers 4's listed experts on a base that stacks them."""
+    model = tiny("mixtral")
+    model.save_pretrained(tmp_path / "base", save_original_format=False)
+    base = load_file(tmp_path / "base/model.safetensors")
+    stack = next(name for name in base if name.endswith("layers.0.mlp.experts.gate_up_proj"))
+    count, rows, columns = base[stack].shape
+    factors = {}
+    for module in (f"model.layers.0.block_sparse_moe.experts.{i}.{w}" for i in range(count) for w in ("w1", "w3")):
+        factors[f"{module}.lora_A.weight"] = torch.ones(2, columns)
+        factors[f"{module}.lora_B.weight"] = torch.ones(rows // 2, 2)
+        factors[f"{module}.lora_magnitude_vector"] = torch.ones(rows // 2)
+    (tmp_path / "adapter").mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "use_dora": True}
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
+    save_file({f"base_model.model.{name}": value for name, value in factors.items()},
+              tmp_path / "adapter/adapter_model.safetensors")  # fmt: skip
+    with (
+        open_checkpoint(tmp_path / "base") as stacked,
+        open_checkpoint(tmp_path / "adapter") as adapter,
+        pytest.raises(MergeflowError, match=r"holds it in the stack 'model\.layers\.0\.mlp\.experts\.gate_up_proj'"),
+    ):
+        fit_inputs(stacked, {"a": adapter})
 
 
 @pytest.mark.filterwarnings("ignore")
