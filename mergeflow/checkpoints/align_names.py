@@ -118,6 +118,9 @@ def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: lis
     Args:
         base: The base, with the names and stacks that are wanted.
         notes: Gets a line where listed experts are read as stacks or the other way round.
+
+    Raises:
+        MergeflowError: An adapter gives parts of a stack whole.
     """
     config = config_of(base)
     # The bias of a masked model's head: its module's own, under the name that the head gives it.
