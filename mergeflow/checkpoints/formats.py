@@ -274,6 +274,8 @@ _TRANSFORMERS = (
 )
 _OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 _INDEX_SUFFIX = ".index.json"
+_SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
+_DESCRIBED = ("config.json", ADAPTER_CONFIG)  # what tells a folder with a model or an adapter
 _MAX_INDEX_BYTES = 100_000_000
 
 
@@ -323,15 +325,15 @@ def read_state(path: str | Path) -> dict[str, torch.Tensor]:
 
 def _open_folder(folder: Path) -> LazyStateDict:
     if (folder / ADAPTER_CONFIG).exists():
+        if model := next((name for name in _TRANSFORMERS if (folder / name).exists()), None):
+            raise MergeflowError(
+                f"folder '{folder}' holds an adapter and a model: name '{model}' if the model is meant, or move "
+                "the adapter's files into a folder of their own."
+            )
         return open_adapter(folder, read_json(folder / ADAPTER_CONFIG), _open_file)
     names = weights_in(folder)
     if not names:
-        listed = ", ".join(path.name for path in sorted(folder.glob("*.safetensors"))[:5]) or "no safetensors file"
-        expected = ", ".join((*_TRANSFORMERS, *_OPEN_CLIP, ADAPTER_CONFIG))
-        raise MergeflowError(
-            f"folder '{folder}' holds no checkpoint: expected one of {expected} or a single safetensors file, found "
-            f"{listed}. Name the file itself."
-        )
+        raise _no_weights(folder)
     try:
         return open_checkpoint(folder / names[0])
     except MergeflowError as error:
@@ -339,6 +341,23 @@ def _open_folder(folder: Path) -> LazyStateDict:
             raise
         others = "', '".join(names[1:])
         raise MergeflowError(f"{error} The folder also holds '{others}': name that file if it is the one.") from None
+
+
+def _no_weights(folder: Path) -> MergeflowError:
+    files = [path.name for path in sorted(folder.glob("*.safetensors"))]
+    inner = [path.parent.relative_to(folder) for path in sorted(folder.glob("*/*.json")) if path.name in _DESCRIBED]
+    inner += [path.relative_to(folder) for path in sorted(folder.glob("snapshots/*"))]  # of the Hub's cache
+    way = "Name the file itself."
+    if any(_SHARD.search(name) for name in files):
+        way = "Shards need their index, model.safetensors.index.json: copy it there."
+    elif inner:
+        way = f"Name a folder below it: {', '.join(dict.fromkeys(map(str, inner[:5])))}."
+    listed = ", ".join(files[:5]) or "no safetensors file"
+    expected = ", ".join((*_TRANSFORMERS, *_OPEN_CLIP, ADAPTER_CONFIG))
+    return MergeflowError(
+        f"folder '{folder}' holds no checkpoint: expected one of {expected} or a single safetensors file, found "
+        f"{listed}. {way}"
+    )
 
 
 def weights_in(folder: Path) -> list[str]:
@@ -361,7 +380,7 @@ def _open_index(index: Path) -> LazyStateDict:
     shards: dict[str, LazyStateDict] = {}
     try:
         for shard in sorted(set(places.values())):
-            if PurePath(shard).name != shard or shard in ("", ".", ".."):
+            if shard in ("", ".") or PurePath(shard).is_absolute() or ".." in PurePath(shard).parts:
                 raise MergeflowError(f"index '{index}' names the shard '{shard}', which is not a file of its folder.")
             if not (index.parent / shard).is_file():
                 raise MergeflowError(f"index '{index}' names the shard '{shard}', which is missing. Copy it there.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from pathlib import Path
@@ -303,13 +303,20 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
             if plain not in entries:  # else it is part of an adapted weight
                 entries[plain], infos[plain] = stored.entries[name], stored.infos[name]
                 absolute.add(plain)
-    _check_factors(folder, config, entries)
+    _check_factors(folder, config, entries, set(stored))
     files = stored.detach_files()
     return LazyStateDict(str(folder), entries, infos, stored.metadata, files, True, absolute=frozenset(absolute))
 
 
-def _check_factors(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> None:
-    """Check that there are factors, and that those of tables that PEFT was to keep tied make one change."""
+def _check_factors(
+    folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry], stored: Collection[str]
+) -> None:
+    """Check that there are whole pairs of factors, and that those of tables that PEFT was to tie make one change."""
+    ends = {_B: _A, _EMBEDDING_B: _EMBEDDING_A} | dict.fromkeys(_MAGNITUDES, _A)
+    for name in stored:
+        end = next((end for end in ends if name.endswith(end)), None)
+        if end is not None and name.removesuffix(end) + ends[end] not in stored:
+            raise MergeflowError(f"adapter '{folder}' holds '{name}' without its lora_A: copy the adapter again.")
     if not entries:
         raise MergeflowError(f"adapter '{folder}' holds no LoRA weights.")
     if not config.get("ensure_weight_tying"):
@@ -503,9 +510,11 @@ def _number(config: dict[str, Any], pattern: str, key: str, module: str, default
         if matches:
             value = number
             break
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+    least = 0.0 if pattern == "rank_pattern" else -1e9  # PEFT takes any alpha, 0 and negative ones too
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least < value < 1e9:
         raise MergeflowError(
-            f"the adapter's configuration gives {key} = {value!r:.60} for '{module}', expected a positive number."
+            f"the adapter's configuration gives {key} = {value!r:.60} for '{module}', expected a "
+            f"{'positive ' if least == 0 else ''}number."
         )
     return float(value)
 

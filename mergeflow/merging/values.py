@@ -5,7 +5,7 @@ t: [{filter: self_attn, value: [0, 1]}, 0.5]   # the first filter that is part o
 keep: {a: 0.5, b: [0.1, 0.9]}                  # by expert, for arguments that sparsify each task vector
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -78,6 +78,8 @@ def leaves(value: Any, by_expert: bool = False) -> Iterator[Any]:
         if not value:
             raise MergeflowError("an empty list has no value")
         for inner in value:
+            if isinstance(inner, list | tuple):
+                raise MergeflowError(f"expected numbers over depth, found a list in a list, {value!r:.60}")
             yield from leaves(inner)
     else:
         yield value
@@ -112,6 +114,34 @@ def check_depth(values: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
         )
 
 
+def idle_filters(values: Mapping[str, Any], names: Collection[str]) -> list[str]:
+    """Say of each filter that decides nothing why it does not: a name misspelt, or a value for all before it.
+
+    Example:
+        >>> idle_filters({"t": [{"filter": "mpl", "value": 0}, 1]}, ["layers.0.mlp.up_proj"])
+        ["t: the filter 'mpl' is part of no tensor's name and decides nothing"]
+    """
+    lines = []
+    for key, value in values.items():
+        by_expert = isinstance(value, Mapping) and "value" not in value
+        for part in value.values() if by_expert else (value,):
+            entries = part if isinstance(part, list | tuple) else [part]
+            patterns = [entry.get("filter") if isinstance(entry, Mapping) else None for entry in entries]
+            if not any(isinstance(entry, Mapping) for entry in entries):
+                continue
+            first = {next((at for at, each in enumerate(patterns) if _fits(each, name)), None) for name in names}
+            for place, pattern in enumerate(patterns):
+                if place not in first and pattern not in (None, "*"):
+                    read = any(_fits(pattern, name) for name in names)
+                    why = "stands behind others that decide before it" if read else "is part of no tensor's name"
+                    lines.append(f"{key}: the filter '{pattern}' {why} and decides nothing")
+    return lines
+
+
+def _fits(pattern: object, name: str) -> bool:
+    return pattern in (None, "*") or str(pattern) in name
+
+
 def at(value: Any, name: str, depth: float) -> float | None:
     """Return the number that a value is for a tensor, or None where no filter is part of its name.
 
@@ -132,7 +162,7 @@ def at(value: Any, name: str, depth: float) -> float | None:
         return gradient(value, depth)
     for part in value:
         pattern = part.get("filter") if isinstance(part, Mapping) else None
-        if pattern in (None, "*") or str(pattern) in name:
+        if _fits(pattern, name):
             return at(part["value"] if isinstance(part, Mapping) else part, name, depth)
     return None
 

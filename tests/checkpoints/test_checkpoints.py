@@ -213,7 +213,7 @@ def test_lora_adapters_are_task_vectors(adapter, tmp_path):
         ({"peft_type": "IA3"}, "only LORA can be merged"),
         ({"use_dora": True}, "DoRA"),
         ({"r": 3}, "has rank 2, its configuration says 3"),
-        ({"lora_alpha": None}, "expected a positive number"),
+        ({"lora_alpha": None}, "lora_alpha = None .* expected a number"),
         ({"alpha_pattern": {"mlp": "6"}}, "lora_alpha = '6' for 'mlp'"),
         ({"alpha_pattern": [3]}, r"alpha_pattern = \[3\], expected a mapping"),
         ({"rank_pattern": {"(": 2}}, "invalid expression"),
@@ -225,6 +225,32 @@ def test_adapters_that_cannot_be_merged(adapter, change, message):
     (folder / "adapter_config.json").write_text(json.dumps({**config, **change}))
     with pytest.raises(MergeflowError, match=message):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("alpha", [0, -6, 2.5])
+def test_any_alpha_is_a_factor(adapter, alpha):
+    folder, down, up, config = adapter
+    (folder / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": alpha}))
+    with open_checkpoint(folder) as found:
+        torch.testing.assert_close(found["mlp.weight"], alpha / 2 * up @ down)
+
+
+@pytest.mark.parametrize("end", ["lora_B.weight", "lora_embedding_B", "lora_magnitude_vector"])
+def test_half_of_a_pair_of_factors_is_refused(adapter, end):
+    folder, _, up, _ = adapter
+    stored = load_file(folder / "adapter_model.safetensors")
+    save_file(stored | {f"base_model.model.attn.{end}": up}, folder / "adapter_model.safetensors")
+    with pytest.raises(MergeflowError, match=rf"holds 'base_model.model.attn.{end}' without its lora_A"):
+        open_checkpoint(folder)
+
+
+def test_a_folder_with_an_adapter_and_a_model_is_ambiguous(adapter):
+    folder = adapter[0]
+    write_checkpoint(folder / "model.safetensors", {"mlp.weight": torch.ones(4, 5)})
+    with pytest.raises(MergeflowError, match=r"holds an adapter and a model: name 'model.safetensors' if"):
+        open_checkpoint(folder)
+    with open_checkpoint(folder / "model.safetensors") as found:
+        assert set(found) == {"mlp.weight"}
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -260,6 +286,34 @@ def test_paths_that_hold_nothing(tmp_path):
         open_checkpoint(tmp_path / "none.safetensors")
     with pytest.raises(MergeflowError, match=r"holds no checkpoint: .* found no safetensors file"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "way"),
+    [
+        ("model-00001-of-00002.safetensors", "Shards need their index, model.safetensors.index.json"),
+        ("first/adapter_config.json", "Name a folder below it: first"),
+        ("snapshots/c0ffee/config.json", "Name a folder below it: snapshots/c0ffee"),
+        ("x.safetensors", "Name the file itself"),
+    ],
+)
+def test_a_folder_without_weights_says_where_to_look(tmp_path, file, way):
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    for name in (file, file.replace("1-of", "2-of").replace("x.", "y.")):
+        (tmp_path / name).write_text("")
+    with pytest.raises(MergeflowError, match=way):
+        open_checkpoint(tmp_path)
+
+
+def test_shards_may_lie_in_a_folder_below(tmp_path):
+    for number in (1, 2):
+        write_checkpoint(
+            tmp_path / f"weights/part-{number}.safetensors", {f"w{number}": torch.full((2,), float(number))}
+        )
+    places = {f"w{number}": f"weights/part-{number}.safetensors" for number in (1, 2)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    with open_checkpoint(tmp_path) as found:
+        assert {name: float(found[name][0]) for name in found} == {"w1": 1.0, "w2": 2.0}
 
 
 def test_checks_of_states():

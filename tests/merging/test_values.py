@@ -148,6 +148,8 @@ def test_weights_over_depth_in_a_recipe_that_can_be_replayed(models, tmp_path):
     [
         ("slerp", {"t": [0, 2]}, "t: must be at most 1, found 2"),
         ("slerp", {"t": []}, "an empty list has no value"),
+        ("slerp", {"t": [[0, 1], [1, 0]]}, "found a list in a list"),
+        ("slerp", {"t": {"filter": "mlp", "value": [[0, 1]]}}, "found a list in a list"),
         ("slerp", {"t": {"a": 0.5}}, "expected a number, a list over depth, or filter and value"),
         ("slerp", {"t": [{"filter": "mlp", "valu": 1}]}, "expected a number"),
         ("ties", {"keep": [0.1, 0.2]}, "`keep` is a share of the whole model and cannot vary: .* trim: tensor"),
@@ -198,3 +200,26 @@ def test_one_pattern_is_a_list_of_one():
     plain = {"method": "average", "base": "o", "experts": ["a", "b"]}
     recipe = make_recipe({**plain, "ignore": "*.bias", "allow": "rope_*"})
     assert (recipe.ignore, recipe.allow) == (("*.bias",), ("rope_*",))
+
+
+@pytest.mark.parametrize(
+    ("values", "warnings"),
+    [
+        ({"args": {"scale": [{"filter": "enc", "value": 1}, {"filter": "dec", "value": 0}]}}, []),
+        ({"args": {"scale": [{"filter": "encodr", "value": 1}, 0]}}, ["scale: the filter 'encodr' is part of no"]),
+        ({"args": {"scale": [1, {"filter": "enc", "value": 0}]}}, ["scale: the filter 'enc' stands behind others"]),
+        ({"weights": {"a": {"filter": "en_", "value": 0}}}, ["weight of 'a': the filter 'en_' is part of no tensor"]),
+    ],
+)
+@pytest.mark.parametrize("in_step", [False, True])
+def test_a_filter_that_decides_nothing_is_named(tmp_path, values, warnings, in_step):
+    state = {"encoder.weight": torch.ones(2, 2), "decoder.weight": torch.ones(2, 2)}
+    for name in ("base", "a"):
+        write_checkpoint(tmp_path / f"{name}.safetensors", state)
+    paths = {name: f"{tmp_path}/{name}.safetensors" for name in ("base", "a")}
+    recipe = {"method": "task_arithmetic", "base": paths["base"], "experts": {"a": paths["a"]}, **values}
+    if in_step:
+        recipe = {"method": "passthrough", "experts": {"s": "step:s"}, "steps": {"s": recipe}}
+    told = check_recipe(recipe).warnings
+    assert len(told) == len(warnings)
+    assert all(start in line for start, line in zip(warnings, told, strict=True))

@@ -51,7 +51,7 @@ from mergeflow.merging.matrices import Treatment, survey
 from mergeflow.merging.preflight import adapter_findings, check_findings, compare, running_findings
 from mergeflow.merging.reader import OnPiece, Stacks, Unit, model_of
 from mergeflow.merging.stack import Model, Pass
-from mergeflow.merging.values import check_depth
+from mergeflow.merging.values import check_depth, idle_filters
 from mergeflow.merging.vocabulary.alignment import fit_vocabularies
 from mergeflow.merging.vocabulary.companions import TokenizerFiles, chosen_templates, write_templates
 
@@ -235,6 +235,7 @@ class _Opened:
         self.recipe, self.resolve, self.made, self.files = recipe, resolve, made, files
         self.states: dict[str, LazyStateDict] = {}
         self.steps: dict[str, Computed] = {}
+        self.idle: list[str] = []  # filters of steps that decide nothing
 
     def state(self, path: str) -> LazyStateDict:
         """Open what a path of the recipe or of a step names."""
@@ -255,10 +256,18 @@ class _Opened:
             if isinstance(step, Mixture):
                 return mixed(step, {path: self.state(path) for path in step.paths()})
             inputs = self.inputs(step)
+            filters = self._idle(step, inputs.call, inputs.model.varied, inputs.base)
+            self.idle += [f"step '{name}', {line}" for line in filters]
         except MergeflowError as error:
             raise MergeflowError(f"step '{name}': {error}") from None
         self.steps[name] = Computed(inputs, self.recipe.device, output_infos(inputs.base.infos, step.dtype))
         return self.steps[name].state()
+
+    def _idle(
+        self, recipe: Recipe, call: MethodCall, weights: Mapping[str, Any], base: Mapping[str, Tensor]
+    ) -> list[str]:
+        """Name the filters of a merge that decide nothing; of the recipe itself those of its steps too."""
+        return idle_filters(_varied(call, weights), [*base]) + (self.idle if recipe is self.recipe else [])
 
     def inputs(self, recipe: Recipe) -> Inputs:
         """Open the inputs of the recipe, or of a step that is a merge."""
@@ -296,7 +305,7 @@ class _Opened:
             self._paths(base, experts, data),
             model_of(base, experts, weights, data, kept=fit.kept, varied=varied, beside=extra),
             fit.notes,
-            tuple(finding.text for finding in findings),
+            (*(finding.text for finding in findings), *self._idle(recipe, call, varied, base)),
             aligned.files if aligned is not None else None,
             _templates(recipe, base, experts),
             self.steps,
@@ -710,7 +719,7 @@ def make_plan(
     call, model, infos = inputs.call, inputs.model, inputs.base.infos
     args, written = call.arguments, steps_to_write(recipe, inputs) if written is None else written
     together(
-        lambda: check_depth({**args.varied, **_as_weights(model.varied)}, model.shapes),
+        lambda: check_depth(_varied(call, model.varied), model.shapes),
         *(partial(_check_step, name, step) for name, step in inputs.steps.items()),
     )
     out_infos, merged = output_infos(infos, recipe.dtype), {name: infos[name] for name in model.shapes}
@@ -756,16 +765,16 @@ def process_bytes(threads: int, whole: bool) -> int:
     return _PROCESS + threads * _WORKER + (_ALGEBRA + threads * _HEAP if whole else 0)
 
 
-def _as_weights(varied: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"weight of '{name}'": value for name, value in varied.items()}
+def _varied(call: MethodCall, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments and weights of a merge that vary, by what they are called in messages."""
+    return {**call.arguments.varied, **{f"weight of '{name}'": value for name, value in weights.items()}}
 
 
 def _check_step(name: str, step: Computed) -> None:
     call, model, args = step.inputs.call, step.inputs.model, step.inputs.call.arguments
     infos = {key: step.inputs.base.infos[key] for key in model.shapes}
     owner = f"step '{name}', method '{call.name}'"
-    varied = {**args.varied, **_as_weights(model.varied)}
-    check_depth({f"step '{name}', {key}": value for key, value in varied.items()}, infos)
+    check_depth({f"step '{name}', {key}": value for key, value in _varied(call, model.varied).items()}, infos)
     survey(owner, args.selection, args.splits, infos, model.tied, model.architecture)
 
 
