@@ -55,7 +55,9 @@ from studies.lab.methods import (
     Granularity,
     Split,
     adapt,
+    at_end,
     choose_rate,
+    ends_note,
     learn_on,
 )
 from studies.lab.plots import curves, dots
@@ -511,7 +513,7 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     return [
         "Entropy is not accuracy: a longer step along the same directions makes a model surer, right or wrong. With "
         f"one λ for all experts, {' and '.join(levels)}.",
-        rate_note(rows),
+        *ends_note(rates_at_ends(rows)),
         f"Adapting layer by layer on validation images instead of test images costs {listed_costs}.",
         f"Layer by layer, mean λ by block, first to last: {'; '.join(blocks)} (test images).",
         "Experts stay on disk and pass by one tensor at a time; CART's directions are written once, in low rank. "
@@ -521,20 +523,12 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     ]
 
 
-def rate_note(rows: pd.DataFrame) -> str:
-    """Return which of the chosen learning rates stand at an end of those tried."""
+def rates_at_ends(rows: pd.DataFrame) -> Iterator[str]:
+    """Yield the chosen learning rates at an end of those tried."""
     rates = select(rows, part="rates")
-    low, high = rates.lr.min(), rates.lr.max()
-    chosen = select(rates, chosen=True).drop_duplicates(["on", "granularity"])
-    ends = [
-        f"{row.lr:g} ({NAMES[row.on]}, per {row.granularity})" for row in chosen.itertuples() if row.lr in (low, high)
-    ]
-    if not ends:
-        return f"Every chosen learning rate lies inside those tried, {low:g} to {high:g}."
-    return (
-        f"Learning rates from {low:g} to {high:g} were tried. Chosen at an end of them, so that a better one "
-        f"may lie beyond: {', '.join(ends)}."
-    )
+    for row in select(rates, chosen=True).drop_duplicates(["on", "granularity"]).itertuples():
+        if at_end(row.lr, rates.lr):
+            yield f"learning rate {row.lr:g} ({NAMES[row.on]}, per {row.granularity})"
 
 
 def depths(rows: pd.DataFrame, on: str) -> list[float]:

@@ -48,7 +48,7 @@ from mergeflow.modality import Model
 from mergeflow.training import FineTuneSettings, IterativeRun, fine_tune
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid
 from studies.lab.claims import Samples, with_interval, within
-from studies.lab.methods import at_end
+from studies.lab.methods import at_end, ends_note
 from studies.lab.plots import curves
 from studies.lab.rows import samples, select
 from studies.lab.study import Tables
@@ -506,22 +506,19 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
         if keeping
         else "By the rule no base without a planted error shows the gaps of the field."
     )
-    return [f"{verdict} CART less task arithmetic, points: {'; '.join(gains)}.", *ends_note(rows, options)]
+    return [f"{verdict} CART less task arithmetic, points: {'; '.join(gains)}.", *ends_note(at_ends(rows, options))]
 
 
-def ends_note(rows: pd.DataFrame, options: Options) -> list[str]:
-    """Return which choices stand at an end of what was tried, so that other values may do better."""
+def at_ends(rows: pd.DataFrame, options: Options) -> Iterator[str]:
+    """Yield the choices at an end of their grids."""
     tried: dict[str, dict[str, Sequence[float]]] = {method: {"scale": scales} for method, (scales, _) in SCALES.items()}
     tried["cart"]["rank_ratio"] = options.ratios
-    edges = []
     for base, label in labels_of(options).items():
         for model in METHODS:
             choices = select(rows, part="choice", base=base, model=model)
             for name, values in tried[model].items():
                 if count := int(choices[name].map(lambda value, values=values: at_end(value, values)).sum()):
-                    edges.append(f"{NAMES[model]}'s {name} with {label} ({count} of {len(choices)} seeds)")
-    ends = f"Chosen at an end of what was tried, so that other values may do better: {'; '.join(edges)}."
-    return [ends] if edges else []
+                    yield f"{NAMES[model]}'s {name} with {label} ({count} of {len(choices)} seeds)"
 
 
 STUDY = Study(

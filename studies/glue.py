@@ -55,6 +55,7 @@ from studies.lab.methods import (
     adapt,
     at_end,
     choose_rate,
+    ends_note,
     leader,
     measure_file,
     ranges_of,
@@ -515,7 +516,7 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     return [
         f"The highest mean of a merge is that of {best_name}. It stays {with_interval(gap)} points below the experts. "
         f"Its largest loss, in the mean over seeds, is that on {worst}.",
-        *ends_note(rows, options, names),
+        *ends_note(at_ends(rows, options, names)),
     ]
 
 
@@ -525,9 +526,9 @@ def tried_of(options: Options) -> dict[str, dict[str, Sequence[float]]]:
     return {**merged, **{ADAPTED[on]: {"rate": options.adapted.rates} for on in options.adapted.directions}}
 
 
-def ends_note(rows: pd.DataFrame, options: Options, names: Mapping[str, str]) -> list[str]:
-    """Return which choices stand at an end of what was tried, so that other values may do better."""
-    tried, ends = tried_of(options), []
+def at_ends(rows: pd.DataFrame, options: Options, names: Mapping[str, str]) -> Iterator[str]:
+    """Yield the choices at an end of their grids."""
+    tried = tried_of(options)
     choices = select(rows, part="choice")
     for model in names:
         for embeddings in ("merged", "base"):
@@ -535,8 +536,7 @@ def ends_note(rows: pd.DataFrame, options: Options, names: Mapping[str, str]) ->
             whose = " and the base's embeddings" if embeddings == "base" else ""
             for name, values in tried.get(model, {}).items() if len(chosen) else ():
                 if count := sum(at_end(value, values) for value in chosen[name]):
-                    ends.append(f"{name} of {names[model]}{whose} ({count} of {len(chosen)} seeds)")
-    return [f"At an end of what was tried stood {'; '.join(ends)}: other values may do better."] if ends else []
+                    yield f"{name} of {names[model]}{whose} ({count} of {len(chosen)} seeds)"
 
 
 STUDY = Study(

@@ -51,6 +51,7 @@ from studies.lab.methods import (
     adapt,
     at_end,
     choose_rate,
+    ends_note,
     leader,
     ranges_of,
 )
@@ -445,22 +446,21 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
         f"Of the merges of {rows.tasks.max()} tasks the highest mean is that of {words}. The highest mean of a merge "
         f"stays below the experts by {', '.join(below)}.",
         "Tasks differ in what there is to lose: the tables per task show where merging fails.",
-        *ends_note(rows, options, names),
+        *ends_note(at_ends(rows, options, names)),
     ]
 
 
-def ends_note(rows: pd.DataFrame, options: Options, names: Mapping[str, str]) -> list[str]:
-    """Say of which arguments the smallest or the largest value that was tried was taken."""
+def at_ends(rows: pd.DataFrame, options: Options, names: Mapping[str, str]) -> Iterator[str]:
+    """Yield the choices at an end of their grids."""
     ends: Counter[str] = Counter()
     for row in select(rows, split="test").drop_duplicates(["tasks", "seed", "model"]).to_dict("records"):
         tried = ranges_of(options.methods[row["model"]]) if row["model"] in options.methods else {}
         taken = [name for name, values in tried.items() if at_end(row[name], values)]
-        ends.update(f"{name} of {names[row['model']]} ({row['tasks']} tasks)" for name in taken)
+        ends.update(f"{name} of {names[row['model']]} with {row['tasks']} tasks" for name in taken)
     rated = rows[rows.rate.notna()].drop_duplicates(["tasks", "model"])  # one choice, for all seeds
     for row in rated[rated.rate.map(lambda rate: at_end(rate, options.adapted.rates))].to_dict("records"):
-        ends[f"rate of {names[row['model']]} ({row['tasks']} tasks)"] += 1
-    listed_ends = ", ".join(f"{name} for {times} seed{'s' * (times > 1)}" for name, times in ends.items())
-    return [f"At an end of what was tried stood {listed_ends}."] if ends else []
+        ends[f"rate of {names[row['model']]} with {row['tasks']} tasks"] += 1
+    yield from (f"{name} ({times} seed{'s' * (times > 1)})" for name, times in ends.items())
 
 
 STUDY = Study(

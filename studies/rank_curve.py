@@ -34,7 +34,7 @@ from mergeflow.merging.matrices import is_matrix
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, table
 from studies.lab.claims import Samples, with_interval
 from studies.lab.inputs import Accuracy, State
-from studies.lab.methods import OUTPERFORMS, PEAK, leader
+from studies.lab.methods import OUTPERFORMS, PEAK, ends_note, leader
 from studies.lab.plots import curves, listed
 from studies.lab.rows import per_seed, samples, select
 from studies.lab.study import Figures, Tables
@@ -399,19 +399,16 @@ def suite_notes(count: int, rows: pd.DataFrame, options: Options) -> list[str]:
         f"{frames['original', 'once'].loc[1.0].mean():.1f} %).",
         f"{count} tasks: what one ratio for all tasks costs, λ chosen once: at {USED:g} a task lies {lost.mean():.1f} "
         f"points below its own peak in the mean, {lost.max():.1f} at worst.",
-        *ends_note(count, rows, options),
+        *ends_note(at_ends(count, rows, options)),
     ]
 
 
-def ends_note(count: int, rows: pd.DataFrame, options: Options) -> list[str]:
-    """Say where the λ that was taken is the smallest or the largest tried."""
+def at_ends(count: int, rows: pd.DataFrame, options: Options) -> Iterator[str]:
+    """Yield the λ at an end of their grids."""
     points = select(rows, rule="per rank").drop_duplicates(["curve", "ratio", "seed"])
     ends = points[[row.scale in (min(s := options.scales[row.curve]), max(s)) for row in points.itertuples()]]
-    listed_ends = ", ".join(
-        f"{kind} at {ratio:g} ({len(group)} of {rows.seed.nunique()} seeds)"
-        for (kind, ratio), group in ends.groupby(["curve", "ratio"])
-    )
-    return [f"{count} tasks: λ chosen per rank stood at an end of those tried: {listed_ends}."] if listed_ends else []
+    for (kind, ratio), group in ends.groupby(["curve", "ratio"]):
+        yield f"λ of {kind} at rank {ratio:g} with {count} tasks ({len(group)} of {rows.seed.nunique()} seeds)"
 
 
 STUDY = Study(

@@ -57,7 +57,7 @@ from mergeflow.search.candidates import grid_of
 from studies.lab import Claim, Laboratory, Row, Section, Study
 from studies.lab.claims import Samples, Verdict, with_interval
 from studies.lab.inputs import State
-from studies.lab.methods import at_end
+from studies.lab.methods import at_end, ends_note
 from studies.lab.rows import select, shares
 from studies.lab.study import Tables
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, plain, series_style
@@ -521,11 +521,11 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
             f"{0.3 * many:.0f} times at N = {many}: the paper's grid makes task arithmetic look flatter "
             "over N than it is at its best."
         )
-    return [*lines, *ends_note(rows, options)]
+    return [*lines, *ends_note(at_ends(rows, options))]
 
 
-def ends_note(rows: pd.DataFrame, options: Options) -> list[str]:
-    """Say how often the smallest or the largest value of an argument was taken."""
+def at_ends(rows: pd.DataFrame, options: Options) -> Iterator[str]:
+    """Yield the choices at an end of their grids, with their share of all subsets and seeds."""
     ends: Counter[tuple[str, str, int]] = Counter()
     for row in by_subset(rows).sort_values(["seed", "size"], kind="stable").to_dict("records"):
         narrow = row["method"].removesuffix(WIDER)
@@ -534,15 +534,8 @@ def ends_note(rows: pd.DataFrame, options: Options) -> list[str]:
             tried["scale"] = [*tried["scale"], *options.wider[narrow]]
         ends.update((row["method"], name, row["size"]) for name in tried if at_end(row[name], tried[name]))
     subsets = rows.groupby("size").apply(lambda group: len(group.drop_duplicates(["seed", "subset"])))
-    listed_ends = ", ".join(
-        f"{name_of(method)}'s {argument} with {size} tasks {100 * times / subsets[size]:.0f} %"
-        for (method, argument, size), times in ends.items()
-    )
-    return (
-        [f"How often an end of what was tried was taken, of all subsets and seeds: {listed_ends}."]
-        if listed_ends
-        else []
-    )
+    for (method, argument, size), times in ends.items():
+        yield f"{name_of(method)}'s {argument} with {size} tasks ({100 * times / subsets[size]:.0f} %)"
 
 
 STUDY = Study(

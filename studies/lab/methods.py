@@ -84,6 +84,12 @@ def at_end(value: float, tried: Iterable[float]) -> bool:
     return len(values) > 1 and value in (min(values), max(values))
 
 
+def ends_note(choices: Iterable[str]) -> list[str]:
+    """Return one sentence on the choices at an end of their grids, beyond which better ones may lie; none of none."""
+    listed = "; ".join(choices)
+    return [f"Chosen at an end of its grid, so that a value beyond it may do better: {listed}."] if listed else []
+
+
 def leader(values: Mapping[Name, Sequence[float]], names: Mapping[Name, str]) -> tuple[Name, str]:
     """Return the model with the highest mean, and its name for readers with its paired lead over the next.
 

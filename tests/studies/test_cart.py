@@ -105,7 +105,7 @@ def test_many_tasks_measures_every_model_at_every_count(many_lab: Path, tmp_path
     courses = result.rows[result.rows.rate.notna()]
     assert set(courses.groupby(["rate", "step"]).groups) == {(rate, step) for rate in (0.01, 0.02) for step in range(5)}
     assert {finding.holds for finding in result.findings if "AdaMerging + TA" in finding.claim} == {None}
-    assert any(note.startswith("At an end of what was tried stood scale of task arithmetic") for note in result.notes)
+    assert any("an end of its grid" in note and "scale of task arithmetic" in note for note in result.notes)
 
 
 def test_a_merge_sees_the_first_tasks_alone(many_lab: Path, tmp_path: Path) -> None:
@@ -407,14 +407,14 @@ def test_adaptation_needs_images(many_lab: Path, tmp_path: Path) -> None:
 
 
 def test_a_rate_at_an_end_of_those_tried_is_named() -> None:
-    def note(chosen: float) -> str:
+    def note(chosen: float) -> list[str]:
         about = {"part": "rates", "on": "cart", "granularity": "layer"}
         rates = (0.01, 0.003, 0.03)
-        return adaptation.rate_note(pd.DataFrame([{**about, "lr": r, "chosen": r == chosen} for r in rates]))
+        return list(adaptation.rates_at_ends(pd.DataFrame([{**about, "lr": r, "chosen": r == chosen} for r in rates])))
 
-    assert "0.03 (CART, per layer)" in note(0.03)
-    assert "0.003 (CART, per layer)" in note(0.003)
-    assert "lies inside those tried, 0.003 to 0.03" in note(0.01)
+    assert note(0.03) == ["learning rate 0.03 (CART, per layer)"]
+    assert note(0.003) == ["learning rate 0.003 (CART, per layer)"]
+    assert note(0.01) == []
 
 
 @pytest.mark.slow
