@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.architectures.blocks import BLOCK
+from mergeflow.merging.architectures.depth import block_of
 from mergeflow.merging.method import Args
 from mergeflow.schema import NUMERIC, lines_of
 
@@ -107,7 +107,7 @@ def check_depth(values: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
         MergeflowError: Not one tensor's name has the number of a block.
     """
     listed = [name for name, value in values.items() if over_depth(value)]
-    if listed and shapes and not any(map(BLOCK.match, shapes)):
+    if listed and shapes and not any(map(block_of, shapes)):
         raise MergeflowError(
             f"{', '.join(listed)}: a list over depth needs blocks, and no tensor has a name such as layers.0.… or "
             f"blocks.0.… (the first is '{min(shapes)}'). Give one number, or filters by name."

@@ -134,12 +134,28 @@ def test_lines_scales_with_depth():
         ),
         (1.0, "vision_model.post_layernorm.bias visual_projection.weight bert.pooler.dense.bias cls.predictions.bias"),
         (0.0, "model.embed_tokens.weight transformer.wte.weight shared.weight conv_proj.weight"),
+        (0.0, "encoder.conv2.weight audio_tower.conv2.bias conv2.weight encoder.conv.conv_layers.1.weight"),
+        (0.0, "feature_extractor.conv_layers.6.conv.weight feature_projection.projection.weight"),
+        (0.0, "vision_model.layernorm_pre.weight encoder.input_linear.weight input_ff_layer.input_layer.weight"),
+        (0.0, "decoder.layernorm_embedding.weight class_pos_emb encoder.subsampling.conv_in.weight"),
+        (
+            1.0,
+            "embedding_norm.weight vision_encoder.neck.conv1.weight decoder.final_layer_norm.bias encoder.norm.weight",
+        ),
         (1.0, "model.norm.weight transformer.ln_f.bias lm_head.weight encoder.final_layer_norm.weight"),
     ],
 )
 def test_lines_knows_what_stands_before_and_after_the_blocks(at, names):
     for name in names.split():
         assert depth(name, {}) == at, name
+
+
+def test_every_list_of_blocks_is_a_tower_of_its_own():
+    names = [f"{tower}.{index}.w" for tower, count in (
+        ("encoder.layer", 3), ("encoder.x_layers", 5), ("encoder.r_layers", 2), ("model.gated_cross_attn_layers", 3),
+    ) for index in range(count)]  # fmt: skip
+    found = [depth(name, dict.fromkeys(names, (4, 4))) for name in names]
+    assert found == [0, 0.5, 1, 0, 0.25, 0.5, 0.75, 1, 0, 1, 0, 0.5, 1]
 
 
 def test_lines_finds_alpha_from_the_length_of_the_direction():
