@@ -28,6 +28,7 @@ from flows.dvc_commands import (
     wait_for_dvc,
 )
 from flows.ephemeral_server import is_server_chosen
+from flows.fleet import Fleet, fleet
 from flows.run_lock import tracked_run
 from flows.runners import task_runner
 from flows.signals import started
@@ -143,19 +144,29 @@ def is_passing_fault(_task: Any, _run: Any, state: State[Any]) -> bool:
     retry_condition_fn=is_passing_fault,
     task_run_name="{address}",
 )
-def stage(root: str, address: str, force: bool = False, driver: dict[str, str] | None = None) -> bool:
+def stage(
+    root: str,
+    address: str,
+    force: bool = False,
+    driver: dict[str, str] | None = None,
+    machines: Fleet | None = None,
+) -> bool:
     """Run one stage; return whether it had anything to do.
 
     Args:
         address: the stage's name, with `@item` where it is repeated.
         driver: the code and packages that the stage has to run by; None: any.
+        machines: to which the stage may travel; None: it runs in this process.
     """
     folder = Path(root)
     try:
         check_worker(driver or {}, address)
         chosen = load_graph(folder, studies=address.startswith(STUDIES))[address]
-        with gpu_slot(folder, chosen):
-            ran = run_stage(folder, chosen, force)
+        if machines is not None and machines.takes(chosen):
+            ran = run_stage(folder, chosen, force, machines.work)
+        else:
+            with gpu_slot(folder, chosen):
+                ran = run_stage(folder, chosen, force)
     except Exception as error:
         keep_traceback(error)
         raise
@@ -164,15 +175,21 @@ def stage(root: str, address: str, force: bool = False, driver: dict[str, str] |
 
 
 def submit(
-    runner: TaskRunner[Any], root: Path, address: str, above: Iterable[PrefectFuture[Any]] = (), force: bool = False
+    runner: TaskRunner[Any],
+    root: Path,
+    address: str,
+    above: Iterable[PrefectFuture[Any]] = (),
+    force: bool = False,
+    machines: Fleet | None = None,
 ) -> PrefectFuture[bool]:
     """Place one stage on the runner.
 
     Args:
         above: stages it comes after, for the run's picture; finished ones, since a worker that waits runs nothing else.
         force: run it even if it is up to date.
+        machines: to which the stage may travel.
     """
-    arguments = {"root": str(root), "address": address, "force": force, "driver": running_code()}
+    arguments = {"root": str(root), "address": address, "force": force, "driver": running_code(), "machines": machines}
     placed: PrefectFuture[bool] = runner.submit(stage, arguments, wait_for=list(above))
     return placed
 
@@ -217,17 +234,22 @@ def _run_stages(root: Path, force_register: bool, push: bool, targets: list[str]
     stages = load_graph(root, studies=targets is not None)
     always = {REGISTER} if force_register else set[str]()
     todo = stages_to_run(root, stages, targets, always)
-    with started(task_runner(run.runner, run.workers)) as runner:
+    with fleet(run) as machines, started(task_runner("threads" if machines else run.runner, run.workers)) as runner:
         # The registry is told DVC's hashes, so the files are recorded before it is asked.
         for group in ([a for a in todo if a != REGISTER], [a for a in todo if a == REGISTER]):
-            _run_group(root, runner, group, stages, always)
+            _run_group(root, runner, group, stages, always, machines)
     if push:
         push_outputs(root)
     return todo
 
 
 def _run_group(
-    root: Path, runner: TaskRunner[Any], group: list[str], stages: dict[str, Stage], always: set[str]
+    root: Path,
+    runner: TaskRunner[Any],
+    group: list[str],
+    stages: dict[str, Stage],
+    always: set[str],
+    machines: Fleet | None,
 ) -> None:
     """Run stages as soon as what they read is there, record the finished ones, then raise what went wrong.
 
@@ -239,12 +261,11 @@ def _run_group(
     try:
         while True:
             ready = [a for a in group if a not in futures and all(_is_done(states.get(up)) for up in above[a])]
-            if MULTITASK in ready:
+            if MULTITASK in ready and machines is None:  # else the stage does its rounds itself, on one machine
                 run_rounds(runner, root, stages[MULTITASK])
             for address in ready:
-                futures[address] = submit(
-                    runner, root, address, [futures[up] for up in above[address]], address in always
-                )
+                after = [futures[up] for up in above[address]]
+                futures[address] = submit(runner, root, address, after, address in always, machines)
             running = {future: address for address, future in futures.items() if address not in states}
             if not running:
                 break

@@ -1,14 +1,21 @@
-"""The task runner by configuration: one line of params.yaml decides where the stages run."""
+"""Where the stages run, by configuration: Prefect's task runner, and the cluster that takes travelling stages.
+
+A travelling stage is a task of Prefect's on this machine, which waits for a worker of Dask or Ray. So a worker needs
+neither Prefect nor its address, and `run.workers` limits the stages in flight on any cluster.
+"""
 
 import importlib
 import logging
 import os
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
 
-from mergeflow.application import HOME
-from mergeflow.errors import MergeflowError
+from mergeflow.application import HOME, call
+from mergeflow.errors import MergeflowError, first_line
 from mergeflow.processes import end_with_parent
 
 # Ray's default is 30 % of the memory; what crosses a task border here is a path.
@@ -60,3 +67,135 @@ def _ray(workers: int) -> tuple[str, str, dict[str, Any]]:
     # within a minute is killed and started again, for ever.
     local["_system_config"] = {"worker_niceness": 0, "worker_register_timeout_seconds": 600}
     return "prefect_ray", "RayTaskRunner", {"init_kwargs": options | local}
+
+
+QUESTION = 1.0  # seconds between two questions whether a stage has ended
+SILENCE = 20.0  # seconds after which a scheduler that does not answer is lost
+_AGAIN = "Finished stages count, and what a worker has finished since is taken from the store: run again."
+
+
+class Cluster(Protocol):
+    """Machines that call functions of the application."""
+
+    def has_devices(self) -> bool:
+        """Whether some worker offers a GPU."""
+        ...
+
+    def run(self, function: tuple[str, str], argument: Any, device: bool, meanwhile: Callable[[], None]) -> Any:
+        """Call a function on some worker, and return what it returns.
+
+        Args:
+            function: its module and its name.
+            device: take a GPU of the worker's for it.
+            meanwhile: called every second or so.
+
+        Raises:
+            MergeflowError: the cluster, or the worker again and again, was lost.
+        """
+        ...
+
+
+def cluster(name: str, workers: int) -> AbstractContextManager[Cluster]:
+    """Connect to the cluster that the environment names, or start one on this machine, while the block runs.
+
+    Args:
+        name: `dask` or `ray`.
+        workers: of a cluster that is started here.
+    """
+    return {"dask": _dask_cluster, "ray": _ray_cluster}[name](workers)
+
+
+@contextmanager
+def _dask_cluster(workers: int) -> Iterator[Cluster]:
+    from distributed import Client, LocalCluster
+
+    address = os.environ.get("DASK_SCHEDULER_ADDRESS")
+    options = _dask(workers)[2]
+    try:
+        client = Client(address, timeout=SILENCE) if address else Client(LocalCluster(**options["cluster_kwargs"]))
+    except OSError as error:
+        raise MergeflowError(
+            f"the Dask scheduler at {address} does not answer ({first_line(error)}). {_AGAIN}"
+        ) from error
+    with client:
+        yield _Dask(client)
+
+
+class _Dask:
+    def __init__(self, client: Any) -> None:
+        self._client, self._address = client, client.scheduler.address
+
+    def has_devices(self) -> bool:
+        workers = self._client.scheduler_info(n_workers=-1)["workers"].values()
+        return any("GPU" in worker["resources"] for worker in workers)
+
+    def run(self, function: tuple[str, str], argument: Any, device: bool, meanwhile: Callable[[], None]) -> Any:
+        from distributed import CancelledError, KilledWorker
+
+        lost = f"lost the Dask scheduler at {self._address}. {_AGAIN}"
+        if self._client.status != "running":
+            raise MergeflowError(lost)
+        resources = {"GPU": 1} if device else None
+        future = self._client.submit(call, *function, argument, pure=False, resources=resources)
+        answered = time.monotonic()
+        while not future.done():
+            time.sleep(QUESTION)
+            meanwhile()
+            answered = time.monotonic() if self._client.status == "running" else answered
+            if time.monotonic() - answered > SILENCE:
+                raise MergeflowError(lost)
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise MergeflowError(lost) from error
+        except KilledWorker as error:
+            deaths = error.allowed_failures + 1
+            raise MergeflowError(f"{deaths} workers of Dask died with this stage. {_AGAIN}") from error
+        except Exception as error:  # not the stage's, which is returned
+            raise _refused("Dask", error) from error
+
+
+@contextmanager
+def _ray_cluster(workers: int) -> Iterator[Cluster]:
+    import ray
+
+    options = _ray(workers)[2]
+    address, settings = options.get("address"), dict(options["init_kwargs"])
+    if address:
+        del settings["runtime_env"]  # its path is of this machine
+    try:
+        ray.init(address, **settings)
+    except (OSError, RuntimeError) as error:
+        raise MergeflowError(f"Ray at {address} does not answer ({first_line(error)}). {_AGAIN}") from error
+    try:
+        yield _Ray()
+    finally:
+        ray.shutdown()
+
+
+class _Ray:
+    def has_devices(self) -> bool:
+        import ray
+
+        return bool(ray.cluster_resources().get("GPU"))
+
+    def run(self, function: tuple[str, str], argument: Any, device: bool, meanwhile: Callable[[], None]) -> Any:
+        import ray
+
+        remote = ray.remote(call).options(num_cpus=1, num_gpus=int(device), scheduling_strategy="SPREAD")
+        waiting = [remote.remote(*function, argument)]
+        try:
+            while not ray.wait(waiting, timeout=QUESTION)[0]:
+                meanwhile()
+            return ray.get(waiting[0])
+        except ray.exceptions.RayTaskError as error:
+            raise _refused("Ray", error) from error
+        except ray.exceptions.RayError as error:
+            raise MergeflowError(f"Ray lost the stage ({first_line(error)}). {_AGAIN}") from error
+
+
+def _refused(engine: str, error: Exception) -> MergeflowError:
+    return MergeflowError(
+        f"a worker of {engine} could not begin the stage ({type(error).__name__}: {first_line(error)}). Install the "
+        "same mergeflow there as here."
+    )

@@ -6,7 +6,9 @@ holds them in this very folder, so that site-packages gets no package with a nam
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 INSTALLED = (HERE / "flows").is_dir()
@@ -25,6 +27,12 @@ def make_importable() -> None:
         sys.path.insert(0, home)
     if home not in inherited:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, *inherited]))
+
+
+def call(module: str, function: str, *arguments: Any) -> Any:
+    """Call a function of the application; a process of another program, such as Dask's worker, finds it by this one."""
+    make_importable()
+    return getattr(import_module(module), function)(*arguments)
 
 
 def find_project(start: Path) -> Path | None:

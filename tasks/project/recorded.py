@@ -48,9 +48,13 @@ def digest_as_dvc(path: Path, of_file: Callable[[Path], str] = md5_of) -> str:
     """
     if path.is_file():
         return of_file(path)
-    files = sorted((file.relative_to(path).as_posix(), file) for file in path.rglob("*") if file.is_file())
-    listed = [{"md5": of_file(file), "relpath": name} for name, file in files]
+    listed = [{"md5": of_file(file), "relpath": name} for name, file in files_of(path)]
     return f"{hashlib.md5(json.dumps(listed, sort_keys=True).encode()).hexdigest()}.dir"
+
+
+def files_of(folder: Path) -> list[tuple[str, Path]]:
+    """Return the files below a folder in DVC's order, with their relative names; links are followed."""
+    return sorted((file.relative_to(folder).as_posix(), file) for file in _below(folder))
 
 
 def _is_entry(stage: Any) -> bool:
@@ -87,7 +91,7 @@ def digest(path: Path, of_file: Callable[[Path], str] = sha256_of) -> str:
     if path.is_file():
         return of_file(path)
     whole = hashlib.sha256()
-    for file_path in sorted(p for p in _below(path) if p.is_file() and "__pycache__" not in p.parts):
+    for file_path in sorted(p for p in _below(path) if "__pycache__" not in p.parts):
         whole.update(os.fsencode(f"{file_path.relative_to(path).as_posix()}\0{of_file(file_path)}\n"))
     return whole.hexdigest()
 
@@ -98,7 +102,7 @@ def _below(path: Path) -> Iterator[Path]:
         here = Path(folder)
         real = here.resolve()
         names[:] = [name for name in names if not real.is_relative_to((here / name).resolve())]
-        yield from (here / name for name in files)
+        yield from (path for name in files if (path := here / name).is_file())
 
 
 def check_inputs(root: Path, stage: Stage, of_file: Callable[[Path], str] = sha256_of) -> None:

@@ -80,11 +80,19 @@ class DiskFull(MergeflowError):
     """The disk is full while a stage runs: its inputs are not refused, and what it has finished is kept."""
 
 
-def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
+def do_here(io: StageIO) -> None:
+    """Do a stage's work in this process."""
+    module = load_module(io.root, io.stage.module)
+    work = module if hasattr(module, "run") else declared_study(module, io.stage.name)
+    work.run(io)
+
+
+def run_stage(root: Path, stage: Stage, force: bool = False, work: Callable[[StageIO], None] = do_here) -> bool:
     """Bring the outputs of `stage` up to date. Return False where nothing had to be done.
 
     Args:
         force: run even if inputs, parameters and outputs are unchanged.
+        work: builds the outputs; another machine may do it.
 
     Raises:
         MergeflowError: an input is missing or bad, a parameter is wrong, or the disk is full (DiskFull). Outputs that
@@ -106,7 +114,7 @@ def run_stage(root: Path, stage: Stage, force: bool = False) -> bool:
         if force or not done.exists():
             log = stage_log(log_path(state, stage.folder_name))
             with progress_file(state, stage.folder_name) as report, io.holds, log:
-                _build(replace(io, report=report), done)
+                _build(replace(io, report=report), done, work)
         _publish(io)
         outs, inputs = {out: digest(root / out) for out in stage.outs}, _inputs(root, stage, io.params.lookup_json)
         read = {path: (digest(root / path), digest_of_times(root / path)) for path in inputs}
@@ -239,6 +247,12 @@ def _inputs(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> list[str]
     return [path for path in named if (root / path).exists()]
 
 
+def paths_read(io: StageIO) -> list[str]:
+    """Return the files and folders that a stage reads, relative to the project folder."""
+    named = _inputs(io.root, io.stage, lambda key: _lookup_json(io.params, io.studies, key))
+    return [*(dep for dep in io.stage.deps if dep != INPUTS), *named]
+
+
 def is_up_to_date(root: Path, stage: Stage, fingerprint: str) -> bool:
     """Whether the outputs are those that the stage made with this fingerprint.
 
@@ -257,15 +271,13 @@ def _manifest(root: Path, stage: Stage) -> Path:
     return root / STATE / "manifests" / f"{stage.folder_name}.json"
 
 
-def _build(io: StageIO, done: Path) -> None:
+def _build(io: StageIO, done: Path, work: Callable[[StageIO], None]) -> None:
     done.unlink(missing_ok=True)  # before what it vouches for goes
     shutil.rmtree(io.building, ignore_errors=True)
     io.scratch.mkdir(parents=True, exist_ok=True)
     started, before = time.time(), _spent_before(io.scratch)
     try:
-        module = load_module(io.root, io.stage.module)
-        work = module if hasattr(module, "run") else declared_study(module, io.stage.name)
-        work.run(io)
+        work(io)
         for out in io.stage.outs:
             built = io.building / out
             assert built.exists(), f"stage {io.stage.address} did not make {out}"
@@ -339,6 +351,7 @@ def _write_record(io: StageIO, started: float, before: float) -> None:
         "stage": io.stage.address,
         "started": started,
         "seconds": round(before + time.time() - started, 3),
+        HOST: socket.gethostname(),
         "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         **io.costs,
     }

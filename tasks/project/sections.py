@@ -1,9 +1,9 @@
 """Parts of params.yaml that no training depends on: a command that needs one of them alone imports no torch."""
 
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, Self, TypeVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from mergeflow.errors import MergeflowError, check_model_name
 from mergeflow.schema import Frozen, validated
@@ -48,11 +48,22 @@ class RegistrySection(GateSettings):
 
 
 class RunSection(Section):
-    """How work is placed; results depend on the device alone, in their last bits."""
+    """How work is placed; results depend on the device alone, in their last bits.
+
+    store: an address that fsspec opens, through which stages travel to the workers of `dask` or `ray`; None: the
+    workers see the project under the same path.
+    """
 
     runner: Literal["threads", "processes", "dask", "ray"] = "threads"
     workers: int = Field(2, ge=1)
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    store: str | None = Field(None, pattern=r"^[a-z][a-z0-9+]*://[^@\s]+$")
+
+    @model_validator(mode="after")
+    def _store_serves_a_cluster(self) -> Self:
+        if self.store and self.runner not in ("dask", "ray"):
+            raise ValueError(f"store is for the runners dask and ray; '{self.runner}' works in the project folder")
+        return self
 
 
 Part = TypeVar("Part", bound=Frozen)

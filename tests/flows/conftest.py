@@ -3,6 +3,8 @@
 import json
 import shutil
 import subprocess
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +37,26 @@ def project(finished: tuple[Path, Any], tmp_path: Path) -> Path:
     target = tmp_path / "project"
     shutil.copytree(finished[0], target, symlinks=True)
     return target
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A server that speaks S3, with a bucket; its address."""
+    from moto.server import ThreadedMotoServer
+    from s3fs import S3FileSystem
+
+    S3FileSystem.clear_instance_cache()  # the server of another test is gone
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        address = f"http://{host}:{port}"
+        urllib.request.urlopen(urllib.request.Request(f"{address}/bucket", method="PUT"))
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "test")
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        yield address
+    finally:
+        server.stop()

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,26 +133,6 @@ def test_a_damaged_remote_is_not_pulled_from(clone: Path, tmp_path: Path) -> Non
         shutil.rmtree(clone / folder)
     assert run_in(clone, "dvc", "pull", "dvc.yaml").returncode
     assert not weights.exists()
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server that speaks S3, with a bucket; its address."""
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        address = f"http://{host}:{port}"
-        urllib.request.urlopen(urllib.request.Request(f"{address}/bucket", method="PUT"))
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.setenv(name, "test")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        yield address
-    finally:
-        server.stop()
 
 
 def test_s3_takes_the_outputs_and_gives_them_back(clone: Path, s3: str) -> None:

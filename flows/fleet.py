@@ -1,0 +1,115 @@
+"""Stages that travel: a run's store and cluster, and what it takes that a stage's work is done on another machine."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from threading import Lock
+
+from flows.runners import Cluster, cluster
+from mergeflow.errors import MergeflowError
+from tasks.project.files import PATIENCE
+from tasks.project.sections import RunSection
+from tasks.project.stage import MAIN, Stage, StageIO
+from tasks.travel.parcel import Parcel, Result, carry_out, pack, read_progress, unpack
+from tasks.travel.store import Store, StoreError
+
+LOOK = 4.0  # seconds between two looks at what a worker says of its progress
+DRIVERS_OWN = ("register",)  # needs the registry, and git
+
+
+class Fleet:
+    """The machines on which a run's stages are at work."""
+
+    def __init__(self, machines: Cluster, run: RunSection) -> None:
+        """Take a cluster and what params.yaml says of its use.
+
+        Raises:
+            MergeflowError: a CUDA device is asked for and no worker offers one, or the store cannot be opened.
+        """
+        self._machines, self._uri = machines, Store(str(run.store)).uri
+        self._traffic, self._lock = Counter[str](), Lock()
+        self._uses_devices = run.device != "cpu" and machines.has_devices()
+        if run.device.startswith("cuda") and not self._uses_devices:
+            raise MergeflowError(
+                f"run.device is '{run.device}', but no worker offers a GPU: start Dask's with `--resources GPU=1`, "
+                "Ray's nodes with `--num-gpus 1`."
+            )
+
+    def takes(self, stage: Stage) -> bool:
+        """Whether a stage travels; studies, and what needs the registry, stay where the run was started."""
+        return stage.file == MAIN and stage.name not in DRIVERS_OWN
+
+    def work(self, io: StageIO) -> None:
+        """Let some machine build the outputs of a stage, and bring them here.
+
+        Raises:
+            Exception: what the stage raised there.
+            MergeflowError: store or cluster was lost.
+        """
+        store = Store(self._uri)
+        try:
+            parcel = pack(io, store)
+            result = self._carried_out(parcel, "model" in io.stage.params, Watch(io, store, parcel).look)
+            unpack(io, store, result)
+        finally:
+            self._count(here_sent=store.sent, here_fetched=store.fetched)
+
+    def _carried_out(self, parcel: Parcel, computes: bool, look: Callable[[], None]) -> Result:
+        function, device = (carry_out.__module__, carry_out.__name__), computes and self._uses_devices
+        answer = self._machines.run(function, asdict(parcel), device, look)
+        if isinstance(answer, Exception):
+            raise answer
+        result = Result(**answer)
+        self._count(there_sent=result.sent, there_fetched=result.fetched)
+        return result
+
+    def _count(self, **traffic: int) -> None:
+        with self._lock:
+            self._traffic.update(traffic)
+
+    def traffic(self) -> str:
+        """Return in a sentence how much has gone through the store."""
+        parts = ("here_sent", "there_sent", "here_fetched", "there_fetched")
+        sent, sent_there, fetched, fetched_there = (f"{self._traffic[part] / 1e6:.1f} MB" for part in parts)
+        return (
+            f"Store {self._uri}: {sent} sent from here and {sent_there} by workers, "
+            f"{fetched} fetched here and {fetched_there} by workers."
+        )
+
+
+class Watch:
+    """Shows how far a stage is on its machine; whoever waits long for one is told once."""
+
+    def __init__(self, io: StageIO, store: Store, parcel: Parcel) -> None:
+        self._io, self._store, self._parcel = io, store, parcel
+        self._started, self._looked, self._is_quiet = time.monotonic(), 0.0, True
+
+    def look(self) -> None:
+        """Report what the machine says in the store of the stage, every few seconds."""
+        now = time.monotonic()
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        with suppress(StoreError):  # of a moment; else the machine says it
+            progress = read_progress(self._store, self._parcel)
+            self._io.report(*(progress or ("waiting for a worker", 0, 1)))
+            if progress is None and self._is_quiet and now - self._started > PATIENCE:
+                self._is_quiet = False
+                print(f"{self._parcel.address} waits for a free worker of the cluster.", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def fleet(run: RunSection) -> Iterator[Fleet | None]:
+    """Connect to store and cluster while the block runs; None where params.yaml names no store."""
+    if run.store is None:
+        yield None
+        return
+    with cluster(run.runner, run.workers) as machines:
+        ours = Fleet(machines, run)
+        try:
+            yield ours
+        finally:
+            print(ours.traffic(), flush=True)

@@ -1,0 +1,1 @@
+"""Stages on other machines, which share with this one a store of objects and no folder."""

@@ -1,0 +1,229 @@
+"""A stage that travels: its inputs go into the store, a worker builds the outputs, the store has them for the driver.
+
+Nothing in a parcel or a result names a path of either machine: files are named relative to the project, and by hash.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from mergeflow.application import HOME
+from mergeflow.errors import MergeflowError
+from mergeflow.layout import ACCEPTED
+from tasks.project.digests import code_files
+from tasks.project.files import file_lock
+from tasks.project.graph import load_graph
+from tasks.project.recorded import files_of
+from tasks.project.runner import HOST, check_worker, open_stage, paths_read, run_stage, running_code
+from tasks.project.stage import INPUTS, MAIN, STATE, Stage, StageIO, file_name, read_record
+from tasks.travel.lease import forget_state, lease, lease_name, mirrored, restore_state
+from tasks.travel.store import Store
+
+WORKER_FOLDER = "MERGEFLOW_WORKER_DIR"
+_CHOICES = ("params.yaml", MAIN, ACCEPTED)
+_OURS = ("mergeflow", "tasks", "registry", "flows", "suites", "studies")
+_PLUGINS = ("methods", "modalities", "sources", "compressors")
+_KEPT_DAYS = 7
+_one_at_a_time = threading.Lock()  # the current folder, in which plug-ins are looked for, is the whole process's
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A stage to run elsewhere.
+
+    Attributes:
+        store: its address.
+        address: of the stage.
+        fingerprint: the beginning of the stage's, which the worker must find too.
+        texts: the files with the project's choices.
+        inputs: the hash of each file and folder that the stage reads, in the store.
+        driver: the code and packages that the stage has to run by.
+    """
+
+    store: str
+    address: str
+    fingerprint: str
+    texts: Mapping[str, str]
+    inputs: Mapping[str, str]
+    driver: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """What stands for the stage in the store: the same inputs, choices and code make the same outputs."""
+        code = {name: value for name, value in self.driver.items() if name != HOST}
+        facts = json.dumps([self.address, self.fingerprint, code], sort_keys=True)
+        return f"{file_name(self.address)}-{hashlib.sha256(facts.encode()).hexdigest()[:24]}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a worker has made.
+
+    Attributes:
+        outs: the hash of each output, in the store.
+        record: the stage's record on the worker.
+        sent: bytes that the worker put into the store.
+        fetched: bytes that it brought from there.
+    """
+
+    outs: Mapping[str, str]
+    record: Mapping[str, Any]
+    sent: int = 0
+    fetched: int = 0
+
+
+def pack(io: StageIO, store: Store) -> Parcel:
+    """Put what a stage needs into the store, and describe the rest for a worker."""
+    root = io.root.resolve()
+    paths = [*paths_read(io), *(file.relative_to(root).as_posix() for file in sorted(_own_code(root, io.stage)))]
+    texts = {name: (root / name).read_text("utf-8") for name in _CHOICES if (root / name).exists()}
+    inputs = {path: store.send(io.root / path) for path in paths}
+    return Parcel(store.uri, io.stage.address, io.scratch.name, texts, inputs, running_code())
+
+
+def _own_code(root: Path, stage: Stage) -> set[Path]:
+    """Return the project's own files of code: the stage's, and all plug-ins, which params.yaml is validated against."""
+    ours = [(HOME / name).resolve() for name in _OURS]
+    code = {file.resolve() for file in code_files(root, stage)}
+    code |= {file for folder in _PLUGINS for _, file in files_of(root / folder) if "__pycache__" not in file.parts}
+    return {file for file in code if file.is_relative_to(root) and not any(map(file.is_relative_to, ours))}
+
+
+def unpack(io: StageIO, store: Store, result: Result) -> None:
+    """Bring a stage's outputs to where it builds them here, and note what the worker did."""
+    for out, md5 in result.outs.items():
+        store.fetch(md5, io.out(out))
+    io.costs.update({key: value for key, value in result.record.items() if key not in ("stage", "started")})
+
+
+def read_progress(store: Store, parcel: Parcel) -> tuple[str, int, int] | None:
+    """Read from a stage's lease which worker does what, and how far it is; None where nobody is at work on it."""
+    progress = store.read(lease_name(parcel.key))
+    if not progress or not {HOST, "what", "done", "total"} <= set(progress):
+        return None
+    return f"{progress['what']} on {progress[HOST]}", int(progress["done"]), int(progress["total"])
+
+
+def carry_out(parcel: dict[str, Any]) -> dict[str, Any] | Exception:
+    """Run a stage on this machine, which has nothing of its project.
+
+    Args:
+        parcel: the fields of a `Parcel`; in a worker's process this module is imported only now.
+
+    Returns:
+        The fields of a `Result`, or the error, with its traceback where no bad input caused it.
+    """
+    try:
+        sent = Parcel(**parcel)
+        check_worker(sent.driver, sent.address)
+        with _one_at_a_time:
+            return asdict(_carry_out(sent))
+    except Exception as error:
+        if not isinstance(error, MergeflowError):
+            error.add_note("".join(traceback.format_exception(error)))
+        return error
+
+
+def worker_folder() -> Path:
+    """Return the folder in which this machine keeps objects and the stages that it is at work on."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get(WORKER_FOLDER) or caches / "mergeflow/worker").resolve()
+
+
+def _carry_out(parcel: Parcel) -> Result:
+    folder = worker_folder()
+    store = Store(parcel.store, folder / "objects")
+    project = folder / "stages" / parcel.key
+    _forget_old(folder)
+    progress = project / STATE / "progress" / f"{file_name(parcel.address)}.json"
+    with (
+        file_lock(project.with_suffix(".lock"), parcel.address),
+        lease(store, parcel.key, lambda: _shown(progress)),
+    ):
+        result = _earlier(store, parcel)
+        if result is None:
+            stage = _settle(project, parcel, store)
+            _run(project, stage, parcel, store)
+            outs = {out: store.send(project / out) for out in stage.outs}
+            result = Result(outs, read_record(project, parcel.address), store.sent, store.fetched)
+            store.write(_result_name(parcel), {"outs": result.outs, "record": result.record})
+            for out, md5 in outs.items():
+                store.keep(project / out, md5)
+        forget_state(store, parcel.key)
+    shutil.rmtree(project, ignore_errors=True)
+    return result
+
+
+def _result_name(parcel: Parcel) -> str:
+    return f"results/{parcel.key}.json"
+
+
+def _earlier(store: Store, parcel: Parcel) -> Result | None:
+    """Look up a result of the same stage that a worker made before, if the store has all of it."""
+    noted = store.read(_result_name(parcel))
+    if noted is None or not all(store.has(md5) for md5 in noted["outs"].values()):
+        return None
+    return Result(noted["outs"], noted["record"])
+
+
+def _settle(project: Path, parcel: Parcel, store: Store) -> Stage:
+    """Make a folder with all that the stage reads, and return the stage."""
+    (project / INPUTS).mkdir(parents=True, exist_ok=True)  # a dependency, whatever is named of it
+    for name, text in parcel.texts.items():
+        (project / name).write_text(text, encoding="utf-8")
+    for path, md5 in parcel.inputs.items():
+        store.fetch(md5, project / path)
+    return load_graph(project)[parcel.address]
+
+
+def _run(project: Path, stage: Stage, parcel: Parcel, store: Store) -> None:
+    with _current_folder(project):
+        io, _ = open_stage(project, stage)
+        if io.scratch.name != parcel.fingerprint:
+            raise MergeflowError(
+                f"{stage.address} is another stage on {running_code()[HOST]} than on {parcel.driver[HOST]}, where the "
+                "run was started: it reads something that lies neither in the project nor in the package."
+            )
+        if not io.scratch.exists():
+            restore_state(store, parcel.key, io.scratch)
+        with mirrored(store, parcel.key, io.scratch):
+            run_stage(project, stage)
+
+
+@contextmanager
+def _current_folder(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def _shown(progress: Path) -> dict[str, Any]:
+    """Describe the stage for its lease: on which machine it is, and how far."""
+    with suppress(OSError, ValueError):
+        return {HOST: running_code()[HOST], **json.loads(progress.read_text())}
+    return {HOST: running_code()[HOST], "what": "getting ready", "done": 0, "total": 1}
+
+
+@cache
+def _forget_old(folder: Path) -> None:
+    """Remove what was not used for a week, once in a process."""
+    oldest = time.time() - _KEPT_DAYS * 24 * 3600
+    for path in (folder / "objects").glob("*/*"):
+        if path.stat().st_mtime < oldest:
+            path.unlink(missing_ok=True)
+    for project in (folder / "stages").glob("*/"):
+        if project.stat().st_mtime < oldest:
+            shutil.rmtree(project, ignore_errors=True)

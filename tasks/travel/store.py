@@ -1,0 +1,301 @@
+"""A store that all machines of a fleet reach: objects named by their MD5, where DVC's remotes have them, and documents.
+
+An object is there whole or not at all, so what is there is not sent again; `dvc pull` can fetch it. Every byte that is
+fetched is hashed before anything reads it. Documents (leases, results, saved states) lie beside, in `mergeflow/`.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import fsspec
+from fsspec.utils import get_protocol
+
+from mergeflow.errors import MergeflowError, first_line
+from tasks.project.recorded import files_of, md5_of
+from tasks.project.runner import remove_output
+
+OBJECTS, DOCUMENTS = "files/md5", "mergeflow"
+LISTING = ".dir"  # how DVC ends the name of an object that lists a folder's files
+_WHOLE_AT_ONCE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory"}  # put a file whole or not at all
+_AT_ONCE = 16  # questions
+
+
+class StoreError(MergeflowError):
+    """The store does not answer, refuses, is full, or has other bytes than it should."""
+
+
+class Store:
+    """A folder of any file system that fsspec opens.
+
+    Attributes:
+        uri: its address.
+        sent: bytes that this object has put there.
+        fetched: bytes that it has brought from there.
+    """
+
+    def __init__(self, uri: str, cache_folder: Path | None = None) -> None:
+        """Open the store.
+
+        Args:
+            cache_folder: keeps what is fetched, to be linked from there; None: every object is fetched each time.
+
+        Raises:
+            StoreError: the address is of no kind that fsspec opens, or its package is missing.
+        """
+        self.uri, self.sent, self.fetched = uri, 0, 0
+        self._cache = cache_folder
+        is_local = get_protocol(uri) in ("file", "local")
+        options = {"auto_mkdir": True} if is_local else {}
+        with self._explained("cannot be opened"):
+            self._fs, self._root = fsspec.url_to_fs(uri, use_listings_cache=False, **options)
+        self._is_whole_at_once = get_protocol(uri) in _WHOLE_AT_ONCE
+
+    def send(self, path: Path) -> str:
+        """Put a file or folder there, unless it is there; return its hash as DVC's lock has it.
+
+        A folder's listing is sent last, so where it is, the folder's files are too.
+        """
+        if path.is_file():
+            md5 = _md5(path)
+            self._send_files({md5: path})
+            return md5
+        files = [(name, file, _md5(file)) for name, file in files_of(path)]
+        listing = json.dumps([{"md5": md5, "relpath": name} for name, _, md5 in files], sort_keys=True).encode()
+        md5 = hashlib.md5(listing).hexdigest() + LISTING
+        if not self.has(md5):
+            self._send_files({file_md5: file for _, file, file_md5 in files})
+            self._write(self._object(md5), listing)
+        return md5
+
+    def fetch(self, md5: str, target: Path) -> None:
+        """Bring a file or folder; what was at the target is replaced.
+
+        Raises:
+            StoreError: an object is missing, or its bytes are others.
+        """
+        if target.exists():
+            remove_output(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not md5.endswith(LISTING):
+            self._fetch_files({target: md5})
+            return
+        target.mkdir()
+        listing = self._read(self._object(md5))
+        if listing is None or hashlib.md5(listing).hexdigest() + LISTING != md5:
+            raise self._damaged(md5, "missing" if listing is None else "damaged")
+        files = {target / entry["relpath"]: entry["md5"] for entry in json.loads(listing)}
+        self._fetch_files(files, f" and {md5}")
+
+    def has(self, md5: str) -> bool:
+        """Whether an object is there."""
+        with self._explained("does not answer"):
+            return bool(self._fs.exists(self._object(md5)))
+
+    def keep(self, path: Path, md5: str) -> None:
+        """Link a file, or the files of a folder, into the cache, because the next stage here may read them."""
+        for file, file_md5 in [(path, md5)] if path.is_file() else [(file, _md5(file)) for _, file in files_of(path)]:
+            place = self._place(file_md5)
+            if place is not None and not place.exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                _link(file, place)
+                place.chmod(0o444)
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """Return a document; None where there is none, or only a part of one."""
+        text = self._read(self._document(name))
+        with suppress(ValueError):
+            document = json.loads(text or b"")
+            return document if isinstance(document, dict) else None
+        return None
+
+    def write(self, name: str, document: Mapping[str, Any]) -> None:
+        """Write a document, or write it anew."""
+        self._write(self._document(name), json.dumps(document).encode())
+
+    def create(self, name: str, document: Mapping[str, Any]) -> bool:
+        """Write a document that is not there yet; return False where it is, also when somebody is a moment faster."""
+        with self._explained("cannot be written to"):
+            try:
+                self._fs.pipe_file(self._document(name), json.dumps(document).encode(), mode="create")
+            except FileExistsError:
+                return False
+        return True
+
+    def put_file(self, path: Path, name: str) -> None:
+        """Put a file beside the documents."""
+        self._put({self._document(name): path})
+
+    def get_file(self, name: str, path: Path) -> None:
+        """Bring a file from beside the documents."""
+        with self._explained("cannot be read"):
+            self._fs.get_file(self._document(name), str(path))
+        self.fetched += path.stat().st_size
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names of what lies beside the documents in a folder."""
+        with self._explained("cannot be read"):
+            return [path.rpartition("/")[2] for path in self._fs.find(self._document(folder))]
+
+    def remove(self, name: str) -> None:
+        """Remove a document, or a file beside them; none is fine too."""
+        with self._explained("cannot be written to"), suppress(FileNotFoundError):
+            self._fs.rm_file(self._document(name))
+
+    def _object(self, md5: str) -> str:
+        return f"{self._root}/{OBJECTS}/{md5[:2]}/{md5[2:]}"
+
+    def _document(self, name: str) -> str:
+        return f"{self._root}/{DOCUMENTS}/{name}"
+
+    def _place(self, md5: str) -> Path | None:
+        return None if self._cache is None else self._cache / md5[:2] / md5[2:]
+
+    def _send_files(self, files: Mapping[str, Path]) -> None:
+        with ThreadPoolExecutor(_AT_ONCE) as questions:
+            there = dict(zip(files, questions.map(self.has, files), strict=True))
+        missing = {md5: path for md5, path in files.items() if not there[md5]}
+        self._put({self._object(md5): path for md5, path in missing.items()})
+        for md5, path in missing.items():
+            if _md5(path) != md5:
+                with self._explained("cannot be written to"):
+                    self._fs.rm_file(self._object(md5))
+                raise MergeflowError(f"{path.name} has changed while it was sent to {self.uri}: run again.")
+
+    def _put(self, files: Mapping[str, Path]) -> None:
+        if not files:
+            return
+        with self._explained("cannot be written to"):
+            if self._is_whole_at_once:
+                self._fs.put([str(path) for path in files.values()], list(files))
+            else:
+                for target, path in files.items():
+                    with self._aside(target) as part:
+                        self._fs.put_file(str(path), part)
+        self.sent += sum(path.stat().st_size for path in files.values())
+
+    def _fetch_files(self, files: Mapping[Path, str], listed_in: str = "") -> None:
+        """Bring files, through the cache where there is one, and hash each.
+
+        Args:
+            listed_in: the folder's listing, which has to go too where one of its files is no good.
+        """
+        places = {target: self._place(md5) or target for target, md5 in files.items()}
+        there = {place for target, place in places.items() if place != target and _is(place, files[target])}
+        wanted = {place: files[target] for target, place in places.items() if place not in there}
+        for path in {*files, *wanted}:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        parts = {place: place.with_name(f"{place.name}.{uuid4().hex[:8]}") for place in wanted}
+        try:
+            self._get({parts[place]: md5 for place, md5 in wanted.items()}, listed_in)
+            for place, part in parts.items():
+                part.chmod(0o644 if self._cache is None else 0o444)
+                part.replace(place)
+        finally:
+            for part in parts.values():
+                part.unlink(missing_ok=True)
+        for target, place in places.items():
+            if place != target:
+                target.unlink(missing_ok=True)
+                os.utime(place)  # what is not used for long is removed
+                _link(place, target)
+
+    def _get(self, files: Mapping[Path, str], listed_in: str) -> None:
+        if not files:
+            return
+        with self._explained("cannot be read"):
+            try:
+                self._fs.get([self._object(md5) for md5 in files.values()], [str(path) for path in files])
+            except FileNotFoundError:
+                missing = next((md5 for md5 in files.values() if not self.has(md5)), None)
+                if missing is None:
+                    raise
+                raise self._damaged(missing, "missing", listed_in) from None
+        self.fetched += sum(path.stat().st_size for path in files)
+        for path, md5 in files.items():
+            if md5_of(path) != md5:
+                raise self._damaged(md5, "damaged", listed_in)
+
+    def _damaged(self, md5: str, how: str, listed_in: str = "") -> StoreError:
+        place = f"{OBJECTS}/{md5[:2]}/{md5[2:]}"
+        return StoreError(
+            f"the store {self.uri} has not the bytes that were put there: {place} is {how}. Remove {md5}{listed_in} "
+            f"from {OBJECTS} there and run again: it is then sent or made anew."
+        )
+
+    def _write(self, target: str, content: bytes) -> None:
+        with self._explained("cannot be written to"):
+            if self._is_whole_at_once:
+                self._fs.pipe_file(target, content)
+            else:
+                with self._aside(target) as part:
+                    self._fs.pipe_file(part, content)
+        self.sent += len(content)
+
+    def _read(self, path: str) -> bytes | None:
+        with self._explained("cannot be read"), suppress(FileNotFoundError):
+            content: bytes = self._fs.cat_file(path)
+            self.fetched += len(content)
+            return content
+        return None
+
+    @contextmanager
+    def _aside(self, target: str) -> Iterator[str]:
+        """Give a name to write under; afterwards the file gets its own."""
+        part = f"{target}.{uuid4().hex[:8]}"
+        try:
+            yield part
+            self._fs.mv(part, target)
+        except BaseException:
+            with suppress(Exception):
+                self._fs.rm_file(part)
+            raise
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Say in a sentence what an error of the file system means."""
+        try:
+            yield
+        except (MergeflowError, FileNotFoundError) as error:
+            if isinstance(error, MergeflowError) or what == "cannot be read":
+                raise
+            raise self._unable(what, error) from error
+        except Exception as error:  # each file system has its own
+            raise self._unable(what, error) from error
+
+    def _unable(self, what: str, error: Exception) -> StoreError:
+        return StoreError(
+            f"the store {self.uri} {what} ({type(error).__name__}: {first_line(error)}). Nothing half-written is left, "
+            "and finished stages count: run again when that is mended."
+        )
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except OSError:  # another disk, or a file system without links
+        shutil.copyfile(source, target)
+
+
+def _is(path: Path, md5: str) -> bool:
+    """Whether a file is there with the bytes that its name says."""
+    return path.exists() and md5_of(path) == md5
+
+
+def _md5(path: Path) -> str:
+    status = path.stat()
+    return _hashed(path, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _hashed(path: Path, *_status: int) -> str:
+    """Return the MD5 of a file, which is read once in a process while its size and time stay as they are."""
+    return md5_of(path)

@@ -1,0 +1,242 @@
+"""A fleet: stages on workers of Dask that share with the driver a bucket and no folder, and what is killed there.
+
+The night's part repeats the kills: `MERGEFLOW_KILLS=60 pytest -s -n 0 tests/flows/test_fleet.py -m nightly`.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mergeflow.errors import MergeflowError
+from tasks.project.recorded import locked_stages
+from tasks.travel.store import Store
+from tests.flows.hosts import Hosts, dask_hosts, dask_scheduler, dask_worker
+from tests.flows.kill_driver import make_toy_repository, wait_for
+from tests.flows.runbook import read_blocks
+from tests.flows.small_project import ROOT, environment, run_in
+from tests.loopback import free_port
+from tests.once import once
+
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+MACHINES = ROOT / "docs/machines.md"
+BUCKET = "s3://bucket/fleet"
+WORKERS = ("one", "two")
+LONG = {"steps": 6000, "save_every": 50}  # of a fine-tune that is killed: some ten seconds
+
+
+def with_store(folder: Path, store: str = BUCKET, runner: str = "dask", **finetune: int) -> Path:
+    """Make a toy project whose stages travel."""
+    make_toy_repository(folder, runner, **finetune)
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    values["run"]["store"] = store
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    return folder
+
+
+def recorded(folder: Path) -> dict[str, Any]:
+    """What dvc.lock says of all stages but the registration, which names the run's version and time."""
+    return {name: entry for name, entry in locked_stages(folder).items() if name != "register"}
+
+
+def reference(factory: pytest.TempPathFactory, name: str, **finetune: int) -> dict[str, Any]:
+    def make(folder: Path) -> None:
+        make_toy_repository(folder, "threads", **finetune)
+        started = time.monotonic()
+        done = run_in(folder, "mergeflow", "run", timeout=900)
+        assert done.returncode == 0, done.stderr
+        print(f"threads: {time.monotonic() - started:.1f} s")
+
+    return recorded(once(factory, name, make))
+
+
+@pytest.fixture(scope="module")
+def threads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What dvc.lock says after a run with threads."""
+    return reference(tmp_path_factory, "threads")
+
+
+@pytest.fixture(scope="module")
+def threads_long(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return reference(tmp_path_factory, "threads_long", **LONG)
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def hosts(s3: str, tmp_path: Path, port: int) -> Iterator[Hosts]:
+    with dask_hosts(tmp_path / "hosts", tmp_path / "driver", port, WORKERS) as hosts:
+        yield hosts
+
+
+def run(folder: Path, port: int) -> "subprocess.CompletedProcess[str]":
+    started = time.monotonic()
+    done = run_in(folder, "mergeflow", "run", timeout=600, DASK_SCHEDULER_ADDRESS=f"tcp://127.0.0.1:{port}")
+    print(f"dask: {time.monotonic() - started:.1f} s\n{done.stdout}{done.stderr}")
+    return done
+
+
+def test_stages_travel_through_a_bucket_to_the_bits_of_threads(
+    hosts: Hosts, threads: dict[str, Any], tmp_path: Path, port: int, s3: str
+) -> None:
+    folder = with_store(tmp_path / "driver/project")
+    done = run(folder, port)
+    assert (done.returncode, done.stderr) == (0, ""), "".join(map(hosts.log, WORKERS))
+    assert recorded(folder) == threads
+    assert "MB sent from here" in done.stdout
+    assert "Nothing changed" in run_in(folder, "mergeflow", "run").stdout
+    record = json.loads((folder / ".mergeflow/records/finetune@left.json").read_text())
+    assert record["host"]
+    for host in WORKERS:  # no path of the driver has arrived anywhere
+        for path in hosts.home(host).rglob("*"):
+            assert not path.is_file() or str(folder).encode() not in path.read_bytes(), path
+    pull(folder, s3)
+
+
+def pull(folder: Path, s3: str) -> None:
+    """The bucket is a remote of DVC's that has the outputs."""
+    for option, value in (("url", BUCKET), ("endpointurl", s3)):
+        done = run_in(folder, "dvc", "remote", "modify", "--local", "storage", option, value)
+        assert done.returncode == 0, done.stderr
+    shutil.rmtree(folder / ".dvc/cache")
+    shutil.rmtree(folder / "outputs/experts")
+    done = run_in(folder, "dvc", "pull", "finetune@left", "finetune@right", "prepare@left")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "outputs/experts/left/model.safetensors").exists()
+
+
+def test_the_page_leads_to_a_run_on_three_hosts(
+    s3: str, threads: dict[str, Any], tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_toy_repository(tmp_path / "driver/project")
+    names = {"HEAD": "127.0.0.1", "8786": str(port), "BUCKET": "bucket"}
+    scheduler, worker = (block.commands[0] for block in read_blocks(names, MACHINES) if block.how == "background")
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    (choice,) = re.findall(r"```yaml\n(.*?)```", MACHINES.read_text(), re.DOTALL)
+    values |= yaml.safe_load(choice.replace("BUCKET", "bucket"))
+    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    hosts = Hosts(tmp_path / "hosts", tmp_path / "driver")
+    try:
+        hosts.start("head", scheduler)
+        for name in ("box-1", "box-2", "box-3"):
+            hosts.start(name, worker)
+        for words in (
+            words for block in read_blocks(names, MACHINES) if block.how == "run" for words in block.commands
+        ):
+            if words[0] == "export":
+                monkeypatch.setenv(*words[1].split("="))
+                continue
+            done = run_in(folder, *words, timeout=600)
+            assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
+    finally:
+        hosts.end()
+    assert recorded(folder) == threads
+
+
+def test_stages_travel_with_ray(s3: str, threads: dict[str, Any], tmp_path: Path, port: int) -> None:
+    folder = with_store(tmp_path / "driver/project", runner="ray")
+    hosts, address = Hosts(tmp_path / "hosts", tmp_path / "driver"), f"127.0.0.1:{port}"
+    common = ["--block", "--num-cpus", "1", "--object-store-memory", "100000000"]
+    try:
+        hosts.start("head", ["ray", "start", "--head", "--port", str(port), "--include-dashboard", "false", *common])
+        assert wait_for(lambda: "Ray runtime started" in hosts.log("head"), 120)
+        hosts.start("box", ["ray", "start", "--address", address, *common])
+        assert wait_for(lambda: "Ray runtime started" in hosts.log("box"), 120)
+        done = run_in(folder, "mergeflow", "run", timeout=900, RAY_ADDRESS=address)
+        assert done.returncode == 0, done.stdout + done.stderr
+    finally:
+        hosts.end()
+    assert recorded(folder) == threads
+
+
+def started(folder: Path, port: int) -> "subprocess.Popen[str]":
+    variables = environment() | {"DASK_SCHEDULER_ADDRESS": f"tcp://127.0.0.1:{port}"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(["mergeflow", "run"], cwd=folder, env=variables, **pipes)  # type: ignore[call-overload,no-any-return]
+
+
+def saved(stage: str) -> Callable[[], bool]:
+    """Ask whether the bucket has a saved state of a stage."""
+    store = Store(BUCKET)
+
+    def ask() -> bool:
+        with suppress(MergeflowError):
+            return any(name.startswith(stage) for name in store.names("states"))
+        return False
+
+    return ask
+
+
+def test_a_killed_workers_training_goes_on_elsewhere_to_the_same_bits(
+    hosts: Hosts, threads_long: dict[str, Any], tmp_path: Path, port: int
+) -> None:
+    folder = with_store(tmp_path / "driver/project", **LONG)
+    driver = started(folder, port)
+    assert wait_for(saved("finetune@left"), 240)
+    (victim,) = hosts.at_work("finetune@left")
+    hosts.kill(victim)
+    out, err = driver.communicate(timeout=400)
+    assert driver.returncode == 0, out + err
+    assert recorded(folder) == threads_long
+    record = json.loads((folder / ".mergeflow/records/finetune@left.json").read_text())
+    print(record)
+
+
+def test_a_lost_scheduler_is_told_in_a_sentence_and_the_next_run_ends_right(
+    hosts: Hosts, threads_long: dict[str, Any], tmp_path: Path, port: int
+) -> None:
+    folder = with_store(tmp_path / "driver/project", **LONG)
+    driver = started(folder, port)
+    assert wait_for(saved("finetune@left"), 240)
+    hosts.kill("head")
+    out, err = driver.communicate(timeout=120)
+    assert driver.returncode == 2, out + err
+    assert "lost the Dask scheduler" in err
+    assert "Traceback" not in err
+    hosts.end()
+    hosts.start("head", dask_scheduler(port))
+    hosts.start("three", dask_worker(port))
+    assert run(folder, port).returncode == 0
+    assert recorded(folder) == threads_long
+
+
+def test_killed_at_random_moments(hosts: Hosts, threads_long: dict[str, Any], tmp_path: Path, port: int) -> None:
+    """Worker, scheduler or driver, whatever the lot says; in the end the bits are those of an undisturbed run."""
+    lot, folder = random.Random(int(os.environ.get("MERGEFLOW_SEED", 0))), tmp_path / "driver/project"
+    kills, done = int(os.environ.get("MERGEFLOW_KILLS", 6)), 0
+    while done < kills:
+        if not folder.exists():
+            with_store(folder, f"{BUCKET}-{done}", **LONG)
+        driver = started(folder, port)
+        with suppress(subprocess.TimeoutExpired):
+            out, err = driver.communicate(timeout=lot.uniform(5, 60))
+            assert driver.returncode == 0, out + err
+            assert recorded(folder) == threads_long
+            shutil.rmtree(folder)
+            continue
+        victim = lot.choice([*WORKERS, "head", "driver"])
+        print(f"kill {done}: {victim}", flush=True)
+        done += 1
+        if victim == "driver":
+            driver.kill()
+            driver.communicate()
+            continue
+        hosts.kill(victim)
+        hosts.start(victim, dask_scheduler(port) if victim == "head" else dask_worker(port))
+        out, err = driver.communicate(timeout=400)
+        assert driver.returncode in (0, 2), out + err
+        assert "Traceback" not in err, err
+    assert run(folder, port).returncode == 0 if folder.exists() else True

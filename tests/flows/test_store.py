@@ -1,0 +1,324 @@
+"""The store of a fleet: objects as DVC's remotes have them, leases, saved states; on a folder and on a server of S3."""
+
+import errno
+import json
+import pickle
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fsspec.implementations.local import LocalFileSystem
+
+from mergeflow.errors import MergeflowError
+from mergeflow.merging.catalog import METHODS
+from mergeflow.merging.compression.compressor import COMPRESSORS
+from mergeflow.modalities.catalog import MODALITIES
+from mergeflow.modalities.preparing import PREPARATIONS, SOURCES
+from mergeflow.modalities.sections import SECTIONS
+from mergeflow.modalities.served import SERVED
+from tasks.project.graph import load_graph
+from tasks.project.recorded import digest_as_dvc, md5_of
+from tasks.project.runner import open_stage, run_stage
+from tasks.project.stage import Stage
+from tasks.travel import lease as leases
+from tasks.travel import parcel as parcels
+from tasks.travel.lease import forget_state, lease, lease_name, mirrored, restore_state
+from tasks.travel.parcel import Parcel, Result, carry_out, pack, unpack
+from tasks.travel.store import Store, StoreError
+from tests.project_folder import run_pipeline
+from tests.toy_project import make_toy_project
+
+METHOD = """
+from mergeflow.merging.method import Args, Parts, Stack, method
+
+from ._help import HALF
+
+
+class Mine(Args):
+    pass
+
+
+@method("mine", Mine, elementwise=True)
+def mine(stack: Stack, args: Mine) -> Parts:
+    return stack.base, HALF * stack.taus.sum(0)
+"""
+
+
+@pytest.fixture(params=["file", "s3"])
+def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "s3":
+        request.getfixturevalue("s3")
+        return "s3://bucket/fleet"
+    return f"file://{tmp_path}/store"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("a.txt", "b/c.txt", "b.d/e.txt"):
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text(name)
+    return tmp_path / "tree"
+
+
+def test_what_is_sent_has_dvcs_hash_comes_back_and_is_not_sent_again(uri: str, tree: Path, tmp_path: Path) -> None:
+    store = Store(uri)
+    hashes = {path: store.send(path) for path in (tree, tree / "a.txt")}
+    assert hashes == {path: digest_as_dvc(path) for path in hashes}
+    sent = store.sent
+    assert sent > 0
+    store.send(tree)
+    assert store.sent == sent
+    for path, md5 in hashes.items():
+        store.fetch(md5, tmp_path / "back")
+        assert digest_as_dvc(tmp_path / "back") == md5, path
+
+
+def test_what_a_machine_has_is_not_fetched_again(uri: str, tree: Path, tmp_path: Path) -> None:
+    md5 = Store(uri).send(tree)
+    store = Store(uri, tmp_path / "cache")
+    store.fetch(md5, tmp_path / "first")
+    listing = store.fetched - sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
+    again = Store(uri, tmp_path / "cache")
+    again.fetch(md5, tmp_path / "second")
+    assert again.fetched == listing
+    assert digest_as_dvc(tmp_path / "second") == md5
+
+
+def test_damaged_bytes_are_refused_wherever_they_lie(uri: str, tree: Path, tmp_path: Path) -> None:
+    store = Store(uri, tmp_path / "cache")
+    file, folder = store.send(tree / "a.txt"), store.send(tree)
+    place = f"{store._root}/files/md5/{file[:2]}/{file[2:]}"
+    store.fetch(file, tmp_path / "out")
+    cached = tmp_path / "cache" / file[:2] / file[2:]
+    cached.chmod(0o644)
+    cached.write_text("A.txt")
+    store.fetch(file, tmp_path / "out")  # the machine's copy is fetched anew
+    assert (tmp_path / "out").read_text() == "a.txt"
+    store._fs.pipe_file(place, b"A.txt")
+    shutil.rmtree(tmp_path / "cache")
+    for md5 in (file, folder):
+        with pytest.raises(StoreError, match=f"Remove {file}.*run again"):
+            store.fetch(md5, tmp_path / "out")
+    assert not list((tmp_path / "cache").rglob(f"{file[2:]}*"))
+    store._fs.rm_file(place)
+    with pytest.raises(StoreError, match="is missing"):
+        store.fetch(file, tmp_path / "out")
+
+
+def test_a_store_that_takes_nothing_is_told_in_a_sentence(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StoreError, match="nowhere://bucket cannot be opened"):
+        Store("nowhere://bucket")
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="run again when that is mended"):
+        Store(f"file://{tmp_path}/file/store").send(tree)
+
+    def put_file(_fs: Any, _source: str, target: str) -> None:
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        Path(target).write_text("a")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LocalFileSystem, "put_file", put_file)
+    with pytest.raises(StoreError, match="No space left"):
+        Store(f"file://{tmp_path}/full").send(tree)
+    assert not [path for path in (tmp_path / "full").rglob("*") if path.is_file()]
+
+
+def test_a_store_that_does_not_answer_is_told_in_a_sentence(s3: str, tree: Path) -> None:
+    with pytest.raises(StoreError, match="the store s3://missing/x cannot be written to"):
+        Store("s3://missing/x").send(tree)
+
+
+class TestLease:
+    def test_two_hold_it_one_after_the_other(self, uri: str) -> None:
+        held: list[str] = []
+
+        def hold(name: str) -> None:
+            with lease(Store(uri), "stage", dict):
+                held.append(f"{name} has it")
+                time.sleep(0.3)
+                held.append(f"{name} had it")
+
+        threads = [threading.Thread(target=hold, args=(name,)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [text[0] for text in held] in (list("aabb"), list("bbaa"))
+        assert Store(uri).read(lease_name("stage")) is None
+
+    def test_that_of_a_dead_holder_runs_out_and_that_of_a_living_one_does_not(
+        self, uri: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, seconds in (("EXPIRY", 0.6), ("RENEWAL", 0.1), ("POLL", 0.05)):
+            monkeypatch.setattr(leases, name, seconds)
+        store, waited = Store(uri), list[float]()
+        store.create(lease_name("stage"), {"holder": "killed", "clock": time.time() + 3600})
+
+        def hold(seconds: float) -> None:
+            started = time.monotonic()
+            with lease(Store(uri), "stage", dict):
+                waited.append(time.monotonic() - started)
+                time.sleep(seconds)
+
+        hold(0)
+        assert waited.pop() >= 0.6
+        living = threading.Thread(target=hold, args=(1.5,))
+        living.start()
+        while not waited:
+            time.sleep(0.01)
+        hold(0)
+        living.join()
+        assert waited[-1] >= 1.3
+
+
+class TestSavedState:
+    def test_it_goes_on_elsewhere_and_is_forgotten_in_the_end(
+        self, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(leases, "MIRROR", 0.05)
+        store, here, there = Store(uri), tmp_path / "here", tmp_path / "there"
+        (here / "building").mkdir(parents=True)
+        (here / "building/half").write_text("of an output")
+        (here / "training").mkdir()
+        with mirrored(store, "stage", here):
+            for step in ("1", "2"):
+                (here / "training/saved.pt").write_text(step)
+                while (store.read("states/stage.json") or {}).get("training/saved.pt") != digest_as_dvc(
+                    here / "training/saved.pt"
+                ):
+                    time.sleep(0.02)
+        assert len(store.names("states/stage")) == 1  # the last one alone
+        assert restore_state(store, "stage", there)
+        assert [path.relative_to(there).as_posix() for path in there.rglob("*.*")] == ["training/saved.pt"]
+        assert (there / "training/saved.pt").read_text() == "2"
+        forget_state(store, "stage")
+        assert not restore_state(store, "stage", tmp_path / "third")
+
+    def test_a_damaged_one_is_none(self, uri: str, tmp_path: Path) -> None:
+        store, file = Store(uri), tmp_path / "saved"
+        file.write_text("1")
+        store.put_file(file, "states/stage/0123")
+        store.write("states/stage.json", {"saved": "0123"})
+        assert not restore_state(store, "stage", tmp_path / "scratch")
+        assert not (tmp_path / "scratch").exists()
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy project up to its base."""
+    folder = make_toy_project(tmp_path_factory.mktemp("driver") / "toy")
+    (folder / "methods").mkdir()
+    (folder / "methods/_help.py").write_text("HALF = 0.5\n")
+    (folder / "methods/mine.py").write_text(METHOD)
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    values["sweep"] = {"mine": {"scale": [1.0]}}
+    (folder / "params.yaml").write_text(yaml.safe_dump(values))
+    with chdir(folder):
+        return run_pipeline(folder, ("prepare", "base", "multitask"))
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv(parcels.WORKER_FOLDER, str(tmp_path / "worker"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "worker"
+
+
+def test_all_folders_of_plugins_travel() -> None:
+    shelves = (METHODS, SOURCES, COMPRESSORS, SECTIONS, MODALITIES, SERVED, PREPARATIONS)
+    assert {shelf.folder for shelf in shelves} == set(parcels._PLUGINS)
+
+
+def stage_of(project: Path, address: str = "finetune@left") -> Stage:
+    return load_graph(project)[address]
+
+
+def packed(project: Path, store: Store, address: str = "finetune@left") -> Parcel:
+    with chdir(project):
+        return pack(open_stage(project, stage_of(project, address))[0], store)
+
+
+def travelled(project: Path, address: str, store: Store) -> Result:
+    fields = carry_out(vars(packed(project, store, address)))
+    if isinstance(fields, Exception):
+        raise fields
+    return Result(**fields)
+
+
+@pytest.mark.slow
+class TestParcel:
+    def test_the_outputs_are_those_of_a_stage_that_stayed(self, toy: Path, worker: Path, tmp_path: Path) -> None:
+        store = Store(f"file://{tmp_path}/store")
+        result = travelled(toy, "finetune@left", store)
+        with chdir(toy):
+            run_stage(toy, stage_of(toy))
+        assert result.outs == {"outputs/experts/left": digest_as_dvc(toy / "outputs/experts/left")}
+        assert not list((worker / "stages").glob("*/"))
+        assert travelled(toy, "finetune@left", store).sent == 0  # what was made is not made again
+
+    @pytest.mark.parametrize("address", ["prepare@left", "base", "multitask"])
+    def test_every_kind_of_stage_travels(self, toy: Path, worker: Path, tmp_path: Path, address: str) -> None:
+        result = travelled(toy, address, Store(f"file://{tmp_path}/store"))
+        assert result.outs == {out: digest_as_dvc(toy / out) for out in stage_of(toy, address).outs}
+
+    def test_no_path_of_the_driver_is_in_what_travels(self, toy: Path, worker: Path, tmp_path: Path) -> None:
+        store = Store(f"file://{tmp_path}/store")
+        parcel = packed(toy, store)
+        assert str(toy) not in pickle.dumps(vars(parcel)).decode("latin-1")
+        fields = carry_out(vars(parcel))
+        assert str(toy) not in json.dumps(fields)
+        for path in [*(tmp_path / "store").rglob("*"), *worker.rglob("*")]:
+            assert path.is_dir() or str(toy).encode() not in path.read_bytes(), path
+
+    def test_plugins_of_the_project_travel_with_it(self, toy: Path, worker: Path, tmp_path: Path) -> None:
+        with chdir(toy):
+            run_pipeline(toy, ("finetune",))
+        result = travelled(toy, "sweep@mine", Store(f"file://{tmp_path}/store"))
+        assert set(result.outs) == {"outputs/sweeps/mine.json"}
+
+    def test_a_worker_goes_on_from_what_another_has_saved(
+        self, toy: Path, worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, arrived = Store(f"file://{tmp_path}/store"), list[str]()
+        parcel = packed(toy, store)
+        (tmp_path / "saved").write_text("by another")
+        md5 = md5_of(tmp_path / "saved")
+        store.put_file(tmp_path / "saved", f"states/{parcel.key}/{md5}")
+        store.write(f"states/{parcel.key}.json", {"training/other.pt": md5})
+
+        def run(project: Path, stage: Stage) -> bool:
+            scratch = open_stage(project, stage)[0].scratch
+            arrived.append((scratch / "training/other.pt").read_text())
+            return run_stage(project, stage)
+
+        monkeypatch.setattr(parcels, "run_stage", run)
+        assert not isinstance(carry_out(vars(parcel)), Exception)
+        assert arrived == ["by another"]
+        assert store.read(f"states/{parcel.key}.json") is None
+
+    def test_errors_come_back_as_they_were_raised(self, toy: Path, worker: Path, tmp_path: Path) -> None:
+        parcel = vars(packed(toy, Store(f"file://{tmp_path}/store")))
+        other = {**parcel["driver"], "torch": "1.0"}
+        refused = carry_out({**parcel, "driver": other})
+        assert isinstance(refused, MergeflowError)
+        assert "1.0" in str(refused)
+        elsewhere = carry_out({**parcel, "fingerprint": "0" * 16})
+        assert "is another stage on" in str(elsewhere)
+        broken = carry_out({**parcel, "texts": {}})
+        assert isinstance(broken, MergeflowError)
+
+    def test_the_driver_takes_outputs_and_record(self, toy: Path, worker: Path, tmp_path: Path) -> None:
+        store = Store(f"file://{tmp_path}/store")
+        with chdir(toy):
+            io, _ = open_stage(toy, stage_of(toy, "finetune@right"))
+        unpack(io, store, travelled(toy, "finetune@right", store))
+        assert (io.building / "outputs/experts/right/model.safetensors").exists()
+        assert {"host", "seconds", "training"} <= set(io.costs)
