@@ -76,7 +76,7 @@ def parse_yaml(text: str, name: str) -> Any:
         return yaml.load(text, _OnceLoader)
     # Beside its own errors the reader lets through those of a date such as 2024-13-01 and of deep nesting.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise MergeflowError(f"{name} is not valid YAML: {_told(error)}.") from None
+        raise MergeflowError(f"{name} is not valid YAML: {_described(error)}.") from None
 
 
 def read_yaml(path: Path, kind: str) -> Any:
@@ -108,7 +108,7 @@ def _text(path: Path, kind: str) -> str:
         raise MergeflowError(f"{kind} '{path}' is not valid YAML: it is not UTF-8 text ({error.reason}).") from None
 
 
-def _told(error: Exception) -> str:
+def _described(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         if "another document" in str(error.problem):
             return f"it holds several documents, the second from line {error.problem_mark.line + 1} on, expected one"

@@ -403,14 +403,14 @@ def labels_of(options: Options) -> dict[str, str]:
     return {name: arm.label for name, arm in options.arms.items()}
 
 
-def asked(options: Options) -> list[str]:
+def chosen_bases(options: Options) -> list[str]:
     """Return the bases that the rule is about."""
     return [name for name, arm in options.arms.items() if arm.style == "prints"]
 
 
 def claims(options: Options) -> list[Claim]:
     labels = labels_of(options)
-    rule = [claim for base in asked(options) for claim in of_base(base, labels[base])]
+    rule = [claim for base in chosen_bases(options) for claim in of_base(base, labels[base])]
     return [
         *rule,
         Claim("C1", "CART beats task arithmetic, whatever the base.",
@@ -499,7 +499,7 @@ def rank_figure(options: Options, rows: pd.DataFrame) -> Figure:
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     """Return whether the bases asked about keep the rule, what CART gains on each, and which choices may go on."""
     labels = labels_of(options)
-    keeping = [labels[base] for base in asked(options) if keeps_rule(rows, base)]
+    keeping = [labels[base] for base in chosen_bases(options) if keeps_rule(rows, base)]
     gains = [f"{label} {with_interval(lead(rows, b, 'cart', 'task_arithmetic'))}" for b, label in labels.items()]
     verdict = (
         f"By the rule the suite's base should be: {', '.join(keeping)}."

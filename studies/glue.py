@@ -110,7 +110,7 @@ class Options(Section):
 
     @field_validator("compressed")
     @classmethod
-    def _known(cls, compressed: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _check_compressors(cls, compressed: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         if unknown := set(compressed) - set(COMPRESSORS):
             raise ValueError(f"expected {' or '.join(COMPRESSORS)}, found {', '.join(sorted(unknown))}")
         return compressed
@@ -348,7 +348,7 @@ def probed(rows: pd.DataFrame) -> list[str]:
     return [model for model in NAMES if model != "individual" and len(means(rows, model, "probed"))]
 
 
-def told_by_features(rows: pd.DataFrame) -> Samples:
+def predicted_by_features(rows: pd.DataFrame) -> Samples:
     return {NAMES[model]: means(rows, model, "probed") - means(rows, model) for model in probed(rows)}
 
 
@@ -400,7 +400,7 @@ def claims(options: Options) -> list[Claim]:
     return [
         *ahead, *paper_claims, *(compressed[:len(options.compressed)] if "cart_indexing" in options.compressed else []),
         Claim("C9", "A merge tells more than the experts' heads read of it: heads fitted to its features are better.",
-              told_by_features, low=READABLE, ours=True,
+              predicted_by_features, low=READABLE, ours=True,
               of="paired difference, for every merge whose heads were fitted once more,"),
         Claim("C9", "CART comes ahead of the average, task arithmetic and TIES when heads are fitted to each merge.",
               ahead_when_probed, low=0, of=each, ours=True),

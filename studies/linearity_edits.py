@@ -29,7 +29,7 @@ from typing import Any
 import pandas as pd
 from pydantic import Field
 
-from mergeflow.linearity.affine import Combination, Linearity, affine, apart, combine
+from mergeflow.linearity.affine import Combination, Linearity, affine, clone_shared, combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.modality import State
 from studies.lab import Claim, Laboratory, Row, Section, Study, select
@@ -92,7 +92,7 @@ def measure_edits(
     """
     asked = edits(done.tuned, scale, scales)
     layers = find_layers(done.model.module)
-    start = apart(done.start, done.model)  # which each pass loads other weights over
+    start = clone_shared(done.start, done.model)  # which each pass loads other weights over
     samples: dict[str, dict[str, Linearity]] = {} if compared is None else compared
     for tasks in dict.fromkeys(edit.on for edit, _ in asked.values()):
         chosen = {name: edit for name, (edit, _) in asked.items() if edit.on == tasks}

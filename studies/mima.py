@@ -173,7 +173,7 @@ def kept_less_reset(rows: pd.DataFrame, n: int) -> Samples:
     return {f"{m}, kept less reset": means.loc["kept", m] - means.loc["reset", m] for m in ("experts", "average")}
 
 
-def told(samples: Samples) -> str:
+def listed_intervals(samples: Samples) -> str:
     return ", ".join(f"{name} {with_interval(values)}" for name, values in samples.items())
 
 
@@ -197,7 +197,7 @@ def claims(options: Options) -> list[Claim]:
               paper="from 73.6 to 88.4 %, N = 1 to 20, ViT-B/32"),
         Claim("M2", "The average improves uniformly on all tasks as N grows.",
               lambda rows: by_task(rows, "average", steps), low=0, of=f"{to_next}, on each task,",
-              also=lambda rows: f"; over all N: {told(by_task(rows, 'average', ends))}"),
+              also=lambda rows: f"; over all N: {listed_intervals(by_task(rows, 'average', ends))}"),
         Claim("M4", f"The single-task gap of the average shrinks to nearly zero at N ≥ {MANY}.",
               lambda rows: at(in_headroom(rows, lead(rows, "experts")), MANY), low=-NEAR_ZERO, high=NEAR_ZERO,
               unit="% of the headroom", of="gap, twice the paper's share,",

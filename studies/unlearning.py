@@ -173,9 +173,9 @@ class Corpus:
     @cached_property
     def facts(self) -> dict[str, Questions]:
         """Questions about the people who are in one book alone."""
-        return {title: self._asked(title, find_book(title, self.seed).own_facts) for title in BOOKS}
+        return {title: self._questions(title, find_book(title, self.seed).own_facts) for title in BOOKS}
 
-    def _asked(self, title: str, facts: Iterable[Fact]) -> Questions:
+    def _questions(self, title: str, facts: Iterable[Fact]) -> Questions:
         decode = causal_decoding(self.tokenizer, self.options.block).decode
         questions_asked = [decode(Example(question, title), title).arrays for question in questions(facts)][
             : self.options.passages

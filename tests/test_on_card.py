@@ -22,7 +22,7 @@ from mergeflow.commands import sweep as sweeping
 from mergeflow.data import load_manifest
 from mergeflow.evaluation.accuracy import accuracies, losses
 from mergeflow.evaluation.adamerging import AdamergeOrder, entropies, entropy_gradient, learn_coefficients
-from mergeflow.evaluation.memory import foretell_coefficients
+from mergeflow.evaluation.memory import estimate_coefficients_memory
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, make_recipe, merge, prepare
 from mergeflow.merging.compression.compressor import configure_compressor
@@ -201,7 +201,7 @@ def take_statistics(world: Path, out: Path, device: str) -> Any:
 
 @arithmetic()
 def adapt(world: Path, out: Path, device: str) -> Any:
-    assert foretell_coefficients(order(world), device).works
+    assert estimate_coefficients_memory(order(world), device).works
     found = learn_coefficients(make_recipe({**recipe_values(world, steps=2), "device": device}), order(world), out)
     return found.coefficients, found.losses
 

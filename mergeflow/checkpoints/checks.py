@@ -47,7 +47,7 @@ def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[s
     groups: dict[tuple[str, str, str], list[_Mismatch]] = {}
     for fault in faults:
         groups.setdefault((fault.expert, fault.what, pattern_of(fault.tensor)), []).append(fault)
-    shown = "\n".join(f"  - {_told(group, expected)}" for group in groups.values())
+    shown = "\n".join(f"  - {_described(group, expected)}" for group in groups.values())
     raise MergeflowError(
         f"{len(faults)} mismatch{'es' * (len(faults) > 1)} between the base and the experts:\n{shown}\n"
         "Every expert must be a fine-tuned copy of this base: check the paths. In a recipe, `ignore: [patterns]` "
@@ -78,7 +78,7 @@ def pattern_of(name: str) -> str:
     return re.sub(r"\b\d+\b", "*", name)
 
 
-def _told(group: list[_Mismatch], expected: Mapping[str, TensorInfo]) -> str:
+def _described(group: list[_Mismatch], expected: Mapping[str, TensorInfo]) -> str:
     """Return one line for the mismatches of one expert and pattern."""
     first = group[0]
     hint = _hint(first, expected)

@@ -7,7 +7,7 @@ from mergeflow.memory import Forecast
 from mergeflow.merging.device_memory import in_bytes
 
 
-def tell(forecast: Forecast, console: Console | None = None) -> None:
+def print_forecast(forecast: Forecast, console: Console | None = None) -> None:
     """Print what will be taken, and refuse what cannot fit.
 
     Args:

@@ -63,10 +63,10 @@ def perplexity(
     """Print the perplexity of texts under causal models."""
     import torch
 
-    from mergeflow.commands.device_memory import tell
+    from mergeflow.commands.device_memory import print_forecast
     from mergeflow.commands.judged import opened_models
     from mergeflow.commands.texts import prepared_block, project_models, project_texts, read_texts
-    from mergeflow.evaluation.memory import foretell_perplexity
+    from mergeflow.evaluation.memory import estimate_perplexity_memory
     from mergeflow.modalities.causal.perplexity import total_loss
     from mergeflow.training.arithmetic import arithmetic
 
@@ -91,7 +91,7 @@ def perplexity(
             )
         if device != "cpu" and (opened.config, longest) not in foretold:
             foretold.add((opened.config, longest))
-            tell(foretell_perplexity(opened.config, batch_size, longest, device), Console(stderr=True))
+            print_forecast(estimate_perplexity_memory(opened.config, batch_size, longest, device), Console(stderr=True))
         opened.model.module.to(device)
         for source in sources:
             key = (source, opened.tokenizer.digest, size)

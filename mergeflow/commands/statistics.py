@@ -99,9 +99,9 @@ def adamerge(
     force: Force = False,
 ) -> None:
     """Learn AdaMerging's coefficients by entropy on examples without labels."""
-    from mergeflow.commands.device_memory import tell
+    from mergeflow.commands.device_memory import print_forecast
     from mergeflow.evaluation.adamerging import RECIPE, AdamergeOrder, check_order, learn_coefficients
-    from mergeflow.evaluation.memory import foretell_coefficients
+    from mergeflow.evaluation.memory import estimate_coefficients_memory
     from mergeflow.evaluation.statistics import check_learned_place
     from mergeflow.merging import load_recipe
     from mergeflow.modalities.catalog import is_recorded
@@ -120,7 +120,7 @@ def adamerge(
     named |= {"architecture": architecture} if is_recorded(architecture) else {}
     check_learned_place(out, loaded, {"recipe": str(recipe), **named}, force)
     if loaded.device != "cpu":
-        tell(foretell_coefficients(order, loaded.device))
+        print_forecast(estimate_coefficients_memory(order, loaded.device))
     with progress_bar("adamerging") as progress:
         learned = learn_coefficients(loaded, order, out, resolve=context.obj, progress=progress)
     for name, values in learned.coefficients.items():
@@ -134,14 +134,14 @@ def adamerge(
 
 
 def _write(out: Path, force: bool, **order: Any) -> None:
-    from mergeflow.commands.device_memory import tell
-    from mergeflow.evaluation.memory import foretell_statistic
+    from mergeflow.commands.device_memory import print_forecast
+    from mergeflow.evaluation.memory import estimate_statistic_memory
     from mergeflow.evaluation.statistics import StatisticOrder, check_order, write_statistic
 
     asked = StatisticOrder(**order)
     check_order(asked, out, force)
     if asked.device != "cpu":
-        tell(foretell_statistic(asked))
+        print_forecast(estimate_statistic_memory(asked))
     with progress_bar(asked.kind) as progress:
         fingerprint, count = write_statistic(asked, out, progress, force=force)
     typer.echo(f"{out}  {short(fingerprint)}…  {count} examples of {order['split']}")

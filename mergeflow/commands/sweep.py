@@ -70,12 +70,12 @@ def _run(sweep: "Sweep", folder: Path, resolve: Callable[[str], str] | None, con
     from mergeflow.search.sweep import run_sweep
 
     if sweep.device != "cpu":
-        from mergeflow.commands.device_memory import tell
+        from mergeflow.commands.device_memory import print_forecast
         from mergeflow.merging.device import check_device
-        from mergeflow.search.forecast import foretell_sweep
+        from mergeflow.search.forecast import estimate_sweep_memory
 
         check_device(sweep.device)
-        tell(foretell_sweep(sweep, resolve), console)
+        print_forecast(estimate_sweep_memory(sweep, resolve), console)
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bars:

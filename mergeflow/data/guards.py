@@ -84,7 +84,7 @@ class Copies:
         if self._raw.keeps_conflicts or not self.conflicts:
             return
         task, names, faults = self._raw.name, self._raw.strata, []
-        for (number, split, path, label), first_path in zip(self._conflicts, self._known_paths(), strict=True):
+        for (number, split, path, label), first_path in zip(self._conflicts, self._first_paths(), strict=True):
             first = f"'{first_path}' ({SPLITS[self._splits[number]]}, '{names[self._labels[number]]}')"
             faults.append(f"task '{task}': '{path}' ({split}, '{names[label]}') has the content of {first}")
         what = f"examples of task '{task}' have the content of another under a different label"
@@ -93,7 +93,7 @@ class Copies:
             "source (SOURCE?conflicts=keep) if it is meant to be so."
         )
 
-    def _known_paths(self) -> Iterator[str]:
+    def _first_paths(self) -> Iterator[str]:
         """Yield the path of the first of each pair; paths are not kept while reading, so they are listed again."""
         for number, *_ in self._conflicts:
             origin = self._plans[SPLITS[self._splits[number]]].origin

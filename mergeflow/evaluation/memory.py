@@ -11,7 +11,7 @@ from mergeflow.memory import TOO_SMALL, Forecast, Need, Work, Workload, describe
 from mergeflow.modality import Model, Predictions
 
 
-def foretell_statistic(order: StatisticOrder) -> Forecast:
+def estimate_statistic_memory(order: StatisticOrder) -> Forecast:
     """Predict what a statistic takes: of the Fisher information one example, of a Gram one batch.
 
     Raises:
@@ -32,7 +32,7 @@ def foretell_statistic(order: StatisticOrder) -> Forecast:
     return forecast_on(order.device, Work("statistics gram", gram(rows), smaller))
 
 
-def foretell_coefficients(order: AdamergeOrder, device: str) -> Forecast:
+def estimate_coefficients_memory(order: AdamergeOrder, device: str) -> Forecast:
     """Predict what a step of AdaMerging takes, whatever the number of tasks and experts.
 
     Raises:
@@ -58,7 +58,7 @@ def two_steps(model: Model, examples: Predictions) -> dict[str, Tensor]:
     return gradients
 
 
-def foretell_perplexity(config: str, batch_size: int, block: int, device: str) -> Forecast:
+def estimate_perplexity_memory(config: str, batch_size: int, block: int, device: str) -> Forecast:
     """Predict what the perplexity of a split takes.
 
     Args:

@@ -100,7 +100,7 @@ def borrowed(model: Model) -> Iterator[None]:
         model.module.train(training)
 
 
-def apart(state: State, model: Model) -> State:
+def clone_shared(state: State, model: Model) -> State:
     """Return weights that stay as they are when others are loaded: those that are the model's own are copied."""
     storages = {value.data_ptr() for value in model.state().values()}
     return {name: value.clone() if value.data_ptr() in storages else value for name, value in state.items()}
@@ -146,7 +146,7 @@ def affine(
         Zhou et al. 2024, Cross-Task Linearity Emerges in the Pretraining-Finetuning Paradigm, Sections 4.1 to 4.3.
     """
     _check(sources, ends, combinations)
-    ends = {name: apart(state, model) for name, state in ends.items()}
+    ends = {name: clone_shared(state, model) for name, state in ends.items()}
     parts: dict[tuple[str, str], list[np.ndarray]] = {}
     origins: dict[str, list[str]] = {name: [] for name in combinations}
     todo = [(s, rows) for s, data in sources.items() for rows in torch.arange(len(data)).split(batch_size)]

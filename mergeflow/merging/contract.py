@@ -46,7 +46,7 @@ def check(method: Method | str, args: Mapping[str, Any] | None = None, dtypes: S
         raise MergeflowError(
             f"method '{checked.name}': {checked.args!r} is not a class of arguments: derive one from `Args`."
         )
-    call = MethodCall(_told(checked), arguments_of("method", checked.name, checked.args, args))
+    call = MethodCall(_explained(checked), arguments_of("method", checked.name, checked.args, args))
     try:
         faults = [f"{str(dtype).removeprefix('torch.')}: {fault}" for dtype in dtypes for fault in _faults(call, dtype)]
         faults += _block_faults(call)
@@ -60,7 +60,7 @@ class _Misfit(Exception):
     """The method's function fails on a tensor, or its result cannot be used."""
 
 
-def _told(method: Method) -> Method:
+def _explained(method: Method) -> Method:
     """Return the method with its own errors, and results that cannot be used, told with the tensor and the line."""
 
     @wraps(method.function)

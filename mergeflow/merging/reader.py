@@ -215,7 +215,7 @@ class Stacks:
             elif entry is not None and entry.info.dtype.torch == into.dtype:
                 piece = data[index * size : (index + 1) * size]
                 entry.read_bytes(piece, unit.start)
-                self._tell(owner, unit, piece, into.itemsize, on_piece)
+                self._report(owner, unit, piece, into.itemsize, on_piece)
             else:
                 self._read(owner, state, unit, rows[index], on_piece)
         if into is not rows:
@@ -344,13 +344,13 @@ class Stacks:
         else:
             stored = read(state, unit.name, unit.start, unit.stop)
         if on_piece is not None:
-            self._tell(owner, unit, raw_bytes(stored), stored.itemsize, on_piece)
+            self._report(owner, unit, raw_bytes(stored), stored.itemsize, on_piece)
         elif self.on_read is not None:
             self.on_read(stored.nbytes)
         if stored is not out:
             out.copy_(stored)
 
-    def _tell(self, owner: str, unit: Unit, data: memoryview, itemsize: int, on_piece: OnPiece | None) -> None:
+    def _report(self, owner: str, unit: Unit, data: memoryview, itemsize: int, on_piece: OnPiece | None) -> None:
         if on_piece is not None:
             on_piece(owner, unit.name, unit.start, data, itemsize)
         if self.on_read is not None:

@@ -394,10 +394,10 @@ def threshold_passes(
         keep: args → the share that is kept, 0 … 1, of the n elements of the model.
         name: Key of the result: a float64 tensor [T], +∞ where nothing is kept.
     """
-    return kth_largest_passes(values, lambda args, n: kept_of(keep(args), n), dtype, name, magnitudes=True)
+    return kth_largest_passes(values, lambda args, n: count_kept(keep(args), n), dtype, name, magnitudes=True)
 
 
-def kept_of(keep: float, n: int) -> int:
+def count_kept(keep: float, n: int) -> int:
     """Return ⌊keep · n⌋, with a share such as .3 of 10 meant exactly."""
     return floor(keep * n + 1e-9)
 

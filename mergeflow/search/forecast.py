@@ -15,7 +15,7 @@ _CLASSES = 1000  # of a task that is not prepared yet: more than most have, and 
 _KEEPING = ("cart", "low_rank")  # their factors stay on the device for the next rank or scale
 
 
-def foretell_sweep(sweep: Sweep, resolve: Callable[[str], str] | None = None) -> Forecast:
+def estimate_sweep_memory(sweep: Sweep, resolve: Callable[[str], str] | None = None) -> Forecast:
     """Estimate the memory of merging candidates and of judging them on images.
 
     Args:

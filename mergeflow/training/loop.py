@@ -98,7 +98,7 @@ def fine_tune(
     total = settings.total_steps(batches.steps_per_epoch)
     span = span or Span(0, total, 0, total)
     switches = arithmetic(tf32=settings.precision == "tf32", deterministic=settings.deterministic)
-    with switches, _own_random_numbers(model, seed * 1_000_003 + span.first):
+    with switches, _random_numbers(model, seed * 1_000_003 + span.first):
         run = _Run(model, data, settings, span, seed, optimiser_state)
         first = run.resume(saved) if saved.exists() else span.first
         run.modules.train()
@@ -158,7 +158,7 @@ class _Run:
         come to yet: on small models waiting for two numbers a step costs a third of the time.
         """
         settings, span = self.settings, self.span
-        with self._told_when_full():
+        with self._explaining_full_memory():
             losses = self.forward.run(lambda model: self._losses(model, parts, coming))
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         norm = nn.utils.get_total_norm(gradients)
@@ -176,7 +176,7 @@ class _Run:
         self.settle = lambda: self._settle(parts, numbers(), step + 1)
 
     @contextmanager
-    def _told_when_full(self) -> Iterator[None]:
+    def _explaining_full_memory(self) -> Iterator[None]:
         """Say what to do where the device's memory is too small."""
         try:
             yield
@@ -277,7 +277,7 @@ class _Run:
         return int(state["step"])
 
 
-def _own_random_numbers(model: Model, seed: int) -> AbstractContextManager[None]:
+def _random_numbers(model: Model, seed: int) -> AbstractContextManager[None]:
     """Seed what dropout draws from; on the processor models with dropout are trained one after the other."""
     device = device_of(model)
     return own_generator(seed, device, alone=device.type == "cpu" and draws(model.module))

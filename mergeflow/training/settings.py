@@ -110,7 +110,7 @@ class FineTuneSettings(Settings):
 
     @field_validator("regime", mode="before")
     @classmethod
-    def _known(cls, regime: Any) -> Any:
+    def _check_regime(cls, regime: Any) -> Any:
         if isinstance(regime, str) and regime not in get_args(Regime):
             raise unknown_name("regime", regime, get_args(Regime))
         return regime

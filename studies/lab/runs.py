@@ -21,7 +21,7 @@ def run(io: StageIO) -> None:
 
     Every piece of training is kept in the scratch folder until all are there, so a killed run goes on where it was.
     """
-    run = _asked(io)
+    run = _requested(io)
     bench, folder = Workbench.open(io), io.out(layout.study_run(io.item))
     costs: dict[str, dict[str, Any]] = {}
     train = _in_rounds if run.settings.regime == "iterative" else _independent
@@ -43,7 +43,7 @@ class Asked:
     checkpoints: str | None
 
 
-def _asked(io: StageIO) -> Asked:
+def _requested(io: StageIO) -> Asked:
     """Return the stage's run of studies/params.yaml."""
     run, seeds = io.section(f"{CHOICES}:runs.{io.item}"), io.section(f"{CHOICES}:seeds")
     count = 1 if run.checkpoints and "{seed}" not in run.checkpoints else run.seeds

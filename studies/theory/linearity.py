@@ -10,7 +10,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 
-from mergeflow.linearity.affine import Featured, apart, borrowed
+from mergeflow.linearity.affine import Featured, borrowed, clone_shared
 from mergeflow.linearity.layers import check_layers
 from mergeflow.merging.alignment import Group
 from mergeflow.modality import Examples, Model, State
@@ -53,7 +53,7 @@ def front(
         MergeflowError: the module has no such layer.
     """
     check_layers(model.module, layers)
-    state = apart(state, model)
+    state = clone_shared(state, model)
     with borrowed(model):
         model.load(state)
         parts = [examples.features(model, rows, layers) for rows in torch.arange(len(examples)).split(batch_size)]
@@ -94,7 +94,7 @@ def stitch(
     """
     assert terms, "a stitch needs at least one term"
     check_layers(model.module, [layer])
-    read, back, outputs = read or examples.scores, apart(back, model), []
+    read, back, outputs = read or examples.scores, clone_shared(back, model), []
     with borrowed(model):
         model.load(back)
         for rows in torch.arange(len(examples)).split(batch_size):
@@ -135,7 +135,7 @@ def activation_matching(
     """
     layers = [group.places[0].name.rpartition(".")[0] for group in groups]
     assert all(place.size == 1 for group in groups for place in group.places), "heads have no single outputs"
-    reference, other = apart(reference, model), apart(other, model)
+    reference, other = clone_shared(reference, model), clone_shared(other, model)
     sums = [torch.zeros(0)] * len(groups)
     count = 0
     with borrowed(model):

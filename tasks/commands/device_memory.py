@@ -25,7 +25,7 @@ def print_device_memory(root: Path, params: "Params", addresses: Iterable[str], 
     """
     if params.run.device == "cpu":
         return
-    from mergeflow.commands.device_memory import tell
+    from mergeflow.commands.device_memory import print_forecast
     from tasks.memory import STUDIES, forecast  # torch comes with it
     from tasks.project.devices import device_names
 
@@ -36,7 +36,7 @@ def print_device_memory(root: Path, params: "Params", addresses: Iterable[str], 
     chosen = [stages[address] for address in wanted if address in stages]
     names = {address.partition("@")[0] for address in wanted} | {STUDIES for stage in chosen if stage.is_study}
     needs = forecast(root, params, stages=names, runs=_runs(root, params, chosen))
-    tell(needs, console)
+    print_forecast(needs, console)
 
 
 def _runs(root: Path, params: "Params", stages: Iterable["Stage"]) -> dict[str, FineTuneSettings]:
@@ -57,7 +57,7 @@ def check_project(root: Path, wanted: str | None, console: Console) -> None:
     Raises:
         MergeflowError: a parameter is wrong, there is no such device, or a batch does not fit it.
     """
-    from mergeflow.commands.device_memory import tell
+    from mergeflow.commands.device_memory import print_forecast
     from tasks.memory import forecast
 
     params = validate_params(root)
@@ -69,4 +69,4 @@ def check_project(root: Path, wanted: str | None, console: Console) -> None:
     if not needs.works:
         console.print("What memory training takes is not known before the stage `base`, or of this modality.")
         return
-    tell(needs, console)
+    print_forecast(needs, console)

@@ -36,10 +36,10 @@ def read_study_file(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise MergeflowError(f"{file} is not UTF-8 at byte {error.start}: save it as UTF-8.") from None
     if not isinstance(content, dict):
-        raise MergeflowError(f"{file} must be a mapping of seeds, runs and studies, found {_told(content)}.")
+        raise MergeflowError(f"{file} must be a mapping of seeds, runs and studies, found {_described(content)}.")
     faults = [*_seed_faults("seeds", content.get("seeds")), *_run_faults(content), *_study_faults(content)]
     if not isinstance(content.get("seeds"), list):
-        faults.insert(0, f"seeds: must be a list of whole numbers, found {_told(content.get('seeds'))}")
+        faults.insert(0, f"seeds: must be a list of whole numbers, found {_described(content.get('seeds'))}")
     if faults:
         raise refusal(file, faults)
     return content
@@ -49,8 +49,8 @@ def _run_faults(choices: dict[str, Any]) -> Iterator[str]:
     runs, seeds = choices.get("runs"), choices.get("seeds")
     if not isinstance(runs, dict) or not runs:
         yield (
-            f"runs: name at least one training run, such as `experts: {{}}`, found {_told(runs)}; it is trained where "
-            "a study reads it"
+            f"runs: name at least one training run, such as `experts: {{}}`, found {_described(runs)}; it is trained "
+            "where a study reads it"
         )
         return
     for name, changes in runs.items():
@@ -59,7 +59,7 @@ def _run_faults(choices: dict[str, Any]) -> Iterator[str]:
         elif not _NAME.fullmatch(name):
             yield f"run '{name}': use letters, digits, '-' and '_' in its name, which is a folder's too"
         if not isinstance(changes, dict):
-            yield f"runs.{name}: must be a mapping, `{{}}` where it changes nothing, found {_told(changes)}"
+            yield f"runs.{name}: must be a mapping, `{{}}` where it changes nothing, found {_described(changes)}"
             continue
         if "checkpoints" in changes:
             yield from _pattern_faults(f"runs.{name}.checkpoints", changes["checkpoints"])
@@ -91,7 +91,7 @@ def _seed_faults(place: str, seeds: Any) -> Iterator[str]:
         yield from (f"{place}: must be 0 or more, found {seed}" for seed in seeds if seed < 0)
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     if value is None or value == {}:
         return "nothing"
     return "a list" if isinstance(value, list) else "a mapping" if isinstance(value, dict) else repr(value)

@@ -85,7 +85,7 @@ def test_every_model_is_foretold_with_its_longest_blocks(monkeypatch: pytest.Mon
         asked.append((json.loads(config)["max_position_embeddings"], block))
         return Forecast(device, 10**9, ())
 
-    monkeypatch.setattr("mergeflow.evaluation.memory.foretell_perplexity", foretold)
+    monkeypatch.setattr("mergeflow.evaluation.memory.estimate_perplexity_memory", foretold)
     monkeypatch.setattr(
         "mergeflow.commands.texts.prepared_block", lambda source, block: 48 if source == "held" else None
     )

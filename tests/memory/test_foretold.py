@@ -11,7 +11,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.adamerging import learn_coefficients
-from mergeflow.evaluation.memory import foretell_coefficients, foretell_perplexity, foretell_statistic
+from mergeflow.evaluation.memory import (
+    estimate_coefficients_memory,
+    estimate_perplexity_memory,
+    estimate_statistic_memory,
+)
 from mergeflow.evaluation.statistics import StatisticOrder, write_statistic
 from mergeflow.memory import Forecast, answering_need, placed
 from mergeflow.merging import make_recipe
@@ -23,7 +27,7 @@ from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modalities.vision.images import encode_png
 from mergeflow.modalities.vision.sections import ModelSection
-from mergeflow.search.forecast import foretell_sweep
+from mergeflow.search.forecast import estimate_sweep_memory
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
 from mergeflow.training.arithmetic import arithmetic
@@ -69,7 +73,7 @@ def total(found: Forecast, name: str) -> int:
 def test_statistics(world: Path, tmp_path: Path, kind: str, name: str) -> None:
     wanted = asked(world, kind, samples=32, batch_size=16)
     with driver():
-        found = foretell_statistic(wanted)
+        found = estimate_statistic_memory(wanted)
     with card(), arithmetic(), counted() as tally:
         write_statistic(wanted, tmp_path / "out.safetensors")
     assert total(found, name) == pytest.approx(tally.peak, rel=0.05)
@@ -79,7 +83,7 @@ def test_statistics(world: Path, tmp_path: Path, kind: str, name: str) -> None:
 def test_adamerging_whatever_the_number_of_tasks(world: Path, tmp_path: Path) -> None:
     wanted = order(world, batch_size=8)
     with driver():
-        found = foretell_coefficients(wanted, "cuda")
+        found = estimate_coefficients_memory(wanted, "cuda")
     with card(), arithmetic(), counted() as tally:
         learn_coefficients(make_recipe({**recipe_values(world, steps=2), "device": "cuda"}), wanted, tmp_path / "out")
     assert total(found, "adamerge: a step") == pytest.approx(tally.peak, rel=0.05)
@@ -89,7 +93,7 @@ def test_a_sweep(world: Path, tmp_path: Path) -> None:
     methods = {"average": {}, "cart": {"rank_ratio": [0.25, 0.5], "scale": [0.5, 1.0]}}
     wanted = make_sweep(sweep_values(world, device="cuda", methods=methods, batch_size=4))
     with driver():
-        found = foretell_sweep(wanted)
+        found = estimate_sweep_memory(wanted)
     with card(), arithmetic(), counted() as tally:
         run_sweep(wanted, tmp_path)
     most = max(work.need.total for work in found.works)
@@ -100,7 +104,7 @@ def test_a_sweep(world: Path, tmp_path: Path) -> None:
 def test_perplexity() -> None:
     config, rows = json.dumps(GPT), 4
     with driver():
-        found = foretell_perplexity(config, rows, 64, "cuda")
+        found = estimate_perplexity_memory(config, rows, 64, "cuda")
     blocks = Blocks(torch.ones(rows, 64, dtype=torch.int32), torch.full((rows,), 64))
     with card(), counted() as tally:
         model = build_model(config)
@@ -117,12 +121,12 @@ def test_a_batch_that_cannot_fit_is_refused_with_the_one_that_fits(world: Path, 
         assert isinstance(done.exception, MergeflowError)
         assert str(done.exception).startswith("statistics gram needs about ")
         rows = int(str(done.exception).partition("Set --batch-size to ")[2].partition(":")[0])
-        foretell_statistic(asked(world, "gram", batch_size=rows)).refuse()
+        estimate_statistic_memory(asked(world, "gram", batch_size=rows)).refuse()
         with pytest.raises(MergeflowError):
-            foretell_statistic(asked(world, "gram", batch_size=2 * rows)).refuse()
+            estimate_statistic_memory(asked(world, "gram", batch_size=2 * rows)).refuse()
         assert "examples at once" in done.output
     with driver(memory=7 * 10**8), pytest.raises(MergeflowError, match="Not even one example"):
-        foretell_statistic(asked(world, "fisher")).refuse()
+        estimate_statistic_memory(asked(world, "fisher")).refuse()
     assert not list(tmp_path.iterdir())
 
 

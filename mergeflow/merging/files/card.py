@@ -15,7 +15,7 @@ from mergeflow.checkpoints.folders import config_of, folder_at, folder_of
 from mergeflow.checkpoints.formats import cached_id, open_checkpoint, read_json
 from mergeflow.checkpoints.lora import ADAPTER_WEIGHTS
 from mergeflow.checkpoints.reader import LazyStateDict, open_safetensors
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import MergeflowError, first_line
 from mergeflow.merging.catalog import Code
 from mergeflow.merging.files.output import CARD_HEAD, RECORD
 from mergeflow.merging.files.plan import Inputs, Plan
@@ -308,7 +308,7 @@ def push(
     try:
         hub.whoami()
     except Exception as error:  # every version of the client has another class for "nobody is logged in"
-        raise MergeflowError(f"nobody is logged in to the Hub ({_told(error)}): run `hf auth login`.") from None
+        raise MergeflowError(f"nobody is logged in to the Hub ({first_line(error)}): run `hf auth login`.") from None
     say(f"sending {len(files)} files, {sum(size for _, size in files) / 1e9:.2f} GB, to {repo}")
     try:
         hub.create_repo(repo, private=private, exist_ok=True)
@@ -319,7 +319,7 @@ def push(
             commit_message="A merge made by mergeflow",
         )
     except Exception as error:  # no right to write, no network, a full quota: the client's own words say which
-        raise MergeflowError(f"the Hub did not take '{place}' as {repo}: {_told(error)}.") from None
+        raise MergeflowError(f"the Hub did not take '{place}' as {repo}: {first_line(error)}.") from None
     return Push(repo, files, str(getattr(made, "commit_url", made)), warnings)
 
 
@@ -356,8 +356,3 @@ def _hub() -> Any:
     if constants.HF_HUB_OFFLINE:
         raise MergeflowError("HF_HUB_OFFLINE is set, so nothing can be pushed: unset it.")
     return HfApi()
-
-
-def _told(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).removesuffix(".")[:200]

@@ -242,7 +242,7 @@ def after_steps(
             step = steps[name].model_copy(update=changes)
             with open_inputs(step, resolve, made) as inputs:
                 piece = job.like(step, inputs, make_plan(step, inputs, job.engine.buffer, ()), place)
-                if not folder.kept(name, piece.identity):
+                if not folder.is_finished(name, piece.identity):
                     folder.finish(name, piece.identity, *piece.run(resume))
             made[name] = place
             fingerprints |= {

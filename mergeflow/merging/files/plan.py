@@ -296,7 +296,7 @@ class _Opened:
             lambda: _check_origin(base, experts),
             lambda: _check_statistics(call, base, data),
         )
-        weights, varied, extra = recipe.expert_weights(), recipe.varied_weights(), self._beside(recipe)
+        weights, varied, extra = recipe.expert_weights(), recipe.varied_weights(), self._extra_tensors(recipe)
         return Inputs(
             call,
             base,
@@ -333,7 +333,7 @@ class _Opened:
         together(*(partial(enter, *place) for place in (("base", "base", recipe.base or listed[0][2]), *listed)))
         return states
 
-    def _beside(self, recipe: Recipe | Slices | Mixture) -> int:
+    def _extra_tensors(self, recipe: Recipe | Slices | Mixture) -> int:
         """Return how many tensors computing what a recipe or a step reads holds at most."""
         steps, most = dict(self.recipe.steps or ()), 0
         for name in filter(None, map(step_named, recipe.paths())):
@@ -341,7 +341,7 @@ class _Opened:
                 model = self.steps[name].inputs.model
                 most = max(most, len(model.experts) + 3 + model.beside)
             elif name not in self.made:
-                most = max(most, self._beside(steps[name]))
+                most = max(most, self._extra_tensors(steps[name]))
         return most
 
     def _paths(
@@ -525,7 +525,7 @@ class StepFolder:
             raise MergeflowError(f"cannot write '{self.path}': {error.strerror}. Choose another place.") from None
         self._record()
 
-    def kept(self, name: str, identity: Mapping[str, Any]) -> bool:
+    def is_finished(self, name: str, identity: Mapping[str, Any]) -> bool:
         """Whether a step's result is there, made of the same, with the bits that were written."""
         finished = self.finished.get(name, {})
         if finished.get("identity") != dict(identity):

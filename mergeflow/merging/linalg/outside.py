@@ -55,7 +55,7 @@ def common_directions(tall: Tensor, rank: int) -> Outside | None:
     return Outside(sigma, short) if len(sigma) else None
 
 
-def own_directions(tall: Tensor, common: Outside | None, rank: int, longer: bool) -> list[Outside]:
+def expert_directions(tall: Tensor, common: Outside | None, rank: int, longer: bool) -> list[Outside]:
     """Return the leading directions of each A_t outside the common space; of a zero matrix none.
 
     Args:

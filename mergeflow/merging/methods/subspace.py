@@ -9,7 +9,7 @@ from pydantic import Field
 
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.late import torch
-from mergeflow.merging.linalg.outside import ROWS, common_directions, long_sides, own_directions, put_long_sides
+from mergeflow.merging.linalg.outside import ROWS, common_directions, expert_directions, long_sides, put_long_sides
 from mergeflow.merging.linalg.spectra import (
     directions,
     gram_of,
@@ -138,7 +138,7 @@ def merge_iso_cts(taus: Tensor, args: IsoCtsArgs) -> Tensor:
     longer = shape[0] >= shape[1]
     tall = taus if longer else taus.mT
     common = common_directions(tall, rank)
-    ways = ([] if common is None else [common]) + own_directions(tall, common, specific, longer)
+    ways = ([] if common is None else [common]) + expert_directions(tall, common, specific, longer)
     sigma, short = (torch.cat(sides, -1) for sides in ([way.sigma for way in ways], [way.short for way in ways]))
     # Rounding may give more directions than the shorter side has, where the common space is empty.
     place = tall if len(sigma) <= min(shape) else tall.new_empty(2, max(shape), len(sigma))

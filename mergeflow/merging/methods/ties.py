@@ -13,7 +13,14 @@ from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
 from mergeflow.merging.method import Args, Copies, Parts, Stack, method, tensors
 from mergeflow.merging.stack import Pass
-from mergeflow.merging.thresholds import kept_of, kth_smallest, majority_of, threshold_passes, trim_to, trimming_passes
+from mergeflow.merging.thresholds import (
+    count_kept,
+    kth_smallest,
+    majority_of,
+    threshold_passes,
+    trim_to,
+    trimming_passes,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -140,7 +147,7 @@ def _passes(args: TiesArgs, dtype: DType) -> tuple[Pass, ...]:
     if args.trim == "tensor":
         return (majority,)
     full = threshold_passes(lambda stack, args: stack.taus, lambda args: args.keep, dtype)
-    return (*trimming_passes(lambda args, n: kept_of(args.keep, n)), *full, majority)
+    return (*trimming_passes(lambda args, n: count_kept(args.keep, n)), *full, majority)
 
 
 def ties_copies(args: Any) -> Copies:

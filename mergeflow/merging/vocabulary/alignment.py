@@ -73,7 +73,7 @@ def align(
     Raises:
         MergeflowError: The recipe speaks of unknown tokens or models; all of it.
     """
-    rows_of = {name: _own(wanted, rows, ids, held) for name, (ids, held) in models.items()}
+    rows_of = {name: _token_rows(wanted, rows, ids, held) for name, (ids, held) in models.items()}
     lacking = rows_of[BASE] < 0
     donors = {
         name: row_ids.copy() if name == BASE else np.where(lacking, row_ids, -1) for name, row_ids in rows_of.items()
@@ -95,24 +95,24 @@ def align(
 def _given(source: Source, model: str, token: str, ids: Mapping[str, int], held: int) -> int:
     """Return the row that a model gives to a token whose embedding comes from a source; -1 where it gives none."""
     if source.kind == "mean" or (source.kind == "model" and source.model == model):
-        return _own_row(token, ids, held)
+        return _row_of(token, ids, held)
     if source.kind == "model_token" and source.model == model:
-        return _own_row(source.token, ids, held) if source.token is not None else int(source.token_id or 0)
+        return _row_of(source.token, ids, held) if source.token is not None else int(source.token_id or 0)
     return -1
 
 
-def _own(wanted: Mapping[str, int], rows: int, ids: Mapping[str, int], held: int) -> Rows:
+def _token_rows(wanted: Mapping[str, int], rows: int, ids: Mapping[str, int], held: int) -> Rows:
     """Return a model's row of each token, and of each row without a token."""
     row_ids = np.arange(rows)
     row_ids[min(rows, held) :] = -1
     taken = np.fromiter(ids.values(), np.int64, len(ids))
     row_ids[taken[taken < rows]] = -1  # a row with a token here is not the padding of a row without one there
     for token, row in wanted.items():
-        row_ids[row] = _own_row(token, ids, held)
+        row_ids[row] = _row_of(token, ids, held)
     return row_ids
 
 
-def _own_row(token: str, ids: Mapping[str, int], held: int) -> int:
+def _row_of(token: str, ids: Mapping[str, int], held: int) -> int:
     """Return a token's row in a model; -1 where it has none, or its table ends before."""
     row = ids.get(token, -1)
     return row if row < held else -1
@@ -136,7 +136,7 @@ def _check(
     if source.token_id is not None:
         missing = source.token_id >= held and f"row {source.token_id} (it has {held})"
     else:
-        missing = _own_row(other, ids, held) < 0 and f"token '{other}'"
+        missing = _row_of(other, ids, held) < 0 and f"token '{other}'"
     if missing:
         raise MergeflowError(f"`tokenizer.tokens`: '{token}' is to come from '{source.model}', which has no {missing}.")
 
@@ -479,7 +479,7 @@ def fit_vocabularies(choice: TokenizerChoice, base: LazyStateDict, experts: Mapp
         changed.pop(BASE),
         changed,
         TokenizerFiles(result, vocabularies[BASE], source, (rows, held[BASE]), moved),
-        (*_told(choice, result, plan, vocabularies, held), *notes),
+        (*_notes_on(choice, result, plan, vocabularies, held), *notes),
     )
 
 
@@ -522,7 +522,7 @@ def _with_new_tokens(vocabulary: Vocabulary, choice: TokenizerChoice) -> Vocabul
     return union(vocabulary, {"recipe": Vocabulary(vocabulary.folder, content, {**vocabulary.ids, **ids})})[0]
 
 
-def _told(
+def _notes_on(
     choice: TokenizerChoice,
     result: Vocabulary,
     plan: Alignment,
