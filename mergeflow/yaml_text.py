@@ -1,4 +1,7 @@
-"""YAML as people write it, read as the safe loader reads it, except that a key that stands twice is an error."""
+"""YAML as people write it, read as the safe loader reads it, but for what is silently otherwise than it looks.
+
+A key that stands twice is an error, keys are texts (`no` and `007` are names), and 010 or 1:30 are no numbers.
+"""
 
 import re
 from pathlib import Path
@@ -10,10 +13,13 @@ from yaml.composer import Composer
 from mergeflow.errors import MergeflowError
 
 _LARGEST = 1_000_000
+_TAG = "tag:yaml.org,2002:"
+_NAMES = {_TAG + kind for kind in ("bool", "int", "float", "null", "timestamp")}
+_LOOKS_OTHERWISE = re.compile(r"[-+]?(?:0[0-7_]+|[0-9_]+(?::[0-5]?[0-9])+(?:\.[0-9_]*)?)")
 
 
 class _OnceLoader(Composer, yaml.CSafeLoader):
-    """Refuses equal keys while a mapping is composed, before any `<<` is merged into it.
+    """Refuses equal keys and numbers in old notations while YAML is composed, before any `<<` is merged into it.
 
     libyaml scans and parses, six times as fast as Python does. Its own composer is not used: it calls itself for each
     level of nesting, until the process dies.
@@ -34,7 +40,8 @@ class _OnceLoader(Composer, yaml.CSafeLoader):
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
-        for key, _ in node.value:
+        for key, value in node.value:
+            _check_number(value)
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 continue
             line = key.start_mark.line + 1
@@ -42,7 +49,22 @@ class _OnceLoader(Composer, yaml.CSafeLoader):
                 where = f"line {line}" if lines[key.value] == line else f"lines {lines[key.value]} and {line}"
                 raise yaml.YAMLError(f"the key '{key.value}' stands twice, in {where}: keep one")
             lines[key.value] = line
+            key.tag = _TAG + "str" if key.tag in _NAMES else key.tag
         return node
+
+    def compose_sequence_node(self, anchor: Any) -> yaml.SequenceNode:
+        node = super().compose_sequence_node(anchor)
+        for value in node.value:
+            _check_number(value)
+        return node
+
+
+def _check_number(node: yaml.Node) -> None:
+    if node.tag in (_TAG + "int", _TAG + "float") and _LOOKS_OTHERWISE.fullmatch(node.value):
+        raise yaml.YAMLError(
+            f"in line {node.start_mark.line + 1}, {node.value} is a number to base 8 or 60 to YAML: write it as a "
+            "decimal number, or in quotes"
+        )
 
 
 def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:

@@ -22,12 +22,24 @@ def test_what_was_written_is_read(value: object, flow: bool) -> None:
     [
         ("rate: 1e-4", {"rate": "1e-4"}),  # YAML 1.1: a number has a point
         ("a: &x {b: 1}\nc: {<<: *x, d: 2}", {"a": {"b": 1}, "c": {"b": 1, "d": 2}}),
-        ("on: 1", {True: 1}),
         ("", None),
     ],
 )
 def test_corners_are_those_of_the_safe_loader(text: str, value: object) -> None:
     assert parse_yaml(text, "text") == yaml.safe_load(text) == value
+
+
+@pytest.mark.parametrize("key", ["no", "on", "007", "1.10", "1:30", "null", "2024-01-01", "1e3"])
+def test_keys_are_texts_as_they_are_written(key: str) -> None:
+    assert parse_yaml(f"experts: {{{key!s}: a}}", "text") == {"experts": {key: "a"}}
+
+
+@pytest.mark.parametrize("number", ["010", "-017", "1:30", "190:20:30.15"])
+@pytest.mark.parametrize("text", ["a: {}", "a: {{b: {}}}", "- {}", "a: [1, {}]"])
+def test_numbers_in_old_notations_are_refused(number: str, text: str) -> None:
+    with pytest.raises(MergeflowError, match=rf"in line 1, {number} is a number to base 8 or 60"):
+        parse_yaml(text.format(number), "text")
+    assert str(parse_yaml(text.format(f"'{number}'"), "text")).count(number) == 1
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "- " * 50_000 + "1", "{a: " * 20_000 + "1" + "}" * 20_000])

@@ -187,12 +187,15 @@ def _parse(raw: bytes, path: str) -> dict[str, Any]:
 
 
 def _validate(parsed: dict[str, Any], start: int, size: int, path: str) -> Header:
-    metadata = parsed.pop("__metadata__", {})
+    metadata = parsed.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _bad(path, "has a __metadata__ that is not a mapping of text to text")
     infos: dict[str, TensorInfo] = {}
     spans: list[tuple[int, int, str]] = []
     for name, entry in parsed.items():
+        if not name.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in name):
+            raise _bad(path, f"has a name that is no text, {name!a:.60}")
         infos[name], begin, end = _entry(name, entry, size - start, path)
         spans.append((begin, end, name))
     spans.sort()
@@ -208,8 +211,8 @@ def _validate(parsed: dict[str, Any], start: int, size: int, path: str) -> Heade
 
 
 def _entry(name: str, entry: Any, available: int, path: str) -> tuple[TensorInfo, int, int]:
-    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise _bad(path, f"describes tensor '{name}' with other keys than dtype, shape and data_offsets")
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
+        raise _bad(path, f"describes tensor '{name}' without dtype, shape or data_offsets")
     if not isinstance(entry["dtype"], str):
         raise _bad(path, f"gives tensor '{name}' a dtype that is not a name ({entry['dtype']!r:.40})")
     dtype = DTYPES.get(entry["dtype"])

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from mergeflow.checkpoints import check_compatible, check_finite, fingerprint, open_checkpoint, write_checkpoint
@@ -303,6 +304,25 @@ def test_a_folder_without_weights_says_where_to_look(tmp_path, file, way):
         (tmp_path / name).write_text("")
     with pytest.raises(MergeflowError, match=way):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "metadata"),
+    [("w", {}, None), ("w", {"note": [1]}, {"a": "b"}), ("\ud800", {}, {}), ("é\n\u200b", {}, {}), ("w", {}, {"a": 1})],
+)
+def test_headers_are_taken_and_refused_as_by_the_official_reader(tmp_path, name, more, metadata):
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **more}
+    header = json.dumps({"__metadata__": metadata, name: entry}).encode()
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    try:
+        official = {key: value.tolist() for key, value in load_file(path).items()}
+    except SafetensorError:
+        with pytest.raises(MergeflowError, match="not a valid safetensors file"):
+            open_checkpoint(path)
+        return
+    with open_checkpoint(path) as found:
+        assert {key: found[key].tolist() for key in found} == official
 
 
 def test_shards_may_lie_in_a_folder_below(tmp_path):
