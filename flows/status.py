@@ -23,7 +23,7 @@ from flows.dvc_commands import (
 from mergeflow import layout
 from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.documents import Registration, Test, read_registration, read_selection, read_test
-from mergeflow.errors import MergeflowError, first_line, without_passwords
+from mergeflow.errors import MergeflowError, first_line, hide_passwords, without_passwords
 from mergeflow.layout import CODE
 from mergeflow.merging import configure
 from tasks.plotting.rows import experts_behind_base, task_title
@@ -379,9 +379,13 @@ def publish_report(root: Path) -> None:
 
 
 def keep_traceback(error: BaseException) -> None:
-    """Attach the traceback as a note to an error that bad input did not cause: notes survive between processes."""
+    """Attach the traceback as a note to an error that bad input did not cause: notes survive between processes.
+
+    The error is Prefect's to log afterwards, so its secrets are hidden.
+    """
+    hide_passwords(error)
     if not isinstance(error, MergeflowError):
-        error.add_note("".join(traceback.format_exception(error)))
+        error.add_note(without_passwords("".join(traceback.format_exception(error))))
 
 
 def own_traceback(error: BaseException) -> str | None:

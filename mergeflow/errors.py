@@ -1,6 +1,7 @@
 """The error that people see, and messages that several places share, such as which extra installs a package."""
 
 import errno
+import os
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -18,15 +19,38 @@ class MergeflowError(ValueError):
         super().__init__(*(without_passwords(argument) if isinstance(argument, str) else argument for argument in args))
 
 
+SECRETS = (
+    *("PREFECT_API_AUTH_STRING", "PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_KEY"),
+    *("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "MERGEFLOW_SERVE_TOKEN"),
+    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "PGPASSWORD"),
+)  # variables of the environment that hold one
+_SHORTEST = 4  # characters of a secret that is looked for: less is found in any text
+
+
 def without_passwords(text: str) -> str:
-    """Return a text in which the passwords of addresses are stars.
+    """Return a text in which stars stand for the passwords of addresses and for the environment's secrets.
 
     Example:
         >>> without_passwords("no answer from https://bob:s3cret@host/api, postgresql://host/db?user=bob&password=x")
         'no answer from https://bob:***@host/api, postgresql://host/db?user=bob&password=***'
+        >>> without_passwords("http://host:5000/#/models/merged@champion")
+        'http://host:5000/#/models/merged@champion'
     """
-    text = re.sub(r"(://[^\s/:@]*:)[^\s/]*@", r"\1***@", text)
-    return re.sub(r"(?i)(\bpassword=)[^\s&'\"]+", r"\1***", text)
+    text = re.sub(r"(://[^\s/:@]*:)(?!\d{1,5}/)[^\s'\"]*@", r"\1***@", text)
+    text = re.sub(r"(?i)((?<![a-z])\w*(?:password|secret|token|secret_access_key)=)[^\s&'\"]+", r"\1***", text)
+    for name in SECRETS:
+        value = os.environ.get(name, "")
+        secret = value.partition(":")[2] if name.endswith("AUTH_STRING") else value
+        if len(secret) >= _SHORTEST:
+            text = text.replace(secret, "***")
+    return text
+
+
+def hide_passwords(error: BaseException | None) -> None:
+    """Put stars for the secrets in the texts of an error and of those that it came from, which others will log."""
+    while error is not None:
+        error.args = tuple(without_passwords(text) if isinstance(text, str) else text for text in error.args)
+        error = error.__cause__ or error.__context__
 
 
 def is_full(error: BaseException | None) -> bool:

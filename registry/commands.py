@@ -1,6 +1,7 @@
 """The project's commands for the registry: versions, their origin, promotion, rollback, serving."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -34,8 +35,12 @@ def add_commands(app: typer.Typer, root: Path) -> tuple[typer.Typer, Opened]:
         model = model or name or read_section(root, "registry", RegistrySection).model
         return connect(project_root=root), model, number
 
-    _add_questions(group, opened)
-    _add_lineage(group, opened)
+    def asked(name: str | None, which: str = "champion") -> tuple[Any, str, str]:
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # MLflow's own patience is four minutes
+        return opened(name, which)
+
+    _add_questions(group, asked)
+    _add_lineage(group, asked)
     _add_changes(group, opened, root)
     _add_serving(group, opened)
     return group, opened
@@ -186,7 +191,10 @@ def _add_serving(group: typer.Typer, opened: Opened) -> None:
             bool, typer.Option(help="Serve a version of another program: what lies in its files is executed.")
         ] = False,
     ) -> None:
-        """Answer over HTTP (POST /invocations) until stopped: classes of images or texts, or a text that goes on."""
+        """Answer over HTTP (POST /invocations) until stopped: classes of images or texts, or a text that goes on.
+
+        Callers have to send the token in MERGEFLOW_SERVE_TOKEN, where it is set, as `Authorization: Bearer TOKEN`.
+        """
         from registry.serving import Limits, serve
 
         store, model, version = opened(name, which)

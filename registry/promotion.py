@@ -159,7 +159,7 @@ def promote(
         past = (*state.line, state.champion) if state.champion is not None else ()
         by_the_gates = ("promote", who or _me(), "; ".join(filter(None, [why, *decision.reasons])))
         action, by, reason = by_the_gates if force is None else ("force", force.who, force.why)
-        _commit(store, name, state, _event(state, action, number, past, by, reason), check)
+        _commit(store, model, name, state, _event(state, action, number, past, by, reason), check)
         return Promotion(number, number, decision, changed=True)
 
     return _locked(store, name, attempt)
@@ -188,14 +188,14 @@ def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") 
             target, line = state.champion, state.line
             before: str | None = model.events[model.last].version
         else:
-            model, state = _repaired(store, name)
+            model, state = _repaired(store, name, model)
             (target, line), before = _step_back(name, state), state.champion
         read_evidence(store, model.versions[target])  # its files must be there, and be those that were registered
         check_model(store, model.versions[target])
         if target != before:
             event = _event(state, "rollback", target, line, who or _me(), why)
-            _commit(store, name, state, replace(event, before=before), check)
-        model, _ = _repaired(store, name)
+            _commit(store, model, name, state, replace(event, before=before), check)
+        model, _ = _repaired(store, name, snapshot(store, name, model.versions))
         return describe(model.versions[target], model.aliases)
 
     return _locked(store, name, attempt)
@@ -266,27 +266,27 @@ def _locked(store: Store, name: str, attempt: Callable[[Check], _T]) -> _T:
     raise AssertionError
 
 
-def _commit(store: Store, name: str, state: State, event: Event, check: Check) -> None:
-    """Write the event and move the alias, if nobody else can have written since the state was read.
+def _commit(store: Store, model: ModelSnapshot, name: str, state: State, event: Event, check: Check) -> None:
+    """Write the event and move the alias, if nobody else can have written since the model was read.
 
     Raises:
         LockLost: somebody can have; nothing counts as changed.
     """
-    _check_unchanged(store, name, state, check)
+    _check_unchanged(store, model, name, state, check)
     store.client.set_registered_model_tag(name, event.key, event.to_json())  # the intent
     try:
-        _check_unchanged(store, name, state, check)
+        _check_unchanged(store, model, name, state, check)
     except LockLost:
         store.client.delete_registered_model_tag(name, event.key)
         raise
     store.client.set_registered_model_alias(name, CHAMPION, event.version)  # the commit
     with suppress(MlflowException):  # a server that went away now: whoever changes something next derives the rest
-        _mend(store, name, snapshot(store, name))
+        _mend(store, name, snapshot(store, name, model.versions))
 
 
-def _check_unchanged(store: Store, name: str, state: State, check: Check) -> None:
+def _check_unchanged(store: Store, model: ModelSnapshot, name: str, state: State, check: Check) -> None:
     check()
-    if resolve(snapshot(store, name)) != state:
+    if resolve(snapshot(store, name, model.versions)) != state:
         raise LockLost(f"the champion of '{name}' was changed by another process meanwhile: try again.")
 
 
@@ -295,15 +295,18 @@ def _event(state: State, action: str, version: str, line: tuple[str, ...], who: 
     return Event(state.sequence + 1, action, version, state.champion, short, who, why, _now(), key)
 
 
-def _repaired(store: Store, name: str) -> tuple[ModelSnapshot, State]:
+def _repaired(store: Store, name: str, model: ModelSnapshot | None = None) -> tuple[ModelSnapshot, State]:
     """Mend what an interrupted change left; return what then holds.
+
+    Args:
+        model: as it was read just now; None: it is read.
 
     Raises:
         MergeflowError: no such model.
     """
-    model = snapshot(store, name)
+    model = model or snapshot(store, name)
     if _mend(store, name, model):
-        model = snapshot(store, name)
+        model = snapshot(store, name, model.versions)
     return model, resolve(model)
 
 

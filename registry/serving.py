@@ -1,12 +1,18 @@
-"""Serve one version over HTTP; bodies, rows and nesting have limits, and no answer repeats what a caller has sent."""
+"""Serve one version over HTTP, with a token, metrics and a line in the log for each request.
+
+Bodies, rows and nesting have limits, and no answer repeats what a caller has sent.
+"""
 
 import asyncio
+import hmac
 import io
 import json
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +22,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import scoring_server
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 
 from mergeflow.errors import MergeflowError
 from registry.store import Store
@@ -23,6 +30,9 @@ from registry.versions import CHAMPION, load
 
 _FORMATS = sorted(scoring_server.SUPPORTED_FORMATS)
 _LOG = logging.getLogger(__name__)
+TOKEN = "MERGEFLOW_SERVE_TOKEN"  # the variable that holds what callers have to show
+_PROBES = ("/ping", "/health", "/ready")
+_PATHS = (*_PROBES, "/invocations", "/metrics")
 
 
 @dataclass(frozen=True)
@@ -46,15 +56,42 @@ class Refused(Exception):
         self.status = status
 
 
-def application(model: Any, limits: Limits) -> FastAPI:
-    """Return the server's application: POST /invocations as MLflow's scoring server takes it; GET /ping and /health."""
+def application(model: Any, limits: Limits, token: str = "") -> FastAPI:
+    """Return the server's application.
+
+    POST /invocations is answered as MLflow's scoring server does; GET /ping, /health and /ready say that the model is
+    loaded; GET /metrics has figures for Prometheus.
+
+    Args:
+        token: what callers have to send as `Authorization: Bearer TOKEN`, except to probes; empty: nothing.
+    """
     app = FastAPI(openapi_url=None)
     turns = asyncio.Semaphore(os.cpu_count() or 1)  # requests that are read and computed at once
+    registry = CollectorRegistry()
+    labels = ("path", "status")
+    requests = Counter("mergeflow_serve_requests", "Requests by path and status.", labels, registry=registry)
+    seconds = Histogram("mergeflow_serve_seconds", "Seconds from request to answer.", registry=registry)
 
-    @app.get("/ping")
-    @app.get("/health")
-    async def ping() -> Response:
-        return Response("\n", media_type="application/json")
+    @app.middleware("http")
+    async def watched(request: Request, follow: Callable[[Request], Awaitable[Response]]) -> Response:
+        started, status, path = time.perf_counter(), 500, request.url.path
+        try:
+            response = await follow(request) if path in _PROBES or _is_allowed(request, token) else _unauthorised()
+            status = response.status_code
+            return response
+        finally:
+            took = time.perf_counter() - started
+            requests.labels(path if path in _PATHS else "other", status).inc()
+            if path == "/invocations":
+                seconds.observe(took)
+            _print_access(request, status, took)
+
+    for probe in _PROBES:
+        app.get(probe)(lambda: Response("\n", media_type="application/json"))
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.post("/invocations")
     async def invocations(request: Request) -> Response:
@@ -63,11 +100,33 @@ def application(model: Any, limits: Limits) -> FastAPI:
             async with turns:
                 text = await asyncio.to_thread(answer, model, body, request.headers.get("content-type", ""), limits)
         except Refused as refused:
-            message = {"error_code": "BAD_REQUEST", "message": str(refused)}
-            return Response(json.dumps(message), refused.status, media_type="application/json")
+            return _refusal(refused.status, "BAD_REQUEST", str(refused))
         return Response(text, media_type="application/json")
 
     return app
+
+
+def _refusal(status: int, code: str, message: str, **headers: str) -> Response:
+    text = json.dumps({"error_code": code, "message": message})
+    return Response(text, status, media_type="application/json", headers=headers)
+
+
+def _unauthorised() -> Response:
+    message = f"send the header `Authorization: Bearer TOKEN` with the token that the server has in {TOKEN}."
+    return _refusal(401, "UNAUTHENTICATED", message, **{"WWW-Authenticate": "Bearer"})
+
+
+def _is_allowed(request: Request, token: str) -> bool:
+    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+    return not token or (scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode(), token.encode()))
+
+
+def _print_access(request: Request, status: int, seconds: float) -> None:
+    """Write one line about a request to stderr; what a caller sent stands in it without line breaks and shortened."""
+    caller = request.client.host if request.client else "-"
+    path = request.scope.get("raw_path", b"-").decode("ascii", "backslashreplace")[:200]
+    now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    print(f"{now} {caller} {request.method} {path} {status} {1000 * seconds:.1f} ms", file=sys.stderr, flush=True)
 
 
 async def _body(request: Request, limits: Limits) -> bytes:
@@ -183,7 +242,8 @@ def serve(
     The body is {"dataframe_records": [{"task": name, the modality's columns}, ...]}, for images {"image": base64 of a
     PNG or JPEG file, "task": name}; the answer of a model that classifies is
     {"predictions": [{"label": ..., "probabilities": {class: probability}}, ...]}; bad rows give status 400 and one
-    message that names them all, by their numbers. A request over the limits gets status 413.
+    message that names them all, by their numbers. A request over the limits gets status 413; one without the token that
+    the environment's MERGEFLOW_SERVE_TOKEN holds, where it is set, status 401.
 
     Args:
         ready: told the address once the model is loaded and the port is ours.
@@ -194,7 +254,8 @@ def serve(
         MergeflowError: no such model, version or alias, its files cannot be read, or the port is taken.
     """
     with _bound(host, port) as listener:  # before the model, which may take long to load
-        app = application(load(store, name, which, foreign=foreign), limits or Limits())
+        token = os.environ.get(TOKEN, "")
+        app = application(load(store, name, which, foreign=foreign), limits or Limits(), token)
         with _naming(host, port):
             listener.listen()
         shown = f"[{host}]" if ":" in host else host

@@ -23,7 +23,7 @@ from filelock import Timeout
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from mergeflow.errors import MergeflowError, first_line
+from mergeflow.errors import MergeflowError, first_line, without_passwords
 from tasks.project import files
 
 _POLL_SECONDS = 0.05
@@ -183,6 +183,24 @@ LOCK_SECONDS = 1800.0  # a holder may be uploading a large model
 _VARIABLE = "MLFLOW_TRACKING_URI"
 
 
+class _Client:
+    """MLflow's client, which says what it waits for where an answer takes long."""
+
+    def __init__(self, client: MlflowClient, uri: str) -> None:
+        self._client, self._uri = client, without_passwords(uri)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._client, name)
+        if not callable(value):
+            return value
+
+        def call(*args: Any, **options: Any) -> Any:
+            with files.awaited(f"the registry at {self._uri} ({name})"):
+                return value(*args, **options)
+
+        return call
+
+
 @dataclass(frozen=True)
 class Store:
     """An open registry: the address, MLflow's client for it, and how its writers keep out of each other's way."""
@@ -250,7 +268,7 @@ def connect(
     try:
         if uri.startswith("sqlite:///"):
             _ensure_sqlite(_sqlite_file(uri), lock_folder)
-        client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+        client: Any = _Client(MlflowClient(tracking_uri=uri, registry_uri=uri), uri)
         experiment_id = _experiment_id(client, experiment, folder)
         if uri == local_uri and folder is not None:
             follow_files(root / "mlflow.db", experiment_id, folder)

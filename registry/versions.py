@@ -1,6 +1,7 @@
 """Registered versions: made once per fingerprint, and looked up as plain values."""
 
 import json
+import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -121,22 +122,29 @@ def all_versions(store: Store, name: str) -> dict[str, ModelVersion]:
             }
 
 
-def find_snapshot(store: Store, name: str) -> ModelSnapshot | None:
-    """Read a model's aliases, events and versions once; None when there is no model of that name."""
+def find_snapshot(store: Store, name: str, versions: dict[str, ModelVersion] | None = None) -> ModelSnapshot | None:
+    """Read a model's aliases, events and versions once; None when there is no model of that name.
+
+    Args:
+        versions: as they were read under the same lock, which are not read again; None: they are read.
+    """
     model = find_model(store, name)  # first: its aliases are then of versions listed below
     if model is None:
         return None
     aliases = {alias: str(number) for alias, number in model.aliases.items()}
-    return read_snapshot(aliases, all_versions(store, name), model.tags)
+    return read_snapshot(aliases, all_versions(store, name) if versions is None else versions, model.tags)
 
 
-def snapshot(store: Store, name: str) -> ModelSnapshot:
+def snapshot(store: Store, name: str, versions: dict[str, ModelVersion] | None = None) -> ModelSnapshot:
     """Read a model's aliases, events and versions once.
+
+    Args:
+        versions: as they were read under the same lock, which are not read again; None: they are read.
 
     Raises:
         MergeflowError: no model has this name; the message names the nearest one.
     """
-    model = find_snapshot(store, name)
+    model = find_snapshot(store, name, versions)
     if model is None:
         names = [model.name for model in store.client.search_registered_models()]
         if not names:
@@ -407,18 +415,24 @@ def chosen_version(store: Store, name: str, which: str | int) -> tuple[ModelVers
     Raises:
         MergeflowError: no such model, version or alias.
     """
-    model = snapshot(store, name)
     word = str(which).removeprefix("@")
-    number = model.aliases.get(word, word)
-    if number not in model.versions:
-        state = resolve(model)
-        if word == CHAMPION and state.champion is not None:
-            raise MergeflowError(
-                f"'{name}' has no champion: the version that was it, or its alias, was deleted outside mergeflow. "
-                f"`mergeflow registry rollback` makes version {state.champion} champion again."
-            )
-        raise unknown_name(f"version or alias of '{name}'", word, [*model.versions, *model.aliases])
-    return model.versions[number], model.aliases
+    registered = find_model(store, name)
+    if registered is not None:
+        try:
+            number = str(registered.aliases.get(word, word))
+            if re.fullmatch(r"[1-9]\d{0,8}", number):  # one of many: the others are not read
+                return store.client.get_model_version(name, number), registered.aliases
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+    model = snapshot(store, name)
+    state = resolve(model)
+    if word == CHAMPION and state.champion is not None:
+        raise MergeflowError(
+            f"'{name}' has no champion: the version that was it, or its alias, was deleted outside mergeflow. "
+            f"`mergeflow registry rollback` makes version {state.champion} champion again."
+        )
+    raise unknown_name(f"version or alias of '{name}'", word, [*model.versions, *model.aliases])
 
 
 def show(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]:

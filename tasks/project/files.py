@@ -1,6 +1,7 @@
 """Files of a project: YAML read with messages for people, locks."""
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -87,3 +88,20 @@ class Wait:
 def say_waiting(what: str) -> None:
     """Say on stderr what is waited for."""
     print(f"Waiting for {what}, which another process holds.", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def awaited(what: str) -> Iterator[None]:
+    """Say on stderr, once, that there is no answer, where the block takes longer than `PATIENCE`.
+
+    Args:
+        what: does not answer, in words.
+    """
+    text = f"Waiting for {what}: no answer for {PATIENCE:g} s."
+    timer = threading.Timer(PATIENCE, lambda: print(text, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -67,19 +67,6 @@ def test_a_worse_one_stays_candidate_with_reasons(store, make_candidate):
     assert told["decision"]["against"] == "1"
 
 
-def test_a_promotion_lists_the_versions_once_for_each_of_its_steps(store, make_candidate, monkeypatch):
-    """With thousands of versions each listing takes seconds: mend, check twice around the intent, derive."""
-    listed, search = [], store.client.search_model_versions
-    monkeypatch.setattr(store.client, "search_model_versions", lambda *a, **b: listed.append(a) or search(*a, **b))
-    register(store, "merged", make_candidate(1, 0.8))
-    assert len(listed) == 1
-    assert promote(store, "merged", 1, GATES).changed
-    assert len(listed) <= 5
-    listed.clear()
-    show(store, "merged")
-    assert len(listed) == 1
-
-
 @pytest.mark.slow
 def test_registered_once_per_fingerprint(store, make_candidate):
     assert register(store, "merged", make_candidate(1)).new

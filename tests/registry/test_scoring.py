@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
 
 from registry.pyfunc_model import as_pyfunc, save_pyfunc
 from registry.serving import Limits, application
@@ -19,11 +20,56 @@ JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
-def client(model_files, tmp_path_factory):
+def model(model_files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
     save_pyfunc(folder / "saved", model_files)
-    model = as_pyfunc(folder / "saved/artifacts/model")
+    return as_pyfunc(folder / "saved/artifacts/model")
+
+
+@pytest.fixture(scope="module")
+def client(model):
     return TestClient(application(model, Limits(body=200_000, rows=5)), raise_server_exceptions=False)
+
+
+def test_without_the_token_only_probes_are_answered(model):
+    client = TestClient(application(model, Limits(), "s3cret"))
+    for path in ("/ping", "/health", "/ready"):
+        assert client.get(path).status_code == 200
+    body = {"dataframe_records": [ROW]}
+    for header in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic s3cret"}, {"authorization": "ü"}):
+        answer = client.post("/invocations", json=body, headers={k: v.encode() for k, v in header.items()})
+        assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+        assert "MERGEFLOW_SERVE_TOKEN" in answer.json()["message"]
+        assert "s3cret" not in answer.text
+        assert client.get("/metrics").status_code == 401
+    shown = {"authorization": "Bearer s3cret"}
+    assert client.post("/invocations", json=body, headers=shown).status_code == 200
+    assert client.get("/metrics", headers=shown).status_code == 200
+
+
+def test_metrics_count_requests_and_the_log_has_a_line_for_each(model, capsys):
+    client = TestClient(application(model, Limits()))
+    client.post("/invocations", json={"dataframe_records": [ROW]})
+    client.post("/invocations", content="{", headers=JSON)
+    client.get("/%0A2026-01-01 forged?token=s3cret")
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples]
+    counts = {
+        (one.labels["path"], one.labels["status"]): one.value
+        for one in samples
+        if one.name == "mergeflow_serve_requests_total"
+    }
+    assert counts == {("/invocations", "200"): 1, ("/invocations", "400"): 1, ("other", "404"): 1}
+    assert [one.value for one in samples if one.name == "mergeflow_serve_seconds_count"] == [2]
+    out, err = capsys.readouterr()
+    lines = err.splitlines()
+    assert out == ""
+    assert [re.sub(r"[\d.]+ ms$", "", line).split(" ", 2)[2] for line in lines] == [
+        "POST /invocations 200 ",
+        "POST /invocations 400 ",
+        "GET /%0A2026-01-01%20forged 404 ",
+        "GET /metrics 200 ",
+    ]
 
 
 def test_rows_in_every_form_are_answered(client):

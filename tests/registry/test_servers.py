@@ -94,4 +94,6 @@ def test_the_local_champion_over_http(store, real, tmp_path):
     script += "serving.serve(store.connect(project_root=sys.argv[1]), 'merged', port=int(sys.argv[2]))"
     with server(["-c", script, str(tmp_path), str(port)], port, tmp_path / "serve.log") as address:
         check_scoring(address, label)
-    assert (tmp_path / "serve.log").read_text() == ""
+    lines = (tmp_path / "serve.log").read_text().splitlines()
+    assert lines[-1].split()[2:5] == ["POST", "/invocations", "400"]
+    assert all(line.endswith(" ms") for line in lines)
