@@ -22,6 +22,7 @@ from mergeflow.evaluation.accuracy import read_scores
 from mergeflow.merging import make_recipe, merge
 from mergeflow.modalities.serving import read_model
 from mergeflow.training.arithmetic import arithmetic
+from mergeflow.training.settings import Precision
 from registry.files import read_evidence
 from registry.gates import Decision, Evidence
 from registry.logging import ChildRecord, DatasetRecord, PipelineRecord, log_pipeline
@@ -165,6 +166,7 @@ def evaluate_version(
     candidate: Evidence,
     batch_size: int = 256,
     device: str | torch.device = "cpu",
+    precision: Precision = "float32",
 ) -> Evidence:
     """Return the version's evidence on prepared validation splits, to be compared with a candidate's.
 
@@ -174,6 +176,7 @@ def evaluate_version(
     Args:
         splits: task to the folder that `prepare_task` wrote.
         candidate: gives the experts' accuracies and the splits' digests of today.
+        precision: of the forward passes, that of the candidate's.
 
     Raises:
         MergeflowError: no such version, or its examples were prepared in another way.
@@ -197,7 +200,7 @@ def evaluate_version(
                 "force it."
             )
         examples = loaded.modality.open(task, splits[task], "validation", head and head.to(device), device)
-        scores[task] = example_scores(loaded.model, examples, batch_size)
+        scores[task] = example_scores(loaded.model, examples, batch_size, precision)
     return Evidence(
         accuracy={task: registered.accuracy[task] for task in others}
         | {task: float(hits.mean(dtype=np.float64)) for task, hits in scores.items()},
@@ -230,13 +233,16 @@ def register_merge(
     candidate = make_candidate(io, selection, origin, run_id, tags)
     version = register(store, name, candidate)
     splits = {task: io.dep(layout.split("validation", task)) for task in selection["tasks"]}
+    judged_in = io.params.evaluation.precision  # the candidate's scores, which are an input, were made with it
     promotion = promote(
         store,
         name,
         version.version,
         io.section("registry"),
         evidence=candidate.evidence,
-        reevaluate=lambda number: evaluate_version(store, name, number, splits, candidate.evidence),
+        reevaluate=lambda number: evaluate_version(
+            store, name, number, splits, candidate.evidence, precision=judged_in
+        ),
         only_ask=only_ask,
     )
     return version, promotion

@@ -135,8 +135,8 @@ class Site:
     def losses(self, state: Mapping[str, Any], examples: Mapping[str, Examples] | None = None) -> dict[str, float]:
         """Return L_t of every task, or on the examples given."""
         self.lab.model.load(state)
-        batch_size = self.lab.io.section("evaluation").batch_size
-        return losses(self.lab.model, self.examples if examples is None else examples, batch_size)
+        judging = dict(self.lab.io.section("evaluation"))
+        return losses(self.lab.model, self.examples if examples is None else examples, **judging)
 
     def addition(self) -> float:
         """Return task arithmetic's λ of the smallest multi-task loss."""

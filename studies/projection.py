@@ -206,7 +206,7 @@ def _at(first: State, second: State, share: float) -> State:
 def _loss(lab: Laboratory, state: State, examples: Mapping[str, Examples]) -> float:
     """Return the multi-task loss Σ_t L_t."""
     lab.model.load(state)
-    return sum(losses(lab.model, examples, lab.io.section("evaluation").batch_size).values())
+    return sum(losses(lab.model, examples, **dict(lab.io.section("evaluation"))).values())
 
 
 def measure_across(lab: Laboratory, options: Options, scales: Mapping[str, float]) -> Iterator[Row]:

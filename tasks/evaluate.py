@@ -15,7 +15,7 @@ from tasks.project.stage import StageIO
 def run(io: StageIO) -> None:
     """Write `outputs/results/test.json` (a row per model) and `outputs/results/metrics.json` (for `dvc metrics`)."""
     device, tasks = choose_device(io), list(io.section("tasks"))
-    batch_size = io.section("evaluation").batch_size
+    judging = dict(io.section("evaluation"))
     selection = read_selection(io.dep(layout.SELECTION))
     model = load_model(io, layout.BASE_MODEL, device)
     data = load_for_experts(io, "test", tasks, device)
@@ -25,7 +25,7 @@ def run(io: StageIO) -> None:
     def score(checkpoint: str, chosen: list[str]) -> dict[str, float]:
         with open_checkpoint(io.dep(checkpoint)) as state:
             model.load(state)
-        return accuracies(model, {task: data[task] for task in chosen}, batch_size)
+        return accuracies(model, {task: data[task] for task in chosen}, **judging)
 
     individual: dict[str, float] = {}
     for task in tasks:

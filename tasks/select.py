@@ -68,9 +68,9 @@ def _write_winner_scores(io: StageIO, checkpoint: Path, tasks: list[str]) -> Non
     model = load_model(io, layout.BASE_MODEL, device)
     with open_checkpoint(checkpoint) as state:
         model.load(state)
-    batch_size = io.section("evaluation").batch_size
+    judging = dict(io.section("evaluation"))
     scores = {
-        task: example_scores(model, examples, batch_size)
+        task: example_scores(model, examples, **judging)
         for task, examples in load_for_experts(io, "validation", tasks, device).items()
     }
     write_scores(io.out(layout.WINNER_SCORES), scores)

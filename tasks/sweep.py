@@ -60,7 +60,7 @@ def open_scorer(io: StageIO) -> CandidateScorer:
     base, experts = load_states(io, tasks)
     model = load_model(io, layout.BASE_MODEL, device)
     data = load_for_experts(io, "validation", tasks, device)
-    return CandidateScorer(model, data, base, experts, batch_size=io.section("evaluation").batch_size)
+    return CandidateScorer(model, data, base, experts, **dict(io.section("evaluation")))
 
 
 def individual(io: StageIO) -> dict[str, float]:

@@ -65,8 +65,8 @@ class Workbench:
     def validation(self, tasks: Sequence[str]) -> Callable[[Model], float]:
         """Return a function that computes a model's validation accuracy, the mean over `tasks`."""
         data = {task: self.examples(task, "validation") for task in tasks}
-        batch_size = self.io.section("evaluation").batch_size
-        return lambda model: sum(accuracies(model, data, batch_size).values()) / len(data)
+        judging = self.io.section("evaluation")
+        return lambda model: sum(accuracies(model, data, **dict(judging)).values()) / len(data)
 
 
 def train(

@@ -165,7 +165,8 @@ def judge(world: Path, out: Path, device: str) -> Any:
     found, gradients = entropy_gradient(model, tasks, experts[0], 4)
     plain = {name: value.cpu() for name, value in gradients.items()}
     scorer = CandidateScorer(model, tasks, base, dict(zip(TASKS, experts, strict=True)), device=device)
-    scores = [scorer.candidate(configure(method)) for method in ("average", "cart")]
+    calls = [configure("average"), configure("cart"), configure("cart", {"scale": 2.0})]
+    scores = [scorer.candidate(call) for call in calls]
     return accuracies(model, tasks, 4), losses(model, tasks, 4), entropies(model, tasks, base, 4), found, plain, scores
 
 

@@ -394,7 +394,7 @@ class _Work:
         self._data: dict[str, Examples] = load_for_experts(self._io, "validation", tasks, device)
         texts = sorted(written(self._data), key=lambda name: name != task)
         self._passages = Passages.read(scratch, texts) if texts else None
-        self._batch = self._io.section("evaluation").batch_size
+        self._judging = dict(self._io.section("evaluation"))
         self._base = read_state(scratch / recipe["base"])
         self._experts = {name: read_state(scratch / recipe["experts"][name]) for name in tasks}
         self._call = configure(recipe["method"], recipe["args"])
@@ -419,9 +419,9 @@ class _Work:
     @torch.inference_mode()
     def _judged(self, state: Mapping[str, torch.Tensor]) -> Figures:
         self._model.load(state)
-        lost = losses(self._model, written(self._data), self._batch)
-        recall = self._passages.recall(self._model, self._batch) if self._passages else {}
-        return Figures(accuracies(self._model, self._data, self._batch), lost, recall)
+        lost = losses(self._model, written(self._data), **self._judging)
+        recall = self._passages.recall(self._model, self._judging["batch_size"]) if self._passages else {}
+        return Figures(accuracies(self._model, self._data, **self._judging), lost, recall)
 
     def texts(self, scale: float) -> list[dict[str, Any]]:
         """Return how the version and that merge go on from passages of the tasks that are texts."""
@@ -460,5 +460,5 @@ class _Work:
         for path, document in ((layout.sweep(method), sweep), (layout.SELECTION, selection)):
             write_document(self.scratch / path, document)
         self._model.load(state)
-        scores = {name: example_scores(self._model, self._data[name], self._batch) for name in remaining}
+        scores = {name: example_scores(self._model, self._data[name], **self._judging) for name in remaining}
         write_scores(self.scratch / layout.WINNER_SCORES, scores)

@@ -10,11 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergeflow.modality import Examples, Model, prefetch
+from mergeflow.modality import Examples, Model, device_of, prefetch
+from mergeflow.training.arithmetic import forward_in
+from mergeflow.training.settings import Precision
 
 
 @torch.inference_mode()
-def example_scores(model: Model, examples: Examples, batch_size: int = 256) -> np.ndarray:
+def example_scores(
+    model: Model, examples: Examples, batch_size: int = 256, precision: Precision = "float32"
+) -> np.ndarray:
     """Return each example's score, [N], in the split's order, whose mean is the task's figure.
 
     Of classes it is 1 where right, else 0, in float32. Of another metric than the accuracy it is the figure and the
@@ -22,30 +26,38 @@ def example_scores(model: Model, examples: Examples, batch_size: int = 256) -> n
 
     Args:
         batch_size: examples per forward pass; only rounding depends on it.
+        precision: of the forward passes, as `forward_in` takes it.
     """
-    found = [examples.scores(model, rows) for rows in _prefetched(examples, batch_size)]
-    scores = torch.cat(found).cpu().numpy()
+    with forward_in(precision, device_of(model)):
+        outcomes = [examples.scores(model, rows) for rows in _prefetched(examples, batch_size)]
+    scores = torch.cat(outcomes).cpu().numpy()
     return scores if examples.metric is None else examples.metric.shares(scores)
 
 
-def accuracies(model: Model, tasks: Mapping[str, Examples], batch_size: int = 256) -> dict[str, float]:
+def accuracies(
+    model: Model, tasks: Mapping[str, Examples], batch_size: int = 256, precision: Precision = "float32"
+) -> dict[str, float]:
     """Return each task's accuracy, the mean of its scores, in [0, 1]; or its figure by another metric, at most 1.
 
     Args:
         batch_size: examples per forward pass; only rounding depends on it.
+        precision: of the forward passes, as `forward_in` takes it.
     """
     return {
-        task: float(example_scores(model, examples, batch_size).mean(dtype=np.float64))
+        task: float(example_scores(model, examples, batch_size, precision).mean(dtype=np.float64))
         for task, examples in tasks.items()
     }
 
 
 @torch.inference_mode()
-def losses(model: Model, tasks: Mapping[str, Examples], batch_size: int = 256) -> dict[str, float]:
+def losses(
+    model: Model, tasks: Mapping[str, Examples], batch_size: int = 256, precision: Precision = "float32"
+) -> dict[str, float]:
     """Return each task's mean loss L_t; of classes the cross-entropy in nats. A multi-task loss is Σ_t L_t.
 
     Args:
         batch_size: examples per forward pass; it changes the result by rounding alone.
+        precision: of the forward passes, as `forward_in` takes it.
 
     Example:
         >>> from mergeflow.modalities.classification import Classification
@@ -54,13 +66,14 @@ def losses(model: Model, tasks: Mapping[str, Examples], batch_size: int = 256) -
         >>> round(losses(Network(torch.nn.Identity()), {"pets": pets})["pets"], 4)
         1.0986
     """
-    found = {}
+    means = {}
     for task, examples in tasks.items():
         total = 0.0
-        for rows in _prefetched(examples, batch_size):
-            total += float(examples.loss(model, rows)) * len(rows)
-        found[task] = total / len(examples)
-    return found
+        with forward_in(precision, device_of(model)):
+            for rows in _prefetched(examples, batch_size):
+                total += float(examples.loss(model, rows)) * len(rows)
+        means[task] = total / len(examples)
+    return means
 
 
 def _prefetched(examples: Examples, size: int) -> Iterator[Tensor]:

@@ -11,7 +11,8 @@ from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.evaluation.averages import mean, normalised
 from mergeflow.merging import MethodCall
 from mergeflow.merging.direction import CandidateMerger
-from mergeflow.modality import Examples, Model, State
+from mergeflow.modality import Examples, Model, State, device_of
+from mergeflow.training.settings import Precision
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class CandidateScorer:
         statistics: Of data, for methods that need them: kind → expert → tensor.
         device: Where the merge's arithmetic happens.
         batch_size: Examples per forward pass.
+        precision: Of the forward passes; merges are made in float32 or wider whatever it is.
     """
 
     def __init__(
@@ -61,8 +63,9 @@ class CandidateScorer:
         statistics: Mapping[str, Any] | None = None,
         device: str = "cpu",
         batch_size: int = 256,
+        precision: Precision = "float32",
     ) -> None:
-        self.model, self.tasks, self._batch_size = model, tasks, batch_size
+        self.model, self.tasks, self._batch_size, self._precision = model, tasks, batch_size, precision
         self.merger = CandidateMerger(base, experts, statistics=statistics, device=device)
 
     def renew_cache(self, rank_ratio: float) -> None:
@@ -75,10 +78,10 @@ class CandidateScorer:
 
     def candidate(self, call: MethodCall) -> dict[str, float]:
         """Return the accuracy of a candidate on every task."""
-        return self.state(self.merge(call))
+        return self.state(self.merger.merge_for(call, device_of(self.model)))
 
     @torch.inference_mode()
     def state(self, state: State, tasks: Mapping[str, Examples] | None = None) -> dict[str, float]:
         """Return the accuracy of a state dict on every task, or on those given."""
         self.model.load(state)
-        return accuracies(self.model, self.tasks if tasks is None else tasks, self._batch_size)
+        return accuracies(self.model, self.tasks if tasks is None else tasks, self._batch_size, self._precision)

@@ -13,6 +13,7 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.catalog import MethodCall, check_inputs, configure, weights_by_name
+from mergeflow.merging.device_memory import free_bytes
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.matrices import survey
@@ -38,6 +39,16 @@ class Direction:
     anchor: dict[str, Tensor]
     direction: dict[str, Tensor]
     dtypes: dict[str, torch.dtype]
+
+    def to(self, device: str | torch.device) -> Direction:
+        """Return the merge with anchor and direction on a device, where `at` then computes the same bits."""
+        there = [{name: value.to(device) for name, value in part.items()} for part in (self.anchor, self.direction)]
+        return Direction(there[0], there[1], self.dtypes)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of anchor and direction."""
+        return sum(value.nbytes for part in (self.anchor, self.direction) for value in part.values())
 
     def at(self, scale: float, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
         """Return the merged state dict anchor + scale · direction in the base's types.
@@ -291,7 +302,16 @@ class CandidateMerger:
         _checked(call, self.base, states, None, self._statistics, None, None)
 
     def merge(self, call: MethodCall) -> dict[str, Tensor]:
-        """Return the merged state dict of a candidate."""
+        """Return the merged state dict of a candidate, on the processor."""
+        return {name: value.cpu() for name, value in self.merge_for(call, torch.device("cpu")).items()}
+
+    def merge_for(self, call: MethodCall, device: torch.device) -> dict[str, Tensor]:
+        """Return the merged state dict of a candidate that a model on a device is given.
+
+        A CUDA device keeps anchor and direction while candidates differ in `scale` alone, so that no weights are copied
+        there for each of them; the bits are the processor's. Where they would take more than a quarter of the free
+        memory, which the forward pass needs too, the merge stays on the processor.
+        """
         if self._direction is None or self._call != call.without_scale():
             self._direction = None  # free the old one before the new one is made
             self._direction = prepare(
@@ -299,4 +319,6 @@ class CandidateMerger:
             )
             self._call = call.without_scale()
             self.prepared += 1
+            if device.type == "cuda" and 4 * self._direction.nbytes <= free_bytes(str(device)):
+                self._direction = self._direction.to(device)
         return self._direction.at(call.scale)

@@ -24,6 +24,7 @@ from mergeflow.modalities.vision.sources.kinds import open_images as open_source
 from mergeflow.modality import Examples, Model, check_fit
 from mergeflow.search.scorer import Candidate, CandidateModel
 from mergeflow.search.sweep_file import Sweep
+from mergeflow.training.settings import Precision
 
 
 class ImageScorer:
@@ -41,9 +42,11 @@ class ImageScorer:
         examples: dict[str, Examples],
         test: Callable[[], dict[str, Examples]],
         batch_size: int,
+        precision: Precision = "float32",
     ) -> None:
         self.tasks: Sequence[str] = tuple(examples)
-        self._model, self._examples, self._test, self._batch_size = model, examples, test, batch_size
+        self._model, self._examples, self._test = model, examples, test
+        self._batch_size, self._precision = batch_size, precision
 
     @torch.inference_mode()
     def __call__(self, model: CandidateModel, candidate: Candidate, only: str | None = None) -> dict[str, float]:
@@ -51,7 +54,7 @@ class ImageScorer:
         examples = self._test() if candidate.split == "test" else self._examples
         self._model.load(model.state)
         chosen = examples if only is None else {only: examples[only]}
-        return accuracies(self._model, chosen, self._batch_size)
+        return accuracies(self._model, chosen, self._batch_size, self._precision)
 
 
 def open_images(
@@ -85,7 +88,12 @@ def open_images(
     opened = open_split(sweep.split)
     facts = {"model.architecture": sweep.model.architecture}
     facts |= {f"task {task}": digest for task, (_, digest) in opened.items()}
-    score = ImageScorer(model, _without_digests(opened), lambda: _without_digests(open_split("test")), sweep.batch_size)
+    if sweep.precision != "float32":  # journals from before there was a choice name none
+        facts["precision"] = sweep.precision
+    examples = _without_digests(opened)
+    score = ImageScorer(
+        model, examples, lambda: _without_digests(open_split("test")), sweep.batch_size, sweep.precision
+    )
     return score, facts
 
 

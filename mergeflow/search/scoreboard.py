@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mergeflow.checkpoints import LazyStateDict, fingerprint, write_text
@@ -235,8 +236,10 @@ class Scoreboard:
 
     def _of(self, call: MethodCall, key: str, split: str) -> dict[str, float]:
         candidate = Candidate(call.name, call.args, split)
+        # Only the scorer of images keeps its model on the sweep's device: all others are given files or functions.
+        judged_on = torch.device("cpu" if self._sweep.score is not None else self._sweep.device)
         with _named(f"candidate {call.name} {call.args}" + " on test" * (split == "test")):
-            return self._known(key, lambda: self._score(self._merger.merge(call), candidate))
+            return self._known(key, lambda: self._score(self._merger.merge_for(call, judged_on), candidate))
 
     def _score(self, state: Mapping[str, Tensor], candidate: Candidate, only: str | None = None) -> Mapping[str, float]:
         checkpoints = self._inputs.checkpoints

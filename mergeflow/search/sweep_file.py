@@ -14,6 +14,7 @@ from mergeflow.merging.vocabulary.companions import TokenizerChoice, tokenizer_c
 from mergeflow.modalities.catalog import is_recorded
 from mergeflow.schema import Frozen, faults_of, validated
 from mergeflow.search.candidates import Space, check_space, grid_of, values_of
+from mergeflow.training.settings import Precision
 from mergeflow.yaml_text import read_yaml
 
 
@@ -188,6 +189,7 @@ class Sweep(Frozen):
         test: Look at the winner's score on test, once.
         seed: Of prepared sources and of the search.
         batch_size: Images per forward pass.
+        precision: Of the forward passes on images; a scorer of yours has its own.
         device: cpu, cuda, cuda:1 ...
         data: Statistics of data that a method needs: kind → expert → path.
         tokenizer: Whose tokens all candidates have, as in a recipe; `tokenizer_source: X` is its `source`.
@@ -207,6 +209,7 @@ class Sweep(Frozen):
     test: bool = False
     seed: int = Field(0, ge=0)
     batch_size: int = Field(256, ge=1)
+    precision: Precision = "float32"
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     data: dict[str, Paths] = Field(default={})
     tokenizer: Annotated[TokenizerChoice | None, BeforeValidator(tokenizer_choice)] = None

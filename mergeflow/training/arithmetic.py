@@ -1,12 +1,14 @@
-"""How a CUDA device computes: torch's switches, which are one setting for all threads of a process."""
+"""How forward passes compute: in which precision, and torch's switches, one setting for all threads of a process."""
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Condition, local
 from typing import Any
 
 import torch
+
+from mergeflow.training.settings import Precision
 
 Kind = tuple[bool, bool]  # TF32, deterministic
 
@@ -46,6 +48,26 @@ def arithmetic(*, tf32: bool = False, deterministic: bool = False) -> Iterator[N
         _release(kinds.pop())
         if kinds:
             _hold(kinds[-1])
+
+
+def forward_in(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which models are judged in a precision.
+
+    Args:
+        precision: `float32` leaves everything as the caller has it. `tf32` lets a CUDA device cut the factors of
+            float32 products to 11 bits. `bfloat16` computes under autocast: 8-bit factors, summed in float32.
+        device: of the model.
+
+    Example:
+        >>> with forward_in("bfloat16", torch.device("cpu")):
+        ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        torch.bfloat16
+    """
+    if precision == "bfloat16":
+        return torch.autocast(device.type, torch.bfloat16)
+    if precision == "tf32":
+        return arithmetic(tf32=True, deterministic=torch.are_deterministic_algorithms_enabled())
+    return nullcontext()
 
 
 def _hold(kind: Kind) -> None:

@@ -9,6 +9,7 @@ from mergeflow.schema import Frozen
 
 TOGETHER = ("joint", "iterative")  # regimes that train all tasks in one run
 
+Precision = Literal["float32", "tf32", "bfloat16"]
 Regime = Literal["one_epoch", "steps", "epochs", "full_batch_gd", "joint", "iterative", "lora", "linearised"]
 
 
@@ -98,7 +99,7 @@ class FineTuneSettings(Settings):
     warmup: float = Field(0.1, ge=0.0, lt=1.0)
     schedule: Literal["cosine", "constant"] = "cosine"
     gradient_clip: float = Field(1.0, ge=0.0)
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    precision: Precision = "float32"
     fused: bool = True
     deterministic: bool = False
     compile: bool = False

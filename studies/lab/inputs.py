@@ -385,8 +385,8 @@ class Laboratory:
 
     def scorer(self, experts: Mapping[str, State]) -> CandidateScorer:
         """Return the scorer that merges these experts and judges candidates on validation."""
-        batch_size = self.io.section("evaluation").batch_size
-        return CandidateScorer(self.model, self.examples("validation"), self.base, experts, batch_size=batch_size)
+        judging = dict(self.io.section("evaluation"))
+        return CandidateScorer(self.model, self.examples("validation"), self.base, experts, **judging)
 
     def accuracy(self, state: State, split: str, tasks: Sequence[str] | None = None) -> Accuracy:
         """Return the accuracy of a model on each task, a fraction in [0, 1]; the same weights are judged once.

@@ -10,15 +10,20 @@ from pydantic import Field, create_model, field_validator
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.sections import DEFAULT, SECTIONS
 from mergeflow.schema import Frozen, refusal, validated
-from mergeflow.training.settings import FineTuneSettings
+from mergeflow.training.settings import FineTuneSettings, Precision
 from tasks.project.files import read_yaml
 from tasks.project.sections import RegistrySection, RunSection, Section
 
 
 class EvaluationSection(Section):
-    """`batch_size`: examples per forward pass; no result depends on it beyond float rounding."""
+    """How models are judged.
+
+    batch_size: examples per forward pass; no result depends on it beyond float rounding. precision: of the forward
+    passes of sweeps, selections, evaluations, validations and studies; merges are made in float32 or wider.
+    """
 
     batch_size: int = Field(256, ge=1)
+    precision: Precision = "float32"
 
 
 class ParamsFile(Section):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ SELECTION = {
 
 class Files:
     """A stage's view of a folder."""
+
+    params = SimpleNamespace(evaluation=SimpleNamespace(precision="float32"))
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -81,7 +84,7 @@ def test_the_same_weights_on_other_data_are_judged_by_them(
     for place in ("registry.logging", "registry.registration"):
         monkeypatch.setattr(f"{place}.log_pipeline", lambda *_: Logged)
     monkeypatch.setattr("registry.registration.make_candidate", lambda *_: found)
-    monkeypatch.setattr("registry.registration.evaluate_version", lambda *_: on_new_data(0.7))
+    monkeypatch.setattr("registry.registration.evaluate_version", lambda *_, precision: on_new_data(0.7))
     monkeypatch.setattr("registry.provenance.pipeline_record", lambda *_: None)
     monkeypatch.setattr("registry.provenance.child_records", lambda *_: [])
     monkeypatch.setattr("registry.provenance.describe_origin", lambda *_: {})

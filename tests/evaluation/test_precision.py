@@ -1,0 +1,128 @@
+"""`evaluation.precision`: what each precision changes of scores, and what never depends on it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.data import load_split
+from mergeflow.data.prepare import prepare_task
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation import CandidateScorer, example_scores, losses, mean
+from mergeflow.merging import configure
+from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.heads import build_head
+from mergeflow.modalities.vision.models import image_model, load_clip
+from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.search.sweep import run_sweep
+from mergeflow.search.sweep_file import make_sweep
+from mergeflow.training.arithmetic import arithmetic
+from tests.evaluation.small import TASKS, load_head, sweep_values
+
+SCALES = (0.0, 0.3, 0.6, 1.0)
+
+
+@pytest.fixture
+def scorer(world: Path) -> CandidateScorer:
+    return make_scorer(world)
+
+
+def make_scorer(world: Path, **judging: Any) -> CandidateScorer:
+    data = {}
+    for task in TASKS:
+        split = load_split(world / "data" / task, "validation")
+        head = load_head(world / "heads" / f"{task}.safetensors")
+        data[task] = Classification(task, torch.from_numpy(split.images.copy()), torch.from_numpy(split.labels), head)
+    experts = {task: dict(open_checkpoint(world / "experts" / f"{task}.safetensors")) for task in TASKS}
+    base = dict(open_checkpoint(world / "base.safetensors"))
+    return CandidateScorer(image_model(load_clip("pocket-clip")), data, base, experts, **judging)
+
+
+def test_bfloat16_changes_features_and_tf32_no_bit_on_the_processor(scorer: CandidateScorer) -> None:
+    scorer.model.load(scorer.merger.base)
+    plain = losses(scorer.model, scorer.tasks)
+    assert losses(scorer.model, scorer.tasks, precision="tf32") == plain
+    half = losses(scorer.model, scorer.tasks, precision="bfloat16")
+    assert half != plain
+    assert half == pytest.approx(plain, rel=0.02)
+
+
+def test_the_forward_pass_is_under_autocast_and_merge_and_head_are_not(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that are merged and logits with CLIP's temperature keep all their bits."""
+    seen: dict[str, list[bool]] = {"encode": [], "head": []}
+    scorer = make_scorer(world, precision="bfloat16")
+    call = configure("task_arithmetic", {"scale": 0.3})
+    expected = make_scorer(world).merge(call)
+    on = torch.is_autocast_enabled
+    scorer.model.module.register_forward_pre_hook(lambda *_: seen["encode"].append(on("cpu")))
+    for task in scorer.tasks.values():
+        assert task.head is not None
+        task.head.register_forward_pre_hook(lambda *_: seen["head"].append(on("cpu")))
+    scorer.candidate(call)
+    assert seen == {"encode": [True] * len(TASKS), "head": [False] * len(TASKS)}
+    assert all(torch.equal(value, expected[name]) for name, value in scorer.merge(call).items())
+
+
+def test_tf32_switches_torch_for_the_forward_pass_alone_and_leaves_determinism(scorer: CandidateScorer) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def look(*_: Any) -> None:
+        seen.append((torch.backends.cuda.matmul.fp32_precision, torch.are_deterministic_algorithms_enabled()))
+
+    scorer.model.module.register_forward_pre_hook(look)
+    task = next(iter(scorer.tasks.values()))
+    with arithmetic(deterministic=True):
+        example_scores(scorer.model, task, 256, "tf32")
+        example_scores(scorer.model, task, 256)
+    assert seen == [("tf32", True), ("ieee", True)]
+
+
+def test_a_sweep_in_another_precision_does_not_go_on_in_the_same_folder(world: Path, tmp_path: Path) -> None:
+    values = {"methods": {"average": {}}}
+    run_sweep(make_sweep(sweep_values(world, **values)), tmp_path)
+    assert run_sweep(make_sweep(sweep_values(world, **values, precision="float32")), tmp_path).scored == 0
+    with pytest.raises(MergeflowError, match="precision"):
+        run_sweep(make_sweep(sweep_values(world, **values, precision="bfloat16")), tmp_path)
+
+
+@pytest.mark.slow
+def test_on_the_embedded_suite_bfloat16_gives_the_same_accuracy_and_choice(tmp_path: Path) -> None:
+    """Four tasks and one expert, 2,800 images: within .1 point of float32 over all scales, and the same is chosen."""
+    clip = load_clip("pocket-clip", "pocket8")
+    model, data = image_model(clip), {}
+    for name in ("digits", "land", "signs", "scenes"):
+        prepare_task(open_images(name, "suite:pocket8", 0), tmp_path / name, image_decoding(32), 0)
+        for split in ("validation", "test"):
+            opened = load_split(tmp_path / name, split)
+            head = build_head(clip, opened.class_names, opened.templates)
+            images, labels = torch.from_numpy(opened.images.copy()), torch.from_numpy(opened.labels)
+            data[f"{name} {split}"] = Classification(name, images, labels, head)
+    base = {name: value.clone() for name, value in model.state().items()}
+    experts = {"digits": tuned(model, load_split(tmp_path / "digits", "train"), data["digits test"].head)}
+    means = {}
+    for precision in ("float32", "bfloat16"):
+        scorer = CandidateScorer(model, data, base, experts, precision=precision)
+        calls = [configure("task_arithmetic", {"scale": scale}) for scale in SCALES]
+        means[precision] = np.array([mean(scorer.candidate(call)) for call in calls])
+    plain, half = means["float32"], means["bfloat16"]
+    assert abs((half - plain).mean()) <= 0.001
+    assert abs(half - plain).max() <= 0.0025
+    assert plain.argmax() == half.argmax()
+    assert plain.max() > plain[0] + 0.01  # there is something to choose
+
+
+def tuned(model: Any, train: Any, head: Any, steps: int = 30) -> dict[str, torch.Tensor]:
+    optimiser = torch.optim.AdamW(model.module.parameters(), lr=3e-4)
+    images, labels = torch.from_numpy(train.images.copy()), torch.from_numpy(train.labels)
+    for step in range(steps):
+        rows = torch.arange(32 * step, 32 * step + 32) % len(labels)
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(head(model.module(images[rows])), labels[rows]).backward()
+        optimiser.step()
+    return {name: value.clone() for name, value in model.state().items()}
