@@ -1,8 +1,7 @@
-"""Everything that only a CUDA device can show, in sections: tables, logs and findings in one folder.
+"""Everything that only a CUDA device can show, in three pieces of less than 570 s, and the page's table of a card.
 
-    python -m benchmarks.device --all --out RESULTS                   # on CUDA; about half an hour
-    python -m benchmarks.device --all --out RESULTS --seconds 570     # as much as fits; the same command goes on
-    for i in 1 2 3; do python -m benchmarks.device --all --out RESULTS --seconds 570; done
+    python -m benchmarks.device --all --piece 1 --out RESULTS         # on CUDA; likewise 2 and 3, in any order
+    python -m benchmarks.device --page docs/device.md --out RESULTS   # writes the card's table there; needs no card
     python -m benchmarks.device --only finetune mima --out RESULTS
     python -m benchmarks.device --all --out RESULTS --rehearse        # tiny shapes, on the processor
 
@@ -10,14 +9,15 @@ It needs a checkout with its library's packages: torch, open_clip, safetensors, 
 SciPy, filelock, threadpoolctl, pyarrow, Pillow, scikit-learn and Matplotlib for the embedded suite, and pytest with
 hypothesis for the tests; the section `causal` needs transformers and PEFT too. Nothing is downloaded. Each section runs
 in a process of its own and is stopped when its time is over; what it had measured stays. A rehearsal runs them all in
-one process, on one thread; a section that fails says so and the others follow. RESULTS holds three files: results.json
-(rows by section; a section that stands there is not run again), tables.md and log.txt.
+one process, on one thread; a section that fails says so and the others follow. RESULTS holds log.txt and for each
+piece a file such as piece-1.json, rows by section. The same command measures what is missing or failed.
 """
 
 import argparse
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -28,83 +28,106 @@ from typing import Any
 
 import torch
 
-from benchmarks.on_device import merging, pipeline, training
+from benchmarks.on_device import judging, merging, pipeline, training
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "benchmarks.device"]
 
-# section: seconds it may take, what it measures; in this order three commands of 570 s have room for all of them
-SECTIONS: dict[str, tuple[int, Any]] = {
-    "tests": (150, pipeline.tests),
-    "finetune": (300, training.finetune),
-    "causal": (90, training.causal),
-    "pipeline": (400, pipeline.embedded),
-    "mima": (120, training.mima),
-    "statistics": (50, merging.statistics),
-    "evaluation": (110, pipeline.evaluation),
-    "adamerging": (80, merging.adamerging),
-    "merging_vit_b_32": (130, merging.vit_b_32),
-    "merging_vit_l_14": (120, merging.vit_l_14),
-    "merging_1_2b": (120, merging.decoder),
+# piece: section: seconds it may take, what it measures
+PIECES: dict[int, dict[str, tuple[int, Any]]] = {
+    1: {
+        "judging": (170, judging.judging),
+        "evaluation": (90, pipeline.evaluation),
+        "finetune": (300, training.finetune),
+    },
+    2: {
+        "candidates": (60, judging.candidates),
+        "merging_vit_b_32": (130, merging.vit_b_32),
+        "merging_vit_l_14": (130, merging.vit_l_14),
+        "merging_1_2b": (110, merging.decoder),
+        "merging_profile": (80, merging.profile),
+        "statistics": (50, merging.statistics),
+    },
+    3: {
+        "tests": (130, pipeline.tests),
+        "pipeline": (260, pipeline.embedded),
+        "mima": (60, training.mima),
+        "causal": (50, training.causal),
+        "adamerging": (70, merging.adamerging),
+    },
+}
+GOALS = {
+    "judging": "L/14 ≥ 4 × float32, ≥ .4 of the peak",
+    "evaluation": "times ours ≥ 1.3",
+    "finetune": "of the plain loop ≥ .95, L/14 compiled ≥ .45 of the peak",
+    "candidates": "of the forward passes ≤ 1.2",
+    "merging_vit_l_14": "ratio of cart and tsv ≥ 8",
+    "tests": "all pass",
+    "pipeline": "within a point",
+    "adamerging": "the same peak",
 }
 
 
 def main() -> None:
-    """Parse the command line; run what is asked for, or one section in this process."""
+    """Parse the command line; run what is asked for, or one section in this process, or write the page's table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    sections = [name for piece in PIECES.values() for name in piece]
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--all", action="store_true", help="every section")
-    what.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
-    what.add_argument("--here", choices=SECTIONS, help="one section in this process, its rows as lines of JSON")
-    parser.add_argument("--out", type=Path, default=Path("outputs/device"), help="folder for tables and logs")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing that may end after that")
+    what.add_argument("--only", nargs="+", choices=sections, metavar="SECTION", help=f"of {', '.join(sections)}")
+    what.add_argument("--here", choices=sections, help="one section in this process, its rows as lines of JSON")
+    what.add_argument("--page", type=Path, help="write the table of --out's card into this page")
+    parser.add_argument("--piece", type=int, choices=PIECES, help="with --all: this third of the sections")
+    parser.add_argument("--out", type=Path, default=Path("outputs/device"), help="folder of the pieces and the log")
     parser.add_argument("--rehearse", action="store_true", help="tiny shapes on the processor")
     asked = parser.parse_args()
+    if asked.page:
+        asked.page.write_text(with_table(asked.page.read_text(), *read_pieces(asked.out)))
+        return
     if not asked.rehearse and not torch.cuda.is_available():
         sys.exit("torch sees no CUDA device here: --rehearse does all of it with tiny shapes on the processor.")
     if asked.here:
-        for row in SECTIONS[asked.here][1](False):
+        work = next(piece[asked.here][1] for piece in PIECES.values() if asked.here in piece)
+        for row in work(False):
             print("ROW " + json.dumps(row), flush=True)
         return
     asked.out.mkdir(parents=True, exist_ok=True)
-    names = list(SECTIONS) if asked.all else asked.only
-    found = run(asked.out, names, asked.seconds, asked.rehearse)
-    if failed := [name for name in names if found.get(name, {}).get("fault")]:
+    failed = []
+    for piece in [asked.piece] if asked.piece else PIECES:
+        names = [name for name in PIECES[piece] if asked.all or name in asked.only]
+        results = run(asked.out, piece, names, asked.rehearse)
+        failed += [name for name in names if results[name]["fault"]]
+    if failed:
         sys.exit(f"{', '.join(failed)} failed: see above, and {asked.out / 'log.txt'}.")
 
 
-def run(out: Path, names: list[str], seconds: float, rehearse: bool) -> dict[str, Any]:
-    """Run the sections that have no results yet; return all results.
+def run(out: Path, piece: int, names: list[str], rehearse: bool) -> dict[str, Any]:
+    """Run the sections of a piece that have no results without a fault yet; return all results of the piece.
 
     Args:
-        out: the folder of `results.json`, `tables.md` and `log.txt`.
+        out: the folder of the pieces' files and `log.txt`.
         names: of the sections, in order.
-        seconds: that all sections together may take; one that may not finish in time is not begun.
         rehearse: whether they run with tiny shapes on the processor.
     """
-    end, path = time.monotonic() + seconds, out / "results.json"
+    path = out / f"piece-{piece}.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"machine": machine(rehearse)}
     for name in names:
-        limit = SECTIONS[name][0]
-        if name in results:
+        if name in results and not results[name]["fault"]:
             continue
-        if time.monotonic() + limit > end:
-            print(f"{name}: not begun, it may take {limit} s. The same command goes on with it.", flush=True)
-            continue
+        limit, work = PIECES[piece][name]
         log = out / "log.txt"
-        results[name] = rehearsed(name) if rehearse else section([*COMMAND, "--here", name], name, limit, log)
+        results[name] = rehearsed(work) if rehearse else section([*COMMAND, "--here", name], name, limit, log)
         path.write_text(json.dumps(results, indent=1))
-        (out / "tables.md").write_text(tables(results))
-        print(table(name, results[name]), flush=True)
+        print("\n".join([f"{name}, {results[name]['seconds']:.0f} s", *lines(name, results[name])]), flush=True)
     return results
 
 
-def rehearsed(name: str) -> dict[str, Any]:
+def rehearsed(work: Any) -> dict[str, Any]:
     """Run one section with tiny shapes, here."""
     began, rows, fault = time.monotonic(), [], ""
     torch.set_num_threads(1)
     try:
-        rows.extend(SECTIONS[name][1](True))
+        rows.extend(work(True))
     except Exception as error:
         traceback.print_exc()
         fault = f"{type(error).__name__}: {error}"
@@ -140,24 +163,62 @@ def section(command: list[str], name: str, limit: float, log: Path) -> dict[str,
     return {"rows": rows, "seconds": time.monotonic() - began, "fault": fault if stopped or process.returncode else ""}
 
 
-def tables(results: dict[str, Any]) -> str:
-    """Return all results as Markdown."""
-    head = "\n".join(f"{key}: {value}" for key, value in results["machine"].items())
-    return "\n\n".join([head, *(table(name, results[name]) for name in SECTIONS if name in results)]) + "\n"
+def read_pieces(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the machine, and the results of all pieces in a folder by section, in the order of the pieces.
+
+    Raises:
+        SystemExit: there are none, or they were measured on different machines.
+    """
+    pieces = [json.loads(path.read_text()) for path in sorted(out.glob("piece-*.json"))]
+    machines = [piece.pop("machine") for piece in pieces]
+    devices = dict.fromkeys(f"{about['device']} (torch {about['torch']})" for about in machines)
+    if len(devices) != 1:
+        sys.exit(
+            f"{out} needs pieces of one device, measured with one torch; found those of {', '.join(devices) or 'none'}."
+        )
+    measured = {name: results for piece in pieces for name, results in piece.items()}
+    return machines[0], {name: measured[name] for piece in PIECES.values() for name in piece if name in measured}
 
 
-def table(name: str, found: dict[str, Any]) -> str:
-    """Return one section as a Markdown table; what went wrong stands above it."""
-    columns = list(dict.fromkeys(key for row in found["rows"] for key in row))
-    lines = [f"## {name}, {found['seconds']:.0f} s", *([f"**{found['fault']}**"] if found["fault"] else [])]
-    if columns:
-        lines += ["", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-        lines += [f"| {' | '.join(_cell(row.get(column, '')) for column in columns)} |" for row in found["rows"]]
-    return "\n".join(lines)
+def with_table(page: str, about: dict[str, Any], results: dict[str, Any]) -> str:
+    """Return a page with a card's table: in place of its older one, or at the end.
+
+    Args:
+        page: Markdown; the table stands below a heading of the third level with the card's name.
+        about: the machine.
+        results: by section.
+    """
+    heading = f"### {about['device']}\n"
+    described = ", ".join(f"{key} {value}" for key, value in about.items() if key != "device")
+    cells = [line for name, rows in results.items() for line in lines(name, rows)]
+    table = (
+        "\n".join([heading, f"{described}.\n", "| section, goal | case | measured |", "|---|---|---|", *cells]) + "\n"
+    )
+    before, there, after = page.partition(heading)
+    following = re.search(r"^#{1,3} ", after, re.MULTILINE)
+    rest_of_page = "" if following is None else "\n" + after[following.start() :]
+    return (before if there else before.rstrip("\n") + "\n\n") + table + rest_of_page
 
 
-def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/")
+def lines(name: str, results: dict[str, Any]) -> list[str]:
+    """Return a section's rows of the table: what was measured on, and the figures; its fault in a row of its own."""
+    first = f"`{name}`" + (f": {GOALS[name]}" if name in GOALS else "")
+    rows = []
+    for row in results["rows"]:
+        numbers = {key: value for key, value in row.items() if isinstance(value, int | float) and key not in _CASES}
+        case = ", ".join(str(value) for key, value in row.items() if key not in numbers)
+        rows.append((case, ", ".join(f"{key} {_cell(value)}" for key, value in numbers.items())))
+    if results["fault"]:
+        rows.append(("", f"**{results['fault']}**"))
+    cells = [("" if number else first, *row) for number, row in enumerate(rows)]
+    return [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in cells]
+
+
+_CASES = ("batch", "T", "images", "steps a round")  # numbers that say what was measured on
+
+
+def _cell(value: float) -> str:
+    return str(value) if isinstance(value, bool) else f"{value:.4g}"
 
 
 def machine(rehearse: bool) -> dict[str, Any]:

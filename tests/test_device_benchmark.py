@@ -4,11 +4,15 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import device
+
+PAGE = "# On a card\n\n## Measured\n\n### A card\n\nold\n\n### Another\n\nstays\n"
+ABOUT = {"device": "A card", "torch": "2"}
 
 
 @pytest.fixture(autouse=True)
@@ -18,15 +22,24 @@ def threads():
     torch.set_num_threads(before)
 
 
+def called(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    monkeypatch.setattr(sys, "argv", ["device", *map(str, words)])
+    device.main()
+
+
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers and PEFT
-def test_a_rehearsal_fills_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = device.run(tmp_path, list(device.SECTIONS), float("inf"), rehearse=True)
-    text = (tmp_path / "tables.md").read_text()
-    for name in device.SECTIONS:
+def test_a_rehearsal_of_three_pieces_fills_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for piece in device.PIECES:
+        called(monkeypatch, "--all", "--piece", piece, "--rehearse", "--out", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    called(monkeypatch, "--page", page, "--out", tmp_path)
+    text, (_, found) = page.read_text(), device.read_pieces(tmp_path)
+    for name in (name for piece in device.PIECES.values() for name in piece):
         assert found[name]["rows"], name
         assert not found[name]["fault"]
-        assert f"## {name}," in text
+        assert f"| `{name}`" in text
     assert "a rehearsal" in text
     assert found["pipeline"]["rows"][-1]["same order"] is True
     assert found["adamerging"]["rows"][-1]["of that of T = 2"] == 1.0
@@ -35,26 +48,65 @@ def test_a_rehearsal_fills_every_table(tmp_path: Path, capsys: pytest.CaptureFix
     assert {row["precision"] for row in found["finetune"]["rows"]} == {"float32", "bfloat16"}
 
 
-def test_a_section_that_fails_in_a_rehearsal_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_judging_and_candidates_rehearsed() -> None:
+    rows = device.rehearsed(device.PIECES[1]["judging"][1])
+    assert not rows["fault"]
+    assert [row["precision"] for row in rows["rows"]][:3] == ["float32", "tf32", "bfloat16"]
+    assert {row["same scores"] for row in rows["rows"][:2]} == {1.0}  # the processor knows no TF32
+    found = device.rehearsed(device.PIECES[2]["candidates"][1])
+    assert [row["method"] for row in found["rows"]] == ["task_arithmetic", "ties"]
+
+
+def test_a_section_that_fails_does_not_end_a_rehearsal_and_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[str] = []
+
     def broken(rehearse: bool):
+        runs.append("broken")
         yield {"a": 1}
         raise ZeroDivisionError("of nothing")
 
-    monkeypatch.setattr(device, "SECTIONS", {"broken": (1, broken), "whole": (1, lambda rehearse: iter([{"b": 2}]))})
-    command = ["device", "--all", "--rehearse", "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit, match="broken failed: see above"):
-        device.main()
-    found = json.loads((tmp_path / "results.json").read_text())
+    def whole(rehearse: bool):
+        runs.append("whole")
+        yield {"b": 2}
+
+    monkeypatch.setattr(device, "PIECES", {1: {"broken": (1, broken), "whole": (1, whole)}})
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="broken failed: see above"):
+            called(monkeypatch, "--all", "--rehearse", "--out", tmp_path)
+    found = json.loads((tmp_path / "piece-1.json").read_text())
     assert (found["broken"]["rows"], found["broken"]["fault"]) == ([{"a": 1}], "ZeroDivisionError: of nothing")
     assert found["whole"]["rows"] == [{"b": 2}]
+    assert runs == ["broken", "whole", "broken"]
 
 
-def test_three_commands_of_ten_minutes_have_room_for_every_section() -> None:
-    commands = [0]
-    for limit, _ in device.SECTIONS.values():
-        commands = [*commands[:-1], commands[-1] + limit] if commands[-1] + limit <= 570 else [*commands, limit]
-    assert len(commands) <= 3
+def test_every_piece_ends_within_ten_minutes() -> None:
+    assert len(device.PIECES) == 3
+    assert all(sum(limit for limit, _ in piece.values()) <= 570 for piece in device.PIECES.values())
+
+
+def test_a_cards_table_replaces_its_older_one_and_leaves_the_rest() -> None:
+    rows: list[dict[str, Any]] = [
+        {"model": "L/14", "batch": 64, "images/s": 2000.0, "same": True},
+        {"model": "a|b", "images/s": 1},
+    ]
+    found = {"judging": {"rows": rows, "fault": "stopped after 2 s"}}
+    once = device.with_table(PAGE, ABOUT, found)
+    assert once == device.with_table(once, ABOUT, found)
+    assert once.startswith("# On a card\n\n## Measured\n\n### A card\n\ntorch 2.\n")
+    assert once.endswith("\n\n### Another\n\nstays\n")
+    assert "old" not in once
+    assert "| L/14, 64 | images/s 2000, same True |\n|  | a/b | images/s 1 |\n|  |  | **stopped after 2 s** |" in once
+    assert device.with_table("# On a card\n", ABOUT, found).startswith("# On a card\n\n### A card\n")
+
+
+def test_pieces_of_two_machines_make_no_table(tmp_path: Path) -> None:
+    for number, name in enumerate(("A card", "Another"), start=1):
+        (tmp_path / f"piece-{number}.json").write_text(json.dumps({"machine": {"device": name, "torch": "2"}}))
+    with pytest.raises(SystemExit, match=r"those of A card \(torch 2\), Another"):
+        device.read_pieces(tmp_path)
 
 
 def test_the_machine_is_described_where_there_is_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,14 +118,6 @@ def test_the_machine_is_described_where_there_is_a_card(monkeypatch: pytest.Monk
     assert (found["device"], found["memory"], found["driver"]) == ("a card", "80 GiB", "570.1")
 
 
-def test_what_stands_is_not_measured_again_and_what_does_not_fit_is_not_begun(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "results.json").write_text(json.dumps({"machine": {}, "mima": {"rows": [], "seconds": 1, "fault": ""}}))
-    assert device.run(tmp_path, ["mima", "causal"], 10, rehearse=True).keys() == {"machine", "mima"}
-    assert "causal: not begun" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_a_section_that_is_stopped_or_fails_keeps_its_rows(tmp_path: Path) -> None:
     code = "import time; print('ROW {\"a\": 1}', flush=True); "
@@ -83,4 +127,3 @@ def test_a_section_that_is_stopped_or_fails_keeps_its_rows(tmp_path: Path) -> No
     assert failed["rows"] == [{"a": 1}]
     assert "status 1" in failed["fault"]
     assert "ZeroDivisionError" in (tmp_path / "log.txt").read_text()
-    assert "**stopped after 2 s**" in device.table("slow", slow)

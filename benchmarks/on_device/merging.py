@@ -17,25 +17,61 @@ from benchmarks.merging.shapes import make_checkpoints
 from benchmarks.on_device.common import Row, Shape, fresh, peak_gib, place, task
 from mergeflow.evaluation.adamerging import entropy_gradient
 from mergeflow.evaluation.statistics import diagonal_fisher, input_grams
-from mergeflow.merging import configure
+from mergeflow.merging import Recipe, configure, make_recipe, merge
 from mergeflow.merging.learned.adamerging import learn
 from mergeflow.modality import Model, Predictions
 from mergeflow.training.arithmetic import arithmetic
 
+# Two spectral methods, of which most is expected, and the element-wise ones.
+_FIRST = ("cart", "tsv", "task_arithmetic", "ties", "dare")
+
 
 def vit_b_32(rehearse: bool) -> Iterator[Row]:
     """8 experts of ViT-B/32."""
-    yield from _table(rehearse, "--model", "ViT-B-32", "--experts", "8")
+    yield from _table(rehearse, "--model", "ViT-B-32", "--experts", "8", "--methods", *_FIRST, "della", "iso_c")
 
 
 def vit_l_14(rehearse: bool) -> Iterator[Row]:
     """4 experts of ViT-L/14: 8 would not come through in the time."""
-    yield from _table(rehearse, "--model", "ViT-L-14", "--experts", "4")
+    yield from _table(rehearse, "--model", "ViT-L-14", "--experts", "4", "--methods", *_FIRST)
 
 
 def decoder(rehearse: bool) -> Iterator[Row]:
     """3 experts of a decoder with 1.2 B parameters in bfloat16."""
-    yield from _table(rehearse, "--model", "decoder-1.2B", "--experts", "3")
+    yield from _table(rehearse, "--model", "decoder-1.2B", "--experts", "3", "--methods", *_FIRST)
+
+
+def profile(rehearse: bool) -> Iterator[Row]:
+    """Where the seconds of element-wise merges go: what the device computes and copies, and the processor's operations.
+
+    Time that is in neither column is reading, writing and waiting of Python's threads.
+    """
+    shapes = {"tiny": 2} if rehearse else {"ViT-B-32": 8, "ViT-L-14": 4}
+    for model, count in shapes.items():
+        with TemporaryDirectory() as folder:
+            base, experts = make_checkpoints(Path(folder), model, count)
+            for method, args in {"task_arithmetic": {}, "ties": {"keep": 0.2}, "dare": {}}.items():
+                names = {f"e{number}": str(path) for number, path in enumerate(experts)}
+                recipe = make_recipe({
+                    "method": method, "args": args, "base": str(base), "experts": names,
+                    "device": str(place(rehearse)), "out": str(Path(folder) / "out.safetensors"),
+                })  # fmt: skip
+                merge(recipe)  # starts the device, warms the page cache
+                yield {"model": model, "method": method, **_profiled(recipe)}
+
+
+def _profiled(recipe: Recipe) -> Row:
+    with torch.profiler.profile(activities=torch.profiler.supported_activities()) as profiler:
+        took = merge(recipe).seconds
+    events = profiler.key_averages()
+    on_device = sum(event.self_device_time_total for event in events) / 1e6
+    copies = sum(event.self_device_time_total for event in events if event.key.startswith("Memcpy")) / 1e6
+    slowest = max(events, key=lambda event: event.self_cpu_time_total)
+    return {
+        "s": took, "s computing on the device": on_device - copies, "s copying": copies,
+        "s of all threads in torch": sum(event.self_cpu_time_total for event in events) / 1e6,
+        "most in": f"{slowest.key}, {slowest.self_cpu_time_total / 1e6:.2f} s",
+    }  # fmt: skip
 
 
 def _table(rehearse: bool, *options: str) -> Iterator[Row]:

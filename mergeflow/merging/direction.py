@@ -13,7 +13,7 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.catalog import MethodCall, check_inputs, configure, weights_by_name
-from mergeflow.merging.device_memory import free_bytes
+from mergeflow.merging.device_memory import fits
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.matrices import survey
@@ -308,9 +308,9 @@ class CandidateMerger:
     def merge_for(self, call: MethodCall, device: torch.device) -> dict[str, Tensor]:
         """Return the merged state dict of a candidate that a model on a device is given.
 
-        A CUDA device keeps anchor and direction while candidates differ in `scale` alone, so that no weights are copied
-        there for each of them; the bits are the processor's. Where they would take more than a quarter of the free
-        memory, which the forward pass needs too, the merge stays on the processor.
+        A CUDA device is given anchor and direction at the second of candidates that differ in `scale` alone, so that no
+        weights are copied there for each of them; the bits are the processor's. By then the model has judged the first,
+        and torch holds what its forward passes take: where what is left is too small, merges stay on the processor.
         """
         if self._direction is None or self._call != call.without_scale():
             self._direction = None  # free the old one before the new one is made
@@ -319,6 +319,6 @@ class CandidateMerger:
             )
             self._call = call.without_scale()
             self.prepared += 1
-            if device.type == "cuda" and 4 * self._direction.nbytes <= free_bytes(str(device)):
-                self._direction = self._direction.to(device)
+        elif device.type == "cuda" and fits(self._direction.nbytes, torch.cuda.mem_get_info(device)[0]):
+            self._direction = self._direction.to(device)
         return self._direction.at(call.scale)
