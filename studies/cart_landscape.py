@@ -35,7 +35,7 @@ from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from mergeflow.evaluation import CandidateScorer, losses
+from mergeflow.evaluation import CandidateScorer, Judge
 from mergeflow.merging import configure
 from mergeflow.modalities.classification import Subset
 from mergeflow.modality import Examples
@@ -135,8 +135,8 @@ class Site:
     def losses(self, state: Mapping[str, Any], examples: Mapping[str, Examples] | None = None) -> dict[str, float]:
         """Return L_t of every task, or on the examples given."""
         self.lab.model.load(state)
-        judging = dict(self.lab.io.section("evaluation"))
-        return losses(self.lab.model, self.examples if examples is None else examples, **judging)
+        judge = Judge(self.lab.model, **dict(self.lab.io.section("evaluation")))
+        return judge.losses(self.examples if examples is None else examples)
 
     def addition(self) -> float:
         """Return task arithmetic's λ of the smallest multi-task loss."""

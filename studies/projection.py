@@ -34,7 +34,7 @@ from pydantic import Field, field_validator
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from mergeflow.evaluation import losses
+from mergeflow.evaluation import Judge
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, methods
@@ -206,7 +206,7 @@ def _at(first: State, second: State, share: float) -> State:
 def _loss(lab: Laboratory, state: State, examples: Mapping[str, Examples]) -> float:
     """Return the multi-task loss Σ_t L_t."""
     lab.model.load(state)
-    return sum(losses(lab.model, examples, **dict(lab.io.section("evaluation"))).values())
+    return sum(Judge(lab.model, **dict(lab.io.section("evaluation"))).losses(examples).values())
 
 
 def measure_across(lab: Laboratory, options: Options, scales: Mapping[str, float]) -> Iterator[Row]:

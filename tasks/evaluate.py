@@ -6,7 +6,7 @@ from typing import Any
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.documents import Test, TestRow, read_selection, write_document
-from mergeflow.evaluation import accuracies, mean, normalised
+from mergeflow.evaluation import Judge, mean, normalised
 from mergeflow.modality import Examples
 from tasks.models import choose_device, load_for_experts, load_model
 from tasks.project.stage import StageIO
@@ -15,9 +15,9 @@ from tasks.project.stage import StageIO
 def run(io: StageIO) -> None:
     """Write `outputs/results/test.json` (a row per model) and `outputs/results/metrics.json` (for `dvc metrics`)."""
     device, tasks = choose_device(io), list(io.section("tasks"))
-    judging = dict(io.section("evaluation"))
     selection = read_selection(io.dep(layout.SELECTION))
     model = load_model(io, layout.BASE_MODEL, device)
+    judge = Judge(model, **dict(io.section("evaluation")))
     data = load_for_experts(io, "test", tasks, device)
     checkpoints = {method: layout.merge(method) for method in selection["methods"]}
     total = len(checkpoints) + 2
@@ -25,7 +25,7 @@ def run(io: StageIO) -> None:
     def score(checkpoint: str, chosen: list[str]) -> dict[str, float]:
         with open_checkpoint(io.dep(checkpoint)) as state:
             model.load(state)
-        return accuracies(model, {task: data[task] for task in chosen}, **judging)
+        return judge.accuracies({task: data[task] for task in chosen})
 
     individual: dict[str, float] = {}
     for task in tasks:

@@ -8,7 +8,7 @@ from typing import Any
 from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.documents import Chosen, Selection, read_sweep, write_document
-from mergeflow.evaluation import at_grid_edge, best_candidate, example_scores, write_scores
+from mergeflow.evaluation import Judge, at_grid_edge, best_candidate, write_scores
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.catalog import code_record
 from mergeflow.modality import State
@@ -68,9 +68,8 @@ def _write_winner_scores(io: StageIO, checkpoint: Path, tasks: list[str]) -> Non
     model = load_model(io, layout.BASE_MODEL, device)
     with open_checkpoint(checkpoint) as state:
         model.load(state)
-    judging = dict(io.section("evaluation"))
+    judge = Judge(model, **dict(io.section("evaluation")))
     scores = {
-        task: example_scores(model, examples, **judging)
-        for task, examples in load_for_experts(io, "validation", tasks, device).items()
+        task: judge.scores(examples) for task, examples in load_for_experts(io, "validation", tasks, device).items()
     }
     write_scores(io.out(layout.WINNER_SCORES), scores)

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ class Workbench:
         """Return a function that computes a model's validation accuracy, the mean over `tasks`."""
         data = {task: self.examples(task, "validation") for task in tasks}
         judging = self.io.section("evaluation")
-        return lambda model: sum(accuracies(model, data, **dict(judging)).values()) / len(data)
+        judged = partial(accuracies, tasks=data, batch_size=judging.batch_size, precision=judging.precision)
+        return lambda model: sum(judged(model).values()) / len(data)
 
 
 def train(

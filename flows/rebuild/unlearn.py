@@ -18,7 +18,7 @@ from mergeflow.analysis.provable.criteria import Criterion, all_met, unlearning_
 from mergeflow.checkpoints import open_checkpoint, read_state, write_checkpoint
 from mergeflow.documents import write_document
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.evaluation import accuracies, example_scores, losses, mean, normalised, write_scores
+from mergeflow.evaluation import Judge, mean, normalised, write_scores
 from mergeflow.merging import configure, prepare
 from mergeflow.merging.catalog import code_record
 from mergeflow.modality import Examples, Model
@@ -394,7 +394,8 @@ class _Work:
         self._data: dict[str, Examples] = load_for_experts(self._io, "validation", tasks, device)
         texts = sorted(written(self._data), key=lambda name: name != task)
         self._passages = Passages.read(scratch, texts) if texts else None
-        self._judging = dict(self._io.section("evaluation"))
+        judging = self._io.section("evaluation")
+        self._judge, self._batch = Judge(self._model, **dict(judging)), judging.batch_size
         self._base = read_state(scratch / recipe["base"])
         self._experts = {name: read_state(scratch / recipe["experts"][name]) for name in tasks}
         self._call = configure(recipe["method"], recipe["args"])
@@ -419,9 +420,9 @@ class _Work:
     @torch.inference_mode()
     def _judged(self, state: Mapping[str, torch.Tensor]) -> Figures:
         self._model.load(state)
-        lost = losses(self._model, written(self._data), **self._judging)
-        recall = self._passages.recall(self._model, self._judging["batch_size"]) if self._passages else {}
-        return Figures(accuracies(self._model, self._data, **self._judging), lost, recall)
+        lost = self._judge.losses(written(self._data))
+        recall = self._passages.recall(self._model, self._batch) if self._passages else {}
+        return Figures(self._judge.accuracies(self._data), lost, recall)
 
     def texts(self, scale: float) -> list[dict[str, Any]]:
         """Return how the version and that merge go on from passages of the tasks that are texts."""
@@ -460,5 +461,5 @@ class _Work:
         for path, document in ((layout.sweep(method), sweep), (layout.SELECTION, selection)):
             write_document(self.scratch / path, document)
         self._model.load(state)
-        scores = {name: example_scores(self._model, self._data[name], **self._judging) for name in remaining}
+        scores = {name: self._judge.scores(self._data[name]) for name in remaining}
         write_scores(self.scratch / layout.WINNER_SCORES, scores)

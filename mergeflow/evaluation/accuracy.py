@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mergeflow.modality import Examples, Model, device_of, prefetch
 from mergeflow.training.arithmetic import forward_in
+from mergeflow.training.compiling import Forward
 from mergeflow.training.settings import Precision
 
 
@@ -74,6 +75,36 @@ def losses(
                 total += float(examples.loss(model, rows)) * len(rows)
         means[task] = total / len(examples)
     return means
+
+
+class Judge:
+    """A model and how it is judged, as the section `evaluation` of params.yaml says it.
+
+    Args:
+        model: Its weights may change between two calls.
+        batch_size: Examples per forward pass; only rounding depends on it.
+        precision: Of the forward passes, as `forward_in` takes it.
+        compile: Whether they go through torch.compile, or without it where it fails. One graph is made for the first
+            shape of a batch and one for all others.
+    """
+
+    def __init__(
+        self, model: Model, batch_size: int = 256, precision: Precision = "float32", compile: bool = False
+    ) -> None:
+        self._forward = Forward(model, compile, "evaluation.compile")
+        self._batch_size, self._precision = batch_size, precision
+
+    def scores(self, examples: Examples) -> np.ndarray:
+        """Return each example's score, [N], as `example_scores`."""
+        return self._forward.run(lambda model: example_scores(model, examples, self._batch_size, self._precision))
+
+    def accuracies(self, tasks: Mapping[str, Examples]) -> dict[str, float]:
+        """Return each task's accuracy."""
+        return self._forward.run(lambda model: accuracies(model, tasks, self._batch_size, self._precision))
+
+    def losses(self, tasks: Mapping[str, Examples]) -> dict[str, float]:
+        """Return each task's mean loss."""
+        return self._forward.run(lambda model: losses(model, tasks, self._batch_size, self._precision))
 
 
 def _prefetched(examples: Examples, size: int) -> Iterator[Tensor]:

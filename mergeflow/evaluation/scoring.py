@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeflow.evaluation.accuracy import accuracies
+from mergeflow.evaluation.accuracy import Judge
 from mergeflow.evaluation.averages import mean, normalised
 from mergeflow.merging import MethodCall
 from mergeflow.merging.direction import CandidateMerger
 from mergeflow.modality import Examples, Model, State, device_of
-from mergeflow.training.settings import Precision
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ class CandidateScorer:
         experts: State dicts by name.
         statistics: Of data, for methods that need them: kind → expert → tensor.
         device: Where the merge's arithmetic happens.
-        batch_size: Examples per forward pass.
-        precision: Of the forward passes; merges are made in float32 or wider whatever it is.
+        judging: Batch size, precision and compilation of the forward passes, as `Judge` takes them; merges are made in
+            float32 or wider whatever these say.
     """
 
     def __init__(
@@ -62,10 +61,9 @@ class CandidateScorer:
         *,
         statistics: Mapping[str, Any] | None = None,
         device: str = "cpu",
-        batch_size: int = 256,
-        precision: Precision = "float32",
+        **judging: Any,
     ) -> None:
-        self.model, self.tasks, self._batch_size, self._precision = model, tasks, batch_size, precision
+        self.model, self.tasks, self._judge = model, tasks, Judge(model, **judging)
         self.merger = CandidateMerger(base, experts, statistics=statistics, device=device)
 
     def renew_cache(self, rank_ratio: float) -> None:
@@ -84,4 +82,4 @@ class CandidateScorer:
     def state(self, state: State, tasks: Mapping[str, Examples] | None = None) -> dict[str, float]:
         """Return the accuracy of a state dict on every task, or on those given."""
         self.model.load(state)
-        return accuracies(self.model, self.tasks if tasks is None else tasks, self._batch_size, self._precision)
+        return self._judge.accuracies(self.tasks if tasks is None else tasks)

@@ -13,7 +13,7 @@ from mergeflow.checkpoints import LazyStateDict, fingerprint
 from mergeflow.data import load_manifest, load_split
 from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.accuracy import accuracies
+from mergeflow.evaluation.accuracy import Judge
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.vision.decoding import image_decoding
@@ -24,7 +24,6 @@ from mergeflow.modalities.vision.sources.kinds import open_images as open_source
 from mergeflow.modality import Examples, Model, check_fit
 from mergeflow.search.scorer import Candidate, CandidateModel
 from mergeflow.search.sweep_file import Sweep
-from mergeflow.training.settings import Precision
 
 
 class ImageScorer:
@@ -34,6 +33,7 @@ class ImageScorer:
         model: The image tower, on its device; its weights are overwritten.
         examples: Of validation, by task.
         test: Opens those of test, which are read when they are asked for.
+        judge: Of this model.
     """
 
     def __init__(
@@ -41,12 +41,10 @@ class ImageScorer:
         model: Model,
         examples: dict[str, Examples],
         test: Callable[[], dict[str, Examples]],
-        batch_size: int,
-        precision: Precision = "float32",
+        judge: Judge,
     ) -> None:
         self.tasks: Sequence[str] = tuple(examples)
-        self._model, self._examples, self._test = model, examples, test
-        self._batch_size, self._precision = batch_size, precision
+        self._model, self._examples, self._test, self._judge = model, examples, test, judge
 
     @torch.inference_mode()
     def __call__(self, model: CandidateModel, candidate: Candidate, only: str | None = None) -> dict[str, float]:
@@ -54,7 +52,7 @@ class ImageScorer:
         examples = self._test() if candidate.split == "test" else self._examples
         self._model.load(model.state)
         chosen = examples if only is None else {only: examples[only]}
-        return accuracies(self._model, chosen, self._batch_size, self._precision)
+        return self._judge.accuracies(chosen)
 
 
 def open_images(
@@ -90,11 +88,8 @@ def open_images(
     facts |= {f"task {task}": digest for task, (_, digest) in opened.items()}
     if sweep.precision != "float32":  # journals from before there was a choice name none
         facts["precision"] = sweep.precision
-    examples = _without_digests(opened)
-    score = ImageScorer(
-        model, examples, lambda: _without_digests(open_split("test")), sweep.batch_size, sweep.precision
-    )
-    return score, facts
+    judge = Judge(model, sweep.batch_size, sweep.precision, sweep.compile)
+    return ImageScorer(model, _without_digests(opened), lambda: _without_digests(open_split("test")), judge), facts
 
 
 def _without_digests(opened: dict[str, tuple[Classification, str]]) -> dict[str, Examples]:

@@ -190,6 +190,7 @@ class Sweep(Frozen):
         seed: Of prepared sources and of the search.
         batch_size: Images per forward pass.
         precision: Of the forward passes on images; a scorer of yours has its own.
+        compile: Whether they go through torch.compile.
         device: cpu, cuda, cuda:1 ...
         data: Statistics of data that a method needs: kind → expert → path.
         tokenizer: Whose tokens all candidates have, as in a recipe; `tokenizer_source: X` is its `source`.
@@ -210,6 +211,7 @@ class Sweep(Frozen):
     seed: int = Field(0, ge=0)
     batch_size: int = Field(256, ge=1)
     precision: Precision = "float32"
+    compile: bool = False
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     data: dict[str, Paths] = Field(default={})
     tokenizer: Annotated[TokenizerChoice | None, BeforeValidator(tokenizer_choice)] = None

@@ -12,10 +12,14 @@ T = TypeVar("T")
 
 
 class Forward:
-    """A model's forward pass, compiled where that is asked for and works."""
+    """A model's forward pass, compiled where that is asked for and works.
 
-    def __init__(self, model: Model, compiled: bool) -> None:
-        self._plain, self.compiled = model, compiled
+    Args:
+        setting: That asks for it, as messages name it.
+    """
+
+    def __init__(self, model: Model, compiled: bool, setting: str = "finetune.compile") -> None:
+        self._plain, self.compiled, self._setting = model, compiled, setting
         made: Any = torch.compile(model.module) if compiled else model.module
         self._network = Network(made)
 
@@ -32,7 +36,7 @@ class Forward:
         except _failures() as error:
             first = str(error).strip().splitlines()[0]
             warnings.warn(
-                f"finetune.compile: torch.compile failed ({first}). The run goes on without it; set compile to false, "
+                f"{self._setting}: torch.compile failed ({first}). The run goes on without it; set compile to false, "
                 "or install what it needs: a C++ compiler, and on CUDA Triton.",
                 stacklevel=2,
             )

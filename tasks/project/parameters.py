@@ -19,11 +19,13 @@ class EvaluationSection(Section):
     """How models are judged.
 
     batch_size: examples per forward pass; no result depends on it beyond float rounding. precision: of the forward
-    passes of sweeps, selections, evaluations, validations and studies; merges are made in float32 or wider.
+    passes of sweeps, selections, evaluations, validations and studies; merges are made in float32 or wider. compile:
+    whether they go through torch.compile, all but those of validations.
     """
 
     batch_size: int = Field(256, ge=1)
     precision: Precision = "float32"
+    compile: bool = False
 
 
 class ParamsFile(Section):

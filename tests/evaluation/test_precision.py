@@ -1,5 +1,6 @@
 """`evaluation.precision`: what each precision changes of scores, and what never depends on it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,27 @@ def test_a_sweep_in_another_precision_does_not_go_on_in_the_same_folder(world: P
     assert run_sweep(make_sweep(sweep_values(world, **values, precision="float32")), tmp_path).scored == 0
     with pytest.raises(MergeflowError, match="precision"):
         run_sweep(make_sweep(sweep_values(world, **values, precision="bfloat16")), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_gives_the_same_scores_for_every_candidate(
+    world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that are loaded later count too, and two graphs serve all sizes of batches."""
+    graphs: list[Any] = []
+
+    def noted(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=noted))
+    scorer, compiled = make_scorer(world, batch_size=8), make_scorer(world, batch_size=8, compile=True)
+    for scale in (0.0, 0.5, 1.0):
+        call = configure("task_arithmetic", {"scale": scale})
+        assert compiled.candidate(call) == scorer.candidate(call)
+    assert len(graphs) == 2
+    sweep = make_sweep(sweep_values(world, methods={"average": {}}, compile=True))
+    assert run_sweep(sweep, tmp_path).winner.method == "average"
 
 
 @pytest.mark.slow
