@@ -56,7 +56,7 @@ def write_reference(folder: Path) -> None:
 
     from mergeflow.cli import add_all_commands, app
     from mergeflow.commands.methods_page import methods_page
-    from mergeflow.commands.reference import commands_page
+    from mergeflow.commands.pages import commands_page
     from mergeflow.merging.architectures.page import architectures_page
 
     folder.mkdir(exist_ok=True)

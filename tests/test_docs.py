@@ -11,8 +11,7 @@ import yaml
 from pydantic import BaseModel
 
 from mergeflow.cli import add_all_commands, app
-from mergeflow.commands.pages import FROM_CODE
-from mergeflow.commands.reference import commands_page, every_command
+from mergeflow.commands.pages import FROM_CODE, commands_page, every_command
 from mergeflow.merging import methods
 from tasks.project.parameters import params_of
 

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mergeflow.commands.inputs import local
-from mergeflow.commands.pairs import read_pairs
+from mergeflow.commands.options import local, read_pairs
 from mergeflow.errors import MergeflowError
 
 

@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 
 from mergeflow.checkpoints.fingerprint import short
-from mergeflow.commands.inputs import Force, local
-from mergeflow.commands.pairs import read_pairs
+from mergeflow.commands.options import Force, local, read_pairs
 
 Out = Annotated[Path, typer.Option(help="The file to make.")]
 

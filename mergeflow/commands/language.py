@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mergeflow.commands.device_option import Device
+from mergeflow.commands.options import Device
 from mergeflow.errors import MergeflowError
 
 Base = Annotated[
@@ -63,8 +63,8 @@ def perplexity(
     """Print the perplexity of texts under causal models."""
     import torch
 
+    from mergeflow.commands.causal_models import opened_models
     from mergeflow.commands.device_memory import print_forecast
-    from mergeflow.commands.judged import opened_models
     from mergeflow.commands.texts import prepared_block, project_models, project_texts, read_texts
     from mergeflow.evaluation.memory import estimate_perplexity_memory
     from mergeflow.modalities.causal.perplexity import total_loss
@@ -163,7 +163,7 @@ def lm_eval(
     as_json: AsJson = False,
 ) -> None:
     """Judge causal models by tasks of lm-evaluation-harness, which is installed with mergeflow[lm-eval]."""
-    from mergeflow.commands.judged import opened_models
+    from mergeflow.commands.causal_models import opened_models
     from mergeflow.errors import unknown_name
     from mergeflow.search.lm_eval import evaluate, find_tasks, metrics_of
     from mergeflow.search.sweep_file import LmEvalScore

@@ -13,8 +13,7 @@ from rich.table import Table
 
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.allocation import reuse_freed_memory
-from mergeflow.commands.device_option import checked
-from mergeflow.commands.inputs import Force, local
+from mergeflow.commands.options import Force, checked, local
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:

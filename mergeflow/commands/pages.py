@@ -1,6 +1,6 @@
 """The command that shows the documentation, whose pages messages and choices name: docs/training.md."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mergeflow.application import PAGES
+from mergeflow.commands import ANYWHERE
 from mergeflow.errors import unknown_name
 
 FROM_CODE = {
@@ -17,6 +18,13 @@ FROM_CODE = {
     "methods": "Merge methods: formulas, arguments, sources",
 }
 """The pages that are written from the code when they are asked for, with their titles."""
+
+_COMMANDS_HEAD = """# Commands
+
+The commands marked *project* work inside a project folder: one with `dvc.yaml` and `params.yaml`.
+Bad input ends with one message and status 2.
+"""
+_LIBRARY = "mergeflow.commands"
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -61,7 +69,6 @@ def page_of_code(name: str, command_line: Any) -> str:
         command_line: the click group with all commands.
     """
     from mergeflow.commands.methods_page import methods_page
-    from mergeflow.commands.reference import commands_page
     from mergeflow.merging.architectures.page import architectures_page
 
     writers: dict[str, Callable[[], str]] = {
@@ -75,3 +82,40 @@ def page_of_code(name: str, command_line: Any) -> str:
 def _title(path: Path) -> str:
     with path.open(encoding="utf-8") as lines:
         return next(lines).removeprefix("#").strip()
+
+
+def every_command(group: Any, prefix: str = "") -> dict[str, Any]:
+    """List every command of a group of commands by its words, for example `vector extract`."""
+    listed: dict[str, Any] = {}
+    for name, command in sorted(group.commands.items()):
+        if hasattr(command, "commands"):
+            listed |= every_command(command, f"{prefix}{name} ")
+        else:
+            listed[f"{prefix}{name}"] = command
+    return listed
+
+
+def commands_page(group: Any) -> str:
+    """Return the page: for each command what it does, its arguments and options."""
+    parts = [_COMMANDS_HEAD]
+    for words, command in every_command(group).items():
+        anywhere = words in ANYWHERE or command.callback.__module__.startswith(_LIBRARY)
+        kind = "" if anywhere else " *project*"
+        parts.append(f"## `mergeflow {words}`{kind}\n\n{' '.join((command.help or '').split())}")
+        if command.epilog:
+            parts.append(f"```console\n{command.epilog.removeprefix('Example: ')}\n```")
+        rows = [row for parameter in command.params for row in _row(parameter)]
+        if rows:
+            parts.append("| argument | default | meaning |\n|---|---|---|\n" + "\n".join(rows))
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def _row(parameter: Any) -> Iterator[str]:
+    if parameter.name == "help":
+        return
+    option = parameter.param_type_name == "option"
+    default = "required" if parameter.required else parameter.default
+    names = [*parameter.opts, *(parameter.secondary_opts if default is True else [])]  # what is on can be turned off
+    name = ", ".join(names) if option else parameter.name.upper()
+    shown = "" if default is None or default is False else "on" if default is True else str(default)
+    yield f"| `{name}` | {shown} | {parameter.help or ''} |"

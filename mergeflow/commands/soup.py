@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mergeflow.commands.inputs import Force
+from mergeflow.commands.options import Force
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -10,9 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mergeflow.checkpoints.fingerprint import short
-from mergeflow.commands.device_option import Device
-from mergeflow.commands.inputs import Force
-from mergeflow.commands.pairs import read_pairs
+from mergeflow.commands.options import Device, Force, read_pairs
 
 Expert = Annotated[Path, typer.Argument(help="The expert's weights.")]
 Task = Annotated[Path, typer.Option(help="The prepared folder of the expert's task.")]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mergeflow.checkpoints.fingerprint import short
-from mergeflow.commands.inputs import Force, local
+from mergeflow.commands.options import Force, local
 
 Vector = Annotated[Path, typer.Argument(help="A task vector.")]
 Out = Annotated[Path, typer.Option(help="The .safetensors file to make.")]

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mergeflow import layout
-from mergeflow.commands.pairs import read_pairs
+from mergeflow.commands.options import read_pairs
 from mergeflow.documents import read_training
 from mergeflow.errors import MergeflowError, unknown_name
 from tasks.project.files import file_lock

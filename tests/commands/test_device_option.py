@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from mergeflow import cli
 from mergeflow.commands import language, merging, statistics
-from mergeflow.commands.device_option import checked
+from mergeflow.commands.options import checked
 from mergeflow.errors import MergeflowError
 from tests.card import driver
 

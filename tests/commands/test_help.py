@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from mergeflow.cli import add_all_commands, app
 from mergeflow.commands.help_groups import EXAMPLES, GROUPS
-from mergeflow.commands.reference import every_command
+from mergeflow.commands.pages import every_command
 
 add_all_commands(Path(__file__).parents[2])
 COMMANDS = every_command(typer.main.get_command(app))

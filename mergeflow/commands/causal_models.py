@@ -10,7 +10,7 @@ import typer
 from mergeflow.checkpoints.folders import named_base
 from mergeflow.checkpoints.formats import local_folder
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG
-from mergeflow.commands.inputs import local
+from mergeflow.commands.options import local
 from mergeflow.commands.texts import project_base
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge

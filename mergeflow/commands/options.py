@@ -1,12 +1,55 @@
-"""The option --device of commands: the processor, or a CUDA device that is there."""
+"""Options that several commands share: checkpoints, a device, entries of the form NAME=VALUE."""
 
 import os
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mergeflow.errors import MergeflowError
+
+Force = Annotated[bool, typer.Option("--force", help="Replace the output file even if mergeflow did not make it.")]
+
+
+def local(context: typer.Context, path: str | Path) -> str:
+    """Return the local path of a checkpoint; in a project, references such as models:/name@alias are followed.
+
+    Args:
+        context: its object is what follows references, or None.
+
+    Raises:
+        MergeflowError: a reference outside a project, or one that leads nowhere.
+    """
+    from mergeflow.merging.files.recipe import local_path
+
+    return local_path(str(path), context.obj)
+
+
+def read_pairs(entries: list[str], option: str, form: str = "NAME=VALUE") -> dict[str, str]:
+    """Return the values by name.
+
+    Args:
+        entries: what was given, for example `["digits=digits.safetensors"]`.
+        option: the option's name, for messages.
+        form: what an entry looks like, for messages.
+
+    Raises:
+        MergeflowError: an entry of another form, or a name given twice.
+
+    Example:
+        >>> read_pairs(["a=1", "b=x=y"], "--set")
+        {'a': '1', 'b': 'x=y'}
+    """
+    values: dict[str, str] = {}
+    for entry in entries:
+        name, equals, value = entry.partition("=")
+        if not equals or not name or not value:
+            raise MergeflowError(f"{option} '{entry}' is not of the form {form}.")
+        if name in values:
+            raise MergeflowError(f"{option} names '{name}' twice.")
+        values[name] = value
+    return values
 
 
 def checked(device: str | None) -> str | None:
