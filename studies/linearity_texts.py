@@ -47,6 +47,7 @@ from mergeflow.modalities.modules import own_generator
 from mergeflow.modality import Model, Network, device_of
 from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
 from studies.lab.linearity import TunedModels, layer_table, layers_figure, rows_of
+from studies.lab.plots import side_by_side
 from studies.lab.tuning import CosineSteps, drawn_weights, trained
 from studies.linearity_edits import claims_on_edits, measure_edits
 
@@ -118,8 +119,8 @@ class Answers:
 
     def loss(self, model: Model, rows: Tensor) -> Tensor:
         """Return the mean cross-entropy over the tokens of the answers to `rows`, in nats, a scalar []."""
-        found: Tensor = self._called(model, rows).loss
-        return found
+        loss: Tensor = self._called(model, rows).loss
+        return loss
 
     def scores(self, model: Model, rows: Tensor) -> Tensor:
         """Return 1 where every token is the likeliest after the right ones before it, [n]: greedy answers are right."""
@@ -129,9 +130,9 @@ class Answers:
 
     def log_p(self, model: Model, rows: Tensor) -> Tensor:
         """Return log-probabilities of every token of the answers, [m, C]."""
-        kept = (self.labels[rows] != _IGNORED).to(device_of(model))
-        found: Tensor = self._called(model, rows).logits.log_softmax(-1)[kept]
-        return found
+        answered = (self.labels[rows] != _IGNORED).to(device_of(model))
+        log_p: Tensor = self._called(model, rows).logits.log_softmax(-1)[answered]
+        return log_p
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return the features of the named blocks, [n, width] each."""
@@ -297,11 +298,11 @@ def expert_rows(done: TunedModels, seed: int) -> list[Row]:
     for task, test in done.tests.items():
         if not hasattr(test, "scores"):
             continue
-        told: dict[str, float] = {}
+        right: dict[str, float] = {}
         for name, state in (("start", done.start), ("expert", done.tuned[task])):
             done.model.load(state)
-            told[name] = 100 * mean(accuracies(done.model, {task: test}))
-        rows.append({"part": "experts", "seed": seed, "tasks": task, **told})
+            right[name] = 100 * mean(accuracies(done.model, {task: test}))
+        rows.append({"part": "experts", "seed": seed, "tasks": task, **right})
     return rows
 
 
@@ -323,8 +324,8 @@ def vector_rows(done: TunedModels, folder: Path, seed: int) -> list[Row]:
             extract(paths["base"], paths["expert"], paths["vector"])
             again = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(paths["base"])}
             merge({**again, "experts": {task: str(paths["vector"])}, "out": str(paths["again"])})
-            told = distance_in_places(*(read_state(paths[part]) for part in ("base", "expert", "again")))
-            rows.append({"part": "vectors", "seed": seed, "tasks": task, "type": name, **told})
+            places = distance_in_places(*(read_state(paths[part]) for part in ("base", "expert", "again")))
+            rows.append({"part": "vectors", "seed": seed, "tasks": task, "type": name, **places})
             shutil.rmtree(folder)
     return rows
 
@@ -372,20 +373,12 @@ def feature_rows(done: TunedModels, seed: int) -> list[Row]:
             alone = _features(data, model, [every[n : n + 1] for n in every.tolist()], layers)
             others = {"batches of 7": every.split(7), "all, backwards": [every.flip(0)]}
             for way, batches in others.items():
-                found, order = _features(data, model, batches, layers), torch.cat(list(batches))
+                features, order = _features(data, model, batches, layers), torch.cat(list(batches))
+                about = {"part": "features", "seed": seed, "tasks": task, "way": way}
                 for layer in layers:
                     expected = alone[layer][order]
-                    apart = (found[layer] - expected).norm(dim=1) / expected.norm(dim=1)
-                    rows.append(
-                        {
-                            "part": "features",
-                            "seed": seed,
-                            "tasks": task,
-                            "way": way,
-                            "layer": layer,
-                            "apart": float(apart.max()),
-                        }
-                    )
+                    apart = (features[layer] - expected).norm(dim=1) / expected.norm(dim=1)
+                    rows.append({**about, "layer": layer, "apart": float(apart.max())})
     return rows
 
 
@@ -445,7 +438,7 @@ def claims(options: Options) -> list[Claim]:
 
 def answers_table(rows: pd.DataFrame) -> pd.DataFrame:
     own = select(rows, part="experts")
-    return pd.concat([table(own, "tasks", value=value) for value in ("start", "expert")], axis=1) if len(own) else own
+    return side_by_side(own, "tasks", {"start": "start", "expert": "expert"}) if len(own) else own
 
 
 def features_table(rows: pd.DataFrame) -> pd.DataFrame:

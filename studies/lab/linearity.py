@@ -1,8 +1,9 @@
 """What the studies of linearity share: the nets that they train from nothing, rows, paths of loss, a figure."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -27,8 +28,9 @@ from mergeflow.modalities.vision.transforms import rotate
 from mergeflow.modality import Examples, Model, Network, State
 from mergeflow.training import FineTuneSettings
 from studies.lab.claims import Claim, Samples
-from studies.lab.plots import table
-from studies.lab.rows import Row
+from studies.lab.inputs import Laboratory, Lazy
+from studies.lab.plots import side_by_side, table
+from studies.lab.rows import Row, select
 from studies.lab.tuning import drawn_weights, trained
 from tasks.plotting.drawing import dress, panels, plain, series_style
 from tasks.plotting.linearity import finish_layers
@@ -97,27 +99,20 @@ class NetTask:
 
 
 Tasks = Callable[[], dict[str, NetTask]]
-"""Opens a world when the first net that is not kept yet needs it, and keeps it."""
+"""Opens a world when the first net that is missing needs it, and holds it."""
 
 
 def open_world(world: World, root: Path) -> dict[str, NetTask]:
     """Return the world's tasks by name; the first is the one that nets are pre-trained on."""
-    if world.angles:
-        upright = {split: _pictures(world.source, split, count, world.size, root) for split, count in _counts(world)}
-        return {
-            f"{angle:g}°": NetTask(*(_task(f"{angle:g}°", _turned(*upright[split], angle), world) for split in upright))
-            for angle in world.angles
-        }
+    parts = {f"{angle:g}°": (world.source, angle) for angle in world.angles}
+    if not parts:
+        parts = {text.rpartition("/")[2]: (_joined(world.source, text), 0.0) for text in world.splits}
+    counts = {"train": world.train, "test": world.test}
+    grey = world.architecture == "mlp"
     return {
-        name: NetTask(
-            *(_task(name, _pictures(source, split, count, world.size, root), world) for split, count in _counts(world))
-        )
-        for name, source in ((text.rpartition("/")[2], _joined(world.source, text)) for text in world.splits)
+        name: NetTask(*(_task(name, source, angle, split, counts[split], world.size, grey, root) for split in counts))
+        for name, (source, angle) in parts.items()
     }
-
-
-def _counts(world: World) -> list[tuple[str, int]]:
-    return [("train", world.train), ("test", world.test)]
 
 
 def _joined(source: str, part: str) -> str:
@@ -127,40 +122,47 @@ def _joined(source: str, part: str) -> str:
     return f"{source}{'&' if '?' in source else '?'}{part}"
 
 
-@lru_cache(maxsize=10)  # the worlds of a study differ in their nets more often than in their pictures
+@lru_cache(maxsize=32)  # the worlds of studies differ in their nets more often than in their pictures
+def _task(
+    name: str, source: str, angle: float, split: str, count: int, size: int, grey: bool, root: Path
+) -> Classification:
+    """Return up to `count` examples of one split, turned by an angle, in one channel or in three."""
+    images, labels = _pictures(source, split, count, size, root)
+    turned = torch.from_numpy(_turned(images, angle))
+    inputs = turned[..., 0].contiguous() if grey else turned
+    return Classification(name, inputs, torch.from_numpy(labels), encode=on_grey if grey else on_pixels)
+
+
+@lru_cache(maxsize=2)
 def _pictures(source: str, split: str, count: int, size: int, root: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return up to `count` images uint8 [n, S, S, 3] and labels of one split, the first that the transforms leave."""
     raw = open_images(source.partition("?")[0].rpartition("/")[2], source, root=root)
     decode = image_decoding(size).decode
     seen = (transformed(raw, example, Place(split, row, raw.seed)) for row, example in enumerate(raw.splits[split]()))
-    kept = [decode(example, source).arrays for example in islice((one for one in seen if one is not None), count)]
-    return np.stack([one["images"] for one in kept]), np.array([int(one["labels"]) for one in kept])
+    decoded = [decode(example, source).arrays for example in islice(filter(None, seen), count)]
+    return np.stack([arrays["images"] for arrays in decoded]), np.array([int(arrays["labels"]) for arrays in decoded])
 
 
-def _turned(images: np.ndarray, labels: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
+def _turned(images: np.ndarray, angle: float) -> np.ndarray:
     """Return pictures turned as the transform `rotate` turns them; they are drawn once for all angles."""
     if not angle:
-        return images, labels
-    apply = rotate(str(angle), None).apply
-    turned = []
-    for image in images:
-        example = apply(Example(Image.fromarray(image), ""), Place("train", 0, 0))
-        assert example is not None
-        turned.append(np.asarray(example.edited(example.read())))
-    return np.stack(turned), labels
-
-
-def _task(name: str, data: tuple[np.ndarray, np.ndarray], world: World) -> Classification:
-    images, labels = torch.from_numpy(data[0]), torch.from_numpy(data[1])
-    if world.architecture == "mlp":
-        return Classification(name, images[..., 0].contiguous(), labels, encode=on_grey)
-    return Classification(name, images, labels, encode=on_pixels)
+        return images
+    turn = rotate(str(angle), None).apply(Example(None, ""), Place("train", 0, 0))
+    assert turn is not None
+    return np.stack([np.asarray(turn.edited(Image.fromarray(image))) for image in images])
 
 
 def on_grey(module: nn.Module, images: Tensor) -> Tensor:
     """Call a net on grey uint8 images [n, S, S], scaled to −1 … 1."""
     logits: Tensor = module(images.float() / 127.5 - 1)
     return logits
+
+
+def by_seed(
+    lab: Laboratory, world: World, work: Callable[[Tasks, int], Iterable[Row]], seeds: Sequence[int], name: str = "seed"
+) -> list[Row]:
+    """Return the rows of `work(tasks, seed)` for every seed, each kept as a piece; the world is opened once."""
+    return lab.by_seed(partial(work, Lazy(partial(open_world, world, lab.io.root))), seeds, name)
 
 
 def new_net(world: World, tasks: Mapping[str, NetTask], seed: int) -> Network:
@@ -176,12 +178,16 @@ def new_net(world: World, tasks: Mapping[str, NetTask], seed: int) -> Network:
 def with_statistics(model: Model, state: State, data: Sequence[Classification], count: int = 256) -> dict[str, Tensor]:
     """Return weights whose BatchNorm statistics were computed again on training pictures of these tasks.
 
+    A net without BatchNorm keeps its weights.
+
     Args:
         model: the network, whose weights are overwritten.
         state: the weights.
         data: training examples of the tasks.
         count: of each task's first pictures, one batch of them at most.
     """
+    if not has_statistics(model):
+        return dict(state)
     model.load(state)
     batches = [pixels(one.inputs[torch.arange(min(count, len(one)))]) for one in data]
     recompute_statistics(model.module, batches)
@@ -228,6 +234,21 @@ class Trained:
         return [self.first]
 
 
+def pretrained(
+    world: World, tasks: Mapping[str, NetTask], seed: int
+) -> tuple[Network, dict[str, Tensor], dict[str, Tensor]]:
+    """Return the world's net, the weights that a seed draws, and those after the pre-training on the first task."""
+    model = new_net(world, tasks, seed)
+    drawn, first = drawn_weights(model), next(iter(tasks.values()))
+    return model, drawn, trained(model, drawn, first.train, world.pretrain, seed)
+
+
+def accuracy_of(model: Model, state: State, task: NetTask) -> float:
+    """Return the accuracy of weights on the test of a task, in %."""
+    model.load(state)
+    return 100 * accuracies(model, {"own": task.test})["own"]
+
+
 def train_world(
     world: World, tasks: dict[str, NetTask], seed: int, report: Callable[[int, int], None] = lambda done, total: None
 ) -> Trained:
@@ -237,11 +258,10 @@ def train_world(
         world: architecture, sizes and settings.
         tasks: by name; the first is the one to pre-train on.
         seed: of the weights and of the order of examples.
-        report: told (tasks tuned, tasks to tune).
+        report: called with (tasks tuned, tasks to tune).
     """
     first, *others = tasks
-    model = new_net(world, tasks, seed)
-    start = trained(model, drawn_weights(model), tasks[first].train, world.pretrain, seed)
+    model, _, start = pretrained(world, tasks, seed)
     tuned = {}
     for done, task in enumerate(others, start=1):
         tuned[task] = trained(model, start, tasks[task].train, world.tune, seed)
@@ -250,6 +270,9 @@ def train_world(
 
 
 # Rows of the measurement, their worst cases, paths of loss, a figure
+
+FLAT = 0.1  # nats of LMC
+ENDS = "no path has a barrier: it fails because the losses of its ends differ, as those of nets of two tasks do"
 
 
 @dataclass(frozen=True)
@@ -273,10 +296,10 @@ class TunedModels:
         return [other for other in self.tuned if other != task]
 
 
-def rows_of(found: Mapping[str, Mapping[str, Linearity]], **settings: Any) -> list[Row]:
+def rows_of(compared: Mapping[str, Mapping[str, Linearity]], **settings: Any) -> list[Row]:
     """Return one row for each combination and layer: means, the quartiles of 1 − cos and coef, and coef's median."""
     rows = []
-    for name, layers in found.items():
+    for name, layers in compared.items():
         for depth, (layer, values) in enumerate(layers.items()):
             low, high = np.quantile(values.distance, [0.25, 0.75])
             coef = np.quantile(values.coef, [0.25, 0.5, 0.75])
@@ -333,6 +356,20 @@ def length(system: str, says: str, chosen: Callable[[pd.DataFrame], pd.DataFrame
     )
 
 
+def not_connected(where: str, measure: Callable[[pd.DataFrame], Samples], caveat: str = "") -> Claim:
+    """Return the claim that linear mode connectivity fails, where `measure` gives the smallest distance from it."""
+    says = f"Linear mode connectivity fails between nets tuned on different tasks, {where}."
+    gap = "the larger of (difference of the ends, barrier), for each pair and D,"
+    return Claim("L4", says, measure, low=FLAT, of=gap, unit="nat", digits=2, caveat=caveat)
+
+
+def farthest_pairs(rows: pd.DataFrame, places: Sequence[float]) -> pd.DataFrame:
+    """Return pairs at α = ½ by the baseline of their last layer: 0 is the nearest, 1 the farthest."""
+    half = select(rows, alpha=0.5)
+    ranked = list(half[half.depth == half.depth.max()].groupby("combination").base.mean().sort_values().index)
+    return select(half, combination=[ranked[math.ceil(place * (len(ranked) - 1))] for place in places])
+
+
 def path_rows(
     model: Model, ends: tuple[State, State], examples: Mapping[str, Examples], alphas: Sequence[float], **settings: Any
 ) -> list[Row]:
@@ -378,13 +415,10 @@ def loss_gaps(paths: pd.DataFrame) -> pd.DataFrame:
 def layer_table(rows: pd.DataFrame, *index: str) -> pd.DataFrame:
     """Return means of 1 − cos, its baseline, coef and error, and the worst share, by the columns of `index`."""
     columns = {"distance": "1 − cos", "base": "baseline", "coef": "coef", "error": "error"}
-    parts = [
-        table(rows, list(index), value=value, digits=2 if value == "coef" else 3).rename(columns={value: label})
-        for value, label in columns.items()
-    ]
+    means = side_by_side(rows, list(index), columns, {"distance": 3, "base": 3, "coef": 2, "error": 3})
     share = rows.assign(share=(rows.distance / rows.base).where(rows.base > TRIVIAL))
     worst = share.groupby([*index, "seed"], sort=False, dropna=False).share.max().reset_index()
-    return pd.concat([*parts, table(worst, list(index), value="share", digits=2)], axis=1)
+    return pd.concat([means, table(worst, list(index), value="share", digits=2)], axis=1)
 
 
 def layers_figure(rows: pd.DataFrame, by: str) -> Figure:

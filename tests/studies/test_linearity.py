@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from mergeflow.linearity.affine import combine
-from studies.lab.linearity import direction, loss_gaps, worst_share
+from mergeflow.modalities.nets import mlp
+from mergeflow.modality import Network
+from studies.lab.linearity import direction, loss_gaps, with_statistics, worst_share
 from studies.lab.rows import select
 from studies.lab.study import ROWS, read_rows
 from studies.linearity_edits import edited, edits
@@ -161,6 +163,13 @@ def test_training_together_makes_features_linear(run: Run) -> None:
     rows = select(run("linearity_spawning"), part="features")
     last = select(rows, depth=rows.depth.max()).set_index("k").distance
     assert last[3] < last[0]
+
+
+def test_a_net_without_batchnorm_keeps_its_weights() -> None:
+    net = Network(mlp([4, 3, 2]))
+    state = {name: value + 1 for name, value in net.state().items()}
+    kept = with_statistics(net, state, [])
+    assert all(torch.equal(kept[name], value) for name, value in state.items())
 
 
 def test_baselines_that_are_nothing_decide_nothing() -> None:

@@ -58,7 +58,3 @@ def test_a_run_over_more_tasks_than_there_are_is_refused(tmp_path: Path) -> None
     (tmp_path / "studies/params.yaml").write_text(yaml.safe_dump(whole))
     with pytest.raises(MergeflowError, match="run 'joint_24' asks for 24 tasks, but"):
         load_study_params(tmp_path / "studies/params.yaml", load_params(WORLD / "params.yaml"))
-
-
-def test_the_worlds_graph_is_the_roots() -> None:
-    assert (WORLD / "dvc.yaml").read_bytes() == (ROOT / "dvc.yaml").read_bytes(), "cp dvc.yaml worlds/pocket20/"

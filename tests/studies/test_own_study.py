@@ -46,9 +46,10 @@ def rows_of(root: Path) -> pd.DataFrame:
 
 
 @pytest.mark.parametrize(
-    "world", [ROOT, ROOT / "worlds/pocket20", ROOT / "worlds/sentences8"], ids=lambda path: path.name
+    "world", [ROOT, *(file.parent for file in sorted(ROOT.glob("worlds/*/dvc.yaml")))], ids=lambda path: path.name
 )
-def test_the_graphs_are_what_the_studies_declare(world: Path) -> None:
+def test_the_graphs_are_the_roots_and_what_the_studies_declare(world: Path) -> None:
+    assert (world / "dvc.yaml").read_bytes() == (ROOT / "dvc.yaml").read_bytes(), f"cp dvc.yaml {world}/"
     params = load_study_params(world / "studies/params.yaml", load_params(world / "params.yaml"))
     assert (world / "studies/dvc.yaml").read_text() == study_graph(world, params), "run `mergeflow study --all`"
 
