@@ -1,6 +1,8 @@
 """examples/linearity: the paper's own settings are valid, and its nets run at their real size on real file formats."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,19 @@ def test_rotated_mnist_trains_and_is_measured_at_its_real_size(root: Path) -> No
     assert all(
         one.distance.shape == one.coef.shape and (one.distance >= -1e-12).all() for one in found["half"].values()
     )
+
+
+@pytest.mark.real
+@pytest.mark.nightly
+def test_the_fashion_worlds_pictures_are_fetched_as_torchvision_reads_them(tmp_path: Path) -> None:
+    world = shutil.copytree(
+        ROOT / "worlds/fashion", tmp_path / "fashion", ignore=shutil.ignore_patterns("packages", "torchvision")
+    )
+    subprocess.run([sys.executable, world / "inputs/fetch.py"], check=True)
+    choices = yaml.safe_load((world / "studies/params.yaml").read_text())["studies"]["fashion_controls"]
+    tasks = open_world(World.model_validate({**choices["digits"], "angles": [0]}), world)
+    assert (len(tasks["0°"].train), len(tasks["0°"].test)) == (60000, 10000)
+    assert tasks["0°"].train.labels.bincount().tolist() == [6000] * 10
 
 
 SHORT: dict[str, Any] = {
