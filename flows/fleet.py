@@ -8,14 +8,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from threading import Lock
 
+from rich.filesize import decimal
+
 from flows.runners import Cluster, cluster
 from mergeflow.errors import MergeflowError
-from tasks.project.files import PATIENCE
 from tasks.project.sections import RunSection
 from tasks.project.stage import MAIN, Stage, StageIO
 from tasks.travel.parcel import Parcel, Result, carry_out, pack, read_progress, unpack
 from tasks.travel.store import Store, StoreError
 
+PATIENCE = 60.0  # seconds until who waits for a worker is told; one that is new imports torch first
 LOOK = 4.0  # seconds between two looks at what a worker says of its progress
 DRIVERS_OWN = ("register",)  # needs the registry, and git
 
@@ -73,7 +75,7 @@ class Fleet:
     def traffic(self) -> str:
         """Return in a sentence how much has gone through the store."""
         parts = ("here_sent", "there_sent", "here_fetched", "there_fetched")
-        sent, sent_there, fetched, fetched_there = (f"{self._traffic[part] / 1e6:.1f} MB" for part in parts)
+        sent, sent_there, fetched, fetched_there = (decimal(self._traffic[part]) for part in parts)
         return (
             f"Store {self._uri}: {sent} sent from here and {sent_there} by workers, "
             f"{fetched} fetched here and {fetched_there} by workers."
@@ -98,7 +100,8 @@ class Watch:
             self._io.report(*(progress or ("waiting for a worker", 0, 1)))
             if progress is None and self._is_quiet and now - self._started > PATIENCE:
                 self._is_quiet = False
-                print(f"{self._parcel.address} waits for a free worker of the cluster.", file=sys.stderr, flush=True)
+                waited = f"{self._parcel.address} has waited {PATIENCE:.0f} s for a worker of the cluster to begin it."
+                print(waited, file=sys.stderr, flush=True)
 
 
 @contextmanager
