@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
@@ -42,11 +42,15 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
     try:
         runner: TaskRunner[Any] = getattr(importlib.import_module(module), attribute)(**options)
     except ModuleNotFoundError:
-        raise MergeflowError(
-            f"run.runner is '{name}', which needs the package {module.replace('_', '-')}: run "
-            f"`pip install '/path/to/mergeflow[{name}]'`, or use 'threads' or 'processes'."
-        ) from None
+        raise _not_installed(name, module) from None
     return runner
+
+
+def _not_installed(name: str, module: str) -> MergeflowError:
+    return MergeflowError(
+        f"run.runner is '{name}', which needs the package {module.replace('_', '-')}: run "
+        f"`pip install '/path/to/mergeflow[{name}]'`, or use 'threads' or 'processes'."
+    )
 
 
 def _dask(workers: int) -> tuple[str, str, dict[str, Any]]:
@@ -101,8 +105,16 @@ def cluster(name: str, workers: int) -> AbstractContextManager[Cluster]:
     Args:
         name: `dask` or `ray`.
         workers: of a cluster that is started here.
+
+    Raises:
+        MergeflowError: the cluster does not answer, or its package is not installed.
     """
-    return {"dask": _dask_cluster, "ray": _ray_cluster}[name](workers)
+    module, connect = {"dask": ("distributed", _dask_cluster), "ray": ("ray", _ray_cluster)}[name]
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise _not_installed(name, module) from None
+    return connect(workers)
 
 
 @contextmanager
@@ -110,14 +122,13 @@ def _dask_cluster(workers: int) -> Iterator[Cluster]:
     from distributed import Client, LocalCluster
 
     address = os.environ.get("DASK_SCHEDULER_ADDRESS")
-    options = _dask(workers)[2]
-    try:
-        client = Client(address, timeout=SILENCE) if address else Client(LocalCluster(**options["cluster_kwargs"]))
-    except OSError as error:
-        raise MergeflowError(
-            f"the Dask scheduler at {address} does not answer ({first_line(error)}). {_AGAIN}"
-        ) from error
-    with client:
+    with ExitStack() as stack:
+        place = address or stack.enter_context(LocalCluster(**_dask(workers)[2]["cluster_kwargs"]))
+        try:
+            client = stack.enter_context(Client(place, timeout=SILENCE))
+        except OSError as error:
+            fault = f"the Dask scheduler at {address} does not answer ({first_line(error)})"
+            raise MergeflowError(f"{fault}. {_AGAIN}") from error
         yield _Dask(client)
 
 
