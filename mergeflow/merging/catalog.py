@@ -11,7 +11,7 @@ from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import methods as families
 from mergeflow.merging.mergekit_names import OTHER_NAMES, argument_hint
 from mergeflow.merging.method import Args, Method
-from mergeflow.merging.values import check, split
+from mergeflow.merging.values import check, split, together
 from mergeflow.plugins import Shelf
 from mergeflow.schema import Frozen, faults_of
 
@@ -142,6 +142,8 @@ def arguments_of(kind: str, name: str, model: type[A], args: Mapping[str, Any] |
     constant, varied = split(model, values) if issubclass(model, Args) else (values, {})
     constant |= {"scale": 1.0} if "scale" in varied else {}
     faults += check(model, constant, varied)
+    if not faults:  # one that varies has a default that may not go with the others
+        constant |= next((values for values in together(model, varied) if not _fits(model, constant)), {})
     try:
         arguments = model(**constant)
         if not faults:
@@ -149,6 +151,14 @@ def arguments_of(kind: str, name: str, model: type[A], args: Mapping[str, Any] |
     except ValidationError as error:
         faults += faults_of(error, model)
     raise MergeflowError(f"{kind} '{name}': {'; '.join(fault.removesuffix('.') for fault in faults)}.")
+
+
+def _fits(model: type[BaseModel], values: Mapping[str, Any]) -> bool:
+    try:
+        model(**values)
+    except ValidationError as error:
+        return any(fault["loc"] for fault in error.errors())
+    return True
 
 
 def weights_by_name(

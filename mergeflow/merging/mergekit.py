@@ -72,6 +72,8 @@ def _reference(value: Any) -> Any:
 
 
 def _range(value: Any) -> Any:
+    if isinstance(value, list):  # as texts mergekit takes whole numbers, too
+        value = [int(number) if isinstance(number, str) and number.isdecimal() else number for number in value]
     whole = isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
     if not whole or not 0 <= value[0] < value[1]:
         raise ValueError(f"two numbers of blocks such as [0, 16], the second larger, found {value!r:.60}")

@@ -48,15 +48,46 @@ def check(model: type[BaseModel], constant: Mapping[str, Any], varied: Mapping[s
         except MergeflowError as error:
             faults.append(f"{key}: {error}")
             continue
-        for leaf in numbers:
-            try:
-                model(**{**constant, key: leaf})
-            except ValidationError as error:
-                wrong = [fault for fault in error.errors() if fault["loc"] in ((key,), ())]
-                faults += [
-                    line if fault["loc"] else f"{key}: {line}" for fault in wrong for line in lines_of(fault, model)
-                ]
+        faults += [line for leaf in numbers for line in _faults_of(model, {**constant, key: leaf}, (key,))]
+    if not faults:
+        for values in together(model, varied):
+            lines = _faults_of(model, {**constant, **values}, ())
+            faults += [f"{' and '.join(values)}: {line}" for line in lines]
     return list(dict.fromkeys(faults))
+
+
+def _faults_of(model: type[BaseModel], values: Mapping[str, Any], place: tuple[str, ...]) -> list[str]:
+    """Name what is wrong with values at one place: an argument, or () for how arguments go together."""
+    try:
+        model(**values)
+    except ValidationError as error:
+        return [line for fault in error.errors() if fault["loc"] == place for line in lines_of(fault, model)]
+    return []
+
+
+def together(model: type[BaseModel], varied: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the values that arguments have at one place, for each expert and depth, where no tensor's name is needed.
+
+    Example:
+        >>> class Drop(Args): per_expert = ("drop",)
+        >>> list(together(Drop, {"drop": {"a": 0.5, "b": [0, 1]}}))
+        [{'drop': 0.5}, {'drop': 0}, {'drop': 1}]
+    """
+    listed = getattr(model, "per_expert", ())
+    by_expert = {key for key, value in varied.items() if key in listed and _is_by_expert(value)}
+    for expert in sorted({expert for key in by_expert for expert in varied[key]}) or [None]:
+        parts = {key: value for key, value in varied.items() if key not in by_expert}
+        parts |= {key: varied[key][expert] for key in by_expert if expert in varied[key]}
+        lists = [part for part in parts.values() if isinstance(part, list | tuple)]
+        if len(parts) == 1:
+            yield from ({key: leaf} for key, part in parts.items() for leaf in leaves(part))
+        elif not any(isinstance(entry, Mapping) for part in (*lists, parts.values()) for entry in part):
+            depths = {place / (len(part) - 1) for part in lists if len(part) > 1 for place in range(len(part))}
+            yield from ({key: at(part, "", depth) for key, part in parts.items()} for depth in sorted(depths or {0.0}))
+
+
+def _is_by_expert(value: Any) -> bool:
+    return isinstance(value, Mapping) and "value" not in value
 
 
 def leaves(value: Any, by_expert: bool = False) -> Iterator[Any]:
@@ -123,8 +154,7 @@ def idle_filters(values: Mapping[str, Any], names: Collection[str]) -> list[str]
     """
     lines = []
     for key, value in values.items():
-        by_expert = isinstance(value, Mapping) and "value" not in value
-        for part in value.values() if by_expert else (value,):
+        for part in value.values() if _is_by_expert(value) else (value,):
             entries = part if isinstance(part, list | tuple) else [part]
             patterns = [entry.get("filter") if isinstance(entry, Mapping) else None for entry in entries]
             if not any(isinstance(entry, Mapping) for entry in entries):
@@ -186,6 +216,9 @@ def resolved(args: Args, name: str, depth: float, experts: Sequence[str]) -> Arg
     Args:
         depth: Where its block stands, 0 … 1.
         experts: Names of the experts, in the order in which `each` of the result has arguments by expert.
+
+    Raises:
+        MergeflowError: Values that filters bring together in this tensor do not go together.
     """
     fields = type(args).model_fields
     constants: dict[str, Any] = {}
@@ -193,11 +226,16 @@ def resolved(args: Args, name: str, depth: float, experts: Sequence[str]) -> Arg
     for key, value in args.varied.items():
         default = fields[key].default
         fallback = None if default is PydanticUndefined else default
-        if isinstance(value, Mapping) and "value" not in value:
+        if _is_by_expert(value):
             of_experts = [at(value[expert], name, depth) if expert in value else None for expert in experts]
             each[key] = tuple(float(fallback or 0.0) if weight is None else weight for weight in of_experts)
             continue
-        here = at(value, name, depth)
+        number = at(value, name, depth)
         kind = int if fields[key].annotation in (int, int | None) else float
-        constants[key] = fallback if here is None else kind(round(here) if kind is int else here)
+        constants[key] = fallback if number is None else kind(round(number) if kind is int else number)
+    if len(args.varied) > 1:
+        for index in range(len(experts) if each else 1):
+            here = {**args.model_dump(), **constants, **{key: numbers[index] for key, numbers in each.items()}}
+            if lines := _faults_of(type(args), here, ()):
+                raise MergeflowError(f"tensor '{name}': {'; '.join(lines)}.")
     return args.with_values(constants, each)

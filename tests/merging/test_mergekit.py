@@ -750,3 +750,18 @@ def test_density_of_breadcrumbs_over_depth():
     models[0]["parameters"]["gamma"] = 0.2
     with pytest.raises(MergeflowError, match="exceeds 1 - gamma"):
         converted([{"merge_method": "breadcrumbs", "base_model": "o", "models": models}])
+
+
+def test_della_with_a_density_for_each_model_is_a_recipe():
+    """Its window was checked against the default of `drop`, which no model had."""
+    models = [{"model": name, "parameters": {"density": 0.5, "epsilon": 0.1, "weight": 1}} for name in ("a", "b")]
+    models[1]["parameters"]["density"] = 0.6
+    recipe, _ = converted([{"merge_method": "della", "base_model": "o", "models": models}])
+    assert recipe["args"]["drop"] == {"a": 0.5, "b": 0.4}
+    assert make_recipe({**recipe, "out": "out"}).call().arguments.window == 0.2
+
+
+def test_numbers_of_layers_may_be_texts():
+    sources = [{"model": "a", "layer_range": ["0", "2"]}]
+    recipe, _ = converted([{"merge_method": "passthrough", "slices": [{"sources": sources}]}])
+    assert recipe["slices"] == [{"model": "a", "layers": [0, 2]}]

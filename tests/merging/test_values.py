@@ -196,6 +196,36 @@ def test_values_that_were_taken_in_silence(values, message):
         make_recipe({"base": "o", "experts": {"a": "a", "b": "b"}, **values})
 
 
+@pytest.mark.parametrize(
+    ("method", "args", "wrong"),
+    [
+        ("della", {"drop": {"a": 0.5, "b": 0.4}, "window": 0.3}, ""),
+        ("della", {"drop": {"a": 0.5, "b": 0.95}, "window": 0.3}, "found 0.95"),
+        ("della_ties", {"drop": [0.2, 0.5], "window": [0.3, 0.8]}, ""),
+        ("della_ties", {"drop": [0.2, 0.5], "window": [0.8, 0.3]}, "found 0.2"),
+        ("breadcrumbs", {"beta": {"a": 0.5}, "gamma": 0.15}, ""),
+        ("breadcrumbs", {"beta": {"a": 0.5, "b": 0.9}, "gamma": {"a": 0.4, "b": 0.1}}, ""),
+        ("breadcrumbs", {"beta": {"a": 0.5, "b": 0.9}, "gamma": {"a": 0.1, "b": 0.4}}, "beta . gamma is 1.3"),
+        ("breadcrumbs", {"beta": [0.1, 0.9], "gamma": [0.8, 0.05]}, ""),
+        ("breadcrumbs", {"beta": [0.1, 0.9, 0.1], "gamma": [0, 0.4]}, "beta . gamma is 1.1"),
+    ],
+)
+def test_values_that_vary_are_checked_where_they_meet(models, method, args, wrong):
+    if wrong:
+        with pytest.raises(MergeflowError, match=wrong):
+            configure(method, args)
+        return
+    base, experts = models
+    assert prepare(configure(method, args), base, experts).at(1.0)
+
+
+def test_values_that_filters_bring_together_are_checked_in_their_tensor(models):
+    args = {"beta": [{"filter": "mlp", "value": 0.9}, 0.1], "gamma": [{"filter": "mlp.up", "value": 0.3}, 0.5]}
+    with pytest.raises(MergeflowError, match=r"tensor 'layers.*mlp.*beta . gamma is 1.2"):
+        prepare(configure("breadcrumbs", args), *models)
+    prepare(configure("breadcrumbs", {**args, "gamma": [{"filter": "mlp.up", "value": 0.1}, 0.5]}), *models)
+
+
 def test_one_pattern_is_a_list_of_one():
     plain = {"method": "average", "base": "o", "experts": ["a", "b"]}
     recipe = make_recipe({**plain, "ignore": "*.bias", "allow": "rope_*"})
