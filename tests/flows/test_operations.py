@@ -38,6 +38,7 @@ def stand(finished: tuple[Path, Any], tmp_path: Path) -> Path:
     values["registry"] |= {"tolerance": 1.0, "confidence": None}
     (project / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     shutil.copy(ROOT / "prefect.yaml", project)
+    shutil.copytree(ROOT / "deploy", project / "deploy")
     shutil.copytree(ROOT / "studies", project / "studies")  # whose outputs only who ran them has
     assert run_in(project, "dvc", "commit", "--force", "--quiet", "register").returncode == 0
     return project
