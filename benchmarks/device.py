@@ -10,7 +10,7 @@ SciPy, filelock, threadpoolctl, pyarrow, Pillow, scikit-learn and Matplotlib for
 hypothesis for the tests; the section `causal` needs transformers and PEFT too. Nothing is downloaded. Each section runs
 in a process of its own and is stopped when its time is over; what it had measured stays. A rehearsal runs them all in
 one process, on one thread; a section that fails says so and the others follow. RESULTS holds log.txt and for each
-piece a file such as piece-1.json, rows by section. The same command measures what is missing or failed.
+piece a file such as piece-1.json, rows by section. The same command measures what is missing or ended with an error.
 """
 
 import argparse
@@ -56,6 +56,7 @@ PIECES: dict[int, dict[str, tuple[int, Any]]] = {
         "adamerging": (70, merging.adamerging),
     },
 }
+STOPPED = "stopped after"  # how the fault of a section begins whose time was over
 GOALS = {
     "judging": "L/14 ≥ 4 × float32, ≥ .4 of the peak",
     "evaluation": "times ours ≥ 1.3",
@@ -102,7 +103,9 @@ def main() -> None:
 
 
 def run(out: Path, piece: int, names: list[str], rehearse: bool) -> dict[str, Any]:
-    """Run the sections of a piece that have no results without a fault yet; return all results of the piece.
+    """Run the sections of a piece that are missing or ended with an error; return all results of the piece.
+
+    One that was stopped when its time was over keeps its rows: another try would be stopped at the same place.
 
     Args:
         out: the folder of the pieces' files and `log.txt`.
@@ -112,7 +115,7 @@ def run(out: Path, piece: int, names: list[str], rehearse: bool) -> dict[str, An
     path = out / f"piece-{piece}.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"machine": machine(rehearse)}
     for name in names:
-        if name in results and not results[name]["fault"]:
+        if name in results and (not results[name]["fault"] or results[name]["fault"].startswith(STOPPED)):
             continue
         limit, work = PIECES[piece][name]
         log = out / "log.txt"
@@ -159,7 +162,7 @@ def section(command: list[str], name: str, limit: float, log: Path) -> dict[str,
     with log.open("a") as file:
         file.write(f"== {name}: {time.monotonic() - began:.0f} s, status {process.returncode}\n{text}\n")
     rows = [json.loads(line[4:]) for line in text.splitlines() if line.startswith("ROW ")]
-    fault = f"stopped after {limit} s" if stopped else f"ended with status {process.returncode}, see log.txt"
+    fault = f"{STOPPED} {limit} s" if stopped else f"ended with status {process.returncode}, see log.txt"
     return {"rows": rows, "seconds": time.monotonic() - began, "fault": fault if stopped or process.returncode else ""}
 
 

@@ -82,6 +82,13 @@ def test_a_section_that_fails_does_not_end_a_rehearsal_and_is_measured_again(
     assert runs == ["broken", "whole", "broken"]
 
 
+def test_a_section_whose_time_was_over_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "PIECES", {1: {"slow": (1, None)}})
+    results = {"machine": {}, "slow": {"rows": [{"a": 1}], "seconds": 1, "fault": "stopped after 1 s"}}
+    (tmp_path / "piece-1.json").write_text(json.dumps(results))
+    assert device.run(tmp_path, 1, ["slow"], rehearse=True) == results
+
+
 def test_every_piece_ends_within_ten_minutes() -> None:
     assert len(device.PIECES) == 3
     assert all(sum(limit for limit, _ in piece.values()) <= 570 for piece in device.PIECES.values())
