@@ -225,6 +225,7 @@ def largest_error(rows: pd.DataFrame, scale: float) -> dict[str, pd.Series]:
 
 
 EDITS = Study(
+    question="are features linear in task arithmetic's edits, adding and negating?",
     options=EditOptions,
     systems=("L11", "L12", "L13"),
     measure=measure_all_edits,
@@ -484,6 +485,7 @@ def negation_figure(rows: pd.DataFrame) -> Figure:
 
 
 STITCHES = Study(
+    question="can the back half of the base use averaged or mirrored features?",
     options=StitchOptions,
     systems=("L14", "L15"),
     measure=measure_stitches,
@@ -582,6 +584,7 @@ def pair_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 EXPERTS = Study(
+    question="are the features of the project's own experts linear in their weights?",
     options=ExpertOptions,
     runs=lambda options: [options.run],
     splits=("test",),

@@ -289,6 +289,7 @@ def pair_tables(options: PairOptions) -> dict[str, Callable[[pd.DataFrame], pd.D
 
 
 PAIRS = Study(
+    question="are features of averaged weights the averaged features?",
     options=PairOptions,
     systems=("L1", "L2", "L3", "L4", "L8", "L9"),
     measure=measure_pairs,
@@ -419,6 +420,7 @@ def triples_figure(rows: pd.DataFrame) -> Figure:
 
 
 AVERAGES = Study(
+    question="is the average of many nets' weights the ensemble of their outputs?",
     options=AverageOptions,
     systems=("L6", "L7"),
     measure=measure_averages,

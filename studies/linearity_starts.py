@@ -332,6 +332,7 @@ def reached_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 CONTROLS = Study(
+    question="does linearity need pre-training, and pre-training on something true?",
     options=ControlOptions,
     systems=("L17", "L18"),
     measure=measure_controls,
@@ -473,6 +474,7 @@ def accuracy_figure(world: str, rows: pd.DataFrame) -> Figure:
 
 
 MATCHING = Study(
+    question="when does it pay to match the units of two nets before they are averaged?",
     options=MatchingOptions,
     systems=("L17",),
     measure=measure_matching,
@@ -586,6 +588,7 @@ def feature_figure(rows: pd.DataFrame) -> Figure:
 
 
 SPAWNING = Study(
+    question="how long must two nets train together before their features average?",
     options=SpawningOptions,
     systems=("L5",),
     measure=measure_spawning,

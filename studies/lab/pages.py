@@ -251,7 +251,8 @@ def _study(home: Path, study: Study, result: Result) -> str:
     times = [
         f"**{table['title']}**\n\n{markdown_table(pd.DataFrame(table['rows']))}" for table in facts.get("tables", [])
     ]
-    question = f"*{study.question[:1].upper()}{study.question[1:]}* {measured[:1].upper()}{measured[1:]}."
+    asks = result.study.question or study.question
+    question = f"*{asks[:1].upper()}{asks[1:]}* {measured[:1].upper()}{measured[1:]}."
     parts = [f"### {name}", question, *remarks, *result.notes, *times]
     return "\n\n".join(parts) + "\n"
 

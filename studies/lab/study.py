@@ -41,6 +41,7 @@ class Study(Declaration[Any]):
         tables: by title, made of the rows; the index is printed.
         figures: by name, drawn of the rows.
         notes: sentences on what decides the findings, made of the rows.
+        question: what it asks, where its file holds studies of several questions.
     """
 
     measure: Callable[[Laboratory, Any], Iterable[Row]]
@@ -48,6 +49,7 @@ class Study(Declaration[Any]):
     tables: Tables | Callable[[Any], Tables] = field(default_factory=dict)
     figures: Figures | Callable[[Any], Figures] = field(default_factory=dict)
     notes: Callable[[pd.DataFrame, Any], Sequence[str]] = lambda rows, options: ()
+    question: str = ""
 
     def run(self, io: StageIO) -> None:
         """Measure, and write the rows and the figures into the study's folder."""
