@@ -226,9 +226,9 @@ def _cell(value: float) -> str:
 
 def machine(rehearse: bool) -> dict[str, Any]:
     """Describe the machine of the figures."""
-    found: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
+    facts: dict[str, Any] = {"torch": torch.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
     if rehearse:
-        return {"device": "cpu (a rehearsal with tiny shapes: the figures say nothing)", **found}
+        return {"device": "cpu (a rehearsal with tiny shapes: the figures say nothing)", **facts}
     ask = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
     shown = torch.cuda.get_device_properties(0)
@@ -238,7 +238,7 @@ def machine(rehearse: bool) -> dict[str, Any]:
         "memory": memory,
         "driver": driver,
         "cuda": torch.version.cuda,
-        **found,
+        **facts,
     }
 
 

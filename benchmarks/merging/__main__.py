@@ -73,8 +73,8 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     wall = time.perf_counter() - began
     if process.returncode:
         return dict.fromkeys(("wall", "cpu", "peak"), float("nan")) | {"failed": process.returncode}
-    found = next((line for line in text.splitlines() if line.startswith("NOTES ")), None)
-    notes = {"peak": usage.ru_maxrss / 2**20} if found is None else json.loads(found[6:])
+    note = next((line for line in text.splitlines() if line.startswith("NOTES ")), None)
+    notes = {"peak": usage.ru_maxrss / 2**20} if note is None else json.loads(note[6:])
     return {"wall": wall, "cpu": usage.ru_utime + usage.ru_stime, **notes}
 
 

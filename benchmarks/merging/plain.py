@@ -44,10 +44,10 @@ def floor(base: Path, experts: list[Path], out: Path, threads: int = 2) -> None:
         for file, start, into in zip(files, starts, buffers.stored, strict=True):
             os.preadv(file, [into.numpy().data[:count]], start + at)
         values = buffers.stored.view(dtype)[:, : count // dtype.itemsize]
-        total, one, result = (room[: values.shape[1]] for room in (buffers.total, buffers.one, buffers.result))
+        total, converted, result = (room[: values.shape[1]] for room in (buffers.total, buffers.one, buffers.result))
         total.copy_(values[0]).mul_(1 - 0.3 * len(experts))
         for row in values[1:]:
-            total.add_(one.copy_(row), alpha=0.3)
+            total.add_(converted.copy_(row), alpha=0.3)
         os.pwrite(target, result.copy_(total).view(torch.uint8).numpy().data, at)
 
     with ThreadPoolExecutor(threads) as pool:

@@ -31,8 +31,8 @@ def evaluation(rehearse: bool) -> Iterator[Row]:
     from benchmarks.vision.evaluation import measure
 
     for model, count in [("pocket-clip", 2)] if rehearse else [("ViT-B-32", 200), ("ViT-L-14", 64)]:
-        beside = ["plain, slices"] if rehearse else ["plain, tensors", "plain, slices"]
-        for row in measure(model, count, 128, 1 if rehearse else 5, place(rehearse), beside):
+        peers = ["plain, slices"] if rehearse else ["plain, tensors", "plain, slices"]
+        for row in measure(model, count, 128, 1 if rehearse else 5, place(rehearse), peers):
             yield {
                 "model": model, "way": row.way, "images/s": 8 * count / row.seconds, "times ours": row.ratio,
                 "same predictions": row.same,

@@ -180,7 +180,7 @@ class Row:
     same: float
 
 
-def measure(model: str, count: int, batch_size: int, rounds: int, device: torch.device, beside: list[str]) -> list[Row]:
+def measure(model: str, count: int, batch_size: int, rounds: int, device: torch.device, peers: list[str]) -> list[Row]:
     """Return a row of ours and of each way beside it.
 
     Args:
@@ -189,7 +189,7 @@ def measure(model: str, count: int, batch_size: int, rounds: int, device: torch.
         batch_size: images per forward pass.
         rounds: how often each way is timed, in turn with the others; the median counts.
         device: where the model is.
-        beside: names of `PLAIN`.
+        peers: names of `PLAIN`.
     """
     weights = "pocket8" if model == POCKET else None
     clip = load_clip(model, weights, device)
@@ -198,7 +198,7 @@ def measure(model: str, count: int, batch_size: int, rounds: int, device: torch.
     plain = Plain(clip, pictures, ours, batch_size)
     ways: dict[str, Callable[[], list[Tensor]]] = {
         "mergeflow": ours.predict,
-        **{name: PLAIN[name](plain) for name in beside},
+        **{name: PLAIN[name](plain) for name in peers},
     }
     hits = {name: torch.cat(way()).cpu() for name, way in ways.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}

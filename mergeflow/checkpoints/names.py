@@ -255,7 +255,7 @@ def _fused(
     named: Mapping[str, str], left: Mapping[str, str], infos: Mapping[str, TensorInfo], entries: Mapping[str, Entry]
 ) -> Found:
     """Join listed experts into the stacks that are wanted."""
-    found: Found = {}
+    placed: Found = {}
     for stem in sorted({match.group(1) for name in left if (match := _LISTED.match(name))}):
         for fused, ways in _PARTS.items():
             wanted = named.get(f"{stem}.{fused}")
@@ -272,8 +272,8 @@ def _fused(
             info = TensorInfo((count, rows, *first.shape[1:]), first.dtype)
             ends = tuple(accumulate(infos[name].numel for name in names))
             if ends[-1] == info.numel:
-                found[wanted] = (JoinedEntry(tuple(entries[name] for name in names), ends), info, names)
-    return found
+                placed[wanted] = (JoinedEntry(tuple(entries[name] for name in names), ends), info, names)
+    return placed
 
 
 def _listed(

@@ -169,13 +169,13 @@ def _gptq(state: State, part: Packed, declared: Mapping[str, Any]) -> Tensor:
     return (scales[group] * (codes - zeros[group])).T
 
 
-def _awq(state: State, one: Packed, declared: Mapping[str, Any]) -> Tensor:
+def _awq(state: State, packed: Packed, declared: Mapping[str, Any]) -> Tensor:
     order = torch.tensor(_AWQ_ORDER)
     codes, zeros = (
-        _codes(state[one.stem + part], 4, 1).unflatten(1, (-1, 8))[:, :, order].flatten(1)
+        _codes(state[packed.stem + part], 4, 1).unflatten(1, (-1, 8))[:, :, order].flatten(1)
         for part in (".qweight", ".qzeros")
     )
-    scales = state[f"{one.stem}.scales"].float()
+    scales = state[f"{packed.stem}.scales"].float()
     group = _groups(codes, scales, declared)
     return (scales[group] * (codes - zeros[group])).T
 

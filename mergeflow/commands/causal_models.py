@@ -70,8 +70,10 @@ def _adapted(adapter: Path, base: str | None) -> Opened:
     """Return a base with an adapter in it: the two are merged in a folder that is removed again."""
     if base is None:
         named = named_base(adapter)
-        told = "names no base" if named is None else f"was made for '{named.path}', which is not on this machine"
-        raise MergeflowError(f"--base is missing: the adapter {adapter} {told}. Name the base that it was tuned from.")
+        reason = "names no base" if named is None else f"was made for '{named.path}', which is not on this machine"
+        raise MergeflowError(
+            f"--base is missing: the adapter {adapter} {reason}. Name the base that it was tuned from."
+        )
     with TemporaryDirectory(prefix="mergeflow-adapter-") as made:
         out = str(Path(made) / ("model.safetensors" if is_recorded(base) else "model"))
         added = {"method": "task_arithmetic", "args": {"scale": 1.0}, "experts": {"adapter": str(adapter)}}

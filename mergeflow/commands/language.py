@@ -173,22 +173,22 @@ def lm_eval(
     include = None if include_path is None else str(include_path)
     part = LmEvalScore(lm_eval=tasks, include=include, few_shot=num_fewshot, limit=limit, batch_size=batch_size)
     manager = find_tasks(part)
-    found: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for model, opened in opened_models(context, models, base):
         with TemporaryDirectory(prefix="mergeflow-lm-eval-") as folder:
             opened.save(Path(folder))
             results = evaluate(part, Path(folder), split, manager, device)
         better = results["higher_is_better"]
-        found[model] = {
+        scores[model] = {
             f"{task} {metric}": value
             for task in tasks
             for metric, value in metrics_of(results["results"][task], better[task]).items()
         }
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(scores, indent=1))
         return
-    names = list(next(iter(found.values())))
-    rows = {model: [f"{numbers[name]:.4g}" for name in names] for model, numbers in found.items()}
+    names = list(next(iter(scores.values())))
+    rows = {model: [f"{numbers[name]:.4g}" for name in names] for model, numbers in scores.items()}
     _print(f"lm-evaluation-harness, {split}", names, rows)
 
 

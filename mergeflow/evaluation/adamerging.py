@@ -37,10 +37,10 @@ def open_headed(modality: Modality, task: str, folder: str, split: str, file: st
     """
     head = None if file is None else read_head(file)
     head = None if head is None else head.to(device)
-    found = modality.open(task, Path(folder), split, head, torch.device(device))
-    if file is None and isinstance(found, Classification | Regression):
+    examples = modality.open(task, Path(folder), split, head, torch.device(device))
+    if file is None and isinstance(examples, Classification | Regression):
         raise MergeflowError(f"the predictions of task '{task}' need its head: give --head.")
-    return found
+    return examples
 
 
 # AdaMerging's loss: the entropy of a merged model's predictions, without labels.
@@ -86,9 +86,9 @@ def entropy_gradient(
         with torch.enable_grad():
             log_p = examples.log_p(model, chosen)
             entropy = -(log_p.exp() * log_p).sum(dim=1).mean()
-            found = torch.autograd.grad(entropy, list(parameters.values()), allow_unused=True)
+            gradients = torch.autograd.grad(entropy, list(parameters.values()), allow_unused=True)
         loss += float(entropy.detach())
-        for total, gradient in zip(totals.values(), found, strict=True):
+        for total, gradient in zip(totals.values(), gradients, strict=True):
             if gradient is not None:
                 total += gradient
     return loss, totals
@@ -109,15 +109,15 @@ def entropies(
     """
     _check_examples(tasks, batch_size)
     model.load(state)
-    found = {}
+    values = {}
     for task, examples in tasks.items():
         log_p = torch.cat([examples.log_p(model, rows) for rows in in_batches(len(examples), batch_size)]).double()
-        found[task] = float(-(log_p.exp() * log_p).sum(dim=1).mean())
-    return found
+        values[task] = float(-(log_p.exp() * log_p).sum(dim=1).mean())
+    return values
 
 
 def _check_examples(tasks: Mapping[str, Predictions], batch_size: int) -> None:
-    empty = sorted(task for task, found in tasks.items() if not len(found))
+    empty = sorted(task for task, examples in tasks.items() if not len(examples))
     if not tasks or empty or batch_size < 1:
         what = f"task '{empty[0]}' has none" if empty else f"found {len(tasks)} tasks, {batch_size} examples a batch"
         raise MergeflowError(f"adaptation needs examples of every task: {what}. Give some, or merge without adapting.")
@@ -181,7 +181,7 @@ def learn_coefficients(
     with open_inputs(recipe, resolve) as inputs:
         model.load(inputs.base)
         place.mkdir(parents=True, exist_ok=True)
-        found = learn(
+        learned = learn(
             recipe.call(),
             inputs.base,
             inputs.experts,
@@ -190,8 +190,8 @@ def learn_coefficients(
             recipe.device,
             place,
         )
-    write_learned(found, recipe, place, order.split)
-    return found
+    write_learned(learned, recipe, place, order.split)
+    return learned
 
 
 def check_order(recipe: Recipe, order: AdamergeOrder, place: Path) -> None:
@@ -210,28 +210,28 @@ def check_order(recipe: Recipe, order: AdamergeOrder, place: Path) -> None:
     if other := sorted(order.heads.keys() - order.tasks.keys()):
         raise unknown_name("task of --head", other[0], order.tasks)
     if not order.tasks or (not is_recorded(order.architecture) and order.tasks.keys() != order.heads.keys()):
-        told = f"tasks {sorted(order.tasks)}, heads {sorted(order.heads)}"
-        raise MergeflowError(f"every task needs a folder and a head: found {told}.")
+        named = f"tasks {sorted(order.tasks)}, heads {sorted(order.heads)}"
+        raise MergeflowError(f"every task needs a folder and a head: found {named}.")
     _files(recipe, place)
     check_device(recipe.device)
 
 
-def write_learned(found: Learned, recipe: Recipe, place: Path, split: str, called: str | None = None) -> None:
+def write_learned(learned: Learned, recipe: Recipe, place: Path, split: str, called: str | None = None) -> None:
     """Write one file of coefficients per expert, and `recipe.yaml`, the recipe that merges with them.
 
     Args:
         split: Whose examples were used.
         called: The folder's path in the recipe, where it will be moved.
     """
-    known = Path(called or place)
+    shown_place = Path(called or place)
     for name, file in _files(recipe, place).items():
         tensors = {
-            tensor: torch.tensor(value, dtype=torch.float64) for tensor, value in found.coefficients[name].items()
+            tensor: torch.tensor(value, dtype=torch.float64) for tensor, value in learned.coefficients[name].items()
         }
         write_checkpoint(file, tensors, {"kind": "coefficients", "expert": name, "split": split})
     plain = recipe.model_dump(mode="json", exclude_none=True)
-    data = {"coefficients": {name: str(path) for name, path in _files(recipe, known).items()}}
-    written = make_recipe({**plain, "data": data, "out": recipe.out or str(known / "merged.safetensors")})
+    data = {"coefficients": {name: str(path) for name, path in _files(recipe, shown_place).items()}}
+    written = make_recipe({**plain, "data": data, "out": recipe.out or str(shown_place / "merged.safetensors")})
     write_text(place / RECIPE, recipe_text(written))
 
 
@@ -258,8 +258,8 @@ def _pictured(order: AdamergeOrder, device: str) -> tuple[Model, dict[str, Predi
 
 
 def _open_task(order: AdamergeOrder, task: str, clip: ClipModel, device: str) -> Classification:
-    found = load_split(order.tasks[task], order.split)
+    arrays = load_split(order.tasks[task], order.split)
     head = load_head(order.heads[task])
-    check_head(task, head, found.class_names, clip)
-    labels = torch.from_numpy(found.labels).to(device)
-    return Classification(task, torch.from_numpy(found.images), labels, head.to(device))  # batches alone go there
+    check_head(task, head, arrays.class_names, clip)
+    labels = torch.from_numpy(arrays.labels).to(device)
+    return Classification(task, torch.from_numpy(arrays.images), labels, head.to(device))  # batches alone go there

@@ -98,8 +98,8 @@ def _add_prediction(
 def _add_square(
     totals: dict[str, Tensor], parameters: dict[str, nn.Parameter], log_p: Tensor, share: float, keep: bool
 ) -> None:
-    found = torch.autograd.grad(log_p, list(parameters.values()), retain_graph=keep, allow_unused=True)
-    for total, gradient in zip(totals.values(), found, strict=True):
+    gradients = torch.autograd.grad(log_p, list(parameters.values()), retain_graph=keep, allow_unused=True)
+    for total, gradient in zip(totals.values(), gradients, strict=True):
         if gradient is not None:
             wide = gradient.double()
             total.addcmul_(wide, wide, value=share)
@@ -278,8 +278,8 @@ def check_learned_place(place: Path, recipe: Recipe, inputs: Mapping[str, str], 
 
 def _is_estimate(file: Path) -> bool:
     try:
-        with open_safetensors(file) as found:
-            return found.metadata.get("kind") in _KINDS and {"expert", "split"} <= found.metadata.keys()
+        with open_safetensors(file) as state:
+            return state.metadata.get("kind") in _KINDS and {"expert", "split"} <= state.metadata.keys()
     except MergeflowError:
         return False
 
@@ -353,13 +353,13 @@ def write_statistic(
         model.load(state)
         source, infos = fingerprint(state), infos_of(state)
     if order.kind == "gram":
-        found = input_grams(model, examples, batch_size=forward_rows(order), progress=progress)
+        statistic = input_grams(model, examples, batch_size=forward_rows(order), progress=progress)
     else:
-        found = diagonal_fisher(model, examples, labels=order.labels, seed=order.seed, progress=progress)
+        statistic = diagonal_fisher(model, examples, labels=order.labels, seed=order.seed, progress=progress)
         # Floating-point buffers have no gradient: zero, so that they are averaged.
-        buffers = {name: info for name, info in infos.items() if info.dtype.is_floating_point and name not in found}
-        found |= {name: torch.zeros(info.shape) for name, info in buffers.items()}
-    _check_finite(order, found)
+        buffers = {name: info for name, info in infos.items() if info.dtype.is_floating_point and name not in statistic}
+        statistic |= {name: torch.zeros(info.shape) for name, info in buffers.items()}
+    _check_finite(order, statistic)
     record = {
         "kind": order.kind,
         "expert": source,
@@ -368,7 +368,7 @@ def write_statistic(
         "seed": str(order.seed),
         **({"labels": order.labels} if order.kind == "fisher" else {}),
     }
-    return write_checkpoint(out, found, record), len(examples)
+    return write_checkpoint(out, statistic, record), len(examples)
 
 
 def forward_rows(order: StatisticOrder) -> int:
@@ -446,7 +446,7 @@ def draw_examples(order: StatisticOrder, image_size: int, head: Head | None) -> 
     return Classification(order.task, images, labels.to(order.device), head)  # batches alone go to the device
 
 
-def _check_finite(order: StatisticOrder, found: dict[str, Tensor]) -> None:
-    for name, value in found.items():
+def _check_finite(order: StatisticOrder, statistic: dict[str, Tensor]) -> None:
+    for name, value in statistic.items():
         if not bool(value.isfinite().all()):
             raise MergeflowError(f"the {order.kind} of '{order.expert}' is not finite in '{name}': check the expert.")

@@ -135,7 +135,7 @@ class Engine:
             result = (result[0], result[1] * args.scale)
         return stack, result
 
-    def first_pass(self, one: Pass) -> None:
+    def first_pass(self, step: Pass) -> None:
         """Run one pass; each worker folds into an accumulator of its own."""
         args = self.call.arguments
         mine = local()
@@ -143,18 +143,18 @@ class Engine:
 
         def work(unit: Unit) -> None:
             if not hasattr(mine, "box"):
-                mine.box = [one.start(self.model, args)]
+                mine.box = [step.start(self.model, args)]
                 totals.append(mine.box)
-            mine.box[0] = one.observe(mine.box[0], self.stacks.stack(unit), self.arguments(unit.name))
+            mine.box[0] = step.observe(mine.box[0], self.stacks.stack(unit), self.arguments(unit.name))
 
         infos, model = self.stacks.infos, self.model
-        names = [name for name in model.shapes if one.only is None or one.only(args, name, model)]
-        units = sampled_units(model) if one.sampled else units_of(self.call, model, infos, names)
+        names = [name for name in model.shapes if step.only is None or step.only(args, name, model)]
+        units = sampled_units(model) if step.sampled else units_of(self.call, model, infos, names)
         self._map((unit, work) for unit in units)
-        total = one.start(self.model, args)
+        total = step.start(self.model, args)
         for (part,) in totals:
-            total = one.merge(total, part)
-        self.model.known[one.name] = one.finish(total, self.model, args)
+            total = step.merge(total, part)
+        self.model.known[step.name] = step.finish(total, self.model, args)
 
     def arguments(self, name: str) -> Any:
         """Return the arguments for one tensor: those that vary over the model have its value."""
@@ -215,29 +215,29 @@ class _Facts:
     Args:
         engine: Reads the pieces.
         name: The tensor.
-        one: The pass.
+        step: The pass.
         pieces: How many pieces the tensor has.
         before: What an earlier pass finds of the tensor, which this one needs.
     """
 
-    def __init__(self, engine: Engine, name: str, one: Pass, pieces: int, before: _Facts | None = None) -> None:
-        self._engine, self._name, self._pass, self._left, self._before = engine, name, one, pieces, before
-        self._total = one.start(engine.model, engine.call.arguments)
+    def __init__(self, engine: Engine, name: str, step: Pass, pieces: int, before: _Facts | None = None) -> None:
+        self._engine, self._name, self._pass, self._left, self._before = engine, name, step, pieces, before
+        self._total = step.start(engine.model, engine.call.arguments)
         self._lock, self._ended, self._failed = Lock(), Event(), False
 
     def observe(self, unit: Unit) -> None:
         """Read a piece; the last one settles what is known of the tensor."""
         if self._before is not None and not self._before.complete():
             return self._end(failed=True)
-        model, args, one = self._engine.model, self._engine.arguments(self._name), self._pass
+        model, args, step = self._engine.model, self._engine.arguments(self._name), self._pass
         try:
             stack = self._engine.stacks.stack(unit)
-            part = one.observe(one.start(model, args), stack, args)
+            part = step.observe(step.start(model, args), stack, args)
             with self._lock:
-                self._total, self._left = one.merge(self._total, part), self._left - 1
+                self._total, self._left = step.merge(self._total, part), self._left - 1
                 if self._left:
                     return None
-            model.known[one.name][stack.name] = one.finish(self._total, model, args)
+            model.known[step.name][stack.name] = step.finish(self._total, model, args)
         except BaseException:
             self._end(failed=True)
             raise

@@ -103,7 +103,9 @@ class Treatment:
         lines += [f"treated       {role}: {_patterns(names)}" for role, names in self.treated.items()]
         lines += [f"not treated   {role}: {_patterns(names)}" for role, names in self.left.items()]
         ways = sorted(set(self.cuts.values()))
-        lines += [f"cut           {_patterns(n for n, way in self.cuts.items() if way == one)}: {one}" for one in ways]
+        lines += [
+            f"cut           {_patterns(n for n, way in self.cuts.items() if way == kind)}: {kind}" for kind in ways
+        ]
         return lines
 
 

@@ -84,12 +84,14 @@ def merge(
         on_read = _counted(progress, plan.bytes_read)
         job = Job(recipe, inputs, plan, target, on_read, workers, buffer, scheme)
 
-        def finish(opened: Inputs, known: dict[str, str]) -> Made:
+        def finish(opened: Inputs, fingerprints: dict[str, str]) -> Made:
             if recipe.adapter is not None:
-                return AdapterJob(recipe, opened, plan, on_read, workers, buffer, scheme, version(), known).write(
-                    target
-                )
-            return Made(*(job if opened is inputs else job.like(recipe, opened, plan, target, known)).run(resume))
+                return AdapterJob(
+                    recipe, opened, plan, on_read, workers, buffer, scheme, version(), fingerprints
+                ).write(target)
+            return Made(
+                *(job if opened is inputs else job.like(recipe, opened, plan, target, fingerprints)).run(resume)
+            )
 
         made = after_steps(job, resolve, resume, finish) if plan.written else finish(inputs, {})
         if progress is not None:

@@ -62,10 +62,10 @@ def score_all(method: str, strategy: Strategy, score: Scorer, objective: Objecti
         while args is not None:
             call = configure(method, args)
             scores = dict(score(call))
-            found = Scored(call, args, scores, objective(scores))
-            yield found
+            scored = Scored(call, args, scores, objective(scores))
+            yield scored
             try:
-                args = strategy.send(found.value)
+                args = strategy.send(scored.value)
             except StopIteration:
                 return
 
@@ -127,7 +127,7 @@ _CORNERS = 256
 
 def values_of(space: Space) -> dict[str, list[Any]]:
     """Return the grid as argument → list of values; a value that is not a list stands alone."""
-    return {name: list(found) if isinstance(found, list) else [found] for name, found in (space or {}).items()}
+    return {name: list(values) if isinstance(values, list) else [values] for name, values in (space or {}).items()}
 
 
 def check_space(method: str, space: Space, searched: bool) -> Iterator[dict[str, Any]]:
@@ -152,38 +152,38 @@ def check_space(method: str, space: Space, searched: bool) -> Iterator[dict[str,
                 raise MergeflowError(f"methods.{method}.{name} is a range: ranges need `search: {{trials: N}}`.")
         yield from grid_of(method, values_of(space))
         return
-    ends = {name: _ends(method, name, found) for name, found in (space or {}).items()}
+    ends = {name: _ends(method, name, values) for name, values in (space or {}).items()}
     for _, chosen in zip(range(_CORNERS), product(*ends.values()), strict=False):
         args = dict(zip(ends, chosen, strict=True))
         configure(method, args)
         yield args
 
 
-def _ends(method: str, name: str, found: Any) -> list[Any]:
+def _ends(method: str, name: str, values: Any) -> list[Any]:
     """Return the values of a dimension that must be valid: both ends of a range, or all choices."""
     place = f"methods.{method}.{name}"
-    if isinstance(found, list):
-        found = {"choices": found}
-    if not isinstance(found, Mapping):
-        return [found]
-    for key in found:
+    if isinstance(values, list):
+        values = {"choices": values}
+    if not isinstance(values, Mapping):
+        return [values]
+    for key in values:
         if key not in _RANGE:
             raise unknown_name(f"key of {place}", str(key), _RANGE)
-    if "choices" in found:
-        if len(found) > 1 or not isinstance(found["choices"], list) or not found["choices"]:
+    if "choices" in values:
+        if len(values) > 1 or not isinstance(values["choices"], list) or not values["choices"]:
             raise MergeflowError(f"{place}: `choices` is a list of one value or more and stands alone.")
-        return list(found["choices"])
-    low, high = (_number(place, key, found.get(key)) for key in ("low", "high"))
+        return list(values["choices"])
+    low, high = (_number(place, key, values.get(key)) for key in ("low", "high"))
     if not low < high:
         raise MergeflowError(f"{place}: low {low:g} must be below high {high:g}.")
-    if found.get("log") not in (None, False, True):
-        raise MergeflowError(f"{place}.log must be true or false, found {found['log']!r}.")
-    if found.get("log") and (low <= 0 or found.get("step") is not None):
+    if values.get("log") not in (None, False, True):
+        raise MergeflowError(f"{place}.log must be true or false, found {values['log']!r}.")
+    if values.get("log") and (low <= 0 or values.get("step") is not None):
         raise MergeflowError(f"{place}: a range with `log` starts above 0 and has no `step`.")
-    if found.get("step") is not None and not 0 < _number(place, "step", found["step"]) <= high - low:
-        raise MergeflowError(f"{place}.step must be above 0 and at most high - low, found {found['step']!r}.")
+    if values.get("step") is not None and not 0 < _number(place, "step", values["step"]) <= high - low:
+        raise MergeflowError(f"{place}.step must be above 0 and at most high - low, found {values['step']!r}.")
     if is_whole(method, name):
-        if any(value != int(value) for value in (low, high, float(found.get("step") or 1))):
+        if any(value != int(value) for value in (low, high, float(values.get("step") or 1))):
             raise MergeflowError(f"{place} is a whole number: give whole low, high and step.")
         return [int(low), int(high)]
     return [low, high]
@@ -213,11 +213,11 @@ def at_edge(space: Space, args: Mapping[str, Any]) -> list[str]:
     """
     from math import log
 
-    ranges = {name: found for name, found in (space or {}).items() if isinstance(found, Mapping) and "low" in found}
+    ranges = {name: values for name, values in (space or {}).items() if isinstance(values, Mapping) and "low" in values}
     edges = at_grid_edge(args, values_of({name: v for name, v in (space or {}).items() if name not in ranges}))
-    for name, found in ranges.items():
-        bend = log if found.get("log") else float
-        low, high, value = (bend(float(number)) for number in (found["low"], found["high"], args[name]))
+    for name, values in ranges.items():
+        bend = log if values.get("log") else float
+        low, high, value = (bend(float(number)) for number in (values["low"], values["high"], args[name]))
         if min(value - low, high - value) <= _EDGE * (high - low):
             edges.append(name)
     return edges
@@ -251,19 +251,19 @@ def line(
     """
     assert list(values) == sorted(values)
     first = min(range(len(values)), key=lambda i: abs(values[i] - start))
-    found = {first: (yield {**(fixed or {}), argument: values[first]})}
+    heights = {first: (yield {**(fixed or {}), argument: values[first]})}
     for step in (1, -1):
         index = first + step
         while 0 <= index < len(values):
-            found[index] = yield {**(fixed or {}), argument: values[index]}
-            if found[index] < max(found.values()) - slack:
+            heights[index] = yield {**(fixed or {}), argument: values[index]}
+            if heights[index] < max(heights.values()) - slack:
                 break
             index += step
 
 
-def best_on_line(found: Iterable[Scored], argument: str) -> Scored:
+def best_on_line(scored: Iterable[Scored], argument: str) -> Scored:
     """Return the best candidate of a line; of equals the one with the smallest value."""
-    return max(found, key=lambda one: (one.value, -one.varied[argument]))
+    return max(scored, key=lambda candidate: (candidate.value, -candidate.varied[argument]))
 
 
 # Search by climbing: start from a known good choice and look only around it.
@@ -286,10 +286,10 @@ def climb(grid: Grid, start: Mapping[str, Any]) -> Strategy:
         >>> asked, args
         ([(0.1, 1.0), (0.1, 0.5), (0.1, 1.5), (0.1, 2.0)], {'keep': 0.2, 'scale': 1.5})
     """
-    known: dict[tuple[Any, ...], float] = {}
+    heights: dict[tuple[Any, ...], float] = {}
     names = sorted(grid, key=lambda name: name != "scale")  # candidates of other scales cost least
     best = {name: start[name] if start.get(name) in grid[name] else _middle(grid[name]) for name in grid}
-    height = yield from _ask(best, known)
+    height = yield from _ask(best, heights)
     moved = True
     while moved:
         moved = False
@@ -297,19 +297,19 @@ def climb(grid: Grid, start: Mapping[str, Any]) -> Strategy:
             while True:
                 around = []
                 for args in _neighbours(grid, best, name):
-                    around.append(((yield from _ask(args, known)), args))
-                higher, args = max(around, key=lambda one: one[0], default=(height, best))
+                    around.append(((yield from _ask(args, heights)), args))
+                higher, args = max(around, key=lambda place: place[0], default=(height, best))
                 if not higher > height:  # a tie ends the climb
                     break
                 best, height, moved = args, higher, True
 
 
-def _ask(args: Args, known: dict[tuple[Any, ...], float]) -> Generator[Args, float, float]:
+def _ask(args: Args, heights: dict[tuple[Any, ...], float]) -> Generator[Args, float, float]:
     """Ask for a candidate, unless it was asked for before; return its objective."""
     key = tuple(args.values())
-    if key not in known:
-        known[key] = yield dict(args)
-    return known[key]
+    if key not in heights:
+        heights[key] = yield dict(args)
+    return heights[key]
 
 
 def _neighbours(grid: Grid, args: Args, name: str) -> list[Args]:

@@ -47,15 +47,15 @@ def _merging(sweep: Sweep, resolve: Callable[[str], str] | None) -> Iterator[Nee
         with open_inputs(sweep.recipe(method, {}), resolve) as inputs:
             units = list(units_of(inputs.call, inputs.model, inputs.base.infos, inputs.base.infos))
             taken = device_bytes(inputs.call, inputs.model, units, default_workers(), BUFFER)
-            kept = _factors(inputs, largest_rank_ratio(method, space)) if method in _KEEPING else 0
-            yield Need(0, sums=kept, merging=taken, rows=0)
+            factors = _factors(inputs, largest_rank_ratio(method, space)) if method in _KEEPING else 0
+            yield Need(0, sums=factors, merging=taken, rows=0)
 
 
 def _factors(inputs: Inputs, rank_ratio: float) -> int:
     """Return the bytes of the factors that are kept of all matrices of all experts."""
-    model, kept = inputs.model, 0
+    model, count = inputs.model, 0
     for unit in units_of(inputs.call, model, inputs.base.infos, model.shapes):
         if len(unit.shape) > 1:
             short, long = sorted((unit.shape[0], (unit.stop - unit.start) // unit.shape[0]))
-            kept += max(ceil(rank_ratio * short), short // 8) * (short + long)
-    return kept * len(model.experts) * model.dtype.itemsize
+            count += max(ceil(rank_ratio * short), short // 8) * (short + long)
+    return count * len(model.experts) * model.dtype.itemsize

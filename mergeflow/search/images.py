@@ -99,8 +99,8 @@ def _without_digests(opened: dict[str, tuple[Classification, str]]) -> dict[str,
 def _fitting_model(sweep: Sweep, clip: ClipModel, base: LazyStateDict) -> Model:
     """Return the image tower, once it is known that the base's tensors are its own."""
     model = image_model(clip)
-    own = {name: tuple(value.shape) for name, value in model.state().items()}
-    if own != {name: info.shape for name, info in base.infos.items()}:
+    shapes = {name: tuple(value.shape) for name, value in model.state().items()}
+    if shapes != {name: info.shape for name, info in base.infos.items()}:
         check_fit(f"base '{sweep.base}'", base, model.state())
     return model
 
@@ -114,8 +114,8 @@ def _place(sweep: Sweep, task: str, folder: Path, image_size: int) -> Path:
     place = folder / "data" / task
     if place.exists():
         manifest = load_manifest(place)
-        found = (manifest["source"], manifest["seed"], manifest["decoding"])
-        if found == (part.source, sweep.seed, {"image_size": image_size}):
+        origin = (manifest["source"], manifest["seed"], manifest["decoding"])
+        if origin == (part.source, sweep.seed, {"image_size": image_size}):
             return place
         shutil.rmtree(place)
     partial = place.with_name(f".{task}.partial")
@@ -135,9 +135,9 @@ def _open_task(sweep: Sweep, task: str, place: Path, clip: ClipModel, split: str
         )
     head = build_head(clip, data.class_names, data.templates) if part.head is None else load_head(part.head)
     check_head(task, head, data.class_names, clip)
-    known = load_manifest(place)["splits"][split]
+    record = load_manifest(place)["splits"][split]
     weight = fingerprint({"weight": head.weight.detach()}, "sha256")  # part of what journals have recorded
-    parts = (*(array["sha256"] for array in known["arrays"].values()), weight, head.logit_scale)
+    parts = (*(array["sha256"] for array in record["arrays"].values()), weight, head.logit_scale)
     digest = hashlib.sha256(repr((parts, head.class_names)).encode()).hexdigest()
     labels = torch.from_numpy(data.labels).to(sweep.device)
     return Classification(task, torch.from_numpy(data.images), labels, head.to(sweep.device)), digest

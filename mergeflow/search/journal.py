@@ -60,8 +60,8 @@ class Journal:
         try:
             lines = [json.loads(line) for line in whole.splitlines()]
             entries = {line["key"]: line["value"] for line in lines[1:]}
-            known: dict[str, Any] = {"format": _FORMAT, "inputs": inputs} if not lines else lines[0]
-            before: dict[str, Any] | None = dict(known["inputs"]) if known["format"] == _FORMAT else None
+            first: dict[str, Any] = {"format": _FORMAT, "inputs": inputs} if not lines else lines[0]
+            before: dict[str, Any] | None = dict(first["inputs"]) if first["format"] == _FORMAT else None
         except (ValueError, TypeError, KeyError):
             before = None
         if before is None:
@@ -76,7 +76,7 @@ class Journal:
             )
         os.ftruncate(self._file, len(whole) + len(end))
         if not lines:
-            self._write(known)
+            self._write(first)
         return entries
 
     def known(self, key: str, compute: Callable[[], Any]) -> Any:

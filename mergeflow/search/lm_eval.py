@@ -23,9 +23,9 @@ def lm_eval_scorer(part: LmEvalScore, device: str) -> tuple[CheckedScorer, str]:
 
     def score(model: CandidateModel, candidate: Candidate) -> dict[str, float]:
         with model.folder() as folder:
-            found = evaluate(part, folder, candidate.split, manager, device)
-        better = found["higher_is_better"]
-        return {task: _score(task, found["results"][task], better[task], part.metric) for task in part.lm_eval}
+            output = evaluate(part, folder, candidate.split, manager, device)
+        better = output["higher_is_better"]
+        return {task: _score(task, output["results"][task], better[task], part.metric) for task in part.lm_eval}
 
     return CheckedScorer(score, name_of(part)), _digest(part)
 
@@ -54,9 +54,9 @@ def find_tasks(part: LmEvalScore) -> Any:
     return manager
 
 
-def _near(task: str, known: Any) -> list[str]:
+def _near(task: str, names: Any) -> list[str]:
     """Return the nearest tasks: the harness knows thousands, too many for a message."""
-    return get_close_matches(task, known, n=12, cutoff=0.0)
+    return get_close_matches(task, names, n=12, cutoff=0.0)
 
 
 @arithmetic()
@@ -72,7 +72,7 @@ def evaluate(part: LmEvalScore, folder: Path, split: str, manager: Any, device: 
     """
     import lm_eval
 
-    found: dict[str, Any] = lm_eval.simple_evaluate(
+    output: dict[str, Any] = lm_eval.simple_evaluate(
         model="hf",
         model_args={"pretrained": str(folder)},
         tasks=_tasks(part, split, manager),
@@ -84,7 +84,7 @@ def evaluate(part: LmEvalScore, folder: Path, split: str, manager: Any, device: 
         bootstrap_iters=0,
         log_samples=False,
     )
-    return found
+    return output
 
 
 def _tasks(part: LmEvalScore, split: str, manager: Any) -> list[Any]:
@@ -95,13 +95,13 @@ def _tasks(part: LmEvalScore, split: str, manager: Any) -> list[Any]:
     """
     from lm_eval.tasks import get_task_dict
 
-    found = get_task_dict(list(part.lm_eval), manager)
+    tasks = get_task_dict(list(part.lm_eval), manager)
     if split == "validation":
-        for name, task in found.items():
+        for name, task in tasks.items():
             if not (hasattr(task, "has_validation_docs") and task.has_validation_docs()):
                 raise MergeflowError(f"the task '{name}' has no validation split: a choice on it would be one on test")
             task.config.test_split = None  # with one, the harness takes the documents of test
-    return list(found.values())
+    return list(tasks.values())
 
 
 def _score(task: str, result: Mapping[str, Any], better: Mapping[str, bool], metric: str | None) -> float:
@@ -131,13 +131,13 @@ def metrics_of(result: Mapping[str, Any], better: Mapping[str, bool]) -> dict[st
         >>> metrics_of({"acc,none": 0.5, "em,strict": 0.1, "em,loose": 0.2}, {"acc": True, "em": True})
         {'acc': 0.5, 'em,strict': 0.1, 'em,loose': 0.2}
     """
-    found = {
+    metrics = {
         key: float(value)
         for key, value in result.items()
         if key.partition(",")[0] in better and isinstance(value, int | float)
     }
-    plain = [key.partition(",")[0] for key in found]
-    return {key if plain.count(name) > 1 else name: found[key] for key, name in zip(found, plain, strict=True)}
+    plain = [key.partition(",")[0] for key in metrics]
+    return {key if plain.count(name) > 1 else name: metrics[key] for key, name in zip(metrics, plain, strict=True)}
 
 
 def _digest(part: LmEvalScore) -> str:

@@ -43,7 +43,7 @@ def trial_count(space: Space, wanted: SearchPart) -> int:
         >>> trial_count({"keep": 0.1}, wanted), trial_count({"keep": [0.1, 0.2]}, wanted)
         (1, 9)
     """
-    return wanted.trials if any(isinstance(found, list | Mapping) for found in (space or {}).values()) else 1
+    return wanted.trials if any(isinstance(values, list | Mapping) for values in (space or {}).values()) else 1
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class _Box:
         from optuna.distributions import CategoricalDistribution
 
         box = cls({}, {}, {})
-        for name, found in (space or {}).items():
-            listed = found["choices"] if isinstance(found, Mapping) and "choices" in found else found
+        for name, values in (space or {}).items():
+            listed = values["choices"] if isinstance(values, Mapping) and "choices" in values else values
             if isinstance(listed, list):
                 box.choices[name] = list(listed)
                 box.searched[name] = CategoricalDistribution(range(len(listed)))
-            elif isinstance(found, Mapping):
-                box.searched[name] = _range(found, is_whole(method, name))
+            elif isinstance(values, Mapping):
+                box.searched[name] = _range(values, is_whole(method, name))
             else:
-                box.fixed[name] = found
+                box.fixed[name] = values
         return box
 
     def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,11 +78,11 @@ class _Box:
         return {**self.fixed, **chosen}
 
 
-def _range(found: Mapping[str, Any], whole: bool) -> Any:
+def _range(bounds: Mapping[str, Any], whole: bool) -> Any:
     from optuna.distributions import FloatDistribution, IntDistribution
 
-    low, high, log = float(found["low"]), float(found["high"]), bool(found.get("log"))
-    step = None if found.get("step") is None else float(found["step"])
+    low, high, log = float(bounds["low"]), float(bounds["high"]), bool(bounds.get("log"))
+    step = None if bounds.get("step") is None else float(bounds["step"])
     if whole:
         return IntDistribution(int(low), int(high), log=log, step=int(step or 1))
     return FloatDistribution(low, high, log=log, step=step)

@@ -217,7 +217,7 @@ class Scoreboard:
             MergeflowError: It was.
         """
         key = _test_key(call)
-        if any(known.startswith(_TEST) and known != key for known in self._journal.entries):
+        if any(entry.startswith(_TEST) and entry != key for entry in self._journal.entries):
             code = " of this code" if code_of(call) else ""
             raise MergeflowError(
                 f"test was looked at already, for another winner than {call.name} {call.args}{code}: to choose again "
@@ -248,9 +248,9 @@ class Scoreboard:
 
     def _known(self, key: str, compute: Callable[[], Mapping[str, float]]) -> dict[str, float]:
         self.scored += key not in self._journal.entries
-        found: dict[str, float] = self._journal.known(key, lambda: dict(compute()))
+        scores: dict[str, float] = self._journal.known(key, lambda: dict(compute()))
         # In this sweep's order of tasks, whatever it was when the journal was written.
-        return {task: found[task] for task in self._inputs.score.tasks or found if task in found}
+        return {task: scores[task] for task in self._inputs.score.tasks or scores if task in scores}
 
 
 def _test_key(call: MethodCall) -> str:
@@ -259,7 +259,7 @@ def _test_key(call: MethodCall) -> str:
 
 def _with_code(key: str, call: MethodCall) -> str:
     """Return a journal's key with digests of the code of methods that are not the package's own, where it uses any."""
-    code = {name: one.sha256 for name, one in code_of(call).items()}
+    code = {name: origin.sha256 for name, origin in code_of(call).items()}
     return json.dumps([*json.loads(key), code], sort_keys=True) if code else key
 
 
@@ -274,10 +274,10 @@ def _named(what: str) -> Iterator[None]:
 
 def largest_rank_ratio(method: str, space: Space) -> float:
     """Return the largest rank ratio a method's candidates need, so that no factorisation is done twice."""
-    found = (space or {}).get("rank_ratio", configure(method).args.get("rank_ratio", 1.0))
-    if isinstance(found, dict):
-        found = found.get("choices", found.get("high"))
-    return min(1.0, max(map(float, found if isinstance(found, list) else [found])))
+    ratio = (space or {}).get("rank_ratio", configure(method).args.get("rank_ratio", 1.0))
+    if isinstance(ratio, dict):
+        ratio = ratio.get("choices", ratio.get("high"))
+    return min(1.0, max(map(float, ratio if isinstance(ratio, list) else [ratio])))
 
 
 # What a sweep found, and the files that it leaves: one Parquet row per trial, and the winner as a recipe.
@@ -307,8 +307,8 @@ class Trial:
 
     def row(self) -> dict[str, Any]:
         """Return the trial as plain values, for a table or a tracking server."""
-        kept = {"trial": self.number, "method": self.method, "args": self.args, "accuracy": self.score.accuracy}
-        return {**kept, "mean": self.score.mean, "normalised": self.score.normalised, "objective": self.objective}
+        columns = {"trial": self.number, "method": self.method, "args": self.args, "accuracy": self.score.accuracy}
+        return {**columns, "mean": self.score.mean, "normalised": self.score.normalised, "objective": self.objective}
 
 
 @dataclass(frozen=True)
@@ -374,13 +374,13 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], references: Map
     write_atomically(path, content.getvalue().to_pybytes())
 
 
-def write_winner(path: Path, found: SweepResult) -> None:
+def write_winner(path: Path, result: SweepResult) -> None:
     """Write the winner's recipe, complete with every default, as `mergeflow merge` takes it."""
-    images = found.sweep.score is None
-    head = f"# Winner of a sweep, on {found.sweep.split}: {_summary(found.winner.score, images)}.\n"
-    if found.test is not None:
-        head += f"# On test, looked at once: {_summary(found.test, images)}.\n"
-    write_text(path, head + recipe_text(found.recipe))
+    images = result.sweep.score is None
+    head = f"# Winner of a sweep, on {result.sweep.split}: {_summary(result.winner.score, images)}.\n"
+    if result.test is not None:
+        head += f"# On test, looked at once: {_summary(result.test, images)}.\n"
+    write_text(path, head + recipe_text(result.recipe))
 
 
 def _summary(score: Score, images: bool) -> str:

@@ -122,23 +122,25 @@ class CheckedScorer:
             MergeflowError: The scorer failed, or returned something else.
         """
         try:
-            found = self._score(model, candidate)
+            output = self._score(model, candidate)
         except MergeflowError as error:
             raise self._fault(str(error)) from None
         except Exception as error:  # whatever a scorer of somebody else raises
             raise self._fault(f"it raised {type(error).__name__}: {error}{_place_of(error)}") from error
-        scores = self._numbers(found)
+        scores = self._numbers(output)
         if self.tasks and set(scores) != set(self.tasks):
-            told = f"it returned the tasks {', '.join(sorted(scores))}, and before {', '.join(sorted(self.tasks))}"
-            raise self._fault(f"{told}: every model is scored on the same tasks")
+            difference = (
+                f"it returned the tasks {', '.join(sorted(scores))}, and before {', '.join(sorted(self.tasks))}"
+            )
+            raise self._fault(f"{difference}: every model is scored on the same tasks")
         self.tasks = self.tasks or tuple(scores)
         return scores if only is None else {only: scores[only]}
 
-    def _numbers(self, found: Any) -> dict[str, float]:
-        if not isinstance(found, Mapping) or not found:
-            raise self._fault(f"it returned {found!r:.80}, expected a mapping of tasks to numbers")
+    def _numbers(self, output: Any) -> dict[str, float]:
+        if not isinstance(output, Mapping) or not output:
+            raise self._fault(f"it returned {output!r:.80}, expected a mapping of tasks to numbers")
         scores = {}
-        for task, value in found.items():
+        for task, value in output.items():
             number = _number(value)
             if not isinstance(task, str) or number is None or not math.isfinite(number):
                 raise self._fault(
@@ -147,8 +149,8 @@ class CheckedScorer:
             scores[task] = number
         return scores
 
-    def _fault(self, told: str) -> MergeflowError:
-        return MergeflowError(f"{self._name}: {told.removesuffix('.')}.")
+    def _fault(self, what: str) -> MergeflowError:
+        return MergeflowError(f"{self._name}: {what.removesuffix('.')}.")
 
 
 def _number(value: Any) -> float | None:
@@ -198,8 +200,8 @@ def command_scorer(part: CommandScore) -> tuple[CheckedScorer, str]:
 
 
 def _run(words: list[str], candidate: Candidate, timeout: float | None) -> str:
-    told = json.dumps({"name": candidate.name, "args": dict(candidate.args), "split": candidate.split})
-    environment = {**os.environ, "MERGEFLOW_CANDIDATE": told}
+    document = json.dumps({"name": candidate.name, "args": dict(candidate.args), "split": candidate.split})
+    environment = {**os.environ, "MERGEFLOW_CANDIDATE": document}
     try:
         # A session of its own, so that a command is stopped with all it has started.
         process = subprocess.Popen(
@@ -239,8 +241,8 @@ def _json(text: str) -> Any:
 
 
 def _tail(text: str) -> str:
-    found = text.strip()
-    return repr(found[-_SHOWN:]) if found else "it printed nothing"
+    last = text.strip()
+    return repr(last[-_SHOWN:]) if last else "it printed nothing"
 
 
 def _digest(words: list[str]) -> str:

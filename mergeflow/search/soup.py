@@ -58,8 +58,8 @@ def checkpoints_of(run: Path, window: int | None = None) -> dict[str, Path]:
         raise MergeflowError(
             f"run '{run}' is not a folder: give the one that holds `checkpoint-100`, `checkpoint-200`, …"
         )
-    found = {path: int(match.group(1)) for path in run.iterdir() if (match := _CHECKPOINT.match(path.name))}
-    ordered = sorted(found, key=lambda path: (found[path], path.name))
+    steps = {path: int(match.group(1)) for path in run.iterdir() if (match := _CHECKPOINT.match(path.name))}
+    ordered = sorted(steps, key=lambda path: (steps[path], path.name))
     if window is not None and not 2 <= window <= len(ordered):
         raise MergeflowError(
             f"--window {window}: '{run}' holds {len(ordered)} checkpoints, so a window is 2 to {len(ordered)} of them."
@@ -121,9 +121,9 @@ def soup(
         best = max(places, key=lambda name: scores[name])
         if scores["soup"] < scores[best]:
             warnings = (*warnings, f"the average scores {scores['soup']:.6g}, '{best}' alone {scores[best]:.6g}.")
-        found = _made(places, chosen, out, scores, warnings, force)
+        made = _made(places, chosen, out, scores, warnings, force)
         judged.forget()
-    return found
+    return made
 
 
 def _made(
@@ -205,8 +205,8 @@ class _SoupScores:
             if len(weights) > 1 or recipe.base is not None:
                 merged = prepare(inputs.call, inputs.base, inputs.experts, weights).at(1.0)
             model = CandidateModel(merged, Path(inputs.base.path), Path(scratch))
-            found = self._score(model, Candidate("+".join(weights)))
-        return sum(found.values()) / len(found)
+            scores = self._score(model, Candidate("+".join(weights)))
+        return sum(scores.values()) / len(scores)
 
     def all_scores(self) -> dict[str, float]:
         """Return the score of each checkpoint alone."""

@@ -66,17 +66,17 @@ def run_sweep(
         whole = sweep.tokenizer is None and sweep.chat_template is None
         out = place / ("merged.safetensors" if whole else "merged")
         recipe = sweep.recipe(winner.method, winner.args, out=str(out))
-        found = SweepResult(
+        result = SweepResult(
             sweep, place, tuple(trials), winner, recipe, base, individual, None, board.scored, board.prepared, 0.0
         )
         prefix = "accuracy" if sweep.score is None else "score"
-        write_parquet(place / TABLE, found.rows(), {"base": base.accuracy, "individual": individual}, prefix)
-        write_winner(place / WINNER, found)
+        write_parquet(place / TABLE, result.rows(), {"base": base.accuracy, "individual": individual}, prefix)
+        write_winner(place / WINNER, result)
         if sweep.test:
             tell("test", len(trials), total)
-            found = replace(found, test=board.look_at_test(call), scored=board.scored)
-            write_winner(place / WINNER, found)
-    return replace(found, seconds=time.monotonic() - began)
+            result = replace(result, test=board.look_at_test(call), scored=board.scored)
+            write_winner(place / WINNER, result)
+    return replace(result, seconds=time.monotonic() - began)
 
 
 def _scheme(journal: Journal) -> str:
@@ -95,9 +95,9 @@ def _trials(sweep: Sweep, board: Scoreboard, individual: dict[str, float] | None
     number = 0
     for method, space in sweep.methods.items():
         board.start(method, space)
-        for found in score_all(method, _strategy(sweep, method, space), board.candidate, objective):
-            score, edges = score_of(found.scores, individual), tuple(at_edge(space, found.varied))
-            yield Trial(number, method, found.call.args, found.varied, score, found.value, edges)
+        for candidate in score_all(method, _strategy(sweep, method, space), board.candidate, objective):
+            score, edges = score_of(candidate.scores, individual), tuple(at_edge(space, candidate.varied))
+            yield Trial(number, method, candidate.call.args, candidate.varied, score, candidate.value, edges)
             number += 1
 
 

@@ -255,8 +255,8 @@ class Sweep(Frozen):
             return values
         if values.get("tokenizer") is not None:
             raise ValueError(f"'{TOKENIZER_SOURCE}' and 'tokenizer' both stand in the sweep; keep one")
-        kept = {key: value for key, value in values.items() if key != TOKENIZER_SOURCE}
-        return {**kept, "tokenizer": values[TOKENIZER_SOURCE]}
+        rest = {key: value for key, value in values.items() if key != TOKENIZER_SOURCE}
+        return {**rest, "tokenizer": values[TOKENIZER_SOURCE]}
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
@@ -338,8 +338,8 @@ def load_sweep(path: str | Path) -> Sweep:
     place = Path(path)
     values = read_yaml(place, "sweep")
     if not isinstance(values, dict):
-        found = type(values).__name__
-        raise MergeflowError(f"sweep '{place}' holds a {found}, expected keys such as base, experts and methods.")
+        kind = type(values).__name__
+        raise MergeflowError(f"sweep '{place}' holds a {kind}, expected keys such as base, experts and methods.")
     return make_sweep(values, str(place))
 
 

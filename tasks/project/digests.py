@@ -81,10 +81,10 @@ def equivalents() -> dict[str, str]:
     return {str(new): str(old) for new, old in table.items()}
 
 
-def write_equivalents(found: Mapping[str, str]) -> None:
+def write_equivalents(pairs: Mapping[str, str]) -> None:
     """Add what a release check has shown, by the new digest the older one, to the table that releases carry."""
     before = equivalents()
-    table = before | {new: before.get(old, old) for new, old in found.items() if new != old}
+    table = before | {new: before.get(old, old) for new, old in pairs.items() if new != old}
     write_atomically(RELEASES, _RELEASES_HEAD + yaml.safe_dump(table))
     equivalents.cache_clear()
 

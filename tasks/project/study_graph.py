@@ -77,8 +77,8 @@ def _pattern_faults(place: str, pattern: Any) -> Iterator[str]:
         yield f"{place}: {{task}} and {{seed}} are put in, found {', '.join(f'{{{name}}}' for name in others)}"
 
 
-def _study_faults(found: dict[str, Any]) -> Iterator[str]:
-    studies = found.get("studies")
+def _study_faults(content: dict[str, Any]) -> Iterator[str]:
+    studies = content.get("studies")
     for name, choices in studies.items() if isinstance(studies, dict) else ():
         if isinstance(choices, dict):
             yield from _seed_faults(f"studies.{name}.seeds", choices.get("seeds"))

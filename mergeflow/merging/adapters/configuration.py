@@ -81,10 +81,10 @@ def _ends(modules: Iterable[str], names: Collection[str]) -> dict[str, str]:
     inner = {part for holder in holders for part in holder.split(".")[:-1]}
     strange = {holder.rpartition(".")[2] for holder in holders - adapted}
     ends = {}
-    for one in adapted:
-        end = one.rpartition(".")[2]
+    for module in adapted:
+        end = module.rpartition(".")[2]
         if end not in inner | strange and not end.isdigit():
-            ends[one] = end
+            ends[module] = end
     return ends
 
 

@@ -108,8 +108,10 @@ class AdapterJob:
                 "factors, and PEFT loads no adapter without them. Merge the checkpoints themselves, or store the "
                 "difference with `mergeflow vector extract`."
             )
-        kept = {place.stack if (place := place_of(name)) and name not in slots else name for name in self.found.factors}
-        slots = {name: slots[name] for name in kept}
+        owners = {
+            place.stack if (place := place_of(name)) and name not in slots else name for name in self.found.factors
+        }
+        slots = {name: slots[name] for name in owners}
         names = self.stored.keys() | self.copies.keys()
         biases = {name: key for name in changed if (key := bias_key(name, slots)) is not None}
         modules = whole_modules([name for name in changed if name not in biases], names, slots)
@@ -207,9 +209,9 @@ class AdapterJob:
     def _base(self) -> tuple[str | None, str | None]:
         """Return the base's path or id, and of an id its commit: as all adapters name it, else as the recipe does."""
         named = {named_base(state.path) for state in self.inputs.experts.values()}
-        one = named.pop() if len(named) == 1 else None
-        if one is not None:
-            return one.name, one.revision
+        origin = named.pop() if len(named) == 1 else None
+        if origin is not None:
+            return origin.name, origin.revision
         base = self.recipe.base
         if base is None or Path(base).expanduser().exists():
             return base, None

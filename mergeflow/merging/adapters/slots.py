@@ -72,8 +72,8 @@ def _joined(halves: Mapping[str, Factors]) -> Factors:
     """Return an expert's matrix from its halves, gate above up; halves that share A go on sharing it."""
     if "" in halves:
         return halves[""]
-    one = next(iter(halves.values()))
-    gate, up = (halves.get(half, Factors(one.down, torch.zeros_like(one.up), one.factor)) for half in ("gate", "up"))
+    some = next(iter(halves.values()))
+    gate, up = (halves.get(half, Factors(some.down, torch.zeros_like(some.up), some.factor)) for half in ("gate", "up"))
     if gate.factor == up.factor and torch.equal(gate.down, up.down):
         return Factors(gate.down, torch.cat([gate.up, up.up]), gate.factor)
     return Factors(torch.cat([gate.down, up.down]), torch.block_diag(gate.up * gate.factor, up.up * up.factor))
@@ -245,9 +245,9 @@ def whole_modules(
     faults = sorted(name for name in changed if not module_of(name))
     wanted |= {name for name in {module_of(name) for name in names} if any(name.endswith(end) for end in wanted - {""})}
     outer = [name for name in sorted(wanted - {""}) if not any(name.startswith(f"{other}.") for other in wanted - {""})]
-    modules = {one: tuple(name for name in names if name.startswith(f"{one}.")) for one in outer}
+    modules = {module: tuple(name for name in names if name.startswith(f"{module}.")) for module in outer}
     clashing = {name for name, held in modules.items() if slots.keys() & set(held)}
-    faults += sorted(name for name in changed if any(name.startswith(f"{one}.") for one in clashing))
+    faults += sorted(name for name in changed if any(name.startswith(f"{module}.") for module in clashing))
     if faults:
         listed = "', '".join(faults[:5]) + (f"' and {len(faults) - 5} more" if len(faults) > 5 else "'")
         raise MergeflowError(

@@ -106,13 +106,13 @@ def check_alike(configs: Mapping[str, Config], key: str) -> None:
         MergeflowError: All keys that differ, with their values.
     """
     settings, classes = comparable(configs, lambda name: not _FREE.search(name.split(".")[-1]))
-    (first, own), *others = settings.items()
+    (first, head), *others = settings.items()
     faults = []
     for path, config in others:
         # A class passes over a setting that only one side has beside its defaults.
-        for name in sorted(own.keys() & config.keys() if classes else {*own, *config}):
-            a, b = own.get(name), config.get(name)
-            per_block = isinstance(a, list) and isinstance(b, list) and (len(a), len(b)) == (own[key], config.get(key))
+        for name in sorted(head.keys() & config.keys() if classes else {*head, *config}):
+            a, b = head.get(name), config.get(name)
+            per_block = isinstance(a, list) and isinstance(b, list) and (len(a), len(b)) == (head[key], config.get(key))
             if a != b and name != key and not per_block and not _FREE.search(name.split(".")[-1]):
                 faults.append(f"{name} is {b!r:.60} in '{path}' and {a!r:.60} in '{first}'")
     if faults:

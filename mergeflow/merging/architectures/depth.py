@@ -43,11 +43,11 @@ def depth(name: str, shapes: Mapping[str, Any], architecture: Architecture | Non
         >>> depth("visual.resblocks.1.w", shapes), depth("visual.ln_post.bias", shapes), depth("visual.conv1.w", shapes)
         (0.25, 1.0, 0.0)
     """
-    found = block_of(name)
-    if not found:
+    block = block_of(name)
+    if not block:
         role = (architecture or Architecture()).role(name, shapes.get(name, ()))
         first = role in ("embedding", "position") or _FIRST.search(name.lower())
         return 0.0 if first and role != "head" and not _BEHIND.search(name) else 1.0
-    tower = _tower(found)
+    tower = _tower(block)
     blocks = [int(match.group(2)) for other in shapes if (match := block_of(other)) and _tower(match) == tower]
-    return int(found.group(2)) / max(max(blocks), 1)
+    return int(block.group(2)) / max(max(blocks), 1)

@@ -55,25 +55,25 @@ _VOCABULARY: Patterns = (
 )  # fmt: skip
 
 
-def role_of(name: str, shape: Sequence[int], own: Patterns = ()) -> Role | None:
+def role_of(name: str, shape: Sequence[int], patterns: Patterns = ()) -> Role | None:
     """Return a tensor's role by its name, or None where no pattern fits and it could be a matrix.
 
     Args:
         shape: Its shape: what is not 2-D, or has one row, and has no known name is `other`.
-        own: Patterns of its architecture; they come before the shared ones.
+        patterns: Patterns of its architecture; they come before the shared ones.
 
     Example:
         >>> role_of("model.layers.0.self_attn.q_proj.weight", (64, 64)), role_of("lm_head.weight", (999, 64))
         ('attention', 'head')
     """
-    role = _named(name, own)
+    role = _named(name, patterns)
     return role if role is not None or (len(shape) == 2 and min(shape) > 1) else "other"
 
 
 @cache
-def _named(name: str, own: Patterns) -> Role | None:
+def _named(name: str, patterns: Patterns) -> Role | None:
     text = name.lower()
-    return next((role for pattern, role in (*own, *_VOCABULARY) if re.search(pattern, text)), None)
+    return next((role for pattern, role in (*patterns, *_VOCABULARY) if re.search(pattern, text)), None)
 
 
 def vocabulary() -> Patterns:

@@ -48,9 +48,15 @@ class Job:
         workers: int | None,
         buffer: int,
         scheme: str,
-        known: Mapping[str, str] | None = None,
+        fingerprints: Mapping[str, str] | None = None,
     ) -> None:
-        self.recipe, self.inputs, self.plan, self.target, self.known = recipe, inputs, plan, target, dict(known or {})
+        self.recipe, self.inputs, self.plan, self.target, self.known = (
+            recipe,
+            inputs,
+            plan,
+            target,
+            dict(fingerprints or {}),
+        )
         self.infos = output_infos(inputs.base.infos, recipe.dtype)
         self.digests = Digests(scheme)
         stacks = Stacks(
@@ -71,15 +77,15 @@ class Job:
         self.digests.add(f"{PREFIX}{name}/{owner}", tensor, start, data, itemsize)
 
     def like(
-        self, recipe: Recipe, inputs: Inputs, plan: Plan, target: Path, known: Mapping[str, str] | None = None
+        self, recipe: Recipe, inputs: Inputs, plan: Plan, target: Path, fingerprints: Mapping[str, str] | None = None
     ) -> "Job":
         """Return another job with the same workers, buffer and progress.
 
         Args:
-            known: Fingerprints of inputs that are known already, by name.
+            fingerprints: Fingerprints of inputs that are known already, by name.
         """
         engine, scheme = self.engine, self.digests.scheme
-        return Job(recipe, inputs, plan, target, self._on_read, engine.workers, engine.buffer, scheme, known)
+        return Job(recipe, inputs, plan, target, self._on_read, engine.workers, engine.buffer, scheme, fingerprints)
 
     @property
     def identity(self) -> dict[str, Any]:

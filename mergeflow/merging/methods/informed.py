@@ -69,13 +69,13 @@ class AdamergingArgs(Args):
         """Which matrices are treated apart; those of `cart` only."""
         return self.matrices if self.on == "cart" else None
 
-    def form(self, known: Architecture, name: str, shape: Sequence[int]) -> Form | None:
+    def form(self, family: Architecture, name: str, shape: Sequence[int]) -> Form | None:
         """Return how a tensor is made of the matrices whose directions of `cart` have a low rank.
 
         Returns:
             None where the tensor has no direction: it is the experts' mean.
         """
-        return known.form(name, shape, self.split_qkv) if known.treats(name, shape, self.matrices) else None
+        return family.form(name, shape, self.split_qkv) if family.treats(name, shape, self.matrices) else None
 
     def rank(self, shape: Sequence[int]) -> int:
         """Return the rank of the direction of a matrix of that shape, on `cart`."""

@@ -415,14 +415,14 @@ def _with_ids(
         is_id = isinstance(value, int) and not isinstance(value, bool) and value in tokens
         return ids.get(tokens[value]) if is_id else value
 
-    found: dict[str, Any] = {}
+    mapped: dict[str, Any] = {}
     for key in dict.fromkeys((*config, *(key for key in theirs if _IDS.match(key)))):
         value = config.get(key)
         if isinstance(value, dict):
             part = theirs.get(key)
-            found[key] = _with_ids(value, part if isinstance(part, dict) else {}, tokens, ids)
+            mapped[key] = _with_ids(value, part if isinstance(part, dict) else {}, tokens, ids)
         elif _IDS.match(key):
-            found[key] = theirs[key] if key in theirs else translated(value)
+            mapped[key] = theirs[key] if key in theirs else translated(value)
         else:
-            found[key] = value
-    return found
+            mapped[key] = value
+    return mapped
