@@ -17,7 +17,7 @@ ARRAY = re.compile(rf"{_ONE}( \| None)?|(tuple|list|Sequence)\[{_ONE}(, .*)?\]")
 SHAPE = re.compile(r"\[[^\]]*\]")
 # Words that became habits: assignments to names that do not say what a value is, and docstrings that begin with
 # "Return what". Lower a number when the count has fallen; never raise one.
-BUDGET = {"found": 57, "one": 28, "own": 39, "known": 8, "told": 7, "kept": 13, "beside": 3, "Return what": 3}
+BUDGET = {"found": 11, "one": 18, "own": 37, "known": 3, "told": 3, "kept": 7, "beside": 2, "Return what": 3}
 REFERENCE = re.compile(r"^Args: As of `(\w+)`", re.MULTILINE)
 ENTRY = re.compile(r"^    (\w+(?:, \w+)*):", re.MULTILINE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
