@@ -141,6 +141,30 @@ def test_a_task_is_taken_out_and_one_is_added(project: Path, store: Store) -> No
     assert reproduce(project, store, MODEL, added.version, from_data=True).same
 
 
+def test_a_task_added_to_many_rewrites_nothing_of_theirs(tmp_path: Path) -> None:
+    tasks = {f"task{number:02}": "toy:clouds" for number in range(6)}
+    folder = make_toy_project(tmp_path / "project", steps=10)
+    values = yaml.safe_load((folder / "params.yaml").read_text())
+    values["sweep"] = {"task_arithmetic": {"scale": [0.1, 0.2]}}
+    (folder / "params.yaml").write_text(yaml.safe_dump({**values, "tasks": tasks}, sort_keys=False))
+    register(folder, MODEL, (*PIPELINE, "figures", "register"))
+    before = written(folder)
+    add_task(folder, connect(project_root=folder), "another", "toy:clouds")
+    again = {name for name, when in written(folder).items() if before.get(name) != when}
+    of_others = {name for name in again if any(task in name for task in tasks)}
+    assert {name.partition("/heads/")[0] for name in of_others} == {"outputs/base"}  # it is written whole
+    assert {name for name in again if "/records/" in name} == {
+        f".mergeflow/records/{stage}.json" for stage in ("prepare@another", "base", "multitask", "finetune@another")
+    }
+
+
+def written(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return when each file of a project's outputs and of its records was written, and as which file."""
+    places = (folder / "outputs", folder / ".mergeflow/records")
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.stat().st_ino) for path in files}
+
+
 def test_a_net_without_heads_is_registered_and_answers(tmp_path: Path) -> None:
     folder = make_toy_project(tmp_path / "project")
     values = yaml.safe_load((folder / "params.yaml").read_text())

@@ -1,6 +1,9 @@
 """A registry that does not answer: who asks is told what for, and a question ends by itself."""
 
+import os
+import signal
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from threading import Thread
 from wsgiref.simple_server import WSGIRequestHandler, make_server
@@ -11,7 +14,10 @@ from typer.testing import CliRunner
 
 from mergeflow.errors import MergeflowError
 from registry.commands import add_commands
+from registry.store import connect
 from tasks.project import files
+from tests.loopback import mlflow_server
+from tests.postgres import POSTGRES, postgres_server
 
 
 def ask(root: Path, *words: str) -> tuple[BaseException | None, str, float]:
@@ -54,3 +60,26 @@ def test_a_server_without_its_database(tmp_path: Path, monkeypatch: pytest.Monke
     assert "s3cret" not in printed + str(error)
     assert len(calls) == 3
     assert seconds < 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not POSTGRES, reason="Debian's package postgresql is not installed")
+def test_postgres_is_stopped_behind_a_running_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("psycopg2", reason="psycopg2, MLflow's driver for PostgreSQL, is not installed")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    monkeypatch.setattr(files, "PATIENCE", 1.0)
+    with ExitStack() as servers:
+        database = servers.enter_context(postgres_server())
+        address = servers.enter_context(mlflow_server(tmp_path, database))
+        connect(address, tmp_path)
+        folder = Path(database.partition("host=")[2])
+        os.kill(int((folder / "data/postmaster.pid").read_text().split()[0]), signal.SIGQUIT)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        for words in (("list",), ("promote", "1")):
+            if words[0] == "promote":
+                monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # its own patience is four minutes
+            error, printed, seconds = ask(tmp_path, *words)
+            assert isinstance(error, MergeflowError), error
+            assert "cannot be opened" in str(error)
+            assert f"Waiting for the registry at {address} (get_experiment_by_name): no answer" in printed
+            assert seconds < 60
