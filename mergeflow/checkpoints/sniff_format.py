@@ -42,6 +42,8 @@ def mistaken(start: bytes, wanted: str) -> str | None:
             "is a GGUF file, whose quantised weights cannot be merged: merge the original safetensors model, "
             "and convert the result to GGUF"
         )
+    if start.startswith(b"\x89HDF"):
+        return "is an HDF5 file, as Keras and TensorFlow write it: save the model as safetensors there first"
     if wanted == "safetensors" and start.startswith(_PICKLED):
         return "is a zip archive, as torch.save writes it, not safetensors: rename it so that it ends in .pt"
     if wanted == "pickle" and start[8:10] in (b'{"', b"{ ", b"{}") and start[4:8] == bytes(4):

@@ -14,13 +14,19 @@ STATE = {f"w{index}": torch.arange(9000.0).reshape(90, 100) for index in range(3
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 PAGE = b"\n<!DOCTYPE html><html><head><title>Sign in</title></head></html>" + b" " * 300
 GGUF = b"GGUF\x03\x00\x00\x00" + bytes(400)
+HDF5 = b"\x89HDF\r\n\x1a\n" + bytes(400)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".bin", ".pt"])
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(POINTER, "Git LFS pointer.*git lfs pull"), (PAGE, "web page.*logging in"), (GGUF, "GGUF file.*original")],
-    ids=["lfs", "html", "gguf"],
+    [
+        (POINTER, "Git LFS pointer.*git lfs pull"),
+        (PAGE, "web page.*logging in"),
+        (GGUF, "GGUF file.*original"),
+        (HDF5, "HDF5 file.*Keras"),
+    ],
+    ids=["lfs", "html", "gguf", "hdf5"],
 )
 def test_what_a_failed_download_leaves(tmp_path, content, message, suffix):
     path = tmp_path / f"model{suffix}"

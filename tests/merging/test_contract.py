@@ -86,6 +86,26 @@ def test_streaming_equals_in_memory(name, dtype, tmp_path):
     assert one.fingerprint == fingerprint(prepare(call, base, experts, data=data).at(call.scale))
 
 
+@pytest.mark.parametrize("size", [1e-38, 1e-30, 1e-22, 1e25])
+@pytest.mark.parametrize("name", methods())
+def test_squares_may_leave_the_range_of_the_type(name, size):
+    zero, experts = awkward(torch.float32)
+    experts = {key: {tensor: value * size if value.is_floating_point() else value for tensor, value in state.items()}
+               for key, state in fitting(name, experts).items()}  # fmt: skip
+    base = {tensor: value * 0 if value.is_floating_point() else value for tensor, value in zero.items()}
+    for state in (base, *experts.values()):
+        state["head"] = state["embedding"]
+    call = configure(name)
+    found = prepare(call, base, experts, data=statistics(base, experts)).at(call.scale)
+    most = {tensor: max(float(state[tensor].abs().amax()) for state in experts.values())
+            for tensor, value in base.items() if value.is_floating_point() and value.numel()}  # fmt: skip
+    for tensor, largest in most.items():
+        assert found[tensor].isfinite().all(), tensor
+        assert float(found[tensor].abs().amax()) <= 100 * largest + 1e-5, (
+            tensor
+        )  # a step of Adam has a length of its own
+
+
 @pytest.mark.parametrize("name", methods())
 def test_golden(name):
     """Digests of one result each, rounded to 4 digits: a change of any formula shows here."""

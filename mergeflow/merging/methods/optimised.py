@@ -47,7 +47,8 @@ def minimise_interference(taus: Tensor, args: WudiArgs) -> Tensor:
     Source:
         Cheng et al., Whoever started the interference should end it (ICML 2025), equation 8.
     """
-    norms = [None if is_zero(tau) else tau.square().sum() for tau in taus]
+    squares = [tau.square().sum() for tau in taus]
+    norms = [None if square == 0 else square for square in squares]  # also of numbers whose squares are too small
     if not args.steps or norms.count(None) >= len(taus) - 1:  # of a single τ_i it is the minimum
         return taus.sum(0)
     curvature = _curvature(taus, norms)
