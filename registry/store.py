@@ -303,10 +303,10 @@ def _sqlite_file(uri: str) -> Path:
 def _cannot_open(uri: str, error: Exception) -> MergeflowError:
     reason = first_line(error)
     if not uri.startswith("sqlite:///"):
-        return MergeflowError(
-            f"the registry at {uri} cannot be opened: {reason}. "
-            "Start that server, or correct MLFLOW_TRACKING_URI; unset, it means mlflow.db in the project folder."
-        )
+        way_out = "Start that server, or correct MLFLOW_TRACKING_URI; unset, it means mlflow.db in the project folder."
+        if "error code 401" in reason or "error code 403" in reason:
+            way_out = "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to a login that may use it."
+        return MergeflowError(f"the registry at {uri} cannot be opened: {reason}. {way_out}")
     return MergeflowError(
         f"the registry's file {_sqlite_file(uri)} cannot be opened: {reason}. It is not a database of this version of "
         "MLflow, or it is damaged. Put a backup in its place; or move it away, and `mergeflow run` makes a new one and "

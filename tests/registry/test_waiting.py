@@ -3,9 +3,11 @@
 import os
 import signal
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Thread
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
@@ -36,29 +38,50 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0.2")
 
 
+@contextmanager
+def answering(status: str, seconds: float = 0.0) -> Iterator[tuple[str, list[str]]]:
+    """Run a server that gives every request the same status; its address, and the paths that were asked for."""
+    paths: list[str] = []
+
+    def answer(environment: dict[str, str], start: Any) -> list[bytes]:
+        paths.append(environment["PATH_INFO"])
+        time.sleep(seconds)
+        start(status, [("Content-Type", "text/plain")])
+        return [b"no database"]
+
+    with make_server("127.0.0.1", 0, answer, handler_class=Quiet) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", paths
+        server.shutdown()
+
+
+class Quiet(WSGIRequestHandler):
+    """Logs nothing."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_who_is_refused_is_told_to_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with answering("401 Unauthorized") as (address, _):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        error, _, _ = ask(tmp_path, "list")
+    assert "error code 401" in str(error)
+    assert "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD" in str(error)
+    assert "Start that server" not in str(error)
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("words", [("list",), ("show",), ("history",), ("lineage",)])
 def test_a_server_without_its_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
-    calls = []
-
-    def fail(environment: dict[str, str], start: object) -> list[bytes]:
-        calls.append(environment["PATH_INFO"])
-        time.sleep(0.2)
-        start("500 Internal Server Error", [("Content-Type", "text/plain")])  # type: ignore[operator]
-        return [b"no database"]
-
-    monkeypatch.setattr(WSGIRequestHandler, "log_message", lambda *_: None)
-    with make_server("127.0.0.1", 0, fail) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
+    with answering("500 Internal Server Error", 0.2) as (address, paths):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address.replace("//", "//ada:s3cret@"))
         error, printed, seconds = ask(tmp_path, *words)
-        server.shutdown()
     assert isinstance(error, MergeflowError), error
     assert f"the registry at {address} cannot be opened" in str(error)
     assert f"Waiting for the registry at {address} (get_experiment_by_name): no answer for 0.3 s." in printed
     assert "s3cret" not in printed + str(error)
-    assert len(calls) == 3
+    assert len(paths) == 3
     assert seconds < 10
 
 
