@@ -49,9 +49,9 @@ from mergeflow.evaluation.accuracy import example_scores
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head
 from mergeflow.modalities.metrics import find_metric
+from mergeflow.modalities.probing import probe
 from mergeflow.modalities.text.batches import stack
 from mergeflow.modalities.text.encoder import TextEncoder, check_length, load_encoder
-from mergeflow.modalities.text.probing import probe
 from mergeflow.modalities.text.tokenizer import TextTokenizer, load_tokenizer
 from mergeflow.modality import Network, State
 from studies.lab import Claim, Laboratory, Row, Section, Study, table

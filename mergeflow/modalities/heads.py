@@ -1,9 +1,11 @@
 """A linear classifier of one task on a model's features, frozen or trained, and its file."""
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -26,7 +28,6 @@ class Head(nn.Module):
         trained: whether W and b are trained beside the model.
 
     Example:
-        >>> import torch
         >>> head = Head(torch.eye(2), 10.0, ["cat", "dog"])
         >>> head(torch.tensor([[0.6, 0.8]])).tolist()
         [[6.0, 8.0]]
@@ -56,6 +57,14 @@ class Head(nn.Module):
         """Return logits [B, C] of features [B, D], in their dtype and on their device."""
         logits = self.logit_scale * features @ self.weight.to(features).T
         return logits if self.bias is None else logits + self.bias.to(features)
+
+
+def drawn_head(task: str, class_names: Sequence[str], width: int) -> Head:
+    """Return a head to be trained, with transformers' spread of .02 for new weights, decided by the task's name."""
+    drawing = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(task.encode()).digest()[:7]))
+    outputs = len(class_names) or 1
+    weight = 0.02 * torch.randn(outputs, width, generator=drawing)
+    return Head(weight, 1.0, class_names, torch.zeros(outputs), trained=True)
 
 
 def save_head(head: Head | None, path: str | Path) -> str:

@@ -18,7 +18,7 @@ class Sections:
 
     Example:
         >>> sorted(SECTIONS.get("vision").model.model_fields)
-        ['architecture', 'modality', 'pretrained']
+        ['architecture', 'head', 'modality', 'pretrained']
     """
 
     model: type[Frozen]

@@ -1,14 +1,22 @@
 """Zero-shot heads against the plain formula, their files and their errors."""
 
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head, load_head, save_head
 from mergeflow.modalities.vision.heads import build_head
+from mergeflow.modalities.vision.modality import MODALITY
 from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.sections import DataSection, ModelSection
+from mergeflow.modality import Base
+from suites.pocket import get_suite
 
 NAMES, TEMPLATES = ["beach", "red round sign", "river"], ["a photo of {}", "{}"]
 
@@ -87,3 +95,22 @@ def test_missing_truncated_and_foreign_files_are_refused(head, tmp_path):
 def test_logits_follow_the_features_dtype():
     head = Head(torch.eye(3), math.e, ["a", "b", "c"])
     assert head(torch.ones(2, 3, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_a_probed_head_reads_classes_of_which_the_text_tower_knows_nothing(tmp_path: Path) -> None:
+    pixels, digits = zip(
+        *(get_suite("pocket8").tasks["digits"].sample("train", row) for row in range(200)), strict=True
+    )
+    images, labels = torch.from_numpy(np.stack(pixels)), torch.tensor(digits)
+    section = ModelSection(architecture="pocket-clip", pretrained="pocket8-prints", head="probed")
+    manifest = {"class_names": [f"zz{label}" for label in range(10)], "templates": []}
+    base = Base(tmp_path, tmp_path / "base.safetensors", tmp_path, lambda *_: None)
+    MODALITY.make_base(section, DataSection(), {"digits": manifest}, base)
+    head, model = load_head(base.head("digits")), MODALITY.build(section, {})
+    assert head.trained
+    with open_checkpoint(base.model) as state:
+        model.load(state)
+    examples = Classification("digits", images, labels, head)
+    assert MODALITY.warm is not None
+    MODALITY.warm(section, model, examples)
+    assert examples.scores(model, torch.arange(200)).mean() > 0.6

@@ -1,6 +1,5 @@
 """Texts as a modality: the encoder is what is merged; every task has a trained head, which is never merged."""
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,10 @@ from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.catalog import SECTION
 from mergeflow.modalities.classification import Classification, Regression, check_classes
-from mergeflow.modalities.heads import Head, save_head
+from mergeflow.modalities.heads import Head, drawn_head, save_head
 from mergeflow.modalities.metrics import find_metric, metric_of
 from mergeflow.modalities.pretrained import check_prepared
+from mergeflow.modalities.probing import warm
 from mergeflow.modalities.text.batches import BlankTokens, Tokens
 from mergeflow.modalities.text.encoder import (
     TextEncoder,
@@ -25,10 +25,9 @@ from mergeflow.modalities.text.encoder import (
     load_encoder,
     watched,
 )
-from mergeflow.modalities.text.probing import probe
 from mergeflow.modalities.text.sections import DataSection, ModelSection
 from mergeflow.modalities.text.tokenizer import load_tokenizer
-from mergeflow.modality import Base, Examples, Modality, Model, Network
+from mergeflow.modality import Base, Modality, Model, Network
 
 
 def build(section: ModelSection, record: Mapping[str, str]) -> Model:
@@ -57,16 +56,8 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
     record = {"role": "base", SECTION: section.model_dump_json(), "config": config, "tokenizer": tokenizer.content}
     write_checkpoint(base.model, Network(encoder).state(), record)
     for done, (task, manifest) in enumerate(manifests.items(), start=1):
-        save_head(_drawn_head(task, manifest["class_names"], encoder.width), base.head(task))
+        save_head(drawn_head(task, manifest["class_names"], encoder.width), base.head(task))
         base.report("heads", done, len(manifests))
-
-
-def _drawn_head(task: str, class_names: list[str], width: int) -> Head:
-    """Return a head with transformers' spread of .02 for new weights, decided by the task's name."""
-    drawing = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(task.encode()).digest()[:7]))
-    outputs = len(class_names) or 1
-    weight = 0.02 * torch.randn(outputs, width, generator=drawing)
-    return Head(weight, 1.0, class_names, torch.zeros(outputs), trained=True)
 
 
 def open_examples(
@@ -87,19 +78,11 @@ def open_examples(
     return plain if data.class_names else Regression(plain, metric)
 
 
-def warm(section: ModelSection, model: Model, examples: Examples) -> None:
-    """Fit a task's head on the features of the base, where params.yaml says `head: probed`."""
-    if section.head == "probed":
-        plain = examples.numbered if isinstance(examples, Regression) else examples
-        assert isinstance(plain, Classification)
-        probe(model, plain, plain.labels.cpu().numpy())
-
-
 def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> Classification:
     """Return texts without content, as long as they may be, with a trained head."""
     encoder = model.module
     assert isinstance(encoder, TextEncoder)
-    head = _drawn_head("blank", [""] * classes, encoder.width)
+    head = drawn_head("blank", [""] * classes, encoder.width)
     return Classification("blank", BlankTokens(data.max_length), torch.zeros(count, dtype=torch.int64), head)
 
 

@@ -1,4 +1,7 @@
-"""Images as a modality: CLIP's image tower is what is merged, zero-shot heads are built once and stay frozen."""
+"""Images as a modality: CLIP's image tower is what is merged, never the heads.
+
+Zero-shot heads are built once and stay frozen; of a base without texts heads are fitted to its features, and trained.
+"""
 
 from collections.abc import Mapping
 from functools import partial
@@ -10,7 +13,8 @@ import torch
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification, open_split
-from mergeflow.modalities.heads import Head, save_head
+from mergeflow.modalities.heads import Head, drawn_head, save_head
+from mergeflow.modalities.probing import warm
 from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.models import ImageEncoder, image_model, load_clip
 from mergeflow.modalities.vision.sections import DataSection, ModelSection
@@ -23,7 +27,7 @@ def build(section: ModelSection, record: Mapping[str, str]) -> Model:
 
 
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
-    """Write the pre-trained image tower, and one zero-shot head for each task.
+    """Write the pre-trained image tower, and one head for each task: zero-shot, or to be fitted and trained.
 
     Raises:
         MergeflowError: the weights cannot be loaded, or the images are prepared at another size than the model takes.
@@ -38,16 +42,25 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
     record = {"architecture": section.architecture, "pretrained": section.pretrained, "role": "base"}
     write_checkpoint(base.model, image_model(clip).state(), record)
     for done, (task, manifest) in enumerate(manifests.items(), start=1):
-        save_head(build_head(clip, manifest["class_names"], manifest["templates"]), base.head(task))
+        names = manifest["class_names"]
+        if section.head == "zero_shot":
+            head = build_head(clip, names, manifest["templates"])
+        else:
+            head = drawn_head(task, names, clip.model.visual.output_dim)
+        save_head(head, base.head(task))
         base.report("heads", done, len(manifests))
 
 
 def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> Classification:
-    """Return images without content, with a zero-shot head."""
+    """Return images without content, with a head."""
     images = torch.zeros(count, data.image_size, data.image_size, 3, dtype=torch.uint8)
     encoder = model.module
     assert isinstance(encoder, ImageEncoder)
-    head = Head(torch.zeros(classes, encoder.visual.output_dim), 1.0, [""] * classes)
+    width = encoder.visual.output_dim
+    if section.head == "zero_shot":
+        head = Head(torch.zeros(classes, width), 1.0, [""] * classes)
+    else:
+        head = drawn_head("blank", [""] * classes, width)
     return Classification("blank", images, torch.zeros(count, dtype=torch.int64), head)
 
 
@@ -58,5 +71,6 @@ MODALITY = Modality(
     partial(open_split, "images"),
     tower="visual",
     architecture=attrgetter("architecture"),
+    warm=warm,
     blank=blank,
 )

@@ -9,11 +9,16 @@ from mergeflow.schema import Frozen
 
 
 class ModelSection(Frozen, strict=True):
-    """The common base: an open_clip architecture, and an open_clip tag or a local file with its weights."""
+    """The common base: an open_clip architecture, and an open_clip tag or a local file with its weights.
+
+    head: `zero_shot`, made of the class names by the text tower and frozen; or `probed`, fitted on the features of the
+    base and trained, for a base whose text tower knows nothing of the classes.
+    """
 
     modality: Literal["vision"] = "vision"
     architecture: str
     pretrained: str
+    head: Literal["zero_shot", "probed"] = "zero_shot"
 
 
 class DataSection(Frozen, strict=True):

@@ -1,16 +1,17 @@
 """Heads that are fitted on the features of the base before anything is tuned: linear probes."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import minimize
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.classification import Classification, Regression
 from mergeflow.modalities.heads import Head
 from mergeflow.modalities.metrics import standardised
-from mergeflow.modality import Model, device_of
+from mergeflow.modality import Examples, Model, device_of
 
 Fold = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Weights [R, D] and bias [R] on standardised features to those on the features themselves."""
@@ -19,6 +20,14 @@ MOST = 10_000  # examples: more move a linear head on some hundred features by l
 _BATCH = 256
 _ROUNDING = 1e-6  # of a feature's largest value, or of the middle spread: what float32 leaves of a constant
 _SMALLEST = 1e-19  # its square is nothing in float32, in which heads are trained
+
+
+def warm(section: Any, model: Model, examples: Examples) -> None:
+    """Fit a task's head on the features of the base, where params.yaml says `head: probed`."""
+    if section.head == "probed":
+        plain = examples.numbered if isinstance(examples, Regression) else examples
+        assert isinstance(plain, Classification)
+        probe(model, plain, plain.labels.cpu().numpy())
 
 
 @torch.no_grad()
