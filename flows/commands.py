@@ -35,7 +35,10 @@ def new(
     ] = "vision",
     world: Annotated[
         str | None,
-        typer.Option("--from", help="Real data to start from: real-texts or real-ocr (`mergeflow docs real-data`)."),
+        typer.Option(
+            "--from",
+            help="Real data to start from: real-texts, real-pictures or real-ocr (`mergeflow docs real-data`).",
+        ),
     ] = None,
 ) -> None:
     """Make a new project: a folder of choices that runs as it is. No code is copied."""

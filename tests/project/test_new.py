@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from mergeflow.application import find_project
+from mergeflow.data.address import parse_address
 from mergeflow.errors import MergeflowError
 from mergeflow.search.sweep_file import load_sweep
 from tasks.project import new
@@ -117,8 +118,7 @@ def test_a_new_project_starts_from_a_world(world: str, tmp_path: Path) -> None:
     if (folder / "params.yaml").exists():
         params = load_params(folder / "params.yaml")
         assert params.registry.model == "birds"
-        addresses = {str(place).partition(":")[2].partition("?")[0] for place in params.tasks.values()}
-        assert all(address.startswith("inputs/") for address in addresses)
+        assert all(parse_address(str(source)).paths[-1].startswith("inputs") for source in params.tasks.values())
     else:
         sweep = load_sweep(folder / "sweep.yaml")
         assert all(str(path).startswith("inputs/") for path in (sweep.base, *dict(sweep.experts).values()))
