@@ -136,13 +136,13 @@ class Store:
 
     def get_file(self, name: str, path: Path) -> None:
         """Bring a file from beside the documents."""
-        with self._explained("cannot be read"):
+        with self._explained("cannot be read", FileNotFoundError):
             self._fs.get_file(self._document(name), str(path))
         self.fetched += path.stat().st_size
 
     def names(self, folder: str) -> list[str]:
         """Return the names of what lies beside the documents in a folder."""
-        with self._explained("cannot be read"):
+        with self._explained("cannot be read", FileNotFoundError):
             return [path.rpartition("/")[2] for path in self._fs.find(self._document(folder))]
 
     def remove(self, name: str) -> None:
@@ -211,7 +211,7 @@ class Store:
     def _get(self, files: Mapping[Path, str], listed_in: str) -> None:
         if not files:
             return
-        with self._explained("cannot be read"):
+        with self._explained("cannot be read", FileNotFoundError):
             try:
                 self._fs.get([self._object(md5) for md5 in files.values()], [str(path) for path in files])
             except FileNotFoundError:
@@ -241,7 +241,7 @@ class Store:
         self.sent += len(content)
 
     def _read(self, path: str) -> bytes | None:
-        with self._explained("cannot be read"), suppress(FileNotFoundError):
+        with self._explained("cannot be read", FileNotFoundError), suppress(FileNotFoundError):
             content: bytes = self._fs.cat_file(path)
             self.fetched += len(content)
             return content
@@ -260,15 +260,13 @@ class Store:
             raise
 
     @contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        """Say in a sentence what an error of the file system means."""
+    def _explained(self, what: str, *passed: type[Exception]) -> Iterator[None]:
+        """Say in a sentence what an error of the file system means; errors of the kinds `passed` stay as they are."""
         try:
             yield
-        except (MergeflowError, FileNotFoundError) as error:
-            if isinstance(error, MergeflowError) or what == "cannot be read":
-                raise
-            raise self._unable(what, error) from error
         except Exception as error:  # each file system has its own
+            if isinstance(error, (MergeflowError, *passed)):
+                raise
             raise self._unable(what, error) from error
 
     def _unable(self, what: str, error: Exception) -> StoreError:
