@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, Protocol
 
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
@@ -121,6 +121,7 @@ def cluster(name: str, workers: int) -> AbstractContextManager[Cluster]:
 def _dask_cluster(workers: int) -> Iterator[Cluster]:
     from distributed import Client, LocalCluster
 
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # a lost scheduler is told in a sentence of ours
     address = os.environ.get("DASK_SCHEDULER_ADDRESS")
     with ExitStack() as stack:
         place = address or stack.enter_context(LocalCluster(**_dask(workers)[2]["cluster_kwargs"]))
@@ -141,7 +142,7 @@ class _Dask:
         return any("GPU" in worker["resources"] for worker in workers)
 
     def run(self, function: tuple[str, str], argument: Any, device: bool, meanwhile: Callable[[], None]) -> Any:
-        from distributed import CancelledError, KilledWorker
+        from distributed import CancelledError, KilledWorker, wait
 
         lost = f"lost the Dask scheduler at {self._address}. {_AGAIN}"
         if self._client.status != "running":
@@ -149,14 +150,17 @@ class _Dask:
         resources = {"GPU": 1} if device else None
         future = self._client.submit(call, *function, argument, pure=False, resources=resources)
         answered = time.monotonic()
-        while not future.done():
-            time.sleep(QUESTION)
-            meanwhile()
-            answered = time.monotonic() if self._client.status == "running" else answered
-            if time.monotonic() - answered > SILENCE:
-                raise MergeflowError(lost)
         try:
+            while not future.done():
+                with suppress(TimeoutError):
+                    wait(future, timeout=QUESTION)
+                meanwhile()
+                answered = time.monotonic() if self._client.status == "running" else answered
+                if time.monotonic() - answered > SILENCE:
+                    raise MergeflowError(lost)
             return future.result()
+        except MergeflowError:
+            raise
         except CancelledError as error:
             raise MergeflowError(lost) from error
         except KilledWorker as error:
