@@ -52,15 +52,11 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
 
 
 def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> Classification:
-    """Return images without content, with a head."""
+    """Return images without content, with a frozen head: what a trained one takes is nothing beside the tower."""
     images = torch.zeros(count, data.image_size, data.image_size, 3, dtype=torch.uint8)
     encoder = model.module
     assert isinstance(encoder, ImageEncoder)
-    width = encoder.visual.output_dim
-    if section.head == "zero_shot":
-        head = Head(torch.zeros(classes, width), 1.0, [""] * classes)
-    else:
-        head = drawn_head("blank", [""] * classes, width)
+    head = Head(torch.zeros(classes, encoder.visual.output_dim), 1.0, [""] * classes)
     return Classification("blank", images, torch.zeros(count, dtype=torch.int64), head)
 
 
