@@ -1,5 +1,6 @@
 """A real Prefect server on loopback, with PostgreSQL where it is installed, and workers that are started and killed."""
 
+import base64
 import json
 import os
 import signal
@@ -38,7 +39,10 @@ class Server:
     def ask(self, path: str, question: dict[str, Any]) -> Any:
         """Post a question to the server's API and return the answer."""
         data = json.dumps(question).encode()
-        call = urllib.request.Request(f"{self.address}/{path}", data, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        if login := self.env.get("PREFECT_API_AUTH_STRING"):
+            headers["Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+        call = urllib.request.Request(f"{self.address}/{path}", data, headers)
         with urllib.request.urlopen(call, timeout=60) as answer:
             return json.loads(answer.read() or "null")
 
@@ -75,8 +79,12 @@ class Server:
 
 
 @contextmanager
-def prefect_server(folder: Path, project: Path) -> Iterator[Server]:
-    """Run a server until the block ends; then stop it and every worker."""
+def prefect_server(folder: Path, project: Path, login: str = "") -> Iterator[Server]:
+    """Run a server until the block ends; then stop it and every worker.
+
+    Args:
+        login: USER:PASSWORD that it asks for; empty: it asks for none.
+    """
     port = _free_port()
     address = f"http://127.0.0.1:{port}/api"
     env = {**environment(), "PREFECT_HOME": str(folder), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
@@ -85,9 +93,12 @@ def prefect_server(folder: Path, project: Path) -> Iterator[Server]:
         if database:
             env["PREFECT_API_DATABASE_CONNECTION_URL"] = database.replace("postgresql:", "postgresql+asyncpg:")
         command = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"]
-        process = subprocess.Popen(command, cwd=folder, env=env, stdout=sink, stderr=sink, start_new_session=True)
+        served = env | ({"PREFECT_SERVER_API_AUTH_STRING": login} if login else {})
+        process = subprocess.Popen(command, cwd=folder, env=served, stdout=sink, stderr=sink, start_new_session=True)
         client = {**env, "PREFECT_API_URL": address, "MERGEFLOW_PROJECT": str(project)}
         client["PREFECT_WORKER_QUERY_SECONDS"] = "1"
+        if login:
+            client["PREFECT_API_AUTH_STRING"] = login
         server = Server(address, project, client)
         try:
             wait_for(lambda: _is_up(address, process, folder / "server.log"), 180)
