@@ -174,8 +174,9 @@ def check_fit(source: str, state: State, expected: State) -> None:
 
 
 def device_of(model: Model) -> torch.device:
-    """Return the device of a model's parameters."""
-    return next(model.module.parameters()).device
+    """Return the device of a model's parameters; the processor where it has none."""
+    first = next(model.module.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ FOREIGN = {
     "mergeflow.search.lm_eval:lm_eval_scorer",
     "mergeflow.search.lm_eval:evaluate",
     "mergeflow.commands.language:lm_eval",
+    *(f"flows.runners:{name}.run" for name in ("Cluster", "_Dask", "_Ray")),  # whether the cluster gives one
 }
 
 

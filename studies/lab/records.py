@@ -24,6 +24,7 @@ from studies.lab.study import ROWS, Result, read_rows
 from studies.lab.study import Study as Declared
 from tasks.project.digests import code_digest
 from tasks.project.files import read_yaml
+from tasks.project.parameters import params_of
 from tasks.project.stage import CHOICES, STUDIES, read_record
 from tasks.project.studies import Study, load_declaration
 
@@ -117,6 +118,8 @@ def changes(home: Path, study: Study) -> list[str]:
     differences = [f"code: {facts['code']} then, {now['code']} now"] if facts["code"] != now["code"] else []
     for file, values in now["choices"].items():
         then = facts["choices"].get(file, {})
+        if file == "params.yaml":
+            values, then = (_with_defaults(study.root, sections) for sections in (values, then))
         differences += [
             f"{file}: {key} was {then.get(key)}, is {values[key]}" for key in values if values[key] != then.get(key)
         ]
@@ -124,6 +127,22 @@ def changes(home: Path, study: Study) -> list[str]:
         if md5 and now["inputs"].get(path) != md5:
             differences.append(f"input {path}: {'not made here' if path not in now['inputs'] else 'other content'}")
     return differences
+
+
+def _with_defaults(root: Path, sections: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Fill in the options that sections leave out, as older ones do; those refused today stay as they are."""
+    whole = read_yaml(root / "params.yaml")
+    for key, value in sections.items():
+        *outer, last = key.split(".")
+        place = whole
+        for name in outer:
+            place = place.setdefault(name, {})
+        place[last] = value
+    try:
+        params = params_of(whole.get("model")).model_validate(whole)
+    except (MergeflowError, ValueError):
+        return sections
+    return {key: params.lookup_json(key) for key in sections}
 
 
 def _now(study: Study) -> dict[str, Any]:

@@ -54,9 +54,7 @@ def _run_faults(choices: dict[str, Any]) -> Iterator[str]:
         )
         return
     for name, changes in runs.items():
-        if not isinstance(name, str):
-            yield f"run {name}: quote the name, which YAML reads as a number, a date or a truth value"
-        elif not _NAME.fullmatch(name):
+        if not _NAME.fullmatch(name):
             yield f"run '{name}': use letters, digits, '-' and '_' in its name, which is a folder's too"
         if not isinstance(changes, dict):
             yield f"runs.{name}: must be a mapping, `{{}}` where it changes nothing, found {_described(changes)}"

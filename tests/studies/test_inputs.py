@@ -9,6 +9,7 @@ from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import CandidateScorer
 from mergeflow.merging import MethodCall, configure
+from mergeflow.merging.direction import CandidateMerger
 from studies.lab.inputs import Laboratory, choose_scale
 from studies.lab.runs import take_experts
 from tests.studies.small_lab import study_io
@@ -55,8 +56,8 @@ def test_every_scale_is_tried_and_taken_with_the_other_arguments(
 ) -> None:
     """CART without its rank would be scored, or looked at on test, at the rank that it has by itself."""
     merged: list[MethodCall] = []
-    merge = CandidateScorer.merge
-    monkeypatch.setattr(CandidateScorer, "merge", lambda scorer, call: merged.append(call) or merge(scorer, call))
+    merge = CandidateMerger.merge_for
+    monkeypatch.setattr(CandidateMerger, "merge_for", lambda *args: merged.append(args[1]) or merge(*args))
     scorer = inputs.blind().scorer(inputs.run("mima_1").experts(SEEDS[0]))
     chosen = choose_scale(inputs, scorer, "cart", [0.5, 1.0], 0.5, {"rank_ratio": 0.3})
     tried = [configure("cart", {"rank_ratio": 0.3, "scale": scale}) for scale in (0.5, 1.0)]
