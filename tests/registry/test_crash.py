@@ -59,15 +59,16 @@ def test_a_hesitant_promoter_does_not_win(store, forker, make):
 
 
 def test_a_kill_in_the_middle_of_the_upload(store, forker, make, monkeypatch):
+    upload = store.client.log_model_artifacts
 
-    def half(self: Any, model_id: str, folder: str) -> None:
+    def half(model_id: str, folder: str) -> None:
         os.unlink(Path(folder) / "evidence" / "evidence.json")
         os.unlink(Path(folder) / "MLmodel")
-        type(store.client).log_model_artifacts(store.client, model_id, folder)
+        upload(model_id, folder)
         os.kill(os.getpid(), 9)
 
     def work() -> None:
-        monkeypatch.setattr(store.client, "log_model_artifacts", half.__get__(store.client))
+        monkeypatch.setattr(store.client, "log_model_artifacts", half)
         protocol.register(store, "merged", make("one", 0.8))
 
     assert protocol.died(forker.run(store, work))
