@@ -9,10 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from mergeflow.checkpoints import write_checkpoint
+from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.data import load_split
 from mergeflow.data.prepare import prepare_task
 from mergeflow.data.task import Example, RawTask
+from mergeflow.evaluation import CandidateScorer
+from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import load_head, save_head
 from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.heads import build_head
@@ -99,3 +101,15 @@ def sweep_values(folder: Path, **changes: Any) -> dict[str, Any]:
 
 
 __all__ = ["TASKS", "load_head", "make_world", "shared_world", "sweep_values"]
+
+
+def make_scorer(world: Path, **judging: Any) -> CandidateScorer:
+    """The scorer of the world's experts on their validation examples."""
+    data = {}
+    for task in TASKS:
+        split = load_split(world / "data" / task, "validation")
+        head = load_head(world / "heads" / f"{task}.safetensors")
+        data[task] = Classification(task, torch.from_numpy(split.images.copy()), torch.from_numpy(split.labels), head)
+    experts = {task: dict(open_checkpoint(world / "experts" / f"{task}.safetensors")) for task in TASKS}
+    base = dict(open_checkpoint(world / "base.safetensors"))
+    return CandidateScorer(image_model(load_clip("pocket-clip")), data, base, experts, **judging)

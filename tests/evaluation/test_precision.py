@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_split
 from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
@@ -24,7 +23,7 @@ from mergeflow.search.sweep_file import make_sweep
 from mergeflow.training.arithmetic import arithmetic
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params
-from tests.evaluation.small import TASKS, load_head, sweep_values
+from tests.evaluation.small import TASKS, make_scorer, sweep_values
 
 ROOT = Path(__file__).parents[2]
 SCALES = (0.0, 0.3, 0.6, 1.0)
@@ -33,17 +32,6 @@ SCALES = (0.0, 0.3, 0.6, 1.0)
 @pytest.fixture
 def scorer(world: Path) -> CandidateScorer:
     return make_scorer(world)
-
-
-def make_scorer(world: Path, **judging: Any) -> CandidateScorer:
-    data = {}
-    for task in TASKS:
-        split = load_split(world / "data" / task, "validation")
-        head = load_head(world / "heads" / f"{task}.safetensors")
-        data[task] = Classification(task, torch.from_numpy(split.images.copy()), torch.from_numpy(split.labels), head)
-    experts = {task: dict(open_checkpoint(world / "experts" / f"{task}.safetensors")) for task in TASKS}
-    base = dict(open_checkpoint(world / "base.safetensors"))
-    return CandidateScorer(image_model(load_clip("pocket-clip")), data, base, experts, **judging)
 
 
 def test_bfloat16_changes_features_and_tf32_no_bit_on_the_processor(scorer: CandidateScorer) -> None:

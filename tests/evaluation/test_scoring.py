@@ -5,30 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from mergeflow.checkpoints import open_checkpoint
-from mergeflow.data import load_split
 from mergeflow.evaluation import CandidateScorer, accuracies
 from mergeflow.merging import configure, prepare
 from mergeflow.merging.direction import CandidateMerger
-from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.search.scoreboard import largest_rank_ratio
 from tests.card import card
-from tests.evaluation.small import TASKS, load_head
+from tests.evaluation.small import TASKS, make_scorer
 
 GRID = [{"rank_ratio": ratio, "scale": scale} for ratio in (0.04, 0.12, 0.08) for scale in (0.5, 2.0)]
 
 
 @pytest.fixture
 def scorer(world: Path) -> CandidateScorer:
-    data = {}
-    for task in TASKS:
-        found = load_split(world / "data" / task, "validation")
-        head = load_head(world / "heads" / f"{task}.safetensors")
-        data[task] = Classification(task, torch.from_numpy(found.images.copy()), torch.from_numpy(found.labels), head)
-    experts = {task: dict(open_checkpoint(world / "experts" / f"{task}.safetensors")) for task in TASKS}
-    base = dict(open_checkpoint(world / "base.safetensors"))
-    return CandidateScorer(image_model(load_clip("pocket-clip")), data, base, experts)
+    return make_scorer(world)
 
 
 @pytest.mark.slow
