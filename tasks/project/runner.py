@@ -102,10 +102,12 @@ def run_stage(root: Path, stage: Stage, force: bool = False, work: Callable[[Sta
     lock = state / "locks" / f"{stage.folder_name}.lock"
     with file_lock(lock, f"the stage {stage.address}"), _failure_noted(root, stage.address):
         manifest = _manifest(root, stage)
-        io, fingerprint = open_stage(root, stage)
+        of_file = cache(sha256_of)
+        io, fingerprint = open_stage(root, stage, of_file)
         if not force and is_up_to_date(root, stage, fingerprint):
             manifest.touch()  # so that whoever shows the progress counts it
             return False
+        read = {path: (digest(root / path, of_file), digest_of_times(root / path)) for path in _users_inputs(io)}
         if io.studies is not None:  # a wrong choice of a study is told before the training runs that it needs
             check_study_graph(root, io.studies)
         scratch = io.scratch
@@ -116,9 +118,7 @@ def run_stage(root: Path, stage: Stage, force: bool = False, work: Callable[[Sta
             with progress_file(state, stage.folder_name) as report, io.holds, log:
                 _build(replace(io, report=report), done, work)
         _publish(io)
-        outs, inputs = {out: digest(root / out) for out in stage.outs}, _inputs(root, stage, io.params.lookup_json)
-        read = {path: (digest(root / path), digest_of_times(root / path)) for path in inputs}
-        made = {"fingerprint": fingerprint, "outs": outs, "inputs": read}
+        made = {"fingerprint": fingerprint, "outs": {out: digest(root / out) for out in stage.outs}, "inputs": read}
         write_atomically(manifest, json.dumps(made, indent=1))
         shutil.rmtree(scratch.parent)
     return True
@@ -146,11 +146,14 @@ def failure_note(root: Path, address: str) -> Path:
     return root / STATE / "failed" / f"{file_name(address)}.json"
 
 
-def open_stage(root: Path, stage: Stage) -> tuple[StageIO, str]:
+def open_stage(root: Path, stage: Stage, of_file: Callable[[Path], str] | None = None) -> tuple[StageIO, str]:
     """Return a stage's inputs and settings of now, and its fingerprint; nothing is run.
 
     The scratch folder is the one that a run finds, so parts of a stage's work can be done before it, elsewhere. From
     here on this process computes on one thread, whatever part of the work it does.
+
+    Args:
+        of_file: SHA-256 of a file, which the caller keeps; None: this call's own.
 
     Raises:
         MergeflowError: an input is missing or not what its stage made, or a parameter is wrong.
@@ -158,7 +161,7 @@ def open_stage(root: Path, stage: Stage) -> tuple[StageIO, str]:
     compute_on_one_thread()
     params = load_params(root / "params.yaml")
     studies = load_study_params(root / CHOICES, params) if stage.file != MAIN else None
-    of_file = cache(sha256_of)  # a file is read once for the comparison and the fingerprint
+    of_file = of_file or cache(sha256_of)  # a file is read once for the comparison and the fingerprint
     fingerprint = _fingerprint(root, stage, lambda key: _lookup_json(params, studies, key), of_file)
     check_inputs(root, stage, of_file)
     scratch = root / STATE / "scratch" / stage.folder_name / fingerprint[:16]
@@ -249,8 +252,11 @@ def _inputs(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> list[str]
 
 def paths_read(io: StageIO) -> list[str]:
     """Return the files and folders that a stage reads, relative to the project folder."""
-    named = _inputs(io.root, io.stage, lambda key: _lookup_json(io.params, io.studies, key))
-    return [*(dep for dep in io.stage.deps if dep != INPUTS), *named]
+    return [*(dep for dep in io.stage.deps if dep != INPUTS), *_users_inputs(io)]
+
+
+def _users_inputs(io: StageIO) -> list[str]:
+    return _inputs(io.root, io.stage, lambda key: _lookup_json(io.params, io.studies, key))
 
 
 def is_up_to_date(root: Path, stage: Stage, fingerprint: str) -> bool:
