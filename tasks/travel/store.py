@@ -53,8 +53,8 @@ class Store:
         """
         self.uri, self.sent, self.fetched = uri, 0, 0
         self._cache = cache_folder
-        is_local = get_protocol(uri) in ("file", "local")
-        options = {"auto_mkdir": True} if is_local else {}
+        self._is_local = get_protocol(uri) in ("file", "local")
+        options = {"auto_mkdir": True} if self._is_local else {}
         with self._explained("cannot be opened"):
             self._fs, self._root = fsspec.url_to_fs(uri, use_listings_cache=False, **options)
         self._is_whole_at_once = get_protocol(uri) in _WHOLE_AT_ONCE
@@ -123,12 +123,15 @@ class Store:
 
     def create(self, name: str, document: Mapping[str, Any]) -> bool:
         """Write a document that is not there yet; return False where it is, also when somebody is a moment faster."""
-        with self._explained("cannot be written to"):
-            try:
-                self._fs.pipe_file(self._document(name), json.dumps(document).encode(), mode="create")
-            except FileExistsError:
-                return False
-        return True
+        target, content = self._document(name), json.dumps(document).encode()
+        with self._explained("cannot be written to"), suppress(FileExistsError):
+            if self._is_local:  # fsspec's `mode="create"` looks first and writes then there
+                with self._fs.open(target, "xb") as file:
+                    file.write(content)
+            else:
+                self._fs.pipe_file(target, content, mode="create")
+            return True
+        return False
 
     def put_file(self, path: Path, name: str) -> None:
         """Put a file beside the documents."""

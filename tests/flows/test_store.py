@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,23 @@ def test_a_store_that_takes_nothing_is_told_in_a_sentence(
 def test_a_store_that_does_not_answer_is_told_in_a_sentence(s3: str, tree: Path) -> None:
     with pytest.raises(StoreError, match="the store s3://missing/x cannot be written to"):
         Store("s3://missing/x").send(tree)
+
+
+def test_one_of_many_that_create_a_document_at_once_has_created_it(uri: str) -> None:
+    many = 16
+    start = threading.Barrier(many)
+
+    def create(number: int) -> bool:
+        store = Store(uri)
+        start.wait()
+        return store.create("leases/a.json", {"holder": number})
+
+    with ThreadPoolExecutor(many) as threads:
+        for _ in range(5):
+            created = list(threads.map(create, range(many)))
+            assert sum(created) == 1
+            assert Store(uri).read("leases/a.json") == {"holder": created.index(True)}
+            Store(uri).remove("leases/a.json")
 
 
 class TestLease:
