@@ -144,7 +144,7 @@ def _type(annotation: Any) -> str:
 
 def api_page() -> str:
     """Write the page of the Python API, which Sphinx fills from the docstrings."""
-    parts = ["# Python API", "[In Python](../python.md) shows how these are used."]
+    parts = ["# Python API", "[The merge tutorial](../merge-tutorial.md#in-python) shows how these are used."]
     for module, names in API.items():
         home = importlib.import_module(module)  # here, because Sphinx would import it as a type checker does
         kinds = [(name, "class" if isinstance(getattr(home, name), type) else "function") for name in names.split()]

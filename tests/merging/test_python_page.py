@@ -1,4 +1,4 @@
-"""docs/python.md: its code runs, from top to bottom."""
+"""docs/merge-tutorial.md: its code runs, from top to bottom."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 from mergeflow.merging import configure, prepare
 
-PAGE = (Path(__file__).parents[2] / "docs/python.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/merge-tutorial.md").read_text().partition("## In Python\n")[2]
 
 
 def test_the_pages_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ class Recipe(Frozen):
         device: Where arithmetic happens: cpu, cuda, cuda:1 …
         out: A `.safetensors` file or a folder to make.
         shard_size: Largest shard of a folder, in bytes or as 5GB.
-        adapter: Makes the result a PEFT adapter of this rank: a number, or a mapping (see docs/adapters.md).
+        adapter: Makes the result a PEFT adapter of this rank: a number, or a mapping (see docs/recipes.md).
         steps: Merges and stacks of layers that come first, by name; any path may name one as `step:NAME`.
         code: Of methods from outside the package, where they were declared and the digest of their source, by name; a
             recipe that records it is refused where the code is another.

