@@ -2,7 +2,7 @@
 
 The work runs as it is on torch's fake tensors, which have shapes and no values: that takes seconds and no memory, with
 a card or without one. They lie on the processor, because autograd has no queue for a device that is not there. What
-CUDA's kernels lay out otherwise is a few per cent (figures in docs/performance.md), and `with_torch` leaves room for them.
+CUDA's kernels lay out otherwise is a few per cent (docs/performance.md), and `with_torch` leaves room for them.
 torch's `MemTracker` counts alike, but stops at each number that a training loop asks of a tensor.
 """
 

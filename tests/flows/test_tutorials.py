@@ -18,7 +18,7 @@ TEAM = ROOT / "docs/projects.md"
 
 
 def written(language: str) -> list[str]:
-    steps = MERGER.read_text(encoding="utf-8").partition("## In Python")[0]  # tests/merging/test_python_page.py has that
+    steps = MERGER.read_text(encoding="utf-8").partition("## In Python")[0]  # test_python_page.py has that
     return re.findall(rf"```{language}\n(.*?)```", steps, re.DOTALL)
 
 
