@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -345,7 +346,16 @@ class _Conversion:
         if document.merge_method not in METHODS:
             self.faults.append(f"merge_method '{document.merge_method}'")
             return {}
-        module = self._module(document)
+        if not document.modules:
+            return self._module(document, document.model_copy(update={"parameters": {}}))
+        modules = {name: self._whole_module(module) for name, module in document.modules.items()}
+        first, *others = modules.values()
+        if all(module == first for module in others):
+            return self._module(document, first)
+        return self._layered(document, modules)
+
+    def _module(self, document: _Merge, module: _Module) -> dict[str, Any]:
+        """Return one module of a document, which may be the document itself, as a recipe."""
         scopes = [module.parameters, document.parameters]
         if not module.slices:
             base, models = document.base_model, list(module.models or ())
@@ -359,25 +369,43 @@ class _Conversion:
         parts = [self._slice(document, part, scopes, len(module.slices) == 1) for part in module.slices]
         if len(parts) == 1:
             return parts[0]
-        lifted = ("dtype", "chat_template", "tokenizer", "tokenizer_source")
-        around = {key: part.pop(key) for part in parts for key in lifted if key in part}
-        if {"tokenizer", "tokenizer_source"} & around.keys():
-            self.faults.append("a tokenizer for slices of layers that are merged one by one")
+        around = self._around(parts, "slices of layers that are merged one by one")
         steps = []
         for part in parts:
             self.steps[name := self._free("slice")] = part
             steps.append({"model": PREFIX + name})
         return {"slices": steps} | around
 
-    def _module(self, document: _Merge) -> _Module:
-        """Return the parts to merge: the document itself, its one module, or several that are merged alike."""
-        if not document.modules:
-            return document.model_copy(update={"parameters": {}})
-        modules = [self._whole_module(module) for module in document.modules.values()]
-        if any(module != modules[0] for module in modules[1:]):
-            listed = ", ".join(f"`{name}`" for name in document.modules)
-            self.faults.append(f"modules that are merged in different ways ({listed})")
-        return modules[0]
+    def _layered(self, document: _Merge, modules: Mapping[str, _Module]) -> dict[str, Any]:
+        """Return modules that are merged in different ways: a step for each, laid over the others."""
+        first = document.base_model or _inputs(next(iter(modules.values())))[0].model
+        kind = str(_config(first).get("model_type"))
+        patterns = {name: _tensors_of(name, kind) for name in modules}
+        order = sorted(modules, key=lambda name: (patterns[name] != "*", "merger" in patterns[name]))
+        reasons = [f"'{name}' is no module that is known here" for name in modules if not patterns[name]]
+        if not _config(first):
+            reasons.append(f"the config.json of '{first}' is not here, and says what they are called")
+        if any(part.slices for part in modules.values()):
+            reasons.append("one has slices of layers")
+        if reasons:
+            listed = ", ".join(f"`{name}`" for name in modules)
+            self.faults.append(f"modules that are merged in different ways ({listed}): {'; '.join(reasons)}")
+            return {}
+        parts = {name: self._module(document, modules[name]) for name in order}
+        around = self._around(list(parts.values()), "modules that are merged in different ways")
+        recipe = parts[order[0]]
+        for below, name in pairwise(order):
+            base, over = self._step(recipe, below), self._step(parts[name], name)
+            recipe = {"method": "passthrough", "base": base, "experts": {name: over}, "only": [patterns[name]]}
+        return recipe | around
+
+    def _around(self, parts: Sequence[dict[str, Any]], of_what: str) -> dict[str, Any]:
+        """Take from the parts of a merge what belongs to the whole."""
+        lifted = ("dtype", "chat_template", "tokenizer", "tokenizer_source")
+        around = {key: part.pop(key) for part in parts for key in lifted if key in part}
+        if {"tokenizer", "tokenizer_source"} & around.keys():
+            self.faults.append(f"a tokenizer for {of_what}")
+        return around
 
     def _whole_module(self, module: _Module) -> _Module:
         """Return a module with models in place of one slice that is the whole of them."""
@@ -489,11 +517,10 @@ class _Conversion:
 
     def _mixture(self, document: _Mixture) -> dict[str, Any]:
         """Return a configuration of mergekit-moe as a recipe."""
-        if document.gate_mode not in ("hidden", "cheap_embed", "random"):
+        if document.gate_mode not in _ROUTERS:
             self.faults.append(f"gate_mode: {document.gate_mode}")
-        self.notes.append(
-            "router rows are means of what the MLPs see, not of layers' inputs; the architecture is the base's"
-        )
+        rows = _ROUTERS.get(document.gate_mode, "")
+        self.notes.append(f"router rows are {rows}; the architecture is the base's")
         mixture: dict[str, Any] = {"base": self._path(document.base_model), "gate": document.gate_mode}
         mixture["experts"] = [self._expert(expert) for expert in document.experts]
         if document.experts_per_token is not None:
@@ -629,15 +656,7 @@ class _One:
 
     def _weights(self) -> dict[str, Any]:
         weights = {name: self._value("weight", path=path) for name, path in self.experts.items()}
-        weights = {name: 1.0 if value is None else _mapped(value, float) for name, value in weights.items()}
-        divided = self.here.sums_task_vectors and "reduce" not in self.here.reads["normalize"]
-        if not divided or not self._flag("normalize", False):
-            return weights
-        if any(isinstance(weight, list | Mapping) for weight in weights.values()):
-            self.faults.append("normalize: true with weights that vary over the model")
-            return weights
-        total = sum(weights.values())
-        return {name: weight / total if abs(total) > 1e-8 else weight for name, weight in weights.items()}
+        return {name: 1.0 if value is None else _mapped(value, float) for name, value in weights.items()}
 
     def _sum_arguments(self) -> dict[str, Any]:
         """Return the arguments of methods that sum task vectors."""
@@ -646,6 +665,8 @@ class _One:
         dropped = "drop" in reads["density"]
         if "reduce" in reads["normalize"]:
             args["reduce"] = "weighted_mean" if self._flag("normalize", self.theirs in ("ties", "della")) else "sum"
+        elif self._flag("normalize", False):
+            args["normalize"] = True
         if self.theirs != "task_arithmetic" and self._flag("rescale", dropped) != dropped:
             rule = "what DARE and DELLA leave is always rescaled" if dropped else "nothing else is rescaled"
             self.faults.append(f"rescale: {str(not dropped).lower()} ({rule})")
@@ -799,6 +820,25 @@ def _last_values(scope: Mapping[str, Any]) -> dict[str, Any]:
     return {key: last(setting) for key, setting in scope.items()}
 
 
+def _tensors_of(module: str, model_type: str) -> str:
+    """Return the pattern of a module's tensors, where it stands over modules with all the rest; empty if not known."""
+    visual = model_type.startswith("qwen")
+    patterns = dict.fromkeys(("default", "text_decoder", "shared"), "*")
+    apart = ("vision_tower", "vision_model", "multi_modal_projector", "encoder", "decoder")
+    patterns |= {name: f"*{name}.*" for name in apart}
+    patterns |= {"vision_tower": "*visual.*", "multi_modal_projector": "*visual.*merger*"} if visual else {}
+    return patterns.get(module, f"{module}.*" if "." in module else "")
+
+
+def _config(path: str) -> dict[str, Any]:
+    """Return a model folder's config.json, empty where it is not here."""
+    try:
+        config = json.loads((Path(path).expanduser() / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
 def _counts(path: str) -> set[int]:
     """Return the numbers of blocks that a model folder's config.json says of its parts; none where it is not here."""
 
@@ -808,10 +848,16 @@ def _counts(path: str) -> set[int]:
             for part in config.values():
                 yield from inside(part)
 
-    try:
-        return set(inside(json.loads((Path(path).expanduser() / "config.json").read_bytes())))
-    except (OSError, ValueError):
-        return set()
+    return set(inside(_config(path)))
+
+
+# What a router's rows are for each `gate_mode`.
+_ROUTERS = {
+    "hidden": "means of what the MLPs see of the prompts, in mergekit layers' inputs at the last token",
+    "cheap_embed": "means over prompts less those over negative ones; mergekit counts each token of several prompts "
+    "alike, and scales both sides to length 1 first",
+    "random": "drawn by another generator",
+}
 
 
 def _less(share: float) -> float:

@@ -34,7 +34,7 @@ class Counterpart:
         return f"{self.method} (with {extra})" if extra else self.method
 
 
-_SUM = {"weight": "weights", "lambda": "scale", "normalize": "", "rescale": "", "int8_mask": "", "density": ""}
+_SUM = {"weight": "weights", "lambda": "scale", "normalize": "normalize", "rescale": "", "int8_mask": "", "density": ""}
 _TIES = _SUM | {"normalize": "reduce: weighted_mean"}
 _DROP = {"density": "drop = 1 - density"}
 _CUTS = {"density": "beta = 1 - density - gamma", "gamma": "gamma"}

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+NORMALIZE = "divide the sum by that of the weights, where this is not 0"
+
+
 class Args(Frozen):
     """Arguments of a method; `scale` multiplies the direction, any real number (negative unlearns)."""
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_LEAST = 1e-8  # a sum of weights below it is taken for 0
+
+
 @dataclass(frozen=True)
 class Model:
     """What a method may know about the whole model: names, experts, and results of first passes.
@@ -94,6 +97,16 @@ class Stack:
     def weighted(self) -> Tensor:
         """w_t · τ_t, [T, *base.shape], for formulas that sum task vectors."""
         return self.taus * self.weight_column if self.model.has_weights else self.taus
+
+    def total(self, weighted: Tensor, normalize: bool) -> Tensor:
+        """Return the sum [*base.shape] of weighted task vectors [T, *base.shape].
+
+        Args:
+            normalize: Whether it is divided by the sum of the weights, where this is not 0.
+        """
+        divisor = sum(self.model.weights) if normalize else 1.0
+        total = weighted.sum(0)
+        return total / divisor if divisor != 1 and abs(divisor) >= _LEAST else total
 
     def take(self, weighted: bool = True) -> Tensor:
         """Return w_t · τ_t (or τ_t), [T, *base.shape], for the caller alone, to overwrite or to let go of.

@@ -35,11 +35,12 @@ FAMILIES = tuple(modeling_auto.MODEL_MAPPING_NAMES)
 _MOST = 3_000_000  # parameters of a model that is merged here
 
 
-def _shrunk(content: dict[str, Any]) -> dict[str, Any]:
+def shrunk(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration's values with small sizes."""
     found: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict) and key not in ("id2label", "label2id", "rope_parameters", "rope_scaling"):
-            found[key] = _shrunk(value)
+            found[key] = shrunk(value)
         elif isinstance(value, int) and not isinstance(value, bool) and key in _SMALL:
             found[key] = min(value, _SMALL[key]) if value > 0 else value
         elif isinstance(value, int) and not isinstance(value, bool) and key.endswith("token_id"):
@@ -57,7 +58,7 @@ def built(family: str, seed: int = 0) -> nn.Module | None:
     try:
         kind = getattr(transformers, name if isinstance(name, str) else name[0])
         configuration = type(AutoConfig.for_model(family))
-        content = _shrunk(AutoConfig.for_model(family).to_dict())
+        content = shrunk(AutoConfig.for_model(family).to_dict())
         config = configuration.from_dict(content)
         with torch.device("meta"):
             if sum(value.numel() for value in kind(config).parameters()) > _MOST:

@@ -3,11 +3,13 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
+import transformers
 import yaml
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
@@ -80,6 +82,20 @@ CONFIGURATIONS = {
     "breadcrumbs-ties": """
         {models: [{model: a, parameters: {weight: 0.5}}, {model: b, parameters: {weight: 0.8}}],
          merge_method: breadcrumbs_ties, base_model: base, parameters: {density: 0.7, gamma: 0.05, normalize: true}}""",
+    "task-arithmetic-varied": """
+        {models: [{model: a, parameters: {weight: [0.2, 0.8, 0.5]}},
+                  {model: b, parameters: {weight: [{filter: mlp, value: 0.9}, {value: 0.4}]}}],
+         merge_method: task_arithmetic, base_model: base, parameters: {normalize: true, lambda: 0.7}}""",
+    "dare-linear-varied": """
+        {models: [{model: a, parameters: {weight: [0.2, 0.8]}}, {model: b, parameters: {weight: 0.6}}],
+         merge_method: dare_linear, base_model: base, parameters: {normalize: true}}""",
+    "della-linear-opposite": """
+        {models: [{model: a, parameters: {weight: [{filter: mlp, value: 0.5}, {value: 0.3}]}},
+                  {model: b, parameters: {weight: -0.5}}],
+         merge_method: della_linear, base_model: base, parameters: {normalize: true}}""",
+    "breadcrumbs-varied": """
+        {models: [{model: a, parameters: {weight: [0.2, 0.8]}}, {model: b, parameters: {weight: 0.6}}],
+         merge_method: breadcrumbs, base_model: base, parameters: {density: 0.7, gamma: 0.05, normalize: true}}""",
     "nuslerp": """
         {models: [{model: a, parameters: {weight: [0.2, 0.8]}}, {model: b, parameters: {weight: 0.5}}],
          merge_method: nuslerp, base_model: base}""",
@@ -141,7 +157,7 @@ def agreed(deltas, weights, normalize):
 
 def theirs(config, states, name):
     """One tensor of mergekit's result, in float64, from its documented formulas."""
-    t = int(name.split(".")[1]) / (LAYERS - 1) if "layers" in name else float(name == "norm.weight")
+    t = int(name.partition("layers.")[2][0]) / (LAYERS - 1) if "layers" in name else float(name == "norm.weight")
     method, shared = config["merge_method"], config.get("parameters", {})
     listed = config.get("models") or config["slices"][0]["sources"]
     names = [one["model"] for one in listed]
@@ -193,7 +209,8 @@ def theirs(config, states, name):
     if method.endswith("ties") or method == "della":
         found = agreed(weighted, weights, normalize)
     else:
-        found = sum(weighted) / sum(weights) if normalize else sum(weighted)
+        divisor = sum(weights) if abs(sum(weights)) >= 1e-8 else 1.0
+        found = sum(weighted) / divisor if normalize else sum(weighted)
     return base + shared.get("lambda", 1.0) * found
 
 
@@ -562,6 +579,66 @@ def test_a_slerp_of_slices_of_real_models(tmp_path):
     assert "<|im_start|>" in (tmp_path / "merged/chat_template.jinja").read_text()
 
 
+@pytest.fixture(scope="module")
+def llamas(tmp_path_factory):
+    """Two Llamas of four blocks and an adapter of the second, by name: their folders, and their tensors in memory."""
+    peft = pytest.importorskip("peft")
+    folder, states = tmp_path_factory.mktemp("llamas"), {}
+    for seed, name in enumerate("ab"):
+        model = llama(300, seed, num_hidden_layers=4)
+        save(folder / name, model, tokenizer())
+        states[name] = {key: value.clone() for key, value in model.state_dict().items()}
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    adapted.save_pretrained(folder / "lora")
+    states["b+lora"] = adapted.merge_and_unload().state_dict()
+    states["mean"] = {key: (value + states["b"][key]) / 2 for key, value in states["a"].items()}
+    return folder, states
+
+
+# Blocks of each result, and its factor of each tensor.
+STACKS = {
+    "slerp": None,
+    "slerp with a type": None,
+    "slerp with a chat template": None,
+    "a model with an adapter": ([("a", 0), ("a", 1), ("b+lora", 1), ("b+lora", 2), ("b+lora", 3)], lambda name: 0.5),
+    "a scale of one source": (
+        [*(("a", block) for block in range(4)), ("a", 3)],
+        lambda name: 0.0 if "layers.4." in name and ("o_proj" in name or "down_proj" in name) else 1.0,
+    ),
+    "a named merge": ([("mean", 0), ("mean", 1), ("b", 1), ("b", 2), ("b", 3)], lambda name: 1.0),
+    "a mixture on a named merge": None,
+}
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of PEFT
+@pytest.mark.parametrize("which", OF_SLICES)
+def test_what_is_put_together_is_what_its_parts_are(which, llamas, tmp_path):
+    """Every documented form of slices, adapters, named merges and mixtures is merged; transformers loads all of it."""
+    folder, states = llamas
+    text = OF_SLICES[which]
+    for key in ("base_model", "source_model", "model"):
+        for name in ("a", "b", "b+lora"):
+            paths = "+".join(f"{folder}/{part}" for part in name.split("+"))
+            text = re.sub(rf"\b{key}: {re.escape(name)}(?=[,}}\n])", f"{key}: {paths}", text)
+    (tmp_path / "theirs.yml").write_text(text)
+    write_recipe(tmp_path / "theirs.yml", tmp_path / "ours.yaml")
+    merged = merge(tmp_path / "ours.yaml", tmp_path / "merged").path
+    model, told = transformers.AutoModelForCausalLM.from_pretrained(merged, output_loading_info=True)
+    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    if STACKS[which] is None:
+        return
+    blocks, factor = STACKS[which]
+    state = model.state_dict()
+    assert model.config.num_hidden_layers == len(blocks)
+    for name, value in state.items():
+        source, origin = states[blocks[-1 if "norm" in name or "lm_head" in name else 0][0]], name
+        if ".layers." in name:
+            model_name, block = blocks[int(name.split(".")[2])]
+            source, origin = states[model_name], re.sub(r"layers\.\d+", f"layers.{block}", name)
+        expected = factor(name) * source[origin].to(value.dtype)
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_an_adapter_on_a_model_is_a_step():
     recipe, _ = converted([{"merge_method": "linear", "models": [{"model": "m/a+l/x"}, {"model": "m/b"}]}])
     assert recipe["experts"]["a_x"] == "step:a_x"
@@ -765,3 +842,51 @@ def test_numbers_of_layers_may_be_texts():
     sources = [{"model": "a", "layer_range": ["0", "2"]}]
     recipe, _ = converted([{"merge_method": "passthrough", "slices": [{"sources": sources}]}])
     assert recipe["slices"] == [{"model": "a", "layers": [0, 2]}]
+
+
+TOWERS = [f"{part}.layers.{i}.w.weight" for part in ("vision_tower", "language_model") for i in range(LAYERS)]
+APART = """
+merge_method: task_arithmetic
+base_model: base
+parameters: {weight: 0.5, lambda: 0.9}
+modules:
+  multi_modal_projector: {models: [{model: b}]}
+  vision_tower: {models: [{model: a, parameters: {weight: [0, 1]}}, {model: b}], parameters: {normalize: true}}
+  text_decoder: {models: [{model: a, parameters: {weight: 0.7}}, {model: b}]}
+"""
+
+
+def test_modules_that_are_merged_in_different_ways_are_laid_over_each_other(tmp_path):
+    """Each module's tensors have its own models and parameters, and depth runs over its own blocks."""
+    names = [*TOWERS, "multi_modal_projector.linear_1.weight", "lm_head.weight"]
+    generator = torch.Generator().manual_seed(0)
+    states = {model: {name: torch.randn(4, 4, generator=generator).double() for name in names}
+              for model in ("base", "a", "b")}  # fmt: skip
+    config = yaml.safe_load(APART)
+    text = json.dumps(config)
+    for model, state in states.items():
+        (tmp_path / model).mkdir()
+        write_checkpoint(tmp_path / model / "model.safetensors", state)
+        (tmp_path / model / "config.json").write_text(json.dumps({"model_type": "mistral3"}))
+        text = text.replace(f'model": "{model}"', f'model": "{tmp_path}/{model}"')
+    recipe, _ = converted([json.loads(text)])
+    made = merge(make_recipe({**recipe, "out": str(tmp_path / "out")}))
+    with open_checkpoint(made.path) as merged:
+        for name in names:
+            module = config["modules"].get(name.partition(".")[0], config["modules"]["text_decoder"])
+            plain = {**config, **module, "parameters": config["parameters"] | module.get("parameters", {})}
+            expected = theirs(plain, states, name)
+            torch.testing.assert_close(merged[name], expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ({"text_decoder": {}, "vision_tower": {}}, "the config.json of 'o' is not here"),
+        ({"text_decoder": {}, "ears": {}}, "'ears' is no module that is known here"),
+    ],
+)
+def test_modules_whose_tensors_are_not_known_are_refused(modules, message):
+    modules = {name: {"models": [{"model": "ab"[at]}]} for at, name in enumerate(modules)}
+    with pytest.raises(MergeflowError, match=f"modules that are merged in different ways .*{message}"):
+        converted([{"merge_method": "ties", "base_model": "o", "modules": modules}])

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe, merge
 from mergeflow.merging.mergekit import converted
+from tests.merging.families import shrunk
 from tests.merging.mergekit_generator import Generator
 from tests.merging.model_folders import TEXT, llama, save, tokenizer
 from tests.merging.test_mergekit import CONFIGURATIONS, OF_SLICES, SLERPED, written_back
@@ -106,7 +108,7 @@ def with_paths(config: Any, folder: Path) -> Any:
     """A configuration whose models are folders."""
     if isinstance(config, dict):
         return {
-            key: str(folder / value) if key in ("model", "base_model") else with_paths(value, folder)
+            key: str(folder / value) if key in ("model", "base_model", "source_model") else with_paths(value, folder)
             for key, value in config.items()
         }
     return [with_paths(one, folder) for one in config] if isinstance(config, list) else config
@@ -194,6 +196,103 @@ def test_generated_configurations_are_equal_or_named(results: tuple[Path, dict[s
     assert counts["equal"] + counts["noted"] >= 0.95 * GENERATED
 
 
+OF_MODULES = {
+    "T5ForConditionalGeneration": ("t5", ("encoder", "decoder", "shared")),
+    "Mistral3ForConditionalGeneration": ("mistral3", ("multi_modal_projector", "vision_tower", "text_decoder")),
+    "Qwen3VLForConditionalGeneration": ("qwen3_vl", ("multi_modal_projector", "vision_tower", "text_decoder")),
+}
+
+
+@pytest.mark.parametrize("kind", OF_MODULES)
+def test_modules_that_are_merged_in_different_ways(peer: str, tmp_path: Path, kind: str) -> None:
+    """Each of three modules has models and parameters of its own."""
+    family, modules = OF_MODULES[kind]
+    for seed, name in enumerate(("base", "a", "b")):
+        save_random(tmp_path / name, kind, family, seed)
+    both = [{"model": "a", "parameters": {"weight": 0.7}}, {"model": "b"}]
+    parts: list[dict[str, Any]] = [
+        {"models": both, "parameters": {"normalize": True}},
+        {"models": both, "parameters": {"density": 0.4}},
+        {"models": both[:1]},
+    ]
+    config = {"merge_method": "ties", "base_model": "base", "parameters": {"weight": 0.5, "normalize": False}}
+    config |= {"modules": dict(zip(modules, parts, strict=True)), "dtype": "float64"}
+    (tmp_path / "modules.yml").write_text(yaml.safe_dump(with_paths(config, tmp_path), sort_keys=False))
+    run_peer(peer, tmp_path, {"modules": (str(tmp_path / "modules.yml"), str(tmp_path / "modules-theirs"))})
+    assert compare(tmp_path, "modules") == "equal"
+
+
+RUN_MIXTURES = """
+import json, sys, yaml
+from mergekit.moe.config import MoEMergeConfig
+from mergekit.options import MergeOptions
+from mergekit.scripts.moe import build
+
+for file, out in json.load(open(sys.argv[1])).values():
+    build(MoEMergeConfig.model_validate(yaml.safe_load(open(file))), out, MergeOptions(random_seed=0, quiet=True))
+"""
+PROMPTED = [{"source_model": "a", "positive_prompts": ["the cat"]}, {"source_model": "b", "positive_prompts": ["mat"]}]
+SHARED = {"source_model": "base", "residual_scale": 0.1}
+# Family → configuration, and the tensors whose rows come from elsewhere.
+MIXTURES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "llama": ({"gate_mode": "cheap_embed", "experts": PROMPTED, "experts_per_token": 1}, ()),
+    "mistral": ({"gate_mode": "hidden", "experts": PROMPTED}, (".gate.weight",)),
+    "qwen2": (
+        {"gate_mode": "random", "experts": PROMPTED, "shared_experts": [SHARED]},
+        (".gate.weight", "shared_expert_gate.weight"),
+    ),
+    "qwen3": ({"gate_mode": "random", "experts": PROMPTED}, (".gate.weight",)),
+}
+
+
+def test_mixtures_have_the_peer_s_experts(peer: str, tmp_path: Path) -> None:
+    """All tensors of a mixture of each architecture, but for the routers that a note names."""
+    jobs = {}
+    for family, (mixture, _) in MIXTURES.items():
+        place = tmp_path / family
+        for seed, name in enumerate(("base", "a", "b")):
+            model = tiny(family, seed, vocab_size=310, tie_word_embeddings=False)
+            save(place / name, model, tokenizer("BPE", TEXT, "<|end|>"), eos_token="<|end|>")
+        config = with_paths({**mixture, "base_model": "base", "dtype": "float32"}, place)
+        (place / "mixture.yml").write_text(yaml.safe_dump(config))
+        jobs[family] = str(place / "mixture.yml"), str(place / "theirs")
+    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+    run = [peer, "-c", RUN_MIXTURES, str(tmp_path / "jobs.json")]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=1800, env={**os.environ, "PYTHONPATH": ""})
+    assert done.returncode == 0, done.stderr[-2000:]
+    for family, (_, elsewhere) in MIXTURES.items():
+        recipe, notes = converted([yaml.safe_load(Path(jobs[family][0]).read_text())])
+        made = merge(make_recipe({**recipe, "out": str(tmp_path / family / "ours")}))
+        places = made.path, Path(jobs[family][1])
+        ours, theirs = (transformers.AutoModelForCausalLM.from_pretrained(place).state_dict() for place in places)
+        assert ours.keys() == theirs.keys(), family
+        for name in ours:
+            if not name.endswith(elsewhere or ("nothing",)):
+                torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-6, msg=f"{family}: {name}")
+        assert any("router rows" in note for note in notes)
+
+
+def save_random(folder: Path, kind: str, family: str, seed: int) -> None:
+    """Save a small model of a class in float64, with weights of visible size."""
+    default = AutoConfig.for_model(family)
+    gated = {"feed_forward_proj": "gated-gelu", "is_gated_act": True, "dense_act_fn": "gelu_new"}  # the peer's T5
+    config = type(default).from_dict(shrunk(default.to_dict()) | (gated if family == "t5" else {}))
+    model = getattr(transformers, kind)(config).double()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.copy_(torch.randn(value.shape, generator=generator, dtype=value.dtype))
+    model.save_pretrained(folder)
+
+
+def run_peer(peer: str, folder: Path, jobs: dict[str, tuple[str, str]]) -> None:
+    """Merge all configurations by the peer: name → (configuration, result)."""
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    run = [peer, "-c", RUN, str(folder / "jobs.json"), str(folder / "told.json")]
+    subprocess.run(run, check=True, timeout=1800, env={**os.environ, "PYTHONPATH": ""}, capture_output=True)
+    assert json.loads((folder / "told.json").read_text()) == {}
+
+
 TOKENS = {
     "<x>": {"source": "a", "force": True},
     "<new>": {"source": {"kind": "zero"}},
@@ -220,10 +319,7 @@ def test_vocabularies_have_the_peer_s_rows(peer: str, tmp_path: Path) -> None:
     for which, config in chosen.items():
         (tmp_path / f"{which}.yml").write_text(yaml.safe_dump(with_paths(config, tmp_path)))
         jobs[which] = str(tmp_path / f"{which}.yml"), str(tmp_path / f"{which}-theirs")
-    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-    run = [peer, "-c", RUN, str(tmp_path / "jobs.json"), str(tmp_path / "told.json")]
-    subprocess.run(run, check=True, timeout=1800, env={**os.environ, "PYTHONPATH": ""}, capture_output=True)
-    assert json.loads((tmp_path / "told.json").read_text()) == {}
+    run_peer(peer, tmp_path, jobs)
     for which in chosen:
         recipe, _ = converted([yaml.safe_load((tmp_path / f"{which}.yml").read_text())])
         ours = by_token(merge(make_recipe({**recipe, "out": str(tmp_path / f"{which}-ours")})).path)

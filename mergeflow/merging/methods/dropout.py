@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import np, torch
-from mergeflow.merging.method import Args, Copies, Model, Parts, Stack, method, tensors
-from mergeflow.merging.methods.sparse import BreadcrumbsArgs, breadcrumbs_sparsify
+from mergeflow.merging.method import NORMALIZE, Args, Copies, Model, Parts, Stack, method, tensors
+from mergeflow.merging.methods.sparse import CutArgs, breadcrumbs_sparsify
 from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass, ties_copies
 from mergeflow.merging.stack import Pass
 from mergeflow.merging.thresholds import threshold_passes, trim_to
@@ -33,6 +33,7 @@ class ThenArgs(Args):
     keep: float = Field(1.0, ge=0, le=1, description="share TIES keeps of what is left, 0 … 1")
     reduce: Reduce = Field("mean", description=f"how TIES reduces; {REDUCE}")
     scale: float = Field(0.3, description="factor of the direction; default .3, or 1 with TIES")
+    normalize: bool = Field(False, description=f"{NORMALIZE}; TIES has `reduce` for it")
 
     @model_validator(mode="before")
     @classmethod
@@ -40,6 +41,12 @@ class ThenArgs(Args):
         if isinstance(values, dict) and values.get("then") == "ties":
             return {"scale": 1.0, **values}
         return values
+
+    @model_validator(mode="after")
+    def _one_divisor(self) -> Self:
+        if self.normalize and self.then == "ties":
+            raise ValueError("normalize is of sums: what TIES divides by is `reduce`, such as weighted_mean")
+        return self
 
 
 class DareArgs(ThenArgs):
@@ -146,7 +153,7 @@ def merge_rest(stack: Stack, args: ThenArgs, sparse: Tensor) -> Parts:
         sparse: [T, *base.shape], the task vectors after sparsification, times their weights.
     """
     if args.then == "task_arithmetic":
-        return stack.base, sparse.sum(0)
+        return stack.base, stack.total(sparse, args.normalize)
     if args.keep < 1:
         sparse = trim_to(sparse, stack.model.known["threshold"])
     return stack.base, disjoint_merge(sparse, stack.model.known["majority"], args.reduce, stack.weight_column)
@@ -178,7 +185,7 @@ def dare(stack: Stack, args: DareArgs) -> Parts:
     """Random entries dropped and the rest rescaled, then summed or merged by TIES.
 
     m_t ~ Bernoulli(1 − drop),  τ̃_t = m_t ⊙ τ_t / (1 − drop)
-    θ = θ0 + scale · Σ w_t τ̃_t, or TIES of the w_t τ̃_t
+    θ = θ0 + scale · Σ w_t τ̃_t (over Σ w_t with `normalize`), or TIES of the w_t τ̃_t
 
     Property:
         The mean over seeds is the method without dropping; at drop 0 it is that method exactly.
@@ -209,7 +216,7 @@ def della(stack: Stack, args: DellaArgs) -> Parts:
     """Like DARE, but large entries are dropped less often.
 
     p = drop − window/2 + window · r/(n−1), r = rank by falling magnitude in the row;  τ̃_t = m_t ⊙ τ_t / (1 − p)
-    θ = θ0 + scale · Σ w_t τ̃_t, or TIES of the w_t τ̃_t
+    θ = θ0 + scale · Σ w_t τ̃_t (over Σ w_t with `normalize`), or TIES of the w_t τ̃_t
 
     Property:
         At window 0 it is DARE; the mean of p over a row is `drop`.
@@ -237,7 +244,7 @@ class DellaTiesArgs(DellaArgs):
     then: Literal["ties"] = Field("ties", description="always TIES")
 
 
-class BreadcrumbsTiesArgs(BreadcrumbsArgs):
+class BreadcrumbsTiesArgs(CutArgs):
     """Arguments of `breadcrumbs_ties`."""
 
     reduce: Reduce = Field("mean", description=f"how TIES reduces; {REDUCE}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Copies, Parts, Stack, method
+from mergeflow.merging.method import NORMALIZE, Args, Copies, Parts, Stack, method
 
 
 class AverageArgs(Args):
@@ -23,6 +23,7 @@ class TaskArithmeticArgs(Args):
     """Arguments of `task_arithmetic`."""
 
     scale: float = Field(0.3, description="factor of the summed task vectors; any real number, 1/T is the average")
+    normalize: bool = Field(False, description=NORMALIZE)
 
 
 class PassthroughArgs(Args):
@@ -91,7 +92,7 @@ def average(stack: Stack, args: AverageArgs) -> Parts:
 def task_arithmetic(stack: Stack, args: TaskArithmeticArgs) -> Parts:
     """Sum of the task vectors.
 
-    θ = θ0 + scale · Σ w_t τ_t
+    θ = θ0 + scale · Σ w_t τ_t, over Σ w_t with `normalize`
 
     Property:
         Scale 1/T is the average; a negative scale unlearns.
@@ -99,4 +100,4 @@ def task_arithmetic(stack: Stack, args: TaskArithmeticArgs) -> Parts:
     Source:
         Ilharco et al., Editing models with task arithmetic (ICLR 2023), section 2.
     """
-    return stack.base, stack.weighted.sum(0)
+    return stack.base, stack.total(stack.weighted, args.normalize)

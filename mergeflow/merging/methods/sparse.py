@@ -11,7 +11,7 @@ from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import DType
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Copies, Model, Parts, Stack, method, tensors
+from mergeflow.merging.method import NORMALIZE, Args, Copies, Model, Parts, Stack, method, tensors
 from mergeflow.merging.stack import Pass
 from mergeflow.merging.thresholds import kth_largest_passes, kth_smallest, kth_smallest_passes
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _PCB_CLIP = 1e-4
 
 
-class BreadcrumbsArgs(Args):
-    """Arguments of `breadcrumbs`."""
+class CutArgs(Args):
+    """What breadcrumbs take from each task vector."""
 
     beta: float = Field(0.85, ge=0, le=1, description="share of smallest magnitudes dropped per tensor, 0 … 1")
     gamma: float = Field(0.01, ge=0, le=1, description="share of largest magnitudes dropped per tensor, 0 … 1")
@@ -33,6 +33,12 @@ class BreadcrumbsArgs(Args):
     def _leave_something(self) -> Self:
         check_cuts(self.beta, self.gamma)
         return self
+
+
+class BreadcrumbsArgs(CutArgs):
+    """Arguments of `breadcrumbs`."""
+
+    normalize: bool = Field(False, description=NORMALIZE)
 
 
 class MagmaxArgs(Args):
@@ -71,11 +77,11 @@ class PcbArgs(Args):
 LARGE = 2**22
 
 
-def _in_blocks(args: BreadcrumbsArgs, name: str, model: Model) -> bool:
+def _in_blocks(args: CutArgs, name: str, model: Model) -> bool:
     return prod(model.shapes[name]) > LARGE
 
 
-def _places(args: BreadcrumbsArgs, n: int, count: int) -> list[tuple[int, int]]:
+def _places(args: CutArgs, n: int, count: int) -> list[tuple[int, int]]:
     """Return the places in rising order, 1 … n, of the least and the greatest magnitude that each expert keeps."""
     cuts = list(zip(args.each("beta", count), args.each("gamma", count), strict=True))
     for beta, gamma in cuts:
@@ -83,7 +89,7 @@ def _places(args: BreadcrumbsArgs, n: int, count: int) -> list[tuple[int, int]]:
     return [(floor(beta * n + 1e-9) + 1, n - floor(gamma * n + 1e-9)) for beta, gamma in cuts]
 
 
-def _ranks(args: BreadcrumbsArgs, n: int, count: int) -> list[list[int]]:
+def _ranks(args: CutArgs, n: int, count: int) -> list[list[int]]:
     return [[min(first, n), max(last, 1)] for first, last in _places(args, n, count)]
 
 
@@ -99,7 +105,7 @@ def breadcrumbs(stack: Stack, args: BreadcrumbsArgs) -> Parts:
     """Sum of the task vectors without their smallest and largest entries.
 
     m_t = 0 for the ⌊β·n⌋ smallest and the ⌊γ·n⌋ largest magnitudes of each tensor, else 1
-    θ = θ0 + scale · Σ w_t m_t ⊙ τ_t
+    θ = θ0 + scale · Σ w_t m_t ⊙ τ_t, over Σ w_t with `normalize`
 
     Magnitudes equal to one that is kept are kept; a tensor too small for a cut keeps what that cut would take.
 
@@ -109,7 +115,7 @@ def breadcrumbs(stack: Stack, args: BreadcrumbsArgs) -> Parts:
     Source:
         Davari and Belilovsky, Model breadcrumbs (ECCV 2024), section 3.
     """
-    return stack.base, breadcrumbs_sparsify(stack, args).sum(0)
+    return stack.base, stack.total(breadcrumbs_sparsify(stack, args), args.normalize)
 
 
 def check_cuts(beta: float, gamma: float) -> None:
@@ -122,7 +128,7 @@ def check_cuts(beta: float, gamma: float) -> None:
         raise ValueError(f"beta + gamma is {beta + gamma:g}, and more than 1 leaves the base: lower one of them")
 
 
-def breadcrumbs_sparsify(stack: Stack, args: BreadcrumbsArgs) -> Tensor:
+def breadcrumbs_sparsify(stack: Stack, args: CutArgs) -> Tensor:
     """Return w_t m_t ⊙ τ_t, [T, *base.shape], without the smallest and the largest magnitudes of each task vector."""
     count, n = len(stack.taus), prod(stack.shape)
     thresholds = stack.model.known.get("kept", {}).get(stack.name)
