@@ -267,11 +267,11 @@ def _write(folder: Path, name: str, choices: str) -> None:
 
 
 def _put_under_git(folder: Path) -> None:
-    """DVC wants a git repository: the one around the folder, a new one, or, without git, the setting that asks none."""
+    """Give DVC the git repository around the folder, a new one, or, without git, the setting that needs none."""
     if shutil.which("git") is None:
         with (folder / ".dvc/config").open("a", encoding="utf-8") as config:
             config.write("[core]\n    no_scm = true\n")
         return
-    inside = subprocess.run(["git", "rev-parse", "--is-inside-work-tree"], cwd=folder, capture_output=True, check=False)
-    if inside.returncode:
+    asked = subprocess.run(["git", "check-ignore", "--quiet", "dvc.yaml"], cwd=folder, capture_output=True, check=False)
+    if asked.returncode != 1:  # 0: a repository around the folder ignores it, and DVC refuses that; 128: there is none
         subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)

@@ -112,6 +112,13 @@ def test_a_project_in_the_shells_own_empty_folder_leaves_the_shell_in_it(
     assert [path.name for path in tmp_path.iterdir()] == ["birds"]
 
 
+def test_a_project_in_a_folder_that_git_ignores_has_a_repository_of_its_own(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    (tmp_path / ".gitignore").write_text("/trial\n")
+    assert (new_project(tmp_path / "trial/birds", "vision") / ".git").is_dir()
+    assert not (new_project(tmp_path / "fish", "vision") / ".git").exists()
+
+
 @pytest.mark.parametrize("world", worlds())
 def test_a_new_project_starts_from_a_world(world: str, tmp_path: Path) -> None:
     folder = new_project(tmp_path / "birds", "vision", world)
