@@ -33,7 +33,7 @@ from registry.versions import (
     RegisteredVersion,
     describe,
     ensure_version,
-    find_model,
+    find_snapshot,
     scratch_folder,
     snapshot,
 )
@@ -89,13 +89,13 @@ def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion
     """
     check_model_name(name)
     with store.lock(f"model {name}"):
-        is_new = find_model(store, name) is None
-        model, state = (Snapshot({}, {}), State(None, (), 0)) if is_new else _repaired(store, name)
-        number, new = ensure_version(store, name, candidate, model.versions)
+        model, state = _repaired(store, name, find_snapshot(store, name) or Snapshot({}, {}))
+        version, new = ensure_version(store, name, candidate, model.versions)
+        aliases, number = dict(model.aliases), str(version.version)
         if number != state.champion:
             store.client.set_registered_model_alias(name, CANDIDATE, number)
-        model = snapshot(store, name)
-        return describe(model.versions[number], model.aliases, new=new)
+            aliases[CANDIDATE] = number
+        return describe(version, aliases, new=new)
 
 
 def promote(
@@ -214,7 +214,7 @@ def _step_back(name: str, state: State) -> tuple[str, tuple[str, ...]]:
 def repair(store: Store, name: str) -> State:
     """Finish or clear away what an interrupted change left, write down changes made by hand, return who is champion."""
     with store.lock(f"model {name}"):
-        return State(None, (), 0) if find_model(store, name) is None else _repaired(store, name)[1]
+        return _repaired(store, name, find_snapshot(store, name) or Snapshot({}, {}))[1]
 
 
 def _bounded(evidence: Evidence, stored: Evidence) -> Evidence:

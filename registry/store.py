@@ -3,6 +3,7 @@
 Of a lock there is one holder for each name; it is released when its holder dies.
 """
 
+import gc
 import hashlib
 import os
 import re
@@ -10,7 +11,7 @@ import sqlite3
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,13 @@ LOCK_SECONDS = 1800.0  # a holder may be uploading a large model
 _VARIABLE = "MLFLOW_TRACKING_URI"
 
 
+class _MlflowClient(MlflowClient):
+    """MLflow's client, which does not read the whole model before each write to see whether it is a prompt."""
+
+    def _raise_if_prompt(self, name: str) -> None:
+        """Do nothing: every write here follows a read, which finds no prompt under a model's name."""
+
+
 class _Client:
     """MLflow's client, which says what it waits for where an answer takes long."""
 
@@ -195,10 +203,26 @@ class _Client:
             return value
 
         def call(*args: Any, **options: Any) -> Any:
-            with files.awaited(f"the registry at {self._uri} ({name})"):
+            reading = _no_garbage_collection() if name.startswith(("get_", "search_")) else nullcontext()
+            with files.awaited(f"the registry at {self._uri} ({name})"), reading:
                 return value(*args, **options)
 
         return call
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect no garbage inside the block.
+
+    The rows of 2,000 versions start several collections, each of which walks through all that torch and MLflow loaded.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -268,7 +292,7 @@ def connect(
     try:
         if uri.startswith("sqlite:///"):
             _ensure_sqlite(_sqlite_file(uri), lock_folder)
-        client: Any = _Client(MlflowClient(tracking_uri=uri, registry_uri=uri), uri)
+        client: Any = _Client(_MlflowClient(tracking_uri=uri, registry_uri=uri), uri)
         experiment_id = _experiment_id(client, experiment, folder)
         if uri == local_uri and folder is not None:
             follow_files(root / "mlflow.db", experiment_id, folder)

@@ -213,8 +213,8 @@ def _is_whole(store: Store, version: ModelVersion) -> bool:
 
 def ensure_version(
     store: Store, name: str, candidate: Candidate, versions: Mapping[str, ModelVersion]
-) -> tuple[str, bool]:
-    """Return the number of the version with the candidate's weights and tasks, made when missing, and whether it was.
+) -> tuple[ModelVersion, bool]:
+    """Return MLflow's version with the candidate's weights and tasks, made when missing, and whether it was.
 
     The caller holds the model's lock. The version's row is written last, so that a version that exists is complete;
     what a killed attempt left is used when whole and deleted when not. A version whose files were lost or damaged since
@@ -224,7 +224,7 @@ def ensure_version(
         name: the registered model, made where it does not exist.
     """
     tasks = sorted(candidate.evidence.accuracy)
-    for number, version in versions.items():
+    for version in versions.values():
         recorded = version.tags.get(FINGERPRINT)
         if (
             recorded
@@ -232,7 +232,7 @@ def ensure_version(
             and same_model(store, version, recorded, tasks)
             and _is_whole(store, version)
         ):
-            return number, False
+            return version, False
     taken = {version.tags.get(LOGGED_MODEL) for version in versions.values()}
     logged = _finished_upload(store, name, candidate, taken) or _upload(store, name, candidate)
     if not versions and find_model(store, name) is None:
@@ -249,7 +249,7 @@ def ensure_version(
             description=candidate.description or None,
             model_id=logged.model_id,
         )
-    return str(version.version), True
+    return version, True
 
 
 def _is_of(candidate: Candidate, recorded: str) -> bool:

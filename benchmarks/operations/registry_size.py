@@ -4,21 +4,21 @@
     python -m benchmarks.operations.registry_size --versions 100    # a smoke test
     python -m benchmarks.operations.registry_size --profile promote
 
-Two versions are registered; the others are copies of the second one's rows in the database, in a temporary folder.
+Two versions are registered; the others are copies of the second one's rows in the database: a temporary file, or
+an empty one that MLFLOW_TRACKING_URI names.
 """
 
 import argparse
 import cProfile
 import pstats
-import sqlite3
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import sqlalchemy
 import torch
 
 from mergeflow.checkpoints import write_checkpoint
@@ -84,18 +84,20 @@ def grown_registry(folder: Path, versions: int, tasks: int, examples: int) -> St
         register(store, NAME, Candidate(files, evidence, f"fingerprint-{seed}", metrics))
         if not seed:
             promote(store, NAME, 1, GateSettings())
-    copy_rows(folder / "mlflow.db", versions)
+    copy_rows(store.uri, versions)
     return store
 
 
-def copy_rows(database: Path, versions: int) -> None:
+def copy_rows(uri: str, versions: int) -> None:
     """Repeat the second version's rows until there are so many versions."""
-    with closing(sqlite3.connect(database)) as connection, connection:
+    engine = sqlalchemy.create_engine(uri)
+    with engine.begin() as connection:
         for table in ("model_versions", "model_version_tags"):
-            columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[1] != "version"]
-            listed = ", ".join(columns)
-            question = f"INSERT INTO {table} (version, {listed}) SELECT ?, {listed} FROM {table} WHERE version = 2"
-            connection.executemany(question, [(number,) for number in range(3, versions + 1)])
+            columns = {column["name"] for column in sqlalchemy.inspect(engine).get_columns(table)} - {"version"}
+            listed = ", ".join(sorted(columns))
+            question = f"INSERT INTO {table} (version, {listed}) SELECT :new, {listed} FROM {table} WHERE version = 2"
+            connection.execute(sqlalchemy.text(question), [{"new": number} for number in range(3, versions + 1)])
+        connection.execute(sqlalchemy.text("ANALYZE"))  # as PostgreSQL does by itself a minute later
 
 
 def model_files(folder: Path, tasks: list[str]) -> ModelFiles:
