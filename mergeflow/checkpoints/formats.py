@@ -160,10 +160,10 @@ def open_pickle(path: Path) -> LazyStateDict:
     Raises:
         MergeflowError: The file holds code or objects, is damaged, or has no state dict.
     """
-    tensors = _unwrap(_load(path), path)
+    tensors, notes = _unwrap(_load(path), path)
     infos = {name: TensorInfo.of(tensor) for name, tensor in tensors.items()}
     entries = {name: TensorEntry(tensor.detach()) for name, tensor in tensors.items()}
-    return LazyStateDict(str(path), entries, infos, {}, tied=tied_names(tensors))
+    return LazyStateDict(str(path), entries, infos, {}, tied=tied_names(tensors), notes=notes)
 
 
 def _load(path: Path) -> Any:
@@ -220,32 +220,66 @@ def _refused(path: Path, start: bytes, reason: str) -> MergeflowError:
     )
 
 
-def _unwrap(loaded: Any, path: Path) -> dict[str, Tensor]:
+def _unwrap(loaded: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the state dict of the model that a checkpoint holds, and which others it holds beside."""
     if not isinstance(loaded, Mapping):
         raise MergeflowError(f"'{path}' holds a {type(loaded).__name__}, not a state dict of named tensors.")
     states = _states(loaded)
-    if len(states) != 1:
-        raise _no_state(loaded, path, list(states))
-    (state,) = states.values()
+    chosen = _chosen(list(states))
+    if len(chosen) != 1:
+        raise _no_state(loaded, path, [".".join(keys) for keys in chosen])
+    state = states.pop(chosen[0])
     if any(value.layout != torch.strided or value.is_quantized for value in state.values()):
         raise MergeflowError(f"'{path}' holds sparse or quantised tensors, which cannot be merged: convert them first.")
-    return dict(state)
+    return state, _others(path, chosen[0], list(states))
 
 
-def _states(loaded: Mapping[Any, Any], depth: int = 3, seen: set[int] | None = None) -> dict[str, Mapping[str, Tensor]]:
-    """Return the state dict of a model that a checkpoint holds, by its key; several where no key says which it is."""
-    if loaded and all(isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in loaded.items()):
-        return {"": loaded}
-    seen, inner = set() if seen is None else seen, {}
-    for key in sorted(filter(_may_hold_a_model, loaded), key=lambda key: key not in _NESTED):
+def _states(
+    loaded: Mapping[Any, Any], depth: int = 3, seen: set[int] | None = None
+) -> dict[tuple[str, ...], dict[str, Tensor]]:
+    """Return the state dicts in a checkpoint by the keys that lead to them; numbers and texts beside tensors go."""
+    inner: dict[tuple[str, ...], dict[str, Tensor]] = {}
+    seen = set() if seen is None else seen
+    tensors = {key: value for key, value in loaded.items() if isinstance(value, torch.Tensor)}
+    rest = [value for key, value in loaded.items() if key not in tensors and _may_hold_a_model(key)]
+    own = any(value.ndim for value in tensors.values())  # else they may be counters of the run
+    weights = own or (depth == 3 and tensors and len(tensors) == len(loaded))
+    if weights and all(isinstance(key, str) for key in tensors) and all(_is_plain(value, set()) for value in rest):
+        return {(): tensors}
+    for key in filter(_may_hold_a_model, loaded):
         value = loaded[key]
         if depth and isinstance(value, Mapping) and "param_groups" not in value and id(value) not in seen:
             seen.add(id(value))  # a hostile pickle may hold one mapping many times
-            inner[key] = _states(value, depth - 1, seen)
-    chosen = next((inner[key] for key in _NESTED if inner.get(key)), None)
-    if chosen is not None or any(isinstance(value, torch.Tensor) and value.ndim for value in loaded.values()):
-        return chosen or {}
-    return {f"{key}.{end}".rstrip("."): state for key, states in inner.items() for end, state in states.items()}
+            inner |= {(key, *keys): state for keys, state in _states(value, depth - 1, seen).items()}
+    return {} if own and not any(keys[0] in _NESTED for keys in inner) else inner
+
+
+def _chosen(states: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return the keys of the state dict that a training run keeps its model under; several where none says which."""
+    level = 0
+    while key := next((key for key in _NESTED if any(keys[level : level + 1] == (key,) for keys in states)), None):
+        states, level = [keys for keys in states if keys[level : level + 1] == (key,)], level + 1
+    return states
+
+
+def _others(path: Path, chosen: tuple[str, ...], others: list[tuple[str, ...]]) -> tuple[str, ...]:
+    """Name the state dicts that are not read, such as moving averages, and how to take one of them."""
+    if not others:
+        return ()
+    listed = "', '".join(".".join(keys) for keys in others)
+    way = "".join(f"[{key!r}]" for key in others[0])
+    return (
+        f"'{path.name}' holds '{'.'.join(chosen)}', which is read, and '{listed}', not read: "
+        f"torch.save(torch.load({path.name!r}){way}, 'other.pt') makes a file of it",
+    )
+
+
+def _is_plain(value: Any, seen: set[int]) -> bool:
+    """Whether no tensor is in a value, however it is nested."""
+    if isinstance(value, Mapping | list | tuple | set) and id(value) not in seen:
+        seen.add(id(value))
+        return all(_is_plain(part, seen) for part in (value.values() if isinstance(value, Mapping) else value))
+    return not isinstance(value, torch.Tensor)
 
 
 def _may_hold_a_model(key: Any) -> bool:

@@ -127,6 +127,7 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         absolute: Names of a task vector that hold whole weights all the same (an adapter's retrained modules).
         shards: The names in each file, in order, where an index lists several.
         config: config.json of tensors that were put together from several models; None where the files' own counts.
+        notes: What else the file holds, and is not read.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         absolute: frozenset[str] = frozenset(),
         shards: tuple[tuple[str, ...], ...] = (),
         config: Mapping[str, Any] | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.path = path
         self.infos = dict(infos)
@@ -150,6 +152,7 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         self.absolute = absolute
         self.shards = shards
         self.config = config
+        self.notes = notes
         self.entries = dict(entries)
         self._files = files
 

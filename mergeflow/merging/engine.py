@@ -10,10 +10,10 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
-from math import prod
+from math import lcm, prod
 from threading import Event, Lock, local
 from typing import Any
 
@@ -254,7 +254,7 @@ class _Facts:
 
 
 def units_of(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], names: Iterable[str]) -> Iterator[Unit]:
-    """Yield the pieces of work for the named tensors, in order of name: whole tensors where the method needs them.
+    """Yield the pieces of work for the named tensors, in order of name: whole ones or rows where the method needs them.
 
     Args:
         model: What is known of the model; tensors without a shape there are copied.
@@ -264,7 +264,7 @@ def units_of(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], nam
     for name in sorted(names):
         info = infos[name]
         if name in model.shapes and not treats_elements_alone(call, model, name):
-            yield Unit(name, 0, info.numel, info.shape)
+            yield from _rows(name, info.shape, step) if call.method.by_rows else [Unit(name, 0, info.numel, info.shape)]
             continue
         for start, stop in _pieces(info.numel, step):
             yield Unit(name, start, stop, (stop - start,))
@@ -280,6 +280,19 @@ def _pieces(numel: int, step: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, whole)
     if whole < numel or not numel:
         yield whole, numel
+
+
+def _rows(name: str, shape: tuple[int, ...], step: int) -> Iterator[Unit]:
+    """Yield a tensor's rows, some at a time that fill whole leaves together; all of a tensor that has no such."""
+    width, numel = prod(shape[1:]), prod(shape)
+    leaves = lcm(width, BLOCK) if len(shape) > 1 and numel else max(numel, 1)
+    size = max(step // leaves, 1) * leaves
+    if numel <= size:
+        yield Unit(name, 0, numel, shape)
+        return
+    for start in range(0, numel, size):
+        stop = min(start + size, numel)
+        yield Unit(name, start, stop, ((stop - start) // width, *shape[1:]))
 
 
 def sampled_units(model: Model) -> Iterator[Unit]:
@@ -319,13 +332,15 @@ def unit_bytes(call: Call[Any], model: Model, unit: Unit) -> int:
 
     Args:
         call: The configured method (or compressor).
-        unit: A whole tensor: base, task vectors and the method's workspace; or a block of one, four times as much.
+        unit: A whole tensor, or some rows of one: base, task vectors and the method's workspace; or a block of one,
+            four times as much.
     """
     size, experts = (unit.stop - unit.start) * model.dtype.itemsize, len(model.experts)
     if unit.name not in model.shapes or treats_elements_alone(call, model, unit.name):
         return (4 * (experts + 1) + model.beside) * size
     stored = model.tied.get(unit.name, unit.name)
-    workspace: int = call.method.workspace(call.arguments, stored, model)
+    held = replace(model, shapes={stored: unit.shape}) if call.method.by_rows else model
+    workspace: int = call.method.workspace(call.arguments, stored, held)
     return (experts + 1 + model.beside) * size + workspace
 
 

@@ -256,6 +256,8 @@ class Method:
         args: The type of its arguments.
         elementwise: (args, tensor's name, model) → whether the tensor's elements are treated alone, so that its blocks
             may be treated apart.
+        by_rows: Whether it treats the rows of other tensors alone, along the first axis, so that some may be read at a
+            time; a vector is one row.
         passes: The first passes it needs, from its arguments.
         anchor: The anchor, in words.
         weights: What per-expert weights are: factors, shares of their sum, or without a meaning.
@@ -278,6 +280,7 @@ class Method:
     linear: Callable[[Any], bool] = lambda _args: False
     workspace: Workspace = TWO_TENSORS
     on_device: Callable[[Any], Copies] = lambda _args: SOME_COPIES
+    by_rows: bool = False
 
     @property
     def data(self) -> tuple[str, ...]:
@@ -341,6 +344,7 @@ def method(
     linear: bool | Callable[[Any], bool] = False,
     workspace: Workspace = TWO_TENSORS,
     on_device: Copies | Callable[[Any], Copies] = SOME_COPIES,
+    by_rows: bool = False,
 ) -> Callable[[Callable[[Stack, Any], Parts]], Method]:
     """Declare a function (stack, args) → (anchor, direction) as a method; the catalog finds it in its module.
 
@@ -359,6 +363,7 @@ def method(
         workspace: (args, tensor's name, model) → bytes held beside base and task vectors of a tensor treated whole, at
             most; see `mergeflow.merging.method`. By default two tensors, the direction and one more.
         on_device: What it holds on a device, as `Copies`, or args → that; by default more than most methods do.
+        by_rows: Whether rows along the first axis are treated alone; such tensors come in some rows at a time.
 
     Example:
         >>> @method("halved", Args, elementwise=True)
@@ -373,6 +378,8 @@ def method(
         of_factors = linear if callable(linear) else lambda _args: bool(linear)
         first = passes or (lambda _args, _dtype: ())
         held = on_device if callable(on_device) else lambda _args: on_device
-        return Method(name, function, args, alone, first, anchor, weights, experts, data, of_factors, workspace, held)
+        return Method(
+            name, function, args, alone, first, anchor, weights, experts, data, of_factors, workspace, held, by_rows
+        )
 
     return declare

@@ -11,7 +11,7 @@ from mergeflow.merging.adapters.job import AdapterJob, Made
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER
 from mergeflow.merging.files.job import Job, after_steps
-from mergeflow.merging.files.plan import Inputs, check_target, make_plan, open_inputs
+from mergeflow.merging.files.plan import Inputs, check_target, make_plan, open_inputs, twice
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe, fix_references
 from mergeflow.version import version
 
@@ -97,7 +97,9 @@ def merge(
         if progress is not None:
             progress(plan.bytes_read, plan.bytes_read)
     seconds = time.monotonic() - began
-    return Merged(target, made.fingerprint, made.inputs, recipe, seconds, made.notes, inputs.warnings)
+    experts = {name: made.inputs[name] for name in inputs.experts if name in made.inputs}
+    warnings = tuple(dict.fromkeys((*inputs.warnings, *twice(experts))))
+    return Merged(target, made.fingerprint, made.inputs, recipe, seconds, made.notes, warnings)
 
 
 def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:

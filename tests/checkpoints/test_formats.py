@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.header import DTYPES
 from mergeflow.errors import MergeflowError
+from mergeflow.merging import merge
 
 WEIGHTS = {"a": torch.randn(2, 3), "b": torch.arange(4)}
 OTHERS = {"a": torch.randn(2, 3), "b": torch.arange(1, 5)}
@@ -85,6 +86,10 @@ CHECKPOINTS = {
     "two levels": {"model": {"state_dict": WEIGHTS, "epoch": 3}, "optimizer": OPTIMIZER, "history": [0.5]},
     "a name of its own": {"net": WEIGHTS, "optimizer": OPTIMIZER, "epoch": torch.tensor(3)},
     "the weights beside the same weights": {"weights": WEIGHTS, "model": WEIGHTS},
+    "numbers beside the weights": {**WEIGHTS, "step": 3, "loss": None, "names": ["x"], "a._extra_state": {"v": 1.5}},
+    "weights beside their optimizer": {**WEIGHTS, "optimizer": OPTIMIZER, "lr_scheduler": {"last_epoch": 3}},
+    "numbers in the state dict": {"state_dict": {**WEIGHTS, "a._extra_state": None}, "rng": torch.ones(3)},
+    "counters of their own": {"net": WEIGHTS, "progress": {"step": torch.tensor(3)}},
     "options and a NumPy score": {"model": WEIGHTS, "args": Namespace(lr=0.1), "best": np.float64(0.5)},
 }
 
@@ -98,6 +103,18 @@ def test_the_state_dict_is_found_in_what_training_saves(tmp_path, name, file):
         assert torch.equal(state["a"], WEIGHTS["a"])
 
 
+@pytest.mark.parametrize("key", ["ema_model", "model_ema", "state_dict_ema", "ema_state_dict"])
+@pytest.mark.parametrize("chosen", ["model", "state_dict"])
+def test_a_moving_average_beside_the_weights_is_named(tmp_path, key, chosen):
+    """Which of the two was merged was said nowhere; the note says how to take the other."""
+    torch.save({key: OTHERS, chosen: WEIGHTS, "epoch": 3}, tmp_path / "c.pt")
+    recipe = {"method": "average", "experts": {"a": f"{tmp_path}/c.pt"}}
+    (note,) = merge(recipe, tmp_path / "out.safetensors").warnings
+    assert f"holds '{chosen}', which is read, and '{key}', not read" in note
+    way = note.partition("torch.save(")[2].partition(" makes")[0]
+    assert way == f"torch.load('c.pt')['{key}'], 'other.pt')"
+
+
 @pytest.mark.parametrize(
     ("saved", "message"),
     [
@@ -105,7 +122,8 @@ def test_the_state_dict_is_found_in_what_training_saves(tmp_path, name, file):
         ({}, "holds an empty state dict"),
         ({"generator": WEIGHTS, "critic": OTHERS}, "holds 2 state dicts: generator, critic"),
         ({"w": torch.ones(2), "more": WEIGHTS}, "entries that are not named tensors: more"),
-        ({"state_dict": {"w": torch.ones(2), "lr": 0.1}}, "entries that are not named tensors: lr"),
+        ({"state_dict": {"w": torch.ones(2), "packed": (torch.ones(2), 0.1)}}, "are not named tensors: packed"),
+        ({"rng_state": torch.ones(2), "model_a": WEIGHTS, "model_b": OTHERS}, "not named tensors: model_a, model_b"),
         ({"optimizer": OPTIMIZER}, "entries that are not named tensors: optimizer"),
     ],
 )

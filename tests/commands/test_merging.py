@@ -85,7 +85,7 @@ def test_merge_warns_of_what_check_warns_of(run: Run, folder: Path) -> None:
 
 def test_check_writes_nothing(run: Run, folder: Path) -> None:
     result = run("check", "recipe.yaml")
-    assert "task_arithmetic (scale 0.5)" in result.output
+    assert "task_arithmetic (scale 0.5, normalize False)" in result.output
     assert not (folder / "merged.safetensors").exists()
 
 

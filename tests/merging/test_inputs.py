@@ -135,3 +135,21 @@ def test_a_dora_in_a_merge_is_peft_s_own(tmp_path):
         for name in found:
             torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
             assert torch.equal(in_memory[name], found[name])
+
+
+def test_an_expert_that_is_another_one_once_more_is_warned_of(tmp_path):
+    """A file named twice, a link to it, or equal weights elsewhere had twice the weight, without a word."""
+    (base, a, b), _ = three(tmp_path, saved, saved, copied)
+    with open_checkpoint(a) as state:
+        write_checkpoint(tmp_path / "copy.safetensors", dict(state))
+    (tmp_path / "link").symlink_to(a)
+    plan = {"method": "task_arithmetic", "base": base, "out": str(tmp_path / "out.safetensors")}
+
+    def warned(command, **experts):
+        return [line for line in command({**plan, "experts": experts}).warnings if "the same" in line]
+
+    assert not warned(merge, a=a, b=b)
+    (line,) = warned(merge, a=a, link=f"{tmp_path}/link", b=b)
+    assert line == "the experts 'a', 'link' are the same, which counts as often as it is named"
+    assert warned(check_recipe, a=a, link=f"{tmp_path}/link") == [line]
+    assert "'a', 'copy'" in warned(merge, a=a, b=b, copy=f"{tmp_path}/copy.safetensors")[0]

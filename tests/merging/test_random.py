@@ -1,14 +1,19 @@
 """DARE and DELLA: formula, seeds, expectation."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from mergeflow.checkpoints import fingerprint
+from mergeflow.checkpoints.checks import infos_of
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
+from mergeflow.merging.engine import units_of
 from mergeflow.merging.methods.dropout import uniform_bits
+from mergeflow.merging.reader import model_of
 from tests.merging.helpers import one
 
 N = 60_000
@@ -97,3 +102,17 @@ def test_masks_do_not_depend_on_where_a_block_is_read():
     key = int.from_bytes(hashlib.sha256(b"1\0e\0t\x000").digest(), "little")
     assert (whole[:131072] == np.random.SFC64(key).random_raw(65536).view(np.uint32)).all()
     assert (whole[131072:262144] == uniform_bits(1, "e", "t", 131072, 131072)).all()
+
+
+@pytest.mark.parametrize(("name", "shape"), [("della", (520, 2048)), ("della_ties", (65, 32, 512))])
+def test_della_of_some_rows_at_a_time_has_the_bits_of_the_whole(name, shape):
+    """Five experts, so that sums of many have their own order; the last rows fill no leaf."""
+    generator = torch.Generator().manual_seed(2)
+    values = torch.randn(5, *shape, generator=generator)
+    call = configure(name, {"drop": 0.5, "window": 0.4, **({"keep": 0.6} if name == "della_ties" else {})})
+    whole = replace(call, method=replace(call.method, by_rows=False))
+    base, experts = one(values)
+    infos = infos_of(base)
+    model = model_of(base, experts)
+    assert len(list(units_of(call, model, infos, base))) > 2 > len(list(units_of(whole, model, infos, base)))
+    assert fingerprint(prepare(call, base, experts).direction) == fingerprint(prepare(whole, base, experts).direction)

@@ -64,6 +64,7 @@ class Compressor:
         whole: Values of each task for the whole model, from the first passes.
         needs_base: Whether decoding needs θ0.
         elementwise: Never so: what is stored of a tensor is made of all of it.
+        by_rows: Neither.
         workspace: Bytes held beside base and task vectors of a tensor: two of its size.
     """
 
@@ -75,6 +76,7 @@ class Compressor:
     whole: Callable[[Model], Mapping[str, Named]]
     needs_base: bool
     elementwise: Elementwise = lambda _args, _name, _model: False
+    by_rows: bool = False
     workspace: Workspace = TWO_TENSORS
 
     def __call__(self, stack: Stack, args: Any) -> Payload:

@@ -212,6 +212,19 @@ class _ComputedEntry:
         return self.step.read(self.name, start, stop)
 
 
+def twice(experts: Mapping[str, str]) -> list[str]:
+    """Warn of experts that are the same once more: each counts as often as it is named.
+
+    Args:
+        experts: What tells each expert from others, by its name.
+    """
+    alike: dict[str, list[str]] = {}
+    for name, identity in experts.items():
+        alike.setdefault(identity, []).append(name)
+    listed = ["', '".join(names) for names in alike.values() if len(names) > 1]
+    return [f"the experts '{names}' are the same, which counts as often as it is named" for names in listed]
+
+
 @contextmanager
 def open_inputs(
     recipe: Recipe, resolve: Resolve | None = None, made: Mapping[str, Path] | None = None
@@ -269,6 +282,15 @@ class _Opened:
         """Name the filters of a merge that decide nothing; of the recipe itself those of its steps too."""
         return idle_filters(_varied(call, weights), [*base]) + (self.idle if recipe is self.recipe else [])
 
+    def _of_files(self, recipe: Recipe) -> list[str]:
+        """Say what files hold beside what is read, and which experts are one file."""
+        notes = [note for state in self.states.values() for note in state.notes]
+        files = {
+            name: path if step_named(path) else os.path.realpath(self.state(path).path)
+            for name, path in (*recipe.experts, *recipe.task_vectors)
+        }
+        return [*dict.fromkeys(notes), *twice(files)]
+
     def inputs(self, recipe: Recipe) -> Inputs:
         """Open the inputs of the recipe, or of a step that is a merge."""
         by_role = self._by_role(recipe)
@@ -305,7 +327,7 @@ class _Opened:
             self._paths(base, experts, data),
             model_of(base, experts, weights, data, kept=fit.kept, varied=varied, beside=extra),
             fit.notes,
-            (*(finding.text for finding in findings), *self._idle(recipe, call, varied, base)),
+            (*self._of_files(recipe), *(finding.text for finding in findings), *self._idle(recipe, call, varied, base)),
             aligned.files if aligned is not None else None,
             _templates(recipe, base, experts),
             self.steps,

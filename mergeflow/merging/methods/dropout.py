@@ -211,7 +211,14 @@ def della_copies(args: DellaArgs) -> Copies:
     return Copies(4, 6.3) if args.reduce == "weighted_mean" else Copies(3, 8.3)
 
 
-@method("della", DellaArgs, passes=rest_passes(della_sparsify), workspace=della_workspace, on_device=della_copies)
+@method(
+    "della",
+    DellaArgs,
+    passes=rest_passes(della_sparsify),
+    workspace=della_workspace,
+    on_device=della_copies,
+    by_rows=True,
+)
 def della(stack: Stack, args: DellaArgs) -> Parts:
     """Like DARE, but large entries are dropped less often.
 
@@ -271,6 +278,7 @@ def dare_ties(stack: Stack, args: DareTiesArgs) -> Parts:
     passes=rest_passes(della_sparsify),
     workspace=della_workspace,
     on_device=della_copies,
+    by_rows=True,
 )
 def della_ties(stack: Stack, args: DellaTiesArgs) -> Parts:
     """Like `dare_ties`, but large entries are dropped less often: `della` with `then: ties`.
