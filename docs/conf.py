@@ -18,6 +18,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["research/studies"]
 source_suffix = {".md": "markdown"}
 default_role = "code"
+highlight_language = "none"
 myst_heading_anchors = 4
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"

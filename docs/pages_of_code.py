@@ -104,7 +104,7 @@ def _rows(model: Any, prefix: str) -> Iterator[str]:
     meanings = _meanings(model)
     for name, field in model.model_fields.items():
         annotation = field.annotation
-        if not prefix and name in ("model", "data"):
+        if f"{prefix}{name}" in ("model", "data", "model.modality"):
             continue
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             yield from _rows(annotation, f"{prefix}{name}.")
@@ -114,14 +114,17 @@ def _rows(model: Any, prefix: str) -> Iterator[str]:
 
 
 def _meanings(model: Any) -> dict[str, str]:
-    """Take what a section's docstring says of each of its values: a list of attributes, or sentences."""
-    text = inspect.cleandoc(model.__doc__ or "")
-    pairs = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE)
-    if not pairs:
-        names = "|".join(map(re.escape, model.model_fields))
-        pieces = re.split(rf"(?:^|\s)`?({names})`?: ", " ".join(text.split()))
-        pairs = list(zip(pieces[1::2], pieces[2::2], strict=True))
-    return {name: " ".join(meaning.split()).rstrip(".").replace("|", "or") for name, meaning in pairs}
+    """Take what the docstrings of a section and its parents say of each value: a list of attributes, or sentences."""
+    names = "|".join(map(re.escape, model.model_fields))
+    meanings: dict[str, str] = {}
+    for section in (kind for kind in reversed(model.__mro__) if issubclass(kind, BaseModel) and kind is not BaseModel):
+        text = inspect.cleandoc(vars(section).get("__doc__") or "")
+        pairs = re.findall(r"^ {4}(\w+): (.+(?:\n {8}.+)*)", text, re.MULTILINE)
+        if not pairs:
+            pieces = re.split(rf"(?:^|\s)`?({names})`?: ", " ".join(text.split()))
+            pairs = list(zip(pieces[1::2], pieces[2::2], strict=True))
+        meanings |= {name: " ".join(meaning.split()).rstrip(".").replace("|", "or") for name, meaning in pairs}
+    return meanings
 
 
 def _table(rows: Iterable[str]) -> str:
@@ -170,7 +173,7 @@ def gallery_page(folder: Path) -> str:
         'The run writes `outputs/report.html`; <a href="../report.html">open it alone</a>.\n\n'
         '<iframe class="report" src="../report.html" title="Report of a run"></iframe>',
         "## Lineage of a version\n\n```console\nmergeflow registry lineage champion --picture lineage.svg\n```\n\n"
-        "![Lineage of version 1](lineage.svg)",
+        '![Lineage of version 1](lineage.svg)\n\n<a href="../_images/lineage.svg">Open it alone</a>.',
         "## Figures of a run\n\n`mergeflow run` draws them into `outputs/results/figures`.",
         *(f"![{name.removeprefix('run_').removesuffix('.svg')}]({name})" for name in curves),
         "## Studies\n\n`mergeflow study --pages --figures` draws every figure of the [research pages]"

@@ -1,5 +1,6 @@
 """The documents are true: trees match the disk, commands exist, links lead somewhere, parameters are all there."""
 
+import importlib
 import re
 import tomllib
 from functools import cache
@@ -98,6 +99,13 @@ def test_params_yaml_names_every_parameter() -> None:
                 check(field.annotation, section[name], f"{where}{name}.")  # type: ignore[arg-type]
 
     check(params_of(values["model"]), values, "")
+
+
+def test_the_page_of_parameters_explains_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    rows = re.findall(r"^\| (`.*)\|$", importlib.import_module("pages_of_code").parameters_page(), re.MULTILINE)
+    assert len(rows) > 50
+    assert [row for row in rows if not row.split(" | ")[-1].strip()] == []
 
 
 @pytest.mark.slow

@@ -47,7 +47,10 @@ class ParamsFile(Section):
 
 
 class Params(ParamsFile):
-    """All of params.yaml; `model.modality` decides what `model` and `data` may say."""
+    """All of params.yaml; `model.modality` decides what `model` and `data` may say.
+
+    seed: of splits, training and draws. tasks: source by name of task. sweep: values to try, by argument, by method.
+    """
 
     seed: int = Field(0, ge=0)
     tasks: dict[str, str] = Field(min_length=1)

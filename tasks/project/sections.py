@@ -36,7 +36,7 @@ class GateSettings(Frozen, strict=True):
 
 
 class RegistrySection(GateSettings):
-    """The registered model's name, beside what a candidate has to show to become champion."""
+    """Settings of the registry. model: name of the registered model."""
 
     model: str
 
@@ -50,8 +50,9 @@ class RegistrySection(GateSettings):
 class RunSection(Section):
     """How work is placed; results depend on the device alone, in their last bits.
 
-    store: an address that fsspec opens, through which stages travel to the workers of `dask` or `ray`; None: the
-    workers see the project under the same path.
+    runner: what runs the stages. workers: stages at once. device: `auto` (CUDA where there is some), `cpu`, `cuda` or
+    `cuda:N`. store: an address that fsspec opens, through which stages travel to the workers of `dask` or `ray`; None:
+    the workers see the project under the same path.
     """
 
     runner: Literal["threads", "processes", "dask", "ray"] = "threads"

@@ -11,9 +11,10 @@ from mergeflow.schema import Frozen
 class ModelSection(Frozen, strict=True):
     """A feed-forward net without biases, drawn at random.
 
-    widths: of the inputs, of every hidden layer, and of the outputs. dtype: of weights and arithmetic. seed: of the
-    base and of the heads that training starts from. head: `trained`, a linear one for each task on the outputs; or
-    `none`: the last layer has no activation, and its outputs are the logits of all tasks.
+    widths: of the inputs, of every hidden layer, and of the outputs. activation: after each layer. dtype: of
+    weights and arithmetic. seed: of the base and of the heads that training starts from. head: `trained`, a linear one
+    for each task on the outputs; or `none`: the last layer has no activation, and its outputs are the logits of all
+    tasks.
     """
 
     modality: Literal["toy"]

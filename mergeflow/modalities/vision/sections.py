@@ -9,10 +9,11 @@ from mergeflow.schema import Frozen
 
 
 class ModelSection(Frozen, strict=True):
-    """The common base: an open_clip architecture, and an open_clip tag or a local file with its weights.
+    """The common base.
 
-    head: `zero_shot`, made of the class names by the text tower and frozen; or `probed`, fitted on the features of the
-    base and trained, for a base whose text tower knows nothing of the classes.
+    architecture: open_clip's name. pretrained: an open_clip tag, or a local file with the weights. head: `zero_shot`,
+    made of the class names by the text tower and frozen; or `probed`, fitted on the features of the base and trained,
+    for a base whose text tower knows nothing of the classes.
     """
 
     modality: Literal["vision"] = "vision"
