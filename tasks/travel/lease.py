@@ -5,6 +5,7 @@ No two clocks are compared: a holder renews its lease, and whoever waits sees it
 same bytes under the same names; a lease saves work, the objects' hashes guard results.
 """
 
+import os
 import shutil
 import threading
 import time
@@ -20,7 +21,8 @@ from tasks.project.files import Wait
 from tasks.project.recorded import files_of, md5_of
 from tasks.travel.store import Store
 
-RENEWAL, EXPIRY, POLL = 4.0, 20.0, 1.0  # seconds
+EXPIRY = float(os.environ.get("MERGEFLOW_LEASE_SECONDS", 20))
+RENEWAL, POLL = EXPIRY / 5, EXPIRY / 20  # seconds
 MIRROR = 2.0  # seconds between two looks for a newly saved state
 _NOT_STATE = ("building", "replaced", "complete")  # of a scratch folder: what a new run makes anew
 
@@ -59,15 +61,22 @@ def lease_name(key: str) -> str:
 def _take(store: Store, key: str, document: dict[str, Any]) -> None:
     name, wait = lease_name(key), Wait(f"the stage {key}")
     seen, since = None, time.monotonic()
-    while not store.create(name, document):
+    while not (store.create(name, document) and (seen is None or _lasts(store, name, document, wait))):
         current = store.read(name)
         if current != seen:
             seen, since = current, time.monotonic()
         elif time.monotonic() - since > EXPIRY:
-            store.remove(name)
-            since = time.monotonic()  # somebody else may be faster now
+            if store.read(name) == seen:  # else somebody else was faster
+                store.remove(name)
+            since = time.monotonic()
             continue
         wait.pause(POLL)
+
+
+def _lasts(store: Store, name: str, document: dict[str, Any], wait: Wait) -> bool:
+    """Whether a new lease is still there a moment later: another waiter may have taken it for the dead holder's."""
+    wait.pause(POLL)
+    return store.read(name) == document
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Commands in processes of their own that need not import what each of them imports: torch, Prefect, MLflow, DVC.
 
-One process of a whole test run imports these libraries, none of ours, and forks for every test process, and that fork
-forks for every command. A fork is a process like any other: it has its own modules of ours, its own environment, folder
-and output, and ends by itself. It starts in a tenth of a second instead of five.
+One process of a whole test run imports these libraries, none of ours, and forks for every command another process,
+which forks the command and tells how it ends. A fork is a process like any other: it has its own modules of ours, its
+own environment, folder and output, and ends by itself. It starts in a tenth of a second instead of five.
 """
 
 import atexit
@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -31,26 +33,48 @@ _LIBRARIES = (
 )
 
 
+class Forked:
+    """A command at work in a fork."""
+
+    def __init__(self, folder: Path, command: Sequence[str], env: dict[str, str]) -> None:
+        _hold_server()
+        self._command, self._end, self._server = command, Future[list[Any]](), _connect()
+        print(json.dumps([str(folder), command, env]), file=self._server, flush=True)
+        self.pid = json.loads(self._server.readline())
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
+        with self._server:
+            self._end.set_result(json.loads(self._server.readline() or '[-9, "", "the server of forks has ended"]'))
+
+    def wait(self, timeout: float | None = None) -> "subprocess.CompletedProcess[str]":
+        """Return how it has ended.
+
+        Raises:
+            TimeoutExpired: it is still at work.
+        """
+        try:
+            return subprocess.CompletedProcess(self._command, *self._end.result(timeout))
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(self._command, timeout or 0) from None
+
+    def kill(self) -> "subprocess.CompletedProcess[str]":
+        """kill -9, unless it has ended; return what it had printed."""
+        if not self._end.done():
+            os.kill(self.pid, 9)
+        return self.wait()
+
+
 def run_forked(
-    folder: Path, command: tuple[str, ...], env: dict[str, str], timeout: float
-) -> subprocess.CompletedProcess[str]:
+    folder: Path, command: Sequence[str], env: dict[str, str], timeout: float
+) -> "subprocess.CompletedProcess[str]":
     """Run a command as `subprocess.run` does with its output captured."""
-    server = _server()
-    print(json.dumps([str(folder), command, env]), file=server, flush=True)
-    pid = json.loads(server.readline())
-    late = threading.Event()
-
-    def stop() -> None:
-        late.set()
-        os.kill(pid, 9)
-
-    timer = threading.Timer(timeout, stop)
-    timer.start()
-    status, out, err = json.loads(server.readline())
-    timer.cancel()
-    if late.is_set():
-        raise subprocess.TimeoutExpired(command, timeout, out, err)
-    return subprocess.CompletedProcess(command, status, out, err)
+    process = Forked(folder, command, env)
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired as late:
+        late.output, late.stderr = (done := process.kill()).stdout, done.stderr
+        raise
 
 
 # What libraries read when they are imported, as `registry` and the tests' environment set it.
@@ -70,9 +94,8 @@ def run_folder() -> Path:
     return folder
 
 
-@cache
-def _server() -> IO[str]:
-    """Return a connection to the server, which is started where none answers."""
+def _connect() -> IO[str]:
+    """Connect to the server, which is started where none answers."""
     place = run_folder() / "forks"
     connection = socket.socket(socket.AF_UNIX)
     with FileLock(f"{place}.lock"):
@@ -85,11 +108,18 @@ def _server() -> IO[str]:
                 listener.listen()
                 _started.append(subprocess.Popen([sys.executable, __file__], stdin=listener, env=os.environ | _SET))
             connection.connect(str(place))
-    return connection.makefile("rw")
+    with connection:
+        return connection.makefile("rw")
+
+
+@cache
+def _hold_server() -> IO[str]:
+    """Keep a connection, without which the server would end between two commands."""
+    return _connect()
 
 
 def _serve() -> Any:
-    """Fork for every test process that connects; in a fork of such a fork return the function that is the command."""
+    """Fork for every command's connection; in a fork of such a fork return the function that is the command."""
     listener = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # what a library prints when it is imported
@@ -112,17 +142,18 @@ def _serve() -> Any:
 
 
 def _answer(asked: IO[str]) -> Any:
-    """Fork for every line that a test process sends; in the fork return the function that is the command."""
-    out, err = os.memfd_create("out"), os.memfd_create("err")
-    while line := asked.readline():
+    """Fork for the command that a test process sends; in the fork return the function that is the command."""
+    if line := asked.readline():
         folder, command, env = json.loads(line)
+        outputs = os.memfd_create("out"), os.memfd_create("err")
         pid = os.fork()
         if not pid:
             asked.close()
-            return _become(folder, command, env, (out, err))
+            return _become(folder, command, env, outputs)
         print(pid, file=asked, flush=True)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        print(json.dumps([status, *map(_taken, (out, err))]), file=asked, flush=True)
+        printed = [os.pread(output, os.fstat(output).st_size, 0).decode(errors="replace") for output in outputs]
+        print(json.dumps([status, *printed]), file=asked, flush=True)
     return lambda: 0
 
 
@@ -141,15 +172,6 @@ def _become(folder: str, command: list[str], env: dict[str, str], outputs: tuple
     sys.modules["prefect.context"].refresh_global_settings_context()
     (entry,) = entry_points(group="console_scripts", name=command[0])
     return entry.load()
-
-
-def _taken(output: int) -> str:
-    """Return what was written, and empty the file for the next command."""
-    size = os.lseek(output, 0, os.SEEK_END)
-    found = os.pread(output, size, 0).decode(errors="replace")
-    os.ftruncate(output, 0)
-    os.lseek(output, 0, os.SEEK_SET)
-    return found
 
 
 def _end(status: int) -> None:

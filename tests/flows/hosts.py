@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+from tests.flows.forked import Forked
 from tests.flows.small_project import ROOT, environment
 
 _HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
@@ -21,13 +22,14 @@ class Hosts:
     Args:
         folder: where their homes are made.
         hidden: a folder that none of them sees, where this system lets a process have mounts of its own.
+        forked: start them in a moment, from a process that has imported torch; they then see all folders.
         variables: what their environment has besides.
     """
 
-    def __init__(self, folder: Path, hidden: Path, **variables: str) -> None:
-        self.folder, self._hidden, self._variables = folder, hidden, variables
+    def __init__(self, folder: Path, hidden: Path, forked: bool = False, **variables: str) -> None:
+        self.folder, self._hidden, self._forked, self._variables = folder, hidden, forked, variables
         hidden.mkdir(parents=True, exist_ok=True)
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a host, or start it again."""
@@ -35,6 +37,9 @@ class Hosts:
         home.mkdir(parents=True, exist_ok=True)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         own = {"HOME": str(home), "PYTHONPATH": str(ROOT), "PATH": path, **self._variables}
+        if self._forked:
+            self._processes[name] = Forked(home, command, without_servers(environment()) | own)
+            return
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [*_hiding(self._hidden), *command],
@@ -52,6 +57,11 @@ class Hosts:
     def kill(self, name: str) -> None:
         """End a host as a cut cable does: kill -9 of all its processes."""
         process = self._processes.pop(name)
+        if isinstance(process, Forked):
+            ended = process.kill()
+            with (self.folder / f"{name}.log").open("a") as log:
+                log.write(ended.stdout + ended.stderr)
+            return
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -78,9 +88,8 @@ def without_servers(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def dask_hosts(folder: Path, hidden: Path, port: int, workers: Sequence[str]) -> Iterator[Hosts]:
-    """Give hosts with a scheduler, `head`, and workers of Dask."""
-    hosts = Hosts(folder, hidden)
+def dask_hosts(hosts: Hosts, port: int, workers: Sequence[str]) -> Iterator[Hosts]:
+    """Start a scheduler, `head`, and workers of Dask; end them with the block."""
     try:
         hosts.start("head", dask_scheduler(port))
         for name in workers:
@@ -95,7 +104,7 @@ def dask_scheduler(port: int) -> list[str]:
 
 
 def dask_worker(port: int) -> list[str]:
-    return ["dask", "worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1", "--no-dashboard"]
+    return ["dask", "worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1", "--no-nanny", "--no-dashboard"]
 
 
 @cache

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ import yaml
 from mergeflow.errors import MergeflowError
 from tasks.project.recorded import locked_stages
 from tasks.travel.store import Store
+from tests.flows.forked import Forked
 from tests.flows.hosts import Hosts, dask_hosts, dask_scheduler, dask_worker
 from tests.flows.kill_driver import make_toy_repository, wait_for
 from tests.flows.runbook import read_blocks
@@ -32,10 +34,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 MACHINES = ROOT / "docs/machines.md"
 BUCKET = "s3://bucket/fleet"
 WORKERS = ("one", "two")
-LONG = {"steps": 6000, "save_every": 50}  # of a fine-tune that is killed: some ten seconds
+LONG = {"steps": 3000, "save_every": 50}  # of a fine-tune that is killed: some five seconds
+SPAN = 15.0  # seconds of a run, among which a kill's moment is drawn
 
 
-def with_store(folder: Path, store: str = BUCKET, runner: str = "dask", **finetune: int) -> Path:
+def with_store(folder: Path, store: str = BUCKET, *, runner: str = "dask", **finetune: Any) -> Path:
     """Make a toy project whose stages travel."""
     make_toy_repository(folder, runner, **finetune)
     values = yaml.safe_load((folder / "params.yaml").read_text())
@@ -78,13 +81,17 @@ def port() -> int:
 
 @pytest.fixture
 def hosts(s3: str, tmp_path: Path, port: int) -> Iterator[Hosts]:
-    with dask_hosts(tmp_path / "hosts", tmp_path / "driver", port, WORKERS) as hosts:
+    with dask_hosts(Hosts(tmp_path / "hosts", tmp_path / "driver"), port, WORKERS) as hosts:
         yield hosts
+
+
+def address(port: int) -> str:
+    return f"tcp://127.0.0.1:{port}"
 
 
 def run(folder: Path, port: int) -> "subprocess.CompletedProcess[str]":
     started = time.monotonic()
-    done = run_in(folder, "mergeflow", "run", timeout=600, DASK_SCHEDULER_ADDRESS=f"tcp://127.0.0.1:{port}")
+    done = run_in(folder, "mergeflow", "run", timeout=600, DASK_SCHEDULER_ADDRESS=address(port))
     print(f"dask: {time.monotonic() - started:.1f} s\n{done.stdout}{done.stderr}")
     return done
 
@@ -148,14 +155,14 @@ def test_the_page_leads_to_a_run_on_three_hosts(
 
 def test_stages_travel_with_ray(s3: str, threads: dict[str, Any], tmp_path: Path, port: int) -> None:
     folder = with_store(tmp_path / "driver/project", runner="ray")
-    hosts, address = Hosts(tmp_path / "hosts", tmp_path / "driver"), f"127.0.0.1:{port}"
+    hosts, head = Hosts(tmp_path / "hosts", tmp_path / "driver"), f"127.0.0.1:{port}"
     common = ["--block", "--num-cpus", "1", "--object-store-memory", "100000000"]
     try:
         hosts.start("head", ["ray", "start", "--head", "--port", str(port), "--include-dashboard", "false", *common])
         assert wait_for(lambda: "Ray runtime started" in hosts.log("head"), 120)
-        hosts.start("box", ["ray", "start", "--address", address, *common])
+        hosts.start("box", ["ray", "start", "--address", head, *common])
         assert wait_for(lambda: "Ray runtime started" in hosts.log("box"), 120)
-        done = run_in(folder, "mergeflow", "run", timeout=900, RAY_ADDRESS=address)
+        done = run_in(folder, "mergeflow", "run", timeout=900, RAY_ADDRESS=head)
         assert done.returncode == 0, done.stdout + done.stderr
     finally:
         hosts.end()
@@ -163,9 +170,9 @@ def test_stages_travel_with_ray(s3: str, threads: dict[str, Any], tmp_path: Path
 
 
 def started(folder: Path, port: int) -> "subprocess.Popen[str]":
-    variables = environment() | {"DASK_SCHEDULER_ADDRESS": f"tcp://127.0.0.1:{port}"}
+    variables = environment() | {"DASK_SCHEDULER_ADDRESS": address(port)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(["mergeflow", "run"], cwd=folder, env=variables, **pipes)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(["mergeflow", "run"], cwd=folder, env=variables, **pipes)  # type: ignore[call-overload]
 
 
 def saved(stage: str) -> Callable[[], bool]:
@@ -213,37 +220,49 @@ def test_a_lost_scheduler_is_told_in_a_sentence_and_the_next_run_ends_right(
     assert recorded(folder) == threads_long
 
 
-def test_killed_at_random_moments(hosts: Hosts, threads_long: dict[str, Any], tmp_path: Path, port: int) -> None:
+@pytest.fixture
+def forked_hosts(s3: str, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    """Hosts that are there again at once after a kill, with leases that run out soon."""
+    hosts = Hosts(tmp_path / "hosts", tmp_path / "driver", forked=True, MERGEFLOW_LEASE_SECONDS="4")
+    with dask_hosts(hosts, port, WORKERS):
+        yield hosts
+
+
+def test_killed_at_random_moments(forked_hosts: Hosts, threads_long: dict[str, Any], tmp_path: Path, port: int) -> None:
     """Worker, scheduler or driver, whatever the lot says; in the end the bits are those of an undisturbed run."""
     lot, folder = random.Random(int(os.environ.get("MERGEFLOW_SEED", 0))), tmp_path / "driver/project"
-    kills, number = int(os.environ.get("MERGEFLOW_KILLS", 6)), 0
-    while number < kills:
+    kills, struck, projects = int(os.environ.get("MERGEFLOW_KILLS", 6)), Counter[str](), 0
+    begun = time.monotonic()
+    while struck.total() < kills or folder.exists():
         if not folder.exists():
-            with_store(folder, f"{BUCKET}-{number}", **LONG)
-        driver = started(folder, port)
-        try:
-            out, err = driver.communicate(timeout=lot.uniform(5, 60))
-        except subprocess.TimeoutExpired:
-            number += 1
-            victim = lot.choice([*WORKERS, "head", "driver"])
-            print(f"kill {number}: {victim}", flush=True)
-            out, err = struck(victim, hosts, driver, port)
-        assert driver.returncode in (0, 2, -9), out + err
-        assert "Traceback" not in err, err
-        if driver.returncode == 0:
+            with_store(folder, f"{BUCKET}-{projects}", **LONG)
+            projects += 1
+        driver = Forked(folder, ("mergeflow", "run"), environment() | {"DASK_SCHEDULER_ADDRESS": address(port)})
+        done = killed_until_it_ends(driver, forked_hosts, port, lot, kills, struck)
+        assert done.returncode in (0, 2, -9), done.stdout + done.stderr
+        assert "Traceback" not in done.stderr, done.stderr
+        if done.returncode == 0:
             assert recorded(folder) == threads_long
             shutil.rmtree(folder)
+    print(f"{dict(struck)} killed in {projects} projects, {time.monotonic() - begun:.0f} s", flush=True)
 
 
-def struck(victim: str, hosts: Hosts, driver: "subprocess.Popen[str]", port: int) -> tuple[str, str]:
-    """Kill a host or the driver, start again what is gone, and return what the driver prints until it ends."""
-    if victim == "driver":
-        driver.kill()
-        return driver.communicate()
-    hosts.kill(victim)
-    if victim == "head":  # its workers end too
-        hosts.end()
-        hosts.start("head", dask_scheduler(port))
-    for name in WORKERS if victim == "head" else [victim]:
-        hosts.start(name, dask_worker(port))
-    return driver.communicate(timeout=400)
+def killed_until_it_ends(
+    driver: Forked, hosts: Hosts, port: int, lot: random.Random, kills: int, struck: Counter[str]
+) -> "subprocess.CompletedProcess[str]":
+    """Kill hosts while a driver runs, and start them again, or the driver; return how it has ended."""
+    while struck.total() < kills:
+        with suppress(subprocess.TimeoutExpired):
+            return driver.wait(lot.uniform(1, SPAN))
+        victim = lot.choice([*WORKERS, "head", "driver"])
+        struck[victim] += 1
+        print(f"kill {struck.total()}: {victim}", flush=True)
+        if victim == "driver":
+            return driver.kill()
+        hosts.kill(victim)
+        if victim == "head":  # its workers end too
+            hosts.end()
+            hosts.start("head", dask_scheduler(port))
+        for name in WORKERS if victim == "head" else [victim]:
+            hosts.start(name, dask_worker(port))
+    return driver.wait(400)

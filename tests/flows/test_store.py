@@ -6,9 +6,9 @@ import pickle
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,24 @@ class TestLease:
         living.join()
         assert waited[-1] >= 1.3
 
+    def test_of_many_that_see_a_dead_holder_one_alone_has_it_next(
+        self, uri: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, seconds in (("EXPIRY", 0.4), ("RENEWAL", 0.1), ("POLL", 0.1)):
+            monkeypatch.setattr(leases, name, seconds)
+        many, changes = 8, list[int]()
+        Store(uri).create(lease_name("stage"), {"holder": "killed"})
+
+        def hold(_number: int) -> None:
+            with lease(Store(uri), "stage", dict):
+                changes.append(1)
+                time.sleep(0.15)
+                changes.append(-1)
+
+        with ThreadPoolExecutor(many) as threads:
+            list(threads.map(hold, range(many)))
+        assert max(accumulate(changes)) == 1
+
 
 class TestSavedState:
     def test_it_goes_on_elsewhere_and_is_forgotten_in_the_end(
@@ -244,7 +262,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(parcels.WORKER_FOLDER, str(tmp_path / "worker"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "worker"
