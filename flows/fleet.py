@@ -14,7 +14,8 @@ from flows.runners import Cluster, cluster
 from mergeflow.errors import MergeflowError
 from tasks.project.sections import RunSection
 from tasks.project.stage import MAIN, Stage, StageIO
-from tasks.travel.parcel import Parcel, Result, carry_out, pack, read_progress, unpack
+from tasks.project.stage_log import add_to_log
+from tasks.travel.parcel import Parcel, Result, carry_out, pack, read_log, read_progress, unpack
 from tasks.travel.store import Store, StoreError
 
 PATIENCE = 60.0  # seconds until who waits for a worker is told; one that is new imports torch first
@@ -54,7 +55,11 @@ class Fleet:
         store = Store(self._uri)
         try:
             parcel = pack(io, store)
-            result = self._carried_out(parcel, "model" in io.stage.params, Watch(io, store, parcel).look)
+            try:
+                result = self._carried_out(parcel, "model" in io.stage.params, Watch(io, store, parcel).look)
+            finally:
+                with suppress(StoreError):
+                    add_to_log(read_log(store, parcel))
             unpack(io, store, result)
         finally:
             self._count(here_sent=store.sent, here_fetched=store.fetched)

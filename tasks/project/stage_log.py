@@ -90,6 +90,13 @@ def stage_log(path: Path) -> Iterator[None]:
         log.end(f"{_now()} {last}\n")
 
 
+def add_to_log(text: str) -> None:
+    """Write into the log of the stage that this thread is at work on, and not to the terminal."""
+    log = _LOG.get()
+    if log is not None:
+        log.write(text)
+
+
 @contextmanager
 def _copied_streams() -> Iterator[None]:
     """Put the copying streams in place while any stage of this process is at work."""

@@ -26,8 +26,9 @@ from tasks.project.graph import load_graph
 from tasks.project.recorded import files_of
 from tasks.project.runner import HOST, check_worker, open_stage, paths_read, run_stage, running_code
 from tasks.project.stage import INPUTS, MAIN, STATE, Stage, StageIO, file_name, read_record
+from tasks.project.stage_log import log_path
 from tasks.travel.lease import forget_state, lease, lease_name, mirrored, restore_state
-from tasks.travel.store import Store
+from tasks.travel.store import Store, StoreError
 
 WORKER_FOLDER = "MERGEFLOW_WORKER_DIR"
 _CHOICES = ("params.yaml", MAIN, ACCEPTED)
@@ -114,6 +115,11 @@ def read_progress(store: Store, parcel: Parcel) -> tuple[str, int, int] | None:
     return f"{progress['what']} on {progress[HOST]}", int(progress["done"]), int(progress["total"])
 
 
+def read_log(store: Store, parcel: Parcel) -> str:
+    """Read the last log of a stage on a worker."""
+    return str((store.read(_log_name(parcel)) or {}).get("text", ""))
+
+
 def carry_out(parcel: dict[str, Any]) -> dict[str, Any] | Exception:
     """Run a stage on this machine, which has nothing of its project.
 
@@ -164,6 +170,10 @@ def _carry_out(parcel: Parcel) -> Result:
     return result
 
 
+def _log_name(parcel: Parcel) -> str:
+    return f"logs/{parcel.key}.json"
+
+
 def _result_name(parcel: Parcel) -> str:
     return f"results/{parcel.key}.json"
 
@@ -196,8 +206,13 @@ def _run(project: Path, stage: Stage, parcel: Parcel, store: Store) -> None:
             )
         if not io.scratch.exists():
             restore_state(store, parcel.key, io.scratch)
-        with mirrored(store, parcel.key, io.scratch):
-            run_stage(project, stage)
+        try:
+            with mirrored(store, parcel.key, io.scratch):
+                run_stage(project, stage)
+        finally:
+            with suppress(OSError, StoreError):  # what the stage raises counts
+                text = log_path(project / STATE, stage.folder_name).read_text("utf-8")
+                store.write(_log_name(parcel), {"text": f"on {running_code()[HOST]}:\n{text}"})
 
 
 @contextmanager

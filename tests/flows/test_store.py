@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import chdir
+from contextlib import chdir, nullcontext
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import pytest
 import yaml
 from fsspec.implementations.local import LocalFileSystem
 
+from flows.fleet import Fleet
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import METHODS
 from mergeflow.merging.compression.compressor import COMPRESSORS
@@ -25,8 +26,9 @@ from mergeflow.modalities.sections import SECTIONS
 from mergeflow.modalities.served import SERVED
 from tasks.project.graph import load_graph
 from tasks.project.recorded import digest_as_dvc, md5_of
-from tasks.project.runner import open_stage, run_stage
-from tasks.project.stage import Stage
+from tasks.project.runner import do_here, open_stage, run_stage, running_code
+from tasks.project.sections import RunSection
+from tasks.project.stage import Stage, StageIO
 from tasks.travel import lease as leases
 from tasks.travel import parcel as parcels
 from tasks.travel.lease import forget_state, lease, lease_name, mirrored, restore_state
@@ -358,3 +360,32 @@ class TestParcel:
         unpack(io, store, travelled(toy, "finetune@right", store))
         assert (io.building / "outputs/experts/right/model.safetensors").exists()
         assert {"host", "seconds", "training"} <= set(io.costs)
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_what_a_stage_prints_there_is_in_its_log_here(
+        self, toy: Path, worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+    ) -> None:
+        def work(io: StageIO) -> None:
+            print("about to work")
+            if fails:
+                raise RuntimeError("out of tune")
+            do_here(io)
+
+        monkeypatch.setattr(parcels, "run_stage", lambda project, stage: run_stage(project, stage, work=work))
+        machines = Fleet(Here(), RunSection(runner="dask", store=f"file://{tmp_path}/store"))
+        with chdir(toy), pytest.raises(RuntimeError, match="out of tune") if fails else nullcontext():
+            run_stage(toy, stage_of(toy, "prepare@left"), force=True, work=machines.work)
+        log = (toy / ".mergeflow/logs/prepare@left.log").read_text()
+        assert f"on {running_code()['host']}:" in log
+        assert "about to work" in log
+        assert ("out of tune" in log) == fails
+
+
+class Here:
+    """A cluster of this process."""
+
+    def has_devices(self) -> bool:
+        return False
+
+    def run(self, _function: object, argument: dict[str, Any], _device: bool, _meanwhile: object) -> Any:
+        return carry_out(argument)
