@@ -168,7 +168,8 @@ def _add_release(app: typer.Typer) -> None:
     def check(
         older: Annotated[Path, typer.Argument(help="The previous release: its wheel, or a checkout.")],
         project: Annotated[
-            list[Path] | None, typer.Option(help="A project that both run, beside small ones of numbers; repeatable.")
+            list[Path] | None,
+            typer.Option(help="A project that both run, in addition to small ones of numbers; repeatable."),
         ] = None,
         write: Annotated[bool, typer.Option(help="Enter what is equal in the table that the release carries.")] = False,
     ) -> None:

@@ -106,7 +106,7 @@ def project_folder(root: str) -> Path:
     folder = find_project(start)
     if folder is None:
         raise MergeflowError(
-            f"{start} does not lie in a project folder (dvc.yaml and params.yaml): start the worker with "
+            f"{start} is not in a project folder (dvc.yaml and params.yaml): start the worker with "
             "MERGEFLOW_PROJECT set to the project folder, or give the flow's parameter root."
         )
     return folder

@@ -67,7 +67,7 @@ def add_all_commands(start: Path) -> Callable[[str], str] | None:
             return
         if project is None:
             raise MergeflowError(
-                f"`mergeflow {asked}` works inside a project, and {start} does not lie in a project folder (one with "
+                f"`mergeflow {asked}` works inside a project, and {start} is not in a project folder (one with "
                 "dvc.yaml and params.yaml): go into one, or make one with `mergeflow new NAME`."
             )
         require("dvc", "mlflow", "prefect")
@@ -120,7 +120,7 @@ def _message_of(error: Exception) -> Exception | None:
     if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here
         first = str(error).partition("\n")[0].partition(". GPU ")[0].rstrip(".")
         return MergeflowError(
-            f"the device has too little memory: {first}. Let fewer examples lie on it at once (a smaller batch, or "
+            f"the device has too little memory: {first}. Put fewer examples on it at once (a smaller batch, or "
             "finetune.accumulate), end what else uses it, or use the device cpu."
         )
     if isinstance(error, MergeflowError):

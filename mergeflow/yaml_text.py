@@ -1,6 +1,6 @@
 """YAML as people write it, read as the safe loader reads it, but for what is silently otherwise than it looks.
 
-A key that stands twice is an error, keys are texts (`no` and `007` are names), and 010 or 1:30 are no numbers.
+A key that is given twice is an error, keys are texts (`no` and `007` are names), and 010 or 1:30 are no numbers.
 """
 
 import re
@@ -34,7 +34,7 @@ class _OnceLoader(Composer, yaml.CSafeLoader):
         if node is not None:
             sizes: dict[int, int] = {}
             if _expanded(node, sizes) > max(_LARGEST, 10 * len(sizes)):
-                raise yaml.YAMLError(f"its aliases stand for more than {_LARGEST} values: write them out, or use fewer")
+                raise yaml.YAMLError(f"its aliases amount to more than {_LARGEST} values: write them out, or use fewer")
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -47,7 +47,7 @@ class _OnceLoader(Composer, yaml.CSafeLoader):
             line = key.start_mark.line + 1
             if key.value in lines:
                 where = f"line {line}" if lines[key.value] == line else f"lines {lines[key.value]} and {line}"
-                raise yaml.YAMLError(f"the key '{key.value}' stands twice, in {where}: keep one")
+                raise yaml.YAMLError(f"the key '{key.value}' is given twice, in {where}: keep one")
             lines[key.value] = line
             key.tag = _TAG + "str" if key.tag in _NAMES else key.tag
         return node
@@ -88,7 +88,7 @@ def parse_yaml(text: str, name: str) -> Any:
         name: What it is, for messages: "recipe 'a.yaml'".
 
     Raises:
-        MergeflowError: It is not YAML, or a key stands twice in one mapping; the message has the line.
+        MergeflowError: It is not YAML, or a key is given twice in one mapping; the message has the line.
 
     Example:
         >>> parse_yaml("a: 1", "note")

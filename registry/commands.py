@@ -188,7 +188,7 @@ def _add_serving(group: typer.Typer, opened: Opened) -> None:
         max_rows: Annotated[int, typer.Option(min=1, help="Rows that one request may hold.")] = 1024,
         max_mib: Annotated[int, typer.Option(min=1, help="MiB that one request may hold.")] = 32,
         foreign: Annotated[
-            bool, typer.Option(help="Serve a version of another program: what lies in its files is executed.")
+            bool, typer.Option(help="Serve a version of another program: what is in its files is executed.")
         ] = False,
     ) -> None:
         """Answer over HTTP (POST /invocations) until stopped: classes of images or texts, or a text that goes on.

@@ -578,7 +578,7 @@ def load(store: Store, name: str, which: str | int = CHAMPION, *, foreign: bool 
         if not foreign:
             raise MergeflowError(
                 f"version {version.version} of '{name}' was registered by another program: to load it is to execute "
-                "what lies in its files. Where you trust whoever can write there, allow that with --foreign "
+                "what is in its files. Where you trust whoever can write there, allow that with --foreign "
                 "(in Python: foreign=True)."
             )
         with store.active():

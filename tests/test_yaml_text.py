@@ -49,7 +49,7 @@ def test_deep_nesting_is_an_error_and_ends_no_process(text: str) -> None:
 
 
 def test_a_key_stands_once() -> None:
-    with pytest.raises(MergeflowError, match="the key 'a' stands twice, in lines 1 and 3: keep one"):
+    with pytest.raises(MergeflowError, match="the key 'a' is given twice, in lines 1 and 3: keep one"):
         parse_yaml("a: 1\nb: 2\na: 3", "text")
     with pytest.raises(MergeflowError, match="in line 1"):
         parse_yaml("c: {a: 1, a: 3}", "text")
@@ -57,6 +57,6 @@ def test_a_key_stands_once() -> None:
 
 def test_aliases_that_stand_for_a_thousand_million_values_are_refused():
     levels = [f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]" for i in range(1, 10)]
-    with pytest.raises(MergeflowError, match="recipe 'a' is not valid YAML: its aliases stand for more than 1000000"):
+    with pytest.raises(MergeflowError, match="recipe 'a' is not valid YAML: its aliases amount to more than 1000000"):
         parse_yaml("l0: &l0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "\n".join(levels), "recipe 'a'")
     assert parse_yaml("a: &a [1, 2]\nb: [*a, *a]", "it") == {"a": [1, 2], "b": [[1, 2], [1, 2]]}

@@ -62,7 +62,7 @@ def oriented(expert: str, base: Mapping[str, Tensor], state: LazyStateDict) -> L
         contradicted = any(way not in (None, lora.transposed) for way in ways.values())
         if inputs_first is None and (contradicted or (lora.transposed and not _MODULES.search(name))):
             raise MergeflowError(
-                f"'{expert}' adapts the square '{name}', and nothing tells whether the base stores it [in, out] or "
+                f"'{expert}' adapts the square '{name}', and it is unknown whether the base stores it [in, out] or "
                 "[out, in]: give a base with its config.json, or merge the adapter into its base with PEFT first."
             )
         if inputs_first is not None and inputs_first != lora.transposed:

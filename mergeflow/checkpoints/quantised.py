@@ -250,7 +250,7 @@ class Quantised:
         """Say how it was recognised."""
         method = self.declared.get("quant_method", "some method")
         reasons = [f"`quantization_config` of config.json ({method})"] if self.declared else []
-        reasons += [f"scales beside {len(self.weights)} weights such as '{min(self.weights)}'"] if self.weights else []
+        reasons += [f"scales of {len(self.weights)} weights such as '{min(self.weights)}'"] if self.weights else []
         return " and ".join([*reasons, *self.formats[:2]])
 
 
@@ -387,7 +387,7 @@ def _four_bit_note(state: LazyStateDict, name: str) -> dict[str, Any]:
     note = next((part for part in state if part.startswith(f"{name}{_STATE}")), None)
     if note is None:
         raise MergeflowError(
-            f"4-bit weight '{name}' has no '{name}{_STATE}nf4' (or fp4) beside it: save the model again."
+            f"4-bit weight '{name}' has no '{name}{_STATE}nf4' (or fp4) next to it: save the model again."
         )
     quant_state: dict[str, Any] = json.loads(bytes(state[note].tolist()))
     return quant_state

@@ -156,7 +156,7 @@ def _remarks(result: "SweepResult") -> list[str]:
         lines.append(f"On test, looked at once: {each(result.test)}; mean {_number(result.test.mean, images)}.")
     if result.winner.edges:
         lines.append(
-            f"[yellow]The winner stands at an end of what was tried for {', '.join(result.winner.edges)} (marked !): "
-            "a better value may lie outside. Widen the sweep; known trials are kept.[/]"
+            f"[yellow]The winner is at an end of the values tried for {', '.join(result.winner.edges)} (marked !): "
+            "a better value may be outside. Widen the sweep; known trials are kept.[/]"
         )
     return lines

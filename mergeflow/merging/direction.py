@@ -235,7 +235,7 @@ def _configured(call: MethodCall | str, args: Mapping[str, Any]) -> MethodCall:
         raise MergeflowError(f"`prepare` takes a method's name, or `configure(name, arguments)`, found {call!r:.60}.")
     if args:
         raise MergeflowError(
-            f"arguments {sorted(args)} are given beside a configured method: give them to `configure`."
+            f"arguments {sorted(args)} are given in addition to a configured method: give them to `configure`."
         )
     return call
 

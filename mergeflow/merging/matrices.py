@@ -130,8 +130,8 @@ def survey(
     """
     model_type = architecture.config.get("model_type")
     family = architecture.family
-    kind = "of no family of the table, told by names" if family is UNKNOWN else family.name
-    summary = kind + (f" (model_type {model_type})" if model_type else " (told by names)" * (family is not UNKNOWN))
+    kind = "of no family of the table, roles by names" if family is UNKNOWN else family.name
+    summary = kind + (f" (model_type {model_type})" if model_type else " (by names)" * (family is not UNKNOWN))
     if selection is None:
         return Treatment(summary, {}, {}, {})
     shapes = {

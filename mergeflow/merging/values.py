@@ -163,7 +163,7 @@ def idle_filters(values: Mapping[str, Any], names: Collection[str]) -> list[str]
             for place, pattern in enumerate(patterns):
                 if place not in first and pattern not in (None, "*"):
                     read = any(_fits(pattern, name) for name in names)
-                    why = "stands behind others that decide before it" if read else "is part of no tensor's name"
+                    why = "comes after others that decide first" if read else "is part of no tensor's name"
                     lines.append(f"{key}: the filter '{pattern}' {why} and decides nothing")
     return lines
 

@@ -171,7 +171,7 @@ def _ends(method: str, name: str, values: Any) -> list[Any]:
             raise unknown_name(f"key of {place}", str(key), _RANGE)
     if "choices" in values:
         if len(values) > 1 or not isinstance(values["choices"], list) or not values["choices"]:
-            raise MergeflowError(f"{place}: `choices` is a list of one value or more and stands alone.")
+            raise MergeflowError(f"{place}: `choices` is a list of one value or more, without other keys.")
         return list(values["choices"])
     low, high = (_number(place, key, values.get(key)) for key in ("low", "high"))
     if not low < high:

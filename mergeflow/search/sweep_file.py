@@ -254,7 +254,7 @@ class Sweep(Frozen):
         if not isinstance(values, Mapping) or values.get(TOKENIZER_SOURCE) is None:
             return values
         if values.get("tokenizer") is not None:
-            raise ValueError(f"'{TOKENIZER_SOURCE}' and 'tokenizer' both stand in the sweep; keep one")
+            raise ValueError(f"'{TOKENIZER_SOURCE}' and 'tokenizer' are both in the sweep; keep one")
         rest = {key: value for key, value in values.items() if key != TOKENIZER_SOURCE}
         return {**rest, "tokenizer": values[TOKENIZER_SOURCE]}
 

@@ -90,8 +90,8 @@ class LinearisedModel:
         outside = [name for name, _ in base.module.named_parameters() if not name.startswith(f"{tower}." * bool(tower))]
         if outside:
             raise MergeflowError(
-                f"regime linearised: '{outside[0]}' lies outside '{tower}', the part that is linearised: all trained "
-                "weights must lie in it."
+                f"regime linearised: '{outside[0]}' is outside '{tower}', the part that is linearised: all trained "
+                "weights must be in it."
             )
         if not tower:
             part = LinearisedModule(base.module)

@@ -58,7 +58,7 @@ def merge_sentence(values: Mapping[str, float]) -> str:
     sentences = f"{worst} will lose most when merged, as far as weights tell: its {ANSWER.prediction} is the largest."
     if len(values) == 1:
         sentences = (
-            f"The {ANSWER.prediction} of a pair says something beside those of other pairs of the same base alone."
+            f"The {ANSWER.prediction} of a pair can be compared with those of other pairs of the same base alone."
         )
     return (
         f"{sentences} In the study mergeability it ranked pairs by what they lost with a rank correlation of "

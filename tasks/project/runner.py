@@ -297,7 +297,7 @@ def _build(io: StageIO, done: Path, work: Callable[[StageIO], None]) -> None:
             raise DiskFull(f"stage {io.stage.address}: {error} Finished work is kept: run again then.") from error
         free = shutil.disk_usage(io.root).free / 2**20
         raise DiskFull(
-            f"stage {io.stage.address}: the disk is full ({free:.0f} MiB free where {io.root.name} lies). Nothing "
+            f"stage {io.stage.address}: the disk is full ({free:.0f} MiB free where {io.root.name} is). Nothing "
             f"was changed; free some space and run again, finished work is kept."
         ) from error
 
@@ -317,7 +317,7 @@ def check_disk(error: BaseException, *folders: Path) -> None:
     full = next((folder for folder in there if free[folder] < _LEAST_FREE), there[0] if is_full(error) else None)
     if full is not None:
         raise DiskFull(
-            f"the disk is full ({free[full] / 2**20:.0f} MiB free where {full} lies). Free some space and run again: "
+            f"the disk is full ({free[full] / 2**20:.0f} MiB free where {full} is). Free some space and run again: "
             "finished work is kept."
         ) from error
 

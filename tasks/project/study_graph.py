@@ -85,7 +85,9 @@ def _study_faults(content: dict[str, Any]) -> Iterator[str]:
 def _seed_faults(place: str, seeds: Any) -> Iterator[str]:
     """Yield the faults of seeds as a set of repetitions; the loader refuses anything but a list of whole numbers."""
     if isinstance(seeds, list) and all(isinstance(seed, int) for seed in seeds):
-        yield from (f"{place}: {seed} stands twice; name each seed once" for seed, n in Counter(seeds).items() if n > 1)
+        yield from (
+            f"{place}: {seed} is given twice; name each seed once" for seed, n in Counter(seeds).items() if n > 1
+        )
         yield from (f"{place}: must be 0 or more, found {seed}" for seed in seeds if seed < 0)
 
 

@@ -184,7 +184,7 @@ def arguments_text(args: Mapping[str, Any]) -> str:
 
 def _model_cell(run: RunFiles, name: str) -> Cell:
     edges = run.selection["methods"].get(name, {}).get("at_grid_edge", [])
-    note = f"{' and '.join(edges)} at the edge of the values tried: a better one may lie outside" if edges else ""
+    note = f"{' and '.join(edges)} at the edge of the values tried: a better one may be outside" if edges else ""
     badges = ("winner",) * (name == run.test["winner"]) + ("grid edge",) * bool(edges)
     return Cell(model_name(name), name, note=note, badges=badges)
 

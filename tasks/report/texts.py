@@ -75,7 +75,7 @@ def unlearned_table(root: Path, run: RunFiles) -> Table | None:
         return None
     caption = (
         f"How version {record['version']}, which has unlearned {record['task']} (λ = {record['weight']:g}), goes on "
-        f"from held-out passages, beside version {record['parent']}, of which it was made"
+        f"from held-out passages; compared with version {record['parent']}, of which it was made"
     )
     titles = ("task", "text", "its own next words", "before", "after")
     rows = [Row([Cell(text[name], text[name]) for name in UNLEARNED]) for text in record["texts"]]

@@ -202,7 +202,7 @@ def _run(project: Path, stage: Stage, parcel: Parcel, store: Store) -> None:
         if io.scratch.name != parcel.fingerprint:
             raise MergeflowError(
                 f"{stage.address} is another stage on {running_code()[HOST]} than on {parcel.driver[HOST]}, where the "
-                "run was started: it reads something that lies neither in the project nor in the package."
+                "run was started: it reads something that is neither in the project nor in the package."
             )
         if not io.scratch.exists():
             restore_state(store, parcel.key, io.scratch)

@@ -97,7 +97,7 @@ def test_a_failed_run_and_silence_reach_the_webhook(
     server.run("prefect", "deployment", "run", "nightly/mergeflow-nightly", "--param", f"root={tmp_path}")
     wait_for(lambda: {"mergeflow: nightly is Failed", SILENCE} <= set(titles(received)), 120)
     failure = titles(received)["mergeflow: nightly is Failed"]
-    assert f"{tmp_path} does not lie in a project folder" in failure
+    assert f"{tmp_path} is not in a project folder" in failure
 
 
 def titles(received: list[dict[str, str]]) -> dict[str, str]:

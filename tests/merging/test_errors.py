@@ -22,7 +22,7 @@ from tests.merging.helpers import awkward, fitting, recipe, statistics
         ({"method": "ties", "args": {"keep": 1.5, "trim": "row"}}, r"keep: .* found 1.5; trim: .* found 'row'"),
         ({"args": {"scale": float("nan")}}, "scale: must be a finite number"),
         ({"experts": []}, "no experts"),
-        ({"experts": ["a", "a"]}, "the same path stands twice"),
+        ({"experts": ["a", "a"]}, "the same path is twice"),
         ({"weights": [1.0]}, "1 weights for 3 experts"),
         ({"weights": {"expert9": 1.0}}, "unknown experts"),
         ({"method": "slerp"}, "method 'slerp' merges 2 experts, found 3"),
@@ -70,9 +70,9 @@ def test_recipe_files_and_overrides(files):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("method: ties\nbase: b\nexperts: {cars: a, cars: c}\n", "the key 'cars' stands twice, in line 3: keep one"),
-        ("method: ties\nbase: b\nexperts: [a]\nmethod: average\n", "the key 'method' stands twice, in lines 1 and 4"),
-        ('{"method": "ties", "base": "b", "experts": ["a"],\n "base": "c"}', "'base' stands twice, in lines 1 and 2"),
+        ("method: ties\nbase: b\nexperts: {cars: a, cars: c}\n", "the key 'cars' is given twice, in line 3: keep one"),
+        ("method: ties\nbase: b\nexperts: [a]\nmethod: average\n", "the key 'method' is given twice, in lines 1 and 4"),
+        ('{"method": "ties", "base": "b", "experts": ["a"],\n "base": "c"}', "'base' is given twice, in lines 1 and 2"),
     ],
 )
 def test_a_key_that_stands_twice_is_refused(tmp_path, text, told):
@@ -86,7 +86,7 @@ def test_merged_mappings_may_be_overridden(tmp_path):
     (tmp_path / "recipe.yaml").write_text(text)
     found = load_recipe(tmp_path / "recipe.yaml")
     assert dict(found.experts) == {"a": "a", "b": "y"}
-    with pytest.raises(MergeflowError, match=r"override 'experts=.*stands twice"):
+    with pytest.raises(MergeflowError, match=r"override 'experts=.*is given twice"):
         load_recipe(tmp_path / "recipe.yaml", ["experts={a: x, a: y}"])
 
 
@@ -410,7 +410,7 @@ def test_wrong_kinds_of_arguments_in_memory():
         prepare(3, base, experts)
     with pytest.raises(MergeflowError, match="unknown argument of average 'keep'"):
         prepare("average", base, experts, keep=0.2)
-    with pytest.raises(MergeflowError, match=r"arguments \['scale'\] are given beside a configured method"):
+    with pytest.raises(MergeflowError, match=r"arguments \['scale'\] are given in addition to a configured method"):
         prepare(configure("average"), base, experts, scale=0.2)
     with pytest.raises(MergeflowError, match="experts are a mapping of names to state dicts, found a list"):
         prepare(configure("average"), base, list(experts.values()))

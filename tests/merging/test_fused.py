@@ -246,7 +246,7 @@ def test_dbrx_without_its_configuration_is_refused_with_a_way_out(tmp_path):
     tiny("dbrx").save_pretrained(tmp_path / "base")
     (tmp_path / "base/config.json").unlink()
     file = str(tmp_path / "base/model.safetensors")
-    with pytest.raises(MergeflowError, match=r"the experts below each other.*config\.json beside") as raised:
+    with pytest.raises(MergeflowError, match=r"the experts below each other.*config\.json next to") as raised:
         check_recipe({"method": "cart", "base": file, "experts": {"a": file}, "out": str(tmp_path / "out")})
     assert "split_qkv" not in str(raised.value)
 

@@ -237,7 +237,7 @@ def test_one_pattern_is_a_list_of_one():
     [
         ({"args": {"scale": [{"filter": "enc", "value": 1}, {"filter": "dec", "value": 0}]}}, []),
         ({"args": {"scale": [{"filter": "encodr", "value": 1}, 0]}}, ["scale: the filter 'encodr' is part of no"]),
-        ({"args": {"scale": [1, {"filter": "enc", "value": 0}]}}, ["scale: the filter 'enc' stands behind others"]),
+        ({"args": {"scale": [1, {"filter": "enc", "value": 0}]}}, ["scale: the filter 'enc' comes after others"]),
         ({"weights": {"a": {"filter": "en_", "value": 0}}}, ["weight of 'a': the filter 'en_' is part of no tensor"]),
     ],
 )

@@ -116,7 +116,7 @@ def test_an_adapter_with_retrained_modules(files):
     tensors = {f"base_model.model.{name}": value for name, value in stored.items()}
     write_checkpoint(files / "adapter" / "adapter_model.safetensors", tensors)
     (files / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 1, "lora_alpha": 2}')
-    with pytest.raises(MergeflowError, match=r"holds whole weights \('retrained\.weight'\) beside differences"):
+    with pytest.raises(MergeflowError, match=r"holds whole weights \('retrained\.weight'\) and differences"):
         negate(files / "adapter", files / "x.safetensors")
     extract(files / "model.safetensors", files / "adapter", files / "x.safetensors")
     found = load(files / "x.safetensors")

@@ -35,7 +35,7 @@ def written(tmp_path: Path, text: str | bytes) -> Path:
         (WHOLE.replace("experts: {}", "experts: lora"), "runs.experts: must be a mapping, .* found 'lora'"),
         (WHOLE.replace("experts", "lr0.1"), "run 'lr0.1': use letters, digits, '-' and '_'"),
         (WHOLE.replace("experts", "a/b"), "run 'a/b': use letters"),
-        (WHOLE.replace("[0, 1]", "[0, 0]"), "seeds: 0 stands twice"),
+        (WHOLE.replace("[0, 1]", "[0, 0]"), "seeds: 0 is given twice"),
         (WHOLE.replace("[0, 1]", "[-1]"), "seeds: must be 0 or more, found -1"),
         (WHOLE.replace("[0, 1]", "3"), "seeds: must be a list of whole numbers, found 3"),
         (

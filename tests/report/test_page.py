@@ -187,7 +187,7 @@ def test_a_choice_at_the_edge_of_the_grid_is_said(make_run):
     page = written(make_run(["a", "b"], {"task_arithmetic": {"scale": [0.5, 2.0]}}))
     assert '<span class="badge">grid edge</span>' in page
     assert '<span class="value">task_<wbr>arithmetic</span>' in page  # a tile breaks it there, not within a word
-    assert "a better value may lie outside: task_arithmetic (scale 2.0). Widen" in " ".join(page.split())
+    assert "a better value may be outside: task_arithmetic (scale 2.0). Widen" in " ".join(page.split())
 
 
 def test_a_refused_candidate_shows_the_reasons(make_run):

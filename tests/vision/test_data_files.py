@@ -294,8 +294,8 @@ def test_jpegs_are_kept_as_they_are_and_resized_as_clip_does(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("paths", "found"),
     [
-        (("train/cat/1.png", "holdout/cat/1.png"), "unsupported split folder 'holdout' beside train"),
-        (("train/cat/1.png", "val/cat/1.png", "valid/cat/1.png"), "unsupported split folder 'valid' beside"),
+        (("train/cat/1.png", "holdout/cat/1.png"), "unsupported split folder 'holdout' next to train"),
+        (("train/cat/1.png", "val/cat/1.png", "valid/cat/1.png"), "unsupported split folder 'valid' next to"),
         (("test/cat/1.png",), r"has split folders \(test\) but no train"),
         (("train/cat/1.png", "test/dog/1.png"), "class folders in test that train lacks: dog"),
         (("cat/1.png", "cat/notes.txt"), r"cat/notes\.txt: expected an image \("),

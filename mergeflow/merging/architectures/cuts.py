@@ -124,7 +124,7 @@ class Rule:
         except (KeyError, TypeError, ZeroDivisionError) as error:
             raise MergeflowError(
                 f"tensor '{name}' is fused ({self.words}), and how depends on {error} of config.json, which is missing "
-                f"or not a number. Put the model's config.json beside its weights{otherwise}."
+                f"or not a number. Put the model's config.json next to its weights{otherwise}."
             ) from None
         if groups * sum(sizes) != length or min(sizes) < 1:
             raise MergeflowError(

@@ -7,7 +7,7 @@ from mergeflow.merging.architectures.roles import ROLES, TREATED, vocabulary
 _HEAD = """# Architectures
 
 Spectral methods look up here what each tensor is. The family comes from `model_type` in config.json, which is read
-beside the weights of a model folder (for weights in memory, pass it: `prepare(…, config=model.config.to_dict())`);
+with the weights of a model folder (for weights in memory, pass it: `prepare(…, config=model.config.to_dict())`);
 without one from names that only one family has; else from names alone. `mergeflow check` prints, for a recipe and its
 files, what is treated by role, what is not, and how each fused weight is cut. The tables are tested against
 transformers' own classes: every parameter has a role that fits its module, every matrix inside the blocks is taken, and
@@ -22,7 +22,7 @@ A matrix is a 2-D weight with both sides > 1; a 3-D tensor of experts `[E, m, n]
 **never** take embeddings, positions and token types (tables whose rows are looked up), heads and routers (rows that are
 compared with each other), norms, biases and convolutions. Each method's page says what happens to these: most methods
 average them. Where no rule knows the name of a matrix, the three words are refused: give patterns.
-A `model_type` that is of no family below is told by names alone; slices and `split_qkv` need a family.
+A `model_type` that is of no family below is known by its names alone; slices and `split_qkv` need a family.
 
 CLIP differs, so that results are those of the published code, which treats every 2-D weight but the two tables named
 `text_projection` and `token_embedding`: there `all` takes the position tables too.

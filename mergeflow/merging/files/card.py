@@ -190,7 +190,7 @@ def model_card(
     treatment = "\n".join(["```", *plan.treatment.lines(), "```\n"]) if plan.treatment.treated else ""
     more = "\n".join(["```", *notes, "```\n"]) if notes else ""
     warnings = "\n".join(
-        ["The inputs differ beside their weights:\n", *(f"- {warning}" for warning in opened.warnings), "\n"]
+        ["The inputs differ in more than their weights:\n", *(f"- {warning}" for warning in opened.warnings), "\n"]
     )
     return f"""{CARD_HEAD}{as_yaml(front_matter_of(recipe, opened))}---
 # Merged model: {recipe.method} of {len(plan.experts)} experts

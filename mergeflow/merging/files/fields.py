@@ -68,7 +68,7 @@ def _named_paths(value: Any) -> Any:
             return tuple((name, str(item)) for name, item in zip(names, value, strict=True))
     if not paths:
         return ()
-    raise ValueError("the same path stands twice in the list; give names (name: path) to merge it twice")
+    raise ValueError("the same path is twice in the list; give names (name: path) to merge it twice")
 
 
 def _mapping(value: Any) -> Any:

@@ -120,7 +120,7 @@ class Recipe(Frozen):
         values = lifted(values)
         source = values.pop(TOKENIZER_SOURCE, None)
         if source is not None and values.get("tokenizer") is not None:
-            raise ValueError(f"'{TOKENIZER_SOURCE}' and 'tokenizer' both stand in the recipe; keep one")
+            raise ValueError(f"'{TOKENIZER_SOURCE}' and 'tokenizer' are both in the recipe; keep one")
         values["tokenizer"] = values.get("tokenizer") if source is None else source
         args = {} if values.get("args") is None else values["args"]
         if not isinstance(args, Mapping):
@@ -130,7 +130,7 @@ class Recipe(Frozen):
             if key not in values:
                 continue
             if key in args:
-                raise ValueError(f"'{key}' stands both in the recipe and in its args; keep one")
+                raise ValueError(f"'{key}' is both in the recipe and in its args; keep one")
             method = values.get("method")
             declared = methods().get(method) if isinstance(method, str) else None
             if declared is not None and key not in declared.args.model_fields:

@@ -150,14 +150,14 @@ def open_vector(path: Pathlike) -> LazyStateDict:
     if state.absolute:
         state.close()
         raise MergeflowError(
-            f"adapter '{path}' holds whole weights ('{min(state.absolute)}') beside differences: make a task "
+            f"adapter '{path}' holds whole weights ('{min(state.absolute)}') and differences: make a task "
             "vector of it first with `mergeflow vector extract BASE ADAPTER`."
         )
     square = doubtful(state)
     if square is not None:
         state.close()
         raise MergeflowError(
-            f"adapter '{path}' does not tell whether the square '{square}' is stored [in, out]; its base does: make a "
+            f"adapter '{path}' does not say whether the square '{square}' is stored [in, out]; its base does: make a "
             "task vector of it first with `mergeflow vector extract BASE ADAPTER`."
         )
     return state
@@ -175,8 +175,8 @@ def _common_base(states: Sequence[LazyStateDict]) -> dict[str, str]:
         listed = ", ".join(f"{path} of {short(base)}…" for path, base in bases.items())
         if len({scheme_of(base) for base in bases.values()}) > 1:
             raise MergeflowError(
-                f"the task vectors name their bases in two schemes ({listed}), so that nobody can tell whether it is "
-                "the same one: extract the older ones again (`mergeflow vector extract BASE VECTOR`)."
+                f"the task vectors name their bases in two schemes ({listed}), so that they may be of different bases: "
+                "extract the older ones again (`mergeflow vector extract BASE VECTOR`)."
             )
         raise MergeflowError(f"the task vectors are of different bases ({listed}): their sum means nothing.")
     return {BASE: next(iter(bases.values()))} if bases else {}

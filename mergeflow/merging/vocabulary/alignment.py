@@ -541,5 +541,5 @@ def _notes_on(
             notes.append(f"{dropped} of the {len(words.ids)} tokens of '{name}' are not in it and are left out")
         moved = sum(result.ids[token] != row for token, row in words.ids.items() if token in result.ids)
         if moved:
-            notes.append(f"{moved} tokens of '{name}' stand in other rows there and are aligned")
+            notes.append(f"{moved} tokens of '{name}' are in other rows there and are aligned")
     return notes

@@ -42,7 +42,7 @@ def open_folder(task: str, place: str, seed: int, root: Path) -> RawTask:
         content = "no .txt or .md file"
         if files:
             plain = quoted(["/".join(parts) for parts in splits[None]])
-            content = f"{plain} beside files of {', '.join(sorted(filter(None, splits)))}"
+            content = f"{plain} and files of {', '.join(sorted(filter(None, splits)))}"
         raise MergeflowError(
             f"task '{task}': {location.path} holds {content}; expected text files, or folders or files named train "
             "and, where there are, validation and test."

@@ -9,7 +9,7 @@ from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
 
 IMAGE_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-_LAYOUT = "FOLDER/CLASS/IMAGE, or FOLDER/train/CLASS/IMAGE with validation/ and test/ beside train/"
+_LAYOUT = "FOLDER/CLASS/IMAGE, or FOLDER/train/CLASS/IMAGE with validation/ and test/ next to train/"
 
 # (path parts from the root, label)
 _Item = tuple[tuple[str, ...], int]
@@ -92,9 +92,9 @@ def _split_roots(location: Location, top: Sequence[str], task_name: str) -> dict
         split = split_of(name)
         if split is None or split in roots:
             raise MergeflowError(
-                f"task '{task_name}': unsupported split folder '{name}' beside {', '.join(splits)} in {location.path}; "
-                f"expected one folder for each of train, validation and test (names: {', '.join(SPLIT_ALIASES)}). "
-                "Remove or rename it."
+                f"task '{task_name}': unsupported split folder '{name}' next to {', '.join(splits)} in "
+                f"{location.path}; expected one folder for each of train, validation and test "
+                f"(names: {', '.join(SPLIT_ALIASES)}). Remove or rename it."
             )
         roots[split] = (name,)
     if "train" not in roots:
