@@ -106,7 +106,7 @@ class Stack:
         """
         divisor = sum(self.model.weights) if normalize else 1.0
         total = weighted.sum(0)
-        return total / divisor if divisor != 1 and abs(divisor) >= _LEAST else total
+        return total.div_(divisor) if divisor != 1 and abs(divisor) >= _LEAST else total
 
     def take(self, weighted: bool = True) -> Tensor:
         """Return w_t · τ_t (or τ_t), [T, *base.shape], for the caller alone, to overwrite or to let go of.

@@ -13,7 +13,7 @@ have to be kept, the histograms are made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, floor, inf, sqrt
 from typing import TYPE_CHECKING, Any
@@ -115,71 +115,7 @@ _HALF = _BINS >> 1
 
 Values = Callable[[Stack, Any], "Tensor"]
 Rank = Callable[[Any, int], int]
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """What is settled after some digits: the leading bits of each k-th value and the rank left within them."""
-
-    bits: tuple[int, ...]
-    left: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Search:
-    """One search: which values, which rank, under which name the result is known, and whether none is negative."""
-
-    values: Values
-    rank: Rank
-    dtype: DType
-    name: str
-    magnitudes: bool
-
-    @property
-    def digits(self) -> int:
-        return self.dtype.itemsize * 8 // DIGIT
-
-    @property
-    def integer(self) -> torch.dtype:
-        return torch.int32 if self.dtype == FLOAT32 else torch.int64
-
-    def start(self, model: Model, args: Any) -> Tensor:
-        return torch.zeros(len(model.experts), _BINS, dtype=torch.int64)
-
-    def observe(self, digit: int, counts: Tensor, stack: Stack, args: Any) -> Tensor:
-        values = self.values(stack, args)
-        shift = DIGIT * (self.digits - 1 - digit)
-        for index, row in enumerate(values.reshape(values.shape[0], values[0].numel())):
-            bits = row.abs().view(self.integer) if self.magnitudes else ordered_bits(row)
-            if digit == 0:
-                _add_histogram(
-                    counts[index, _HALF:] if self.magnitudes else counts[index], bits, shift, not self.magnitudes
-                )
-            else:
-                settled = stack.model.known[f"{self.name}.{digit - 1}"].bits[index]
-                _add_histogram(
-                    counts[index], _within(bits, settled, shift + DIGIT) & ((1 << (shift + DIGIT)) - 1), shift, False
-                )
-        return counts
-
-    def settle(self, digit: int, counts: Tensor, model: Model, args: Any) -> Prefix:
-        before: Prefix | None = model.known.get(f"{self.name}.{digit - 1}") if digit else None
-        wanted = before.left if before else (self.rank(args, model.numel),) * len(model.experts)
-        bits, left = [], []
-        for index, k in enumerate(wanted):
-            from_top = counts[index].flip(0).cumsum(0)
-            at = int(torch.searchsorted(from_top, k)) if k else 0
-            value = _BINS - 1 - at
-            left.append(k - (int(from_top[at - 1]) if at else 0))
-            bits.append((before.bits[index] << DIGIT) | value if before else value - _HALF)
-        if digit == self.digits - 1:
-            model.known[self.name] = self._floats(bits, wanted)
-        return Prefix(tuple(bits), tuple(left))
-
-    def _floats(self, bits: list[int], wanted: tuple[int, ...]) -> Tensor:
-        some = torch.tensor([k > 0 for k in wanted])
-        masked = torch.tensor([value if k else 0 for value, k in zip(bits, wanted, strict=True)], dtype=self.integer)
-        return torch.where(some, flip_negative(masked).view(self.dtype.torch).double(), torch.inf)
+Ranks = Callable[[Any, int, int], list[list[int]]]
 
 
 def _within(bits: Tensor, prefix: int, width: int) -> Tensor:
@@ -189,17 +125,6 @@ def _within(bits: Tensor, prefix: int, width: int) -> Tensor:
         return bits[(bits >> width) == prefix]
     array = bits.numpy()
     return torch.from_numpy(array[(array - array.dtype.type(least)).view(f"u{array.itemsize}") < (1 << width)])
-
-
-def _add_histogram(counts: Tensor, bits: Tensor, shift: int, signed: bool) -> None:
-    """Add a histogram of the bits above `shift`, signed ones from the middle on, to the counts."""
-    digits = bits >> shift if shift else bits
-    if signed:
-        digits = digits + _HALF
-    if digits.numel() > _BINS // 8:
-        counts += torch.bincount(digits, minlength=len(counts)).cpu()
-    elif digits.numel():  # a histogram of its own would cost more than the few elements
-        counts.index_add_(0, digits.cpu(), torch.ones((), dtype=counts.dtype).expand(digits.numel()))
 
 
 def kth_smallest(values: Tensor, k: int, overwrite: bool = False) -> Tensor:
@@ -283,23 +208,38 @@ def kth_largest_passes(
         rank: (args, n) → k, 0 … n, for n elements in the model.
         name: Key of the result: a float64 tensor [T], +∞ where k = 0.
     """
-    search = _Search(values, rank, dtype, name, magnitudes)
-    return tuple(
-        Pass(
-            f"{name}.{digit}",
-            search.start,
-            partial(search.observe, digit),
-            lambda a, b: a + b,
-            partial(search.settle, digit),
-            unless=name,
+
+    def ranks(args: Any, n: int, experts: int) -> list[list[int]]:
+        k = rank(args, n)
+        return [[n - k + 1 if k else 0]] * experts
+
+    def joined(rows: list[Tensor]) -> Tensor:
+        return torch.cat(rows).double() if rows else torch.zeros(0, dtype=torch.float64)
+
+    search = _Search(name, values, ranks, dtype, not magnitudes, joined)
+    return tuple(replace(step, unless=name) for step in search.passes())
+
+
+def kth_smallest_passes(ranks: Ranks, name: str, only: Elementwise) -> Callable[[Any, DType], tuple[Pass, ...]]:
+    """Return the passes that find some k-th smallest magnitudes of each expert's task vector, tensor by tensor.
+
+    Args:
+        ranks: (args, elements of a tensor, experts) → for each expert the k's, 1 … elements.
+        name: Key of the result: by tensor, for each expert the magnitude at each k.
+    """
+
+    def passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
+        search = _Search(
+            name, lambda stack, _: stack.taus, ranks, dtype, False, lambda rows: [r.tolist() for r in rows]
         )
-        for digit in range(search.digits)
-    )
+        return tuple(replace(step, only=only, within=True) for step in search.passes())
+
+    return passes
 
 
 @dataclass(frozen=True)
 class _Ranked:
-    """The leading bits of the magnitudes that are searched, and their ranks, from 0, among those that share them."""
+    """The leading bits of the values that are searched, and their ranks, from 0, among those that share them."""
 
     bits: list[list[int]]
     ranks: list[list[int]]
@@ -307,10 +247,18 @@ class _Ranked:
 
 @dataclass
 class _Histograms:
-    """How often 16 bits occur: in all magnitudes of an expert, or in those that share the leading bits of one."""
+    """How often 16 bits occur: in all values of an expert, or in those that share the leading bits of one."""
 
     counts: dict[tuple[int, int], NDArray[Any]] = field(default_factory=dict)
     among: _Ranked | None = None
+
+    def add(self, key: tuple[int, int], digits: Tensor) -> None:
+        """Count digits [n]."""
+        if key in self.counts and len(digits) <= _BINS // 8:  # a histogram of its own would cost more than the few
+            np.add.at(self.counts[key], digits.cpu().numpy(), 1)
+        else:
+            counts = torch.bincount(digits, minlength=_BINS).cpu().numpy()
+            self.counts[key] = self.counts[key] + counts if key in self.counts else counts
 
     def merge(self, other: _Histograms) -> _Histograms:
         """Add what another worker has counted."""
@@ -319,69 +267,78 @@ class _Histograms:
         return _Histograms(self.counts, self.among or other.among)
 
 
-Ranks = Callable[[Any, int, int], list[list[int]]]
-
-
-def kth_smallest_passes(ranks: Ranks, name: str, only: Elementwise) -> Callable[[Any, DType], tuple[Pass, ...]]:
-    """Return the passes that find some k-th smallest magnitudes of each expert's task vector, tensor by tensor.
+@dataclass(frozen=True)
+class _Search:
+    """Passes that find values by their ranks, over the whole model or in each tensor by itself.
 
     One reading for each 16 bits of the type: the histogram of the leading ones, then that of the next ones among the
-    magnitudes that share the leading ones of the k-th.
+    values that share the leading ones of the k-th.
 
-    Args:
-        ranks: (args, elements of a tensor, experts) → for each expert the k's, 1 … elements.
-        name: Key of the result: by tensor, for each expert the magnitude at each k.
+    Attributes:
+        name: Key of the result.
+        values: (stack, args) → values [T, …] in the type of arithmetic.
+        ranks: (args, elements, experts) → for each expert the k's of the k-th smallest, or 0 for +∞.
+        signed: Whether some may be negative.
+        result: Of the values [k's] of each expert.
     """
 
-    def passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
-        count = dtype.itemsize * 8 // DIGIT
-        names = [*(f"{name}.{digit}" for digit in range(count - 1)), name]
+    name: str
+    values: Values
+    ranks: Ranks
+    dtype: DType
+    signed: bool
+    result: Callable[[list[Tensor]], Any]
+
+    def passes(self) -> tuple[Pass, ...]:
+        count = self.dtype.itemsize * 8 // DIGIT
+        names = [*(f"{self.name}.{digit}" for digit in range(count - 1)), self.name]
         return tuple(
             Pass(
                 names[digit],
                 lambda model, args: _Histograms(),
-                partial(_observe_magnitudes, digit, names[digit - 1]),
+                partial(self._observe, digit, names[digit - 1]),
                 _Histograms.merge,
-                partial(_next_bits, digit == count - 1, ranks),
-                only=only,
-                within=True,
+                partial(self._next_bits, digit == count - 1),
             )
             for digit in range(count)
         )
 
-    return passes
+    def _observe(self, digit: int, before: str, histograms: _Histograms, stack: Stack, args: Any) -> _Histograms:
+        known = stack.model.known[before] if digit else None
+        among = histograms.among = known[stack.name] if isinstance(known, dict) else known
+        values, integer = self.values(stack, args), torch.int32 if self.dtype == FLOAT32 else torch.int64
+        shift = DIGIT * (self.dtype.itemsize * 8 // DIGIT - 1 - digit)
+        for expert, row in enumerate(values.reshape(len(values), values[0].numel())):
+            bits = ordered_bits(row) if self.signed else row.abs().view(integer)
+            for place, prefix in enumerate(among.bits[expert] if among else [0]):
+                inside = _within(bits, prefix, shift + DIGIT) if among else bits
+                digits = inside >> shift
+                histograms.add((expert, place), digits + _HALF if self.signed and not digit else digits & (_BINS - 1))
+        return histograms
 
+    def _next_bits(self, last: bool, histograms: _Histograms, model: Model, args: Any) -> Any:
+        """Return the bits so far of each value that is searched; the values, where these bits are the last."""
+        experts, among = len(model.experts), histograms.among
+        first = 0 if among or not self.signed else _HALF
+        if among is None:
+            wanted = self.ranks(args, int(histograms.counts[0, 0].sum()) if histograms.counts else 0, experts)
+            among = _Ranked([[0] * len(row) for row in wanted], [[k - 1 for k in row] for row in wanted])
+        bits, rest = [list(row) for row in among.bits], [list(row) for row in among.ranks]
+        for expert, row in enumerate(among.ranks):
+            for place, rank in enumerate(row):
+                counts = histograms.counts.get((expert, place if histograms.among else 0), np.zeros(1, dtype=np.int64))
+                below = counts.cumsum()
+                digit = int(np.searchsorted(below, rank, side="right"))
+                bits[expert][place] = (among.bits[expert][place] << DIGIT | digit) - first
+                rest[expert][place] = rank - (int(below[digit - 1]) if digit else 0)
+        return self.result([*map(self._floats, bits, rest)]) if last else _Ranked(bits, rest)
 
-def _observe_magnitudes(digit: int, before: str, histograms: _Histograms, stack: Stack, args: Any) -> _Histograms:
-    histograms.among = stack.model.known[before][stack.name] if digit else None
-    integer = torch.int32 if stack.taus.dtype == torch.float32 else torch.int64
-    shift = 8 * stack.taus.element_size() - DIGIT * (digit + 1)
-    for expert, tau in enumerate(stack.taus.flatten(1)):
-        bits = tau.abs().view(integer)
-        prefixes = histograms.among.bits[expert] if histograms.among else [0]
-        for place, prefix in enumerate(prefixes):
-            digits = _within(bits, prefix, shift + DIGIT) >> shift & (_BINS - 1) if histograms.among else bits >> shift
-            histograms.counts[expert, place] = torch.bincount(digits, minlength=_BINS).cpu().numpy()
-    return histograms
-
-
-def _next_bits(last: bool, ranks: Ranks, histograms: _Histograms, model: Model, args: Any) -> Any:
-    """Return the bits so far of each magnitude that is searched; the magnitudes, where these bits are the last."""
-    experts = len(model.experts)
-    if (among := histograms.among) is None:
-        wanted = ranks(args, int(histograms.counts[0, 0].sum()), experts)
-        among = _Ranked([[0] * len(row) for row in wanted], [[k - 1 for k in row] for row in wanted])
-    bits, rest = [list(row) for row in among.bits], [list(row) for row in among.ranks]
-    for expert in range(experts):
-        for place, rank in enumerate(among.ranks[expert]):
-            below = histograms.counts[expert, place if histograms.among else 0].cumsum()
-            digit = int(np.searchsorted(below, rank, side="right"))
-            bits[expert][place] = among.bits[expert][place] << DIGIT | digit
-            rest[expert][place] = rank - (int(below[digit - 1]) if digit else 0)
-    if not last:
-        return _Ranked(bits, rest)
-    kind = f"{model.dtype.itemsize}"
-    return [[float(np.array(pattern, f"u{kind}").view(f"f{kind}")) for pattern in row] for row in bits]
+    def _floats(self, bits: list[int], ranks: list[int]) -> Tensor:
+        """Return the values of some bits; +∞ where the rank is that of none."""
+        none = torch.tensor([rank < 0 for rank in ranks])
+        masked = [0 if rank < 0 else pattern for pattern, rank in zip(bits, ranks, strict=True)]
+        patterns = torch.tensor(masked, dtype=torch.int32 if self.dtype == FLOAT32 else torch.int64)
+        return flip_negative(patterns).view(self.dtype.torch).masked_fill(none, inf)
 
 
 def threshold_passes(

@@ -56,6 +56,28 @@ def test_every_parameter_has_a_role_that_fits_its_module(models, name):
             assert role == "router", (parameter, role)
 
 
+# Each was a mean in silence (or, of LXMERT, refused) although it is part of attention or of an MLP.
+PARTS = {
+    "groupvit": ({"assign.proj": "attention"}, {}),
+    "timesformer": ({"temporal_dense": "attention"}, {}),
+    "xmod": ({"adapter_modules": "mlp"}, {"languages": ["en_XX", "de_DE"]}),
+    "lxmert": ({"self_att": "attention", "inter.dense": "mlp"}, {}),
+}
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_parts_of_attention_and_mlps_by_unusual_names(family):
+    parts, changes = PARTS[family]
+    config = AutoConfig.for_model(family, **changes)
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(config)
+    architecture = _architecture(model)
+    for part, role in parts.items():
+        names = [key for key, one in model.named_modules() if type(one) is nn.Linear and part in key]
+        assert names
+        assert {architecture.role(f"{name}.weight", (32, 32)) for name in names} == {role}
+
+
 # Of no family of the table: names alone tell. Once the first three had their head in
 # `all`, jetmoe its experts and phi4_multimodal its image encoder in neither; the others were refused.
 BY_NAME = (

@@ -44,7 +44,9 @@ _VOCABULARY: Patterns = (
     (r"\.probe$|\bconv_?(?:1|proj)\.", "embedding"),
     (rf"attn|attention|{_B}to_(?:q|k|v|kv|qkv|out)\.|{_B}(?:[qkvo]|qkv|query|key|value)_proj\.", "attention"),
     (rf"{_B}(?:queries|keys|values)\w*\.linear\.|\d\.(?:module\.)?projection\.linear\.", "attention"),
-    (rf"token_mixer\.(?:qkv|proj)\.|{_B}head\.output_proj\.", "attention"),
+    (rf"token_mixer\.(?:qkv|proj)\.|{_B}head\.output_proj\.|{_B}assign\.proj\.", "attention"),
+    (rf"{_B}temporal_(?:dense|fc)\.|{_B}\w+_self_att\.", "attention"),
+    (rf"{_B}adapter_modules\.\w+\.dense\d\.|{_B}\w+_inter\.dense\.", "mlp"),
     (r"mlp|ffn|ffw_|feed_forward|denserelu|(?:intermediate|output)(?:_\w+)?\.dense\.", "mlp"),
     (rf"(?:gate|up|down)_proj\.|{_B}linear_(?:up|down)\.|{_B}ff\d?\.|pwconv\d\.|pointwise_(?:conv|lin)\d\.", "mlp"),
     (r"^features\.\d+\.\d+\.block\.\d+\.weight$", "mlp"),  # torchvision's ConvNeXt

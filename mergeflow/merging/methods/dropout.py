@@ -33,7 +33,6 @@ class ThenArgs(Args):
     keep: float = Field(1.0, ge=0, le=1, description="share TIES keeps of what is left, 0 … 1")
     reduce: Reduce = Field("mean", description=f"how TIES reduces; {REDUCE}")
     scale: float = Field(0.3, description="factor of the direction; default .3, or 1 with TIES")
-    normalize: bool = Field(False, description=f"{NORMALIZE}; TIES has `reduce` for it")
 
     @model_validator(mode="before")
     @classmethod
@@ -42,6 +41,12 @@ class ThenArgs(Args):
             return {"scale": 1.0, **values}
         return values
 
+
+class SumArgs(ThenArgs):
+    """Arguments of methods that sum the rest, unless TIES merges it."""
+
+    normalize: bool = Field(False, description=f"{NORMALIZE}; TIES has `reduce` for it")
+
     @model_validator(mode="after")
     def _one_divisor(self) -> Self:
         if self.normalize and self.then == "ties":
@@ -49,24 +54,32 @@ class ThenArgs(Args):
         return self
 
 
-class DareArgs(ThenArgs):
-    """Arguments of `dare`."""
+class DropArgs(ThenArgs):
+    """What is dropped from each task vector."""
 
     drop: float = Field(0.9, ge=0, lt=1, description="probability of dropping an entry, [0, 1)")
     seed: int = Field(0, ge=0, description="seed of the masks, ≥ 0")
     per_expert: ClassVar[tuple[str, ...]] = ("drop",)
 
 
-class DellaArgs(DareArgs):
-    """Arguments of `della`."""
+class WindowArgs(DropArgs):
+    """What is dropped from each task vector, by rank."""
 
     window: float = Field(0.15, ge=0, lt=1, description="width of the range of drop probabilities, [0, 1)")
 
     @model_validator(mode="after")
-    def _probabilities(self) -> DellaArgs:
+    def _probabilities(self) -> Self:
         if self.drop + self.window / 2 >= 1 or self.drop < self.window / 2:
             raise ValueError(f"drop ± window/2 must stay in [0, 1), found {self.drop} ± {self.window / 2}")
         return self
+
+
+class DareArgs(DropArgs, SumArgs):
+    """Arguments of `dare`."""
+
+
+class DellaArgs(WindowArgs, SumArgs):
+    """Arguments of `della`."""
 
 
 # Elements that are sorted at a time, in whole rows.
@@ -93,7 +106,7 @@ def uniform_bits(seed: int, expert: str, name: str, start: int, count: int) -> n
     return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, np.uint32), *pieces])
 
 
-def dare_sparsify(stack: Stack, args: DareArgs) -> Tensor:
+def dare_sparsify(stack: Stack, args: DropArgs) -> Tensor:
     """Return w_t m_t ⊙ τ_t / (1 − drop), [T, *base.shape], with m_t = 0 at the probability `drop`."""
     drops = args.each("drop", len(stack.taus))
     if not any(drops):
@@ -110,7 +123,7 @@ def dare_sparsify(stack: Stack, args: DareArgs) -> Tensor:
     return sparse
 
 
-def della_sparsify(stack: Stack, args: DellaArgs) -> Tensor:
+def della_sparsify(stack: Stack, args: WindowArgs) -> Tensor:
     """Return w_t m_t ⊙ τ_t / (1 − p), [T, *base.shape], where p falls with the magnitude's rank within the row."""
     if stack.base.numel() == 0:
         return stack.taus
@@ -144,7 +157,7 @@ def _falling(magnitudes: Tensor) -> Tensor:
     return torch.from_numpy((keys & np.uint64(2**32 - 1)).view(np.int64))
 
 
-def merge_rest(stack: Stack, args: ThenArgs, sparse: Tensor) -> Parts:
+def merge_rest(stack: Stack, args: Any, sparse: Tensor) -> Parts:
     """Return the sum or the TIES merge of sparse task vectors.
 
     Args:
@@ -175,7 +188,7 @@ def rest_passes(sparsify: Callable[[Stack, Any], Tensor]) -> Callable[[Any, DTyp
     return passes
 
 
-def dare_copies(args: DareArgs) -> Copies:
+def dare_copies(args: DropArgs) -> Copies:
     """Say what DARE holds on a device."""
     return ties_copies(args) if args.then == "ties" else Copies(1, 2)
 
@@ -196,7 +209,7 @@ def dare(stack: Stack, args: DareArgs) -> Parts:
     return merge_rest(stack, args, dare_sparsify(stack, args))
 
 
-def della_workspace(args: DellaArgs, name: str, model: Model) -> int:
+def della_workspace(args: WindowArgs, name: str, model: Model) -> int:
     """Return the bytes of DELLA: what is kept, one expert's bits, some rows that are sorted, and what follows."""
     count, numel = len(model.experts), prod(model.shapes[name])
     rows = 48 * min(numel, max(_DRAWN, model.shapes[name][-1] if model.shapes[name] else 1))
@@ -204,7 +217,7 @@ def della_workspace(args: DellaArgs, name: str, model: Model) -> int:
     return (count + 1 + further) * numel * model.dtype.itemsize + rows
 
 
-def della_copies(args: DellaArgs) -> Copies:
+def della_copies(args: WindowArgs) -> Copies:
     """Say what DELLA holds on a device."""
     if args.then == "task_arithmetic":
         return Copies(2, 10.3)
@@ -237,14 +250,14 @@ def della(stack: Stack, args: DellaArgs) -> Parts:
 _SCALE = "factor of the direction; any real number"
 
 
-class DareTiesArgs(DareArgs):
+class DareTiesArgs(DropArgs):
     """Arguments of `dare_ties`."""
 
     scale: float = Field(1.0, description=_SCALE)
     then: Literal["ties"] = Field("ties", description="always TIES")
 
 
-class DellaTiesArgs(DellaArgs):
+class DellaTiesArgs(WindowArgs):
     """Arguments of `della_ties`."""
 
     scale: float = Field(1.0, description=_SCALE)
