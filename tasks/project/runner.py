@@ -24,6 +24,7 @@ from typing import Any
 import mergeflow
 import tasks
 from mergeflow.checkpoints.writer import sync_folder, write_atomically
+from mergeflow.commands.allocation import return_freed_memory
 from mergeflow.errors import MergeflowError, first_line, is_full, without_passwords
 from tasks.project.determinism import compute_on_one_thread
 from tasks.project.digests import code_digest
@@ -84,7 +85,10 @@ def do_here(io: StageIO) -> None:
     """Do a stage's work in this process."""
     module = load_module(io.root, io.stage.module)
     work = module if hasattr(module, "run") else declared_study(module, io.stage.name)
-    work.run(io)
+    try:
+        work.run(io)
+    finally:
+        return_freed_memory()
 
 
 def run_stage(root: Path, stage: Stage, force: bool = False, work: Callable[[StageIO], None] = do_here) -> bool:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.commands import merging, sweep
-from mergeflow.commands.allocation import reuse_freed_memory
+from mergeflow.commands.allocation import return_freed_memory, reuse_freed_memory
 
 # A process that holds a tensor of 16 MiB and prints how many bytes the allocator has mapped apart: the field hblkhd of
 # glibc's mallinfo2.
@@ -40,9 +40,31 @@ def test_a_large_block_comes_from_what_was_freed_and_not_from_the_kernel(setting
     assert (int(found.stdout) >= 16 * 2**20) == apart
 
 
+FREED = """
+from pathlib import Path
+from mergeflow.commands.allocation import return_freed_memory
+
+def resident():
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("RssAnon"))
+
+blocks = [bytearray(100_000) for _ in range(2000)]
+del blocks[:-1]
+before = resident()
+return_freed_memory()
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="needs glibc")
+def test_what_lies_below_a_living_block_goes_back_to_the_system() -> None:
+    freed = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    assert int(freed.stdout) > 150_000  # KiB, of 195 000
+
+
 def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert not reuse_freed_memory()
+    return_freed_memory()
 
 
 @pytest.fixture
