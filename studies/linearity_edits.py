@@ -354,8 +354,8 @@ def negation(halves: Halves, task: str, scale: float) -> Iterator[Row]:
         base, plus, minus = (halves.fronts(task, by, on) for by in (0.0, scale, -scale))
         for layer in halves.layers:
             terms = {"mirrored": [(2.0, base[layer]), (-1.0, plus[layer])], "negated": [(1.0, minus[layer])]}
-            for kind, own in terms.items():
-                value = halves.accuracy(own, layer, on) if scale else halves.base_alone(layer, on)
+            for kind, states in terms.items():
+                value = halves.accuracy(states, layer, on) if scale else halves.base_alone(layer, on)
                 accuracies[layer, kind, on] = value
     for layer, kind in dict.fromkeys(key[:2] for key in accuracies):
         second = float(np.mean([accuracies[layer, kind, on] for on in controls]))
@@ -383,16 +383,16 @@ def stitches_of_seed(options: StitchOptions, tasks: Tasks, seed: int) -> list[Ro
 
 def better(rows: pd.DataFrame, index: int, scales: Sequence[float]) -> Samples:
     """Return the share of (pair, λ) in which the averaged feature has a larger minimum than both controls."""
-    own = select(rows, what="addition", index=index, scale=list(scales))
-    least = own.assign(least=own[["first", "second"]].min(axis=1))
+    additions = select(rows, what="addition", index=index, scale=list(scales))
+    least = additions.assign(least=additions[["first", "second"]].min(axis=1))
     wide = least.pivot(index=["seed", "tasks", "scale"], columns="kind", values="least")
     return {"share": (wide["average"] > wide[["only i", "only j"]].max(axis=1)).groupby("seed").mean()}
 
 
 def drops(rows: pd.DataFrame, index: int) -> pd.DataFrame:
     """Return the loss of mirrored features from λ = 0 to `NEGATED`, in points: `first` on D_i, `second`."""
-    own = select(rows, what="negation", kind="mirrored", index=index)
-    means = own.groupby(["scale", "seed"])[["first", "second"]].mean()
+    mirrored = select(rows, what="negation", kind="mirrored", index=index)
+    means = mirrored.groupby(["scale", "seed"])[["first", "second"]].mean()
     scales = means.index.unique("scale")
     return means.loc[scales.min()] - means.loc[scales[scales <= NEGATED].max()]
 
@@ -410,9 +410,9 @@ def both_drops(rows: pd.DataFrame, index: int) -> str:
 
 def gaps(rows: pd.DataFrame, index: int) -> Samples:
     """Return the mean gap of the two ways to negate on D_i and on the control; at λ = 0 there is none."""
-    own = select(rows, what="negation", index=index)
-    own = own[(own.scale > 0) & (own.scale <= 1)]
-    wide = own.pivot(index=["seed", "tasks", "scale"], columns="kind", values=["first", "second"])
+    negations = select(rows, what="negation", index=index)
+    negations = negations[(negations.scale > 0) & (negations.scale <= 1)]
+    wide = negations.pivot(index=["seed", "tasks", "scale"], columns="kind", values=["first", "second"])
     names = {"first": "mean gap on D_i", "second": "on the control"}
     distances = {name: (wide[key, "mirrored"] - wide[key, "negated"]).abs() for key, name in names.items()}
     return {name: values.groupby("seed").mean() for name, values in distances.items()}
@@ -454,8 +454,8 @@ def claims_on_stitches(indices: Sequence[int], add: Sequence[float]) -> list[Cla
 
 def stitch_table(rows: pd.DataFrame, what: str) -> pd.DataFrame:
     """Return means over pairs or tasks: `first` on D_i, `second` on D_j, or on the control of a negation."""
-    own, key = select(rows, what=what), ["index", "scale", "kind"]
-    return side_by_side(own, key, {"first": "first", "second": "second"})
+    chosen, key = select(rows, what=what), ["index", "scale", "kind"]
+    return side_by_side(chosen, key, {"first": "first", "second": "second"})
 
 
 def middle_layer(rows: pd.DataFrame) -> pd.DataFrame:
@@ -465,8 +465,9 @@ def middle_layer(rows: pd.DataFrame) -> pd.DataFrame:
 
 def addition_figure(rows: pd.DataFrame) -> Figure:
     """Draw means over seeds and λ ≥ 0.3 of each pair as points (D_i, D_j), after the last hidden layer but one."""
-    own = select(middle_layer(rows), what="addition")
-    means = own[own.scale >= FROM].groupby(["kind", "tasks"], sort=False)[["first", "second"]].mean().reset_index()
+    additions = select(middle_layer(rows), what="addition")
+    additions = additions[additions.scale >= FROM]
+    means = additions.groupby(["kind", "tasks"], sort=False)[["first", "second"]].mean().reset_index()
     figure, (panel,) = panels(1, 1, 4.2)
     dress(panel, "Addition", "accuracy on D_i, %", "accuracy on D_j, %", grid="both")
     for number, (kind, points) in enumerate(means.groupby("kind", sort=False)):
@@ -477,9 +478,9 @@ def addition_figure(rows: pd.DataFrame) -> Figure:
 
 def negation_figure(rows: pd.DataFrame) -> Figure:
     """Draw accuracy on D_i and on the control over λ, after the last hidden layer but one."""
-    own = select(middle_layer(rows), what="negation")
+    negations = select(middle_layer(rows), what="negation")
     columns = ["seed", "scale", "kind", "first", "second"]
-    long = own[columns].melt(columns[:3], columns[3:], "on", "accuracy")
+    long = negations[columns].melt(columns[:3], columns[3:], "on", "accuracy")
     long = long.assign(on=long.kind + ", " + long.on.map({"first": "D_i", "second": "control"}))
     return curves(long, "scale", "on", title="Negation", x_label="λ", y_label="accuracy, %")
 
@@ -577,7 +578,7 @@ def claims_on_experts(options: ExpertOptions) -> list[Claim]:
 
 def pair_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return each pair's worst share, and its smaller gap of the loss of its two tasks."""
-    shares = {name: worst_share(own) for name, own in pairs(rows).groupby("combination", sort=False)}
+    shares = {name: worst_share(features) for name, features in pairs(rows).groupby("combination", sort=False)}
     long = pd.DataFrame(shares).rename_axis(columns="pair").stack().rename("share").reset_index()
     gaps = loss_gaps(select(rows, part="paths")).groupby(["pair", "seed"], sort=False).gap.min().reset_index()
     return pd.concat([table(long, "pair", value="share", digits=3), table(gaps, "pair", value="gap", digits=2)], axis=1)

@@ -182,8 +182,8 @@ def _named(rows: list[Row]) -> list[Row]:
 
 def judged(rows: pd.DataFrame, world: str) -> pd.DataFrame:
     """Return the features that verdicts count: hidden layers, BatchNorm's statistics computed again."""
-    own = select(rows, part="features", world=world)
-    return own[(own.statistics != "interpolated") & (own.layer != "logits")]
+    features = select(rows, part="features", world=world)
+    return features[(features.statistics != "interpolated") & (features.layer != "logits")]
 
 
 def smallest_gap(rows: pd.DataFrame, world: str, of_pair: bool) -> Samples:
@@ -228,15 +228,15 @@ def pair_table(rows: pd.DataFrame, world: str) -> pd.DataFrame:
     """Return each pair with its verdicts: LLFC and CTL over layers and α, LMC over α and D."""
     features, gaps = judged(rows, world), loss_gaps(select(rows, part="paths", world=world))
     lines = []
-    for pair, own in features.groupby("combination", sort=False):
-        share, least = worst_share(own), gaps[gaps.pair == pair].groupby("seed").gap.min()
+    for pair, of_pair in features.groupby("combination", sort=False):
+        share, least = worst_share(of_pair), gaps[gaps.pair == pair].groupby("seed").gap.min()
         decided = not share.isna().any()
-        both = {"direction": (share, -np.inf, DIRECTION), "length": (worst_length(own), -np.inf, LENGTH)}
+        both = {"direction": (share, -np.inf, DIRECTION), "length": (worst_length(of_pair), -np.inf, LENGTH)}
         lines.append(
             {
                 "pair": pair,
                 "worst share": with_interval(share, 2),
-                "coef": with_interval(own[own.alpha == 0.5].groupby("seed").coef.mean(), 2),
+                "coef": with_interval(of_pair[of_pair.alpha == 0.5].groupby("seed").coef.mean(), 2),
                 "LLFC": WORDS[within(share, high=DIRECTION) if decided else None],
                 "CTL": WORDS[all_within(both) if decided else None],
                 "LMC fails": WORDS[within(least, low=FLAT)],
@@ -247,8 +247,8 @@ def pair_table(rows: pd.DataFrame, world: str) -> pd.DataFrame:
 
 
 def simplex_table(rows: pd.DataFrame, world: str) -> pd.DataFrame:
-    own = select(rows, part="simplex", world=world)
-    return layer_table(own, "models")
+    simplex = select(rows, part="simplex", world=world)
+    return layer_table(simplex, "models")
 
 
 def pair_figure(rows: pd.DataFrame, world: str) -> Figure:
@@ -263,12 +263,13 @@ def feature_table(rows: pd.DataFrame, world: str) -> pd.DataFrame:
 def notes(rows: pd.DataFrame, options: PairOptions) -> list[str]:
     said = []
     for world in options.worlds:
-        own = judged(rows, world)
-        farthest = own.loc[(own.coef - 1).abs().idxmax()]
+        features = judged(rows, world)
+        farthest = features.loc[(features.coef - 1).abs().idxmax()]
         said.append(
             f"{world}: the length is worst for {farthest.combination} at layer {farthest.layer} (coef "
             f"{farthest.coef:.2f}, baseline {farthest.base:.2f}, seed {farthest.seed:g}); the direction stays within "
-            f"{worst_share(own).max():.2f} of the baseline, against the margin {DIRECTION}. The logits are left out."
+            f"{worst_share(features).max():.2f} of the baseline, against the margin {DIRECTION}. The logits are left "
+            "out."
         )
     return said
 
@@ -368,12 +369,12 @@ def correlations(rows: pd.DataFrame) -> pd.Series:
     """Return Pearson's r over the triples of each seed; NaN where all triples are equally good."""
     with np.errstate(invalid="ignore"):
         groups = triples(rows).groupby("seed")
-        return groups.apply(lambda own: np.corrcoef(own.weights, own.logits)[0, 1], include_groups=False)
+        return groups.apply(lambda group: np.corrcoef(group.weights, group.logits)[0, 1], include_groups=False)
 
 
 def differences(rows: pd.DataFrame) -> pd.Series:
-    own = triples(rows)
-    return (own.weights - own.logits).groupby(own.seed).median()
+    chosen = triples(rows)
+    return (chosen.weights - chosen.logits).groupby(chosen.seed).median()
 
 
 OTHER_NET = "an MLP, where the paper has soups of ViT-B/32"
@@ -404,18 +405,18 @@ def claims_on_averages(options: AverageOptions) -> list[Claim]:
 def triple_table(rows: pd.DataFrame) -> pd.DataFrame:
     groups = triples(rows).groupby("seed")
     made = groups.agg(triples=("nets", "size"), weights=("weights", "mean"), logits=("logits", "mean"))
-    slope = groups.apply(lambda own: np.polyfit(own.logits, own.weights, 1)[0], include_groups=False)
+    slope = groups.apply(lambda group: np.polyfit(group.logits, group.weights, 1)[0], include_groups=False)
     more = {"r": correlations(rows).round(3), "slope": slope.round(2), "median difference": differences(rows).round(2)}
     return made.round(2).assign(**more)
 
 
 def triples_figure(rows: pd.DataFrame) -> Figure:
     """Draw the first seed's triples and the line y = x."""
-    own = triples(rows)
-    own = own[own.seed == own.seed.min()].assign(nets="every three nets, first seed")
+    drawn = triples(rows)
+    drawn = drawn[drawn.seed == drawn.seed.min()].assign(nets="every three nets, first seed")
     weights, logits = "accuracy of averaged weights, %", "accuracy of averaged logits, %"
-    figure = scatter(own, {"weights": weights}, "logits", "nets", y_label=logits, height=4.6)
-    figure.axes[0].axline((own.logits.mean(), own.logits.mean()), slope=1, color=INK, linewidth=0.8, linestyle="--")
+    figure = scatter(drawn, {"weights": weights}, "logits", "nets", y_label=logits, height=4.6)
+    figure.axes[0].axline((drawn.logits.mean(), drawn.logits.mean()), slope=1, color=INK, linewidth=0.8, linestyle="--")
     return figure
 
 

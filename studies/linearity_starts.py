@@ -180,7 +180,8 @@ def _half(
     """Compare the middle of two nets with the mean of their features, on the tests of their tasks."""
     state = with_statistics(model, combine(ends, [0.5, 0.5]), [tasks[i].train, tasks[j].train])
     named = {
-        end: with_statistics(model, own, [tasks[task].train]) for end, own, task in zip("ij", ends, (i, j), strict=True)
+        end: with_statistics(model, state, [tasks[task].train])
+        for end, state, task in zip("ij", ends, (i, j), strict=True)
     }
     half = {"half": Combination({"i": 0.5, "j": 0.5}, state)}
     return affine(model, {task: tasks[task].test for task in (i, j)}, named, half, layers, batch_size=500)["half"]
@@ -218,8 +219,8 @@ def by_layer(*pairs: tuple[str, str]) -> Callable[[pd.DataFrame], Samples]:
 
 def broken(rows: pd.DataFrame, setting: str) -> pd.Series:
     """Return by seed how far CTL is broken at worst: the larger of 1 − cos and |coef − 1|, each in its limit."""
-    own = select(layers_of(rows), combination=setting)
-    return pd.concat([worst_share(own) / DIRECTION, worst_length(own) / LENGTH], axis=1).max(axis=1)
+    features = select(layers_of(rows), combination=setting)
+    return pd.concat([worst_share(features) / DIRECTION, worst_length(features) / LENGTH], axis=1).max(axis=1)
 
 
 def off(rows: pd.DataFrame, setting: str) -> pd.Series:
@@ -238,8 +239,8 @@ def worst_lengths(rows: pd.DataFrame) -> str:
 
 def late(rows: pd.DataFrame, setting: str) -> pd.DataFrame:
     """Return the rows of one setting in the last half of the blocks."""
-    own = layers_of(rows, "splits")
-    return select(own[own.depth > own.depth.max() / 2], combination=setting)
+    features = layers_of(rows, "splits")
+    return select(features[features.depth > features.depth.max() / 2], combination=setting)
 
 
 def by_labels(rows: pd.DataFrame, kind: str) -> tuple[pd.Series, pd.Series]:
@@ -400,8 +401,8 @@ def averages(model: Model, tasks: Mapping[str, NetTask], ends: Mapping[str, Stat
     groups = find_groups({name: value.shape for name, value in ends["i"].items()})
     orders = weight_matching(ends["i"], ends["j"], groups, seed)
     still = torch.cat([order == torch.arange(len(order)) for order in orders])
-    own = {name: accuracy_of(model, state, tasks[name]) for name, state in ends.items()}
-    row: Row = {"moved": 100 * (1 - float(still.float().mean())), "ends": mean(own)}
+    accuracy_by_task = {name: accuracy_of(model, state, tasks[name]) for name, state in ends.items()}
+    row: Row = {"moved": 100 * (1 - float(still.float().mean())), "ends": mean(accuracy_by_task)}
     for way, end in (("plain", ends["j"]), ("matched", permute(ends["j"], groups, orders))):
         middle = combine([ends["i"], end], [0.5, 0.5])
         model.load(with_statistics(model, middle, [task.train for task in tasks.values()]))
@@ -535,8 +536,8 @@ def barrier(model: Model, ends: Sequence[State], task: NetTask) -> Row:
     nets = [*ends, combine(ends, [0.5, 0.5])]
     first, second, middle = (accuracy_of(model, net, task) for net in nets)
     again = [accuracy_of(model, with_statistics(model, net, [task.train]), task) for net in nets]
-    own = (first + second) / 2
-    return {"ends": own, "interpolated": own - middle, "recomputed": (again[0] + again[1]) / 2 - again[2]}
+    at_ends = (first + second) / 2
+    return {"ends": at_ends, "interpolated": at_ends - middle, "recomputed": (again[0] + again[1]) / 2 - again[2]}
 
 
 def at_k(rows: pd.DataFrame, k: int, value: str = "recomputed") -> pd.Series:
@@ -572,8 +573,8 @@ def claims_on_spawning(options: SpawningOptions) -> list[Claim]:
 
 
 def barrier_figure(rows: pd.DataFrame) -> Figure:
-    own = select(rows, part="barriers")
-    long = own.melt(["seed", "k"], ["interpolated", "recomputed"], "statistics", "barrier")
+    barriers = select(rows, part="barriers")
+    long = barriers.melt(["seed", "k"], ["interpolated", "recomputed"], "statistics", "barrier")
     return curves(
         long, "k", "statistics", "barrier", title="Barrier", x_label="epochs together, k", y_label="points of accuracy"
     )
@@ -581,9 +582,9 @@ def barrier_figure(rows: pd.DataFrame) -> Figure:
 
 def feature_figure(rows: pd.DataFrame) -> Figure:
     """Draw 1 − cos of the first, a middle and the last block over k."""
-    own = select(rows, part="features")
-    layers = list(own.layer.drop_duplicates())
-    some = select(own, layer=[layers[0], layers[len(layers) // 2], layers[-1]])
+    features = select(rows, part="features")
+    layers = list(features.layer.drop_duplicates())
+    some = select(features, layer=[layers[0], layers[len(layers) // 2], layers[-1]])
     return curves(some, "k", "layer", "distance", title="Features", x_label="epochs together, k", y_label="1 − cos")
 
 

@@ -437,19 +437,20 @@ def claims(options: Options) -> list[Claim]:
 
 
 def answers_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, part="experts")
-    return side_by_side(own, "tasks", {"start": "start", "expert": "expert"}) if len(own) else own
+    experts = select(rows, part="experts")
+    return side_by_side(experts, "tasks", {"start": "start", "expert": "expert"}) if len(experts) else experts
 
 
 def features_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, part="features").assign(apart=1e6 * rows.apart)
-    return table(own.groupby(["way", "seed"], sort=False).apart.max().reset_index(), "way", value="apart", digits=2)
+    features = select(rows, part="features").assign(apart=1e6 * rows.apart)
+    worst = features.groupby(["way", "seed"], sort=False).apart.max().reset_index()
+    return table(worst, "way", value="apart", digits=2)
 
 
 def vectors_table(rows: pd.DataFrame) -> pd.DataFrame:
-    own = select(rows, part="vectors")
-    worst = own.groupby(["type", "seed"], sort=False).places.max().reset_index()
-    tables = [table(own, "type", value="same", digits=2), table(worst, "type", value="places", digits=2)]
+    vectors = select(rows, part="vectors")
+    worst = vectors.groupby(["type", "seed"], sort=False).places.max().reset_index()
+    tables = [table(vectors, "type", value="same", digits=2), table(worst, "type", value="places", digits=2)]
     return pd.concat(tables, axis=1)
 
 

@@ -123,7 +123,9 @@ def measure_pairs(
 
 def correlation(rows: pd.DataFrame, predictor: str) -> pd.Series:
     """Return Pearson's r of δ with one predictor over the pairs of all stages, by seed."""
-    return rows.groupby("seed").apply(lambda own: np.corrcoef(own[predictor], own.delta)[0, 1], include_groups=False)
+    return rows.groupby("seed").apply(
+        lambda group: np.corrcoef(group[predictor], group.delta)[0, 1], include_groups=False
+    )
 
 
 def explained(rows: pd.DataFrame, predictor: str) -> pd.Series:
@@ -180,10 +182,10 @@ def predictor_table(rows: pd.DataFrame) -> pd.DataFrame:
         {
             "regime": regime,
             "predictor": text,
-            "R²": with_interval(explained(own, key), 3),
+            "R²": with_interval(explained(group, key), 3),
             "paper": PRINTED.get(key, ""),
         }
-        for regime, own in rows.groupby("regime", sort=False)
+        for regime, group in rows.groupby("regime", sort=False)
         for key, text in PREDICTORS.items()
     ]
     return pd.DataFrame(lines)
@@ -206,9 +208,9 @@ def regression_figure(rows: pd.DataFrame) -> Figure:
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     return [
-        f"{regime}: ‖θ_i − θ_j‖ from {own.distance.min() ** 0.5:.3f} to {own.distance.max() ** 0.5:.3f}, "
-        f"δ up to {own.delta.max():.4f} nat."
-        for regime, own in rows.groupby("regime", sort=False)
+        f"{regime}: ‖θ_i − θ_j‖ from {group.distance.min() ** 0.5:.3f} to {group.distance.max() ** 0.5:.3f}, "
+        f"δ up to {group.delta.max():.4f} nat."
+        for regime, group in rows.groupby("regime", sort=False)
     ]
 
 

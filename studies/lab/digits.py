@@ -152,7 +152,7 @@ def open_digits(world: ColouredWorld, root: Path) -> dict[str, Digits]:
     """
     raw = open_images(world.source.partition("?")[0].rpartition("/")[2], world.source, root=root)
     decode, parity = image_decoding(world.size).decode, colour("1", raw.class_names)
-    found = {}
+    digits_by_split = {}
     for split, count in zip(SPLITS, (world.train, world.validation, world.test), strict=True):
         grey, digit, odd, draws = [], [], [], []
         # A source without validation, as MNIST, gives it the training digits behind those trained on.
@@ -166,8 +166,8 @@ def open_digits(world: ColouredWorld, root: Path) -> dict[str, Digits]:
             digit.append(example.label)
             odd.append(bool(one.label) != noisy)
             draws.append(chance("colour", place))
-        found[split] = Digits(np.stack(grey), np.array(digit), np.array(odd), np.array(draws))
-    return found
+        digits_by_split[split] = Digits(np.stack(grey), np.array(digit), np.array(odd), np.array(draws))
+    return digits_by_split
 
 
 def coloured(digits: Digits, red_if_odd: float, name: str) -> Classification:
@@ -229,8 +229,8 @@ def pretrained(world: ColouredWorld, digits: Mapping[str, Digits], seed: int) ->
     ten = small_transformer(world, 10, seed)
     learnt = trained(ten, ten.state(), _task("digits", white, digits["train"].digit), world.pretrain, seed)
     two = small_transformer(world, len(PARITY), seed)
-    own = {name: value.clone() for name, value in two.state().items()}
-    return Pretrained(two, {name: learnt[name] if not name.startswith("heads.") else own[name] for name in own})
+    start = {name: value.clone() for name, value in two.state().items()}
+    return Pretrained(two, {name: learnt[name] if not name.startswith("heads.") else start[name] for name in start})
 
 
 def tuned(
