@@ -7,6 +7,7 @@ neither Prefect nor its address, and `run.workers` limits the stages in flight o
 import importlib
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -133,6 +134,26 @@ def _dask_cluster(workers: int) -> Iterator[Cluster]:
         yield _Dask(client)
 
 
+def _await(
+    has_ended: Callable[[], bool], meanwhile: Callable[[], None], answers: Callable[[], bool], lost: str
+) -> None:
+    """Return when a stage has ended, which each question waits `QUESTION` seconds for.
+
+    Args:
+        answers: whether the cluster's head does.
+
+    Raises:
+        MergeflowError: it has not answered for `SILENCE` seconds; the message is `lost`.
+    """
+    answered = time.monotonic()
+    while not has_ended():
+        meanwhile()
+        if answers():
+            answered = time.monotonic()
+        elif time.monotonic() - answered > SILENCE:
+            raise MergeflowError(lost)
+
+
 class _Dask:
     def __init__(self, client: Any) -> None:
         self._client, self._address = client, client.scheduler.address
@@ -144,20 +165,18 @@ class _Dask:
     def run(self, function: tuple[str, str], argument: Any, device: bool, meanwhile: Callable[[], None]) -> Any:
         from distributed import CancelledError, KilledWorker, wait
 
+        def has_ended() -> bool:
+            with suppress(TimeoutError):
+                wait(future, timeout=QUESTION)
+            return bool(future.done())
+
         lost = f"lost the Dask scheduler at {self._address}. {_AGAIN}"
         if self._client.status != "running":
             raise MergeflowError(lost)
         resources = {"GPU": 1} if device else None
         future = self._client.submit(call, *function, argument, pure=False, resources=resources)
-        answered = time.monotonic()
         try:
-            while not future.done():
-                with suppress(TimeoutError):
-                    wait(future, timeout=QUESTION)
-                meanwhile()
-                answered = time.monotonic() if self._client.status == "running" else answered
-                if time.monotonic() - answered > SILENCE:
-                    raise MergeflowError(lost)
+            _await(has_ended, meanwhile, lambda: self._client.status == "running", lost)
             return future.result()
         except MergeflowError:
             raise
@@ -197,16 +216,25 @@ class _Ray:
     def run(self, function: tuple[str, str], argument: Any, device: bool, meanwhile: Callable[[], None]) -> Any:
         import ray
 
+        head = ray.get_runtime_context().gcs_address
         remote = ray.remote(call).options(num_cpus=1, num_gpus=int(device), scheduling_strategy="SPREAD")
         waiting = [remote.remote(*function, argument)]
         try:
-            while not ray.wait(waiting, timeout=QUESTION)[0]:
-                meanwhile()
+            # Before Ray itself, which ends this process a minute after it has lost its head.
+            lost = f"lost Ray's head at {head}. {_AGAIN}"
+            _await(lambda: bool(ray.wait(waiting, timeout=QUESTION)[0]), meanwhile, lambda: _listens(head), lost)
             return ray.get(waiting[0])
         except ray.exceptions.RayTaskError as error:
             raise _refused("Ray", error) from error
         except ray.exceptions.RayError as error:
             raise MergeflowError(f"Ray lost the stage ({first_line(error)}). {_AGAIN}") from error
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with suppress(OSError), socket.create_connection((host, int(port)), timeout=QUESTION):
+        return True
+    return False
 
 
 def _refused(engine: str, error: Exception) -> MergeflowError:

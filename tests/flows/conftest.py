@@ -1,17 +1,21 @@
 """Fixtures: the small project, run once for all tests of this folder."""
 
 import json
+import os
 import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.flows.small_project import make_project, run_in
 from tests.once import once
+
+if TYPE_CHECKING:
+    from moto.server import ThreadedMotoServer
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +44,8 @@ def project(finished: tuple[Path, Any], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A server that speaks S3, with a bucket; its address."""
+def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator["ThreadedMotoServer"]:
+    """A server that speaks S3, with a bucket."""
     from moto.server import ThreadedMotoServer
     from s3fs import S3FileSystem
 
@@ -51,12 +55,19 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     try:
         host, port = server.get_host_and_port()
         address = f"http://{host}:{port}"
-        urllib.request.urlopen(urllib.request.Request(f"{address}/bucket", method="PUT"))
+        for method, place in (("POST", "moto-api/reset"), ("PUT", "bucket")):  # what it has is the whole process's
+            urllib.request.urlopen(urllib.request.Request(f"{address}/{place}", method=method))
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             monkeypatch.setenv(name, "test")
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        yield address
+        yield server
     finally:
         server.stop()
+
+
+@pytest.fixture
+def s3(s3_server: "ThreadedMotoServer") -> str:
+    """The address of a server that speaks S3."""
+    return os.environ["AWS_ENDPOINT_URL"]

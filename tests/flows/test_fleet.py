@@ -3,6 +3,7 @@
 The night's part repeats the kills: `MERGEFLOW_KILLS=60 pytest -s -n 0 tests/flows/test_fleet.py -m nightly`.
 """
 
+import hashlib
 import json
 import os
 import random
@@ -12,9 +13,10 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -30,11 +32,14 @@ from tests.flows.small_project import ROOT, environment, run_in
 from tests.loopback import free_port
 from tests.once import once
 
+if TYPE_CHECKING:
+    from moto.server import ThreadedMotoServer
+
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 MACHINES = ROOT / "docs/machines.md"
 BUCKET = "s3://bucket/fleet"
 WORKERS = ("one", "two")
-LONG = {"steps": 3000, "save_every": 50}  # of a fine-tune that is killed: some five seconds
+LONG: dict[str, Any] = {"steps": 3000, "save_every": 50}  # of a fine-tune that is killed: some five seconds
 SPAN = 15.0  # seconds of a run, among which a kill's moment is drawn
 
 
@@ -85,13 +90,17 @@ def hosts(s3: str, tmp_path: Path, port: int) -> Iterator[Hosts]:
         yield hosts
 
 
-def address(port: int) -> str:
-    return f"tcp://127.0.0.1:{port}"
+def at(port: int) -> str:
+    return f"127.0.0.1:{port}"
+
+
+def tcp(port: int) -> str:
+    return f"tcp://{at(port)}"
 
 
 def run(folder: Path, port: int) -> "subprocess.CompletedProcess[str]":
     started = time.monotonic()
-    done = run_in(folder, "mergeflow", "run", timeout=600, DASK_SCHEDULER_ADDRESS=address(port))
+    done = run_in(folder, "mergeflow", "run", timeout=600, DASK_SCHEDULER_ADDRESS=tcp(port))
     print(f"dask: {time.monotonic() - started:.1f} s\n{done.stdout}{done.stderr}")
     return done
 
@@ -153,24 +162,52 @@ def test_the_page_leads_to_a_run_on_three_hosts(
     assert recorded(folder) == threads
 
 
-def test_stages_travel_with_ray(s3: str, threads: dict[str, Any], tmp_path: Path, port: int) -> None:
-    folder = with_store(tmp_path / "driver/project", runner="ray")
-    hosts, head = Hosts(tmp_path / "hosts", tmp_path / "driver"), f"127.0.0.1:{port}"
+@contextmanager
+def ray_hosts(tmp_path: Path, port: int) -> Iterator[Hosts]:
+    """Give hosts with a head of Ray's, `head`, and another node."""
+    hosts = Hosts(tmp_path / "hosts", tmp_path / "driver")
     common = ["--block", "--num-cpus", "1", "--object-store-memory", "100000000"]
+    places = {"head": ["--head", "--port", str(port), "--include-dashboard", "false"], "box": ["--address", at(port)]}
+
+    def is_ready(name: str) -> bool:
+        return "Ray runtime started" in hosts.log(name)
+
     try:
-        hosts.start("head", ["ray", "start", "--head", "--port", str(port), "--include-dashboard", "false", *common])
-        assert wait_for(lambda: "Ray runtime started" in hosts.log("head"), 120)
-        hosts.start("box", ["ray", "start", "--address", head, *common])
-        assert wait_for(lambda: "Ray runtime started" in hosts.log("box"), 120)
-        done = run_in(folder, "mergeflow", "run", timeout=900, RAY_ADDRESS=head)
-        assert done.returncode == 0, done.stdout + done.stderr
+        for name, place in places.items():
+            hosts.start(name, ["ray", "start", *place, *common])
+            assert wait_for(partial(is_ready, name), 120)
+        yield hosts
     finally:
         hosts.end()
+
+
+def test_stages_travel_with_ray(s3: str, threads: dict[str, Any], tmp_path: Path, port: int) -> None:
+    folder = with_store(tmp_path / "driver/project", runner="ray")
+    with ray_hosts(tmp_path, port):
+        done = run_in(folder, "mergeflow", "run", timeout=900, RAY_ADDRESS=at(port))
+        assert done.returncode == 0, done.stdout + done.stderr
     assert recorded(folder) == threads
 
 
-def started(folder: Path, port: int) -> "subprocess.Popen[str]":
-    variables = environment() | {"DASK_SCHEDULER_ADDRESS": address(port)}
+def test_a_lost_head_of_ray_is_told_in_a_sentence_and_the_next_run_ends_right(
+    s3: str, threads_long: dict[str, Any], tmp_path: Path, port: int
+) -> None:
+    folder = with_store(tmp_path / "driver/project", runner="ray", **LONG)
+    with ray_hosts(tmp_path, port) as hosts:
+        driver = started(folder, RAY_ADDRESS=at(port))
+        assert wait_for(saved("finetune@left"), 240)
+        hosts.kill("head")
+        out, err = driver.communicate(timeout=120)
+    assert driver.returncode == 2, out + err
+    assert "lost Ray's head" in err
+    assert "Traceback" not in err
+    with ray_hosts(tmp_path, port):
+        assert run_in(folder, "mergeflow", "run", timeout=900, RAY_ADDRESS=at(port)).returncode == 0
+    assert recorded(folder) == threads_long
+
+
+def started(folder: Path, **address: str) -> "subprocess.Popen[str]":
+    variables = environment() | address
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(["mergeflow", "run"], cwd=folder, env=variables, **pipes)  # type: ignore[call-overload]
 
@@ -191,22 +228,20 @@ def test_a_killed_workers_training_goes_on_elsewhere_to_the_same_bits(
     hosts: Hosts, threads_long: dict[str, Any], tmp_path: Path, port: int
 ) -> None:
     folder = with_store(tmp_path / "driver/project", **LONG)
-    driver = started(folder, port)
+    driver = started(folder, DASK_SCHEDULER_ADDRESS=tcp(port))
     assert wait_for(saved("finetune@left"), 240)
     (victim,) = hosts.at_work("finetune@left")
     hosts.kill(victim)
     out, err = driver.communicate(timeout=400)
     assert driver.returncode == 0, out + err
     assert recorded(folder) == threads_long
-    record = json.loads((folder / ".mergeflow/records/finetune@left.json").read_text())
-    print(record)
 
 
 def test_a_lost_scheduler_is_told_in_a_sentence_and_the_next_run_ends_right(
     hosts: Hosts, threads_long: dict[str, Any], tmp_path: Path, port: int
 ) -> None:
     folder = with_store(tmp_path / "driver/project", **LONG)
-    driver = started(folder, port)
+    driver = started(folder, DASK_SCHEDULER_ADDRESS=tcp(port))
     assert wait_for(saved("finetune@left"), 240)
     hosts.kill("head")
     out, err = driver.communicate(timeout=120)
@@ -237,7 +272,7 @@ def test_killed_at_random_moments(forked_hosts: Hosts, threads_long: dict[str, A
         if not folder.exists():
             with_store(folder, f"{BUCKET}-{projects}", **LONG)
             projects += 1
-        driver = Forked(folder, ("mergeflow", "run"), environment() | {"DASK_SCHEDULER_ADDRESS": address(port)})
+        driver = Forked(folder, ("mergeflow", "run"), environment() | {"DASK_SCHEDULER_ADDRESS": tcp(port)})
         done = killed_until_it_ends(driver, forked_hosts, port, lot, kills, struck)
         assert done.returncode in (0, 2, -9), done.stdout + done.stderr
         assert "Traceback" not in done.stderr, done.stderr
@@ -266,3 +301,64 @@ def killed_until_it_ends(
         for name in WORKERS if victim == "head" else [victim]:
             hosts.start(name, dask_worker(port))
     return driver.wait(400)
+
+
+class Trouble:
+    """What lies between a server of S3 and its clients: it is slow, or takes nothing more."""
+
+    def __init__(self, server: Any) -> None:
+        self.kind, self._app = "", server._server.app
+        server._server.app = self
+
+    def __call__(self, request: dict[str, Any], answer: Any) -> Any:
+        if self.kind == "full" and request["REQUEST_METHOD"] == "PUT":
+            answer("507 Insufficient Storage", [])
+            return []
+        if self.kind == "slow":
+            time.sleep(0.2)
+        return self._app(request, answer)
+
+
+@pytest.mark.parametrize("kind", ["slow", "full"])
+def test_a_store_in_trouble_is_waited_for_or_named(
+    kind: str,
+    s3_server: "ThreadedMotoServer",
+    forked_hosts: Hosts,
+    threads_long: dict[str, Any],
+    tmp_path: Path,
+    port: int,
+) -> None:
+    folder, trouble = with_store(tmp_path / "driver/project", **LONG), Trouble(s3_server)
+    driver = Forked(folder, ("mergeflow", "run"), environment() | {"DASK_SCHEDULER_ADDRESS": tcp(port)})
+    assert wait_for(saved("finetune@left"), 240)
+    trouble.kind = kind
+    begun = time.monotonic()
+    done = driver.wait(400)
+    print(f"{kind}: {time.monotonic() - begun:.0f} s\n{done.stdout}{done.stderr}")
+    trouble.kind = ""
+    if kind != "slow":
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert f"the store {BUCKET}" in done.stderr
+        assert "Traceback" not in done.stderr
+        store = Store(BUCKET)
+        for path in store._fs.find(f"{store._root}/files/md5"):  # nothing half-written
+            assert hashlib.md5(store._fs.cat_file(path)).hexdigest() == "".join(
+                path.removesuffix(".dir").split("/")[-2:]
+            )
+        done = run(folder, port)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert recorded(folder) == threads_long
+
+
+def test_two_drivers_at_once_do_no_stage_twice(
+    forked_hosts: Hosts, threads: dict[str, Any], tmp_path: Path, port: int
+) -> None:
+    folders = [with_store(tmp_path / "driver" / name) for name in ("here", "there")]
+    variables = environment() | {"DASK_SCHEDULER_ADDRESS": tcp(port)}
+    for driver in [Forked(folder, ("mergeflow", "run"), variables) for folder in folders]:
+        done = driver.wait(400)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert [recorded(folder) for folder in folders] == [threads, threads]
+    for stage in ("base", "finetune@left", "finetune@right", "sweep@ties"):
+        records = [json.loads((folder / f".mergeflow/records/{stage}.json").read_text()) for folder in folders]
+        assert records[0]["seconds"] == records[1]["seconds"], stage

@@ -285,7 +285,11 @@ def packed(project: Path, store: Store, address: str = "finetune@left") -> Parce
 
 
 def travelled(project: Path, address: str, store: Store) -> Result:
-    fields = carry_out(vars(packed(project, store, address)))
+    return carried_out(packed(project, store, address))
+
+
+def carried_out(parcel: Parcel) -> Result:
+    fields = carry_out(vars(parcel))
     if isinstance(fields, Exception):
         raise fields
     return Result(**fields)
@@ -293,14 +297,19 @@ def travelled(project: Path, address: str, store: Store) -> Result:
 
 @pytest.mark.slow
 class TestParcel:
-    def test_the_outputs_are_those_of_a_stage_that_stayed(self, toy: Path, worker: Path, tmp_path: Path) -> None:
-        store = Store(f"file://{tmp_path}/store")
-        result = travelled(toy, "finetune@left", store)
+    def test_the_outputs_are_those_of_a_stage_that_stayed_whatever_the_clock(
+        self, toy: Path, worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, clock = Store(f"file://{tmp_path}/store"), time.time
+        parcel = packed(toy, store)
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda: clock() - 3600)  # an hour off on the worker
+            result = carried_out(parcel)
         with chdir(toy):
             run_stage(toy, stage_of(toy))
         assert result.outs == {"outputs/experts/left": digest_as_dvc(toy / "outputs/experts/left")}
         assert not list((worker / "stages").glob("*/"))
-        assert travelled(toy, "finetune@left", store).sent == 0  # what was made is not made again
+        assert carried_out(parcel).sent == 0  # what was made is not made again
 
     @pytest.mark.parametrize("address", ["prepare@left", "base", "multitask"])
     def test_every_kind_of_stage_travels(self, toy: Path, worker: Path, tmp_path: Path, address: str) -> None:
@@ -372,7 +381,7 @@ class TestParcel:
             do_here(io)
 
         monkeypatch.setattr(parcels, "run_stage", lambda project, stage: run_stage(project, stage, work=work))
-        machines = Fleet(Here(), RunSection(runner="dask", store=f"file://{tmp_path}/store"))
+        machines = Fleet(Here(), RunSection(runner="dask", workers=1, device="cpu", store=f"file://{tmp_path}/store"))
         with chdir(toy), pytest.raises(RuntimeError, match="out of tune") if fails else nullcontext():
             run_stage(toy, stage_of(toy, "prepare@left"), force=True, work=machines.work)
         log = (toy / ".mergeflow/logs/prepare@left.log").read_text()
