@@ -304,8 +304,8 @@ class _Search:
         )
 
     def _observe(self, digit: int, before: str, histograms: _Histograms, stack: Stack, args: Any) -> _Histograms:
-        known = stack.model.known[before] if digit else None
-        among = histograms.among = known[stack.name] if isinstance(known, dict) else known
+        earlier = stack.model.known[before] if digit else None
+        among = histograms.among = earlier[stack.name] if isinstance(earlier, dict) else earlier
         values, integer = self.values(stack, args), torch.int32 if self.dtype == FLOAT32 else torch.int64
         shift = DIGIT * (self.dtype.itemsize * 8 // DIGIT - 1 - digit)
         for expert, row in enumerate(values.reshape(len(values), values[0].numel())):
