@@ -78,6 +78,30 @@ def test_parts_of_attention_and_mlps_by_unusual_names(family):
         assert {architecture.role(f"{name}.weight", (32, 32)) for name in names} == {role}
 
 
+# Biases of each head [heads, n] were treated as matrices by spectral methods.
+BIASES = (
+    "levit.encoder.stages.0.layers.0.attention.attention_biases",
+    "stages.1.blocks.0.mixer.m.attn.attention_biases",
+    "encoder.layers.0.self_attn.bias_u",
+    "encoder.layers.0.self_attn.pos_bias_v",
+    "transformer.layer.0.rel_attn.r_w_bias",
+    "layers.0.self_attn.q_l2_clip.scale",
+)
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_biases_of_heads_are_no_matrices(name):
+    assert not any(Architecture().treats(name, (4, 49), word) for word in ("attn_mlp", "mlp", "all"))
+    assert Architecture().treats(f"{name.rpartition('.')[0]}.q_proj.weight", (4, 49), "attn_mlp")
+
+
+@pytest.mark.parametrize(
+    "name", ["serial_blocks1.0.factoratt_crpe.qkv", "stages.1.blocks.2.xca.proj", "stages.3.blocks.4.e_mhsa.q"]
+)
+def test_attention_of_image_models_by_unusual_names(name):
+    assert Architecture().role(f"{name}.weight", (48, 16)) == "attention"
+
+
 # Of no family of the table: names alone tell. Once the first three had their head in
 # `all`, jetmoe its experts and phi4_multimodal its image encoder in neither; the others were refused.
 BY_NAME = (
@@ -300,7 +324,10 @@ def test_attention_of_three_dimensions_is_refused():
 
 SIZES = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers", "depth")
 # Tables of relative positions, routers, and what joins towers lie inside modules that are called attention or MLP.
-LEFT = r"rel_pos|relative_pos|position_bias|router|connector\.|merger\.|downsample\.assign|mask_embed|^.*seg_embed"
+LEFT = (
+    r"rel_pos|relative_pos|position_bias|router|connector\.|merger\.|mask_embed|^.*seg_embed|"
+    r"attention_biases$|bias_[uv]$|_clip\.scale$|_sconv\."
+)
 
 
 def _shrunken(config):

@@ -28,6 +28,9 @@ _VOCABULARY: Patterns = (
     (r"num_batches_tracked$|logit_(?:scale|bias)$|layer_?scale|lambda_?\w*$|gamma_\w+$|\bls\d\.gamma$", "other"),
     (rf"{_B}router{_E}|shared_expert_gate\.|(?:mlp|moe|ffn|feed_forward)\.gate\.|expert_bias$", "router"),
     (rf"{_B}experts?{_E}|{_B}shared_experts?{_E}|(?:moe|\.mlp)\.(?:input|output)_linear\.", "expert"),
+    # Not matrices, though they have two dimensions: biases of each head, scales, kernels of one channel each.
+    (r"(?:attention_biases|bias_idxs|r_[wrs]_bias|\b(?:pos_)?bias_[uv])$", "position"),
+    (r"_clip\.scale$|_sconv\.static_weight$", "other"),
     (r"relative_(?:attention_bias|position)|rel_embeddings|rel_pos|inv_freq|rotary_emb|alibi", "position"),
     (rf"embed_out\.|lm_head|predictions?\.|{_B}lm_predictions|vocab_(?:transform|projector)|final_logits_bias", "head"),
     (rf"classifier\.|classification_head|{_B}(?:score|qa_outputs|fc|head|head_dist)\.\w+$", "head"),
@@ -45,7 +48,7 @@ _VOCABULARY: Patterns = (
     (rf"attn|attention|{_B}to_(?:q|k|v|kv|qkv|out)\.|{_B}(?:[qkvo]|qkv|query|key|value)_proj\.", "attention"),
     (rf"{_B}(?:queries|keys|values)\w*\.linear\.|\d\.(?:module\.)?projection\.linear\.", "attention"),
     (rf"token_mixer\.(?:qkv|proj)\.|{_B}head\.output_proj\.|{_B}assign\.proj\.", "attention"),
-    (rf"{_B}temporal_(?:dense|fc)\.|{_B}\w+_self_att\.", "attention"),
+    (rf"{_B}temporal_(?:dense|fc)\.|{_B}\w+_self_att\.|{_B}factoratt_\w+\.|mhsa\.|{_B}xca\.", "attention"),
     (rf"{_B}adapter_modules\.\w+\.dense\d\.|{_B}\w+_inter\.dense\.", "mlp"),
     (r"mlp|ffn|ffw_|feed_forward|denserelu|(?:intermediate|output)(?:_\w+)?\.dense\.", "mlp"),
     (rf"(?:gate|up|down)_proj\.|{_B}linear_(?:up|down)\.|{_B}ff\d?\.|pwconv\d\.|pointwise_(?:conv|lin)\d\.", "mlp"),
