@@ -5,11 +5,23 @@ that prefect.yaml's pull step goes to.
 """
 
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from prefect import flow, get_run_logger
-from prefect.states import Completed
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterExpectedStartTime,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed
 
 from flows.dvc_commands import registration_lost
 from flows.pipeline import publish_decision, run_project
@@ -33,6 +45,7 @@ def nightly(
         The addresses of the stages that were submitted.
     """
     folder = project_folder(root)
+    cancel_missed_runs()
     with exclusive_run(folder), reported(folder, None, folder / metrics if metrics else None) as ran:
         ran += run_project(folder, registration_lost(folder), push, targets)
         return named(outcome(folder, ran), ran)
@@ -89,6 +102,29 @@ def gate(version: str | int = "candidate", model: str | None = None, root: str =
     publish_decision(store, asked, number, done.champion, done.decision)
     answer = {"model": asked, "version": number, "champion": done.champion, "changed": done.changed}
     return named(outcome_of(done.changed, done.decision is not None), answer)
+
+
+def cancel_missed_runs() -> None:
+    """Cancel what the schedule has planned until now with this run's parameters: nights in which no worker was there.
+
+    One run brings the project up to date however many were missed. (A limit of the deployment would not do: a worker
+    that takes one run after the other starts each of them in its turn.)
+    """
+    with get_client(sync_client=True) as client:
+        this_run = client.read_flow_run(UUID(str(flow_run.id)))
+        if this_run.deployment_id is None:
+            return
+        missed = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter(
+                deployment_id=FlowRunFilterDeploymentId(any_=[this_run.deployment_id]),
+                state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])),
+                expected_start_time=FlowRunFilterExpectedStartTime.model_validate({"before_": datetime.now(UTC)}),
+            )
+        )
+        for run in missed:
+            if run.auto_scheduled and run.parameters == this_run.parameters:
+                reason = f"The run '{this_run.name}' does this run's work, which no worker has taken in time."
+                client.set_flow_run_state(run.id, Cancelled(name="Missed", message=reason))
 
 
 def named(name: str, result: Any) -> Any:

@@ -8,12 +8,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.flows.kill_driver import make_toy_repository
 from tests.flows.prefect_server import Server, prefect_server, wait_for
@@ -49,9 +49,7 @@ def receiver() -> Iterator[tuple[str, list[Any]]]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("night")
     project = make_toy_repository(folder / "project", steps=20)
-    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())
-    deployments["deployments"][0]["schedules"] = [{"interval": 4, "active": False}]  # seconds, not every night
-    (project / "prefect.yaml").write_text(yaml.safe_dump(deployments))
+    shutil.copy(ROOT / "prefect.yaml", project)
     with prefect_server(folder, project, LOGIN) as server:
         pool = ("prefect", "work-pool", "create", "mergeflow", "--type", "process")
         server.run(*pool, "--base-job-template", str(ROOT / "deploy/process.json"))
@@ -90,10 +88,15 @@ def received(server: Server) -> Iterator[list[dict[str, str]]]:
         yield received
 
 
+@pytest.fixture(scope="module")
+def worker(server: Server) -> None:
+    server.start_worker()
+
+
+@pytest.mark.usefixtures("worker")
 def test_a_failed_run_and_silence_reach_the_webhook(
     server: Server, received: list[dict[str, str]], tmp_path: Path
 ) -> None:
-    server.start_worker()
     server.run("prefect", "deployment", "run", "nightly/mergeflow-nightly", "--param", f"root={tmp_path}")
     wait_for(lambda: {"mergeflow: nightly is Failed", SILENCE} <= set(titles(received)), 120)
     failure = titles(received)["mergeflow: nightly is Failed"]
@@ -102,3 +105,15 @@ def test_a_failed_run_and_silence_reach_the_webhook(
 
 def titles(received: list[dict[str, str]]) -> dict[str, str]:
     return {message["title"]: message["message"] for message in received}
+
+
+@pytest.mark.usefixtures("worker")
+def test_missed_nights_run_once(server: Server) -> None:
+    name, before = "mergeflow-nightly", datetime.now(UTC) - timedelta(days=4)
+    missed = {"start_time": before.isoformat(), "min_runs": 4, "max_runs": 4}
+    server.ask(f"deployments/{deployment(server, name)['id']}/schedule", missed)
+    wait_for(lambda: len(server.runs(name, "CANCELLED")) == 3, 120)
+    assert {run["state_name"] for run in server.runs(name, "CANCELLED")} == {"Missed"}
+    assert [run["auto_scheduled"] for run in server.runs(name, "PENDING", "RUNNING", "COMPLETED")] == [True]
+    tomorrow = [run["expected_start_time"] for run in server.runs(name, "SCHEDULED")]
+    assert min(tomorrow) > datetime.now(UTC).isoformat()
