@@ -111,7 +111,8 @@ def test_the_other_commands_are_parsed_by_their_programs(stand: Path) -> None:
                 parsers[words[0]]([word for word in words[1:] if word != "--no-prompt"])
             else:
                 # mlflow's server: tests/loopback.py starts it with these options
-                assert words[0] in ("git", "cd", "make", "source", "export", "mlflow"), words
+                others = "git cd make source export mlflow pg_dump createdb pg_restore"
+                assert words[0] in others.split(), words
     assert seen >= set(parsers)
     deployed = {one["name"] for one in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
     assert (
@@ -133,7 +134,7 @@ def parse(command: Any, words: list[str]) -> None:
 
 
 @pytest.mark.skipif(not SERVERS, reason="minutes; set MERGEFLOW_RUNBOOK=servers to follow the runbook with its servers")
-def test_with_servers(stand: Path, tmp_path: Path) -> None:
+def test_with_servers(stand: Path) -> None:
     """All but the installation, in one shell; the page's servers on free ports and a PostgreSQL of the test's own."""
     assert POSTGRES, "Debian's package postgresql is not installed"
     ports = {"127.0.0.1:5000": free_port(), "127.0.0.1:4200": free_port()}
@@ -147,16 +148,22 @@ def test_with_servers(stand: Path, tmp_path: Path) -> None:
         for address, port in ports.items():
             host, _, old = address.partition(":")
             script = script.replace(address, f"{host}:{port}").replace(f"--port {old}", f"--port {port}")
-        log = tmp_path / "transcript.log"
-        with log.open("w") as sink:
-            shell = ["bash", "-eu", "-c", script]
-            env = environment() | PEOPLE
-            process = subprocess.Popen(shell, cwd=stand, env=env, stdout=sink, stderr=sink, start_new_session=True)
-            try:
-                status = process.wait(3000)
-            finally:
-                os.killpg(process.pid, signal.SIGKILL)
+        follow_in_shell(script, stand)
+
+
+def follow_in_shell(script: str, folder: Path, variables: dict[str, str] | None = None) -> str:
+    """Run a script, which must succeed, and end its servers; return what it printed."""
+    log = folder.parent / f"{folder.name}.log"
+    with log.open("w") as sink:
+        shell = ["bash", "-eu", "-c", script]
+        env = environment() | PEOPLE | (variables or {})
+        process = subprocess.Popen(shell, cwd=folder, env=env, stdout=sink, stderr=sink, start_new_session=True)
+        try:
+            status = process.wait(3000)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
     assert status == 0, log.read_text()[-4000:]
+    return log.read_text()
 
 
 def shell_script(blocks: list[Block]) -> str:
