@@ -324,6 +324,6 @@ def registration_lost(root: Path) -> bool:
     """Whether the registry that is configured now lacks the version that this project registered."""
     if not (root / layout.REGISTRATION).exists():
         return False
-    from registry.stage import is_registered
+    from registry.versions import is_registered
 
     return not is_registered(root)

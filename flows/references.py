@@ -67,7 +67,7 @@ def _holds(place: Path, source: str) -> bool:
 
 def _is_whole(store: "Store", name: str, number: str, place: Path) -> bool:
     """Return whether the files that were fetched are those that were registered still."""
-    from registry.files import MODEL, check_part
+    from registry.artifacts import MODEL, check_part
 
     try:
         check_part(store.client.get_model_version(name, number), MODEL, place / "model")

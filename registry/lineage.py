@@ -1,20 +1,340 @@
-"""Where a version comes from: recipe, experts, data, commit and environment, read back from MLflow as plain values."""
+"""Where a version comes from: described when it is registered, read back from MLflow as plain values.
 
-from collections.abc import Iterator
+The description is a JSON document kept beside the recipe, so that nothing in it depends on runs that may be deleted.
+"""
+
+import hashlib
+import json
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+import yaml
 from mlflow.entities import Run
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
+import mergeflow
+from mergeflow import layout
 from mergeflow.checkpoints.fingerprint import short
+from mergeflow.data import digest_of_split, load_manifest
 from mergeflow.errors import MergeflowError
-from registry.provenance import examples_of
+from registry.logging import ChildRecord, DatasetRecord, PipelineRecord
 from registry.store import Store, mlflow
 from registry.versions import CHAMPION, chosen_version, describe, read_documents
+from tasks.project.recorded import digest_as_dvc, locked_stages
+from tasks.project.stage import StageIO
+
+# Whatever touches a number on its way from pixels or text to merged weights.
+_PACKAGES = (
+    *("mergeflow", "torch", "torchvision", "open_clip_torch", "transformers", "tokenizers"),
+    *("safetensors", "numpy", "scipy", "pillow"),
+)
+
+
+def environment() -> dict[str, Any]:
+    """Return the library's code, interpreter, operating system, processor, accelerator and packages, as JSON values.
+
+    Example:
+        >>> sorted(environment())
+        ['accelerator', 'code', 'instructions', 'packages', 'processor', 'python', 'system']
+    """
+    return {
+        "code": _code(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
+    }
+
+
+def environment_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Describe the differences between two environments.
+
+    Example:
+        >>> environment_changes({"python": "3.11", "packages": {"torch": "2.9"}}, {"python": "3.11", "packages": {}})
+        ['torch: 2.9 then, missing now']
+    """
+    old, new = _flat(then), _flat(now)
+    return [
+        f"{key}: {old.get(key) or 'missing'} then, {new.get(key) or 'missing'} now"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _flat(environment: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{key: value for key, value in environment.items() if key != "packages"}, **environment["packages"]}
+
+
+def _code() -> str:
+    """Return a digest of the library's source: its version number does not change with every change of a formula."""
+    folder, whole = Path(mergeflow.__file__).parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        whole.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return whole.hexdigest()[:12]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    """Return the processor's model, which decides the kernels that are chosen; platform.processor() is often empty."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+_CODE = ("mergeflow", "tasks", "registry", "flows", "suites", "params.yaml", "dvc.yaml")
+
+
+def pipeline_record(io: StageIO, selection: dict[str, Any]) -> PipelineRecord:
+    """Return the pipeline's run: parameters, test figures, data sets, DVC's hashes, figures and results."""
+    test = read_json(io, layout.TEST)
+    metrics = {f"test/{row['name']}/{key}": row[key] for row in test["rows"] for key in ("mean", "normalised")}
+    fine_tuning = io.section("finetune").model_dump()
+    params = {f"finetune.{key}": value for key, value in fine_tuning.items()}
+    params |= {f"model.{key}": value for key, value in io.section("model").model_dump().items()}
+    files = sorted(io.dep(layout.FIGURES).glob("*.svg"))
+    return PipelineRecord(
+        name="pipeline",
+        fingerprint=hashlib.sha256(json.dumps([selection, test], sort_keys=True).encode()).hexdigest(),
+        params={**params, "seed": io.section("seed"), "tasks": ",".join(selection["tasks"])},
+        metrics=metrics,
+        tags={"git_commit": git_commit(io.root), "winner": selection["winner"]},
+        dvc=dvc_hashes(io.root),
+        datasets=tuple(_datasets(io, selection["tasks"])),
+        artifacts={
+            "figures": tuple(map(str, files)),
+            "series": tuple(str(path) for path in sorted(io.dep(layout.SERIES).glob("*.json"))),
+            "results": tuple(str(io.dep(path)) for path in (layout.SELECTION, layout.TEST, layout.GEOMETRY)),
+        },
+    )
+
+
+def _datasets(io: StageIO, tasks: list[str]) -> Iterator[DatasetRecord]:
+    for task in tasks:
+        splits = read_json(io, layout.manifest(task))["splits"]
+        for split, facts in splits.items():
+            yield DatasetRecord(
+                task=task,
+                split=split,
+                digest=split_digest(io, task, split),
+                path=layout.split(split, task),
+                counts={"examples": facts["count"]},
+            )
+
+
+def split_digest(io: StageIO, task: str, split: str) -> str:
+    """Return one SHA-256 for the arrays of a split."""
+    return digest_of_split(load_manifest(io.dep(layout.manifest_folder(task)))["splits"][split])
+
+
+def child_records(io: StageIO, selection: dict[str, Any]) -> Iterator[ChildRecord]:
+    """Yield the run of each expert and of each method."""
+    test = {row["name"]: row for row in read_json(io, layout.TEST)["rows"]}
+    for task in selection["tasks"]:
+        yield expert_record(io, task, {"test/accuracy": test["individual"]["accuracy"][task]})
+    for method, chosen in selection["methods"].items():
+        figures = {f"test/{key}": test[method][key] for key in ("mean", "normalised")}
+        figures |= {f"test/accuracy/{task}": value for task, value in test[method]["accuracy"].items()}
+        yield method_record(io, method, chosen, figures)
+
+
+def expert_record(io: StageIO, task: str, metrics: Mapping[str, float]) -> ChildRecord:
+    """Return the run of one expert: its settings, its curves and the metrics given.
+
+    Args:
+        metrics: figures of the expert that stand elsewhere, such as its test accuracy.
+    """
+    summary = read_json(io, layout.expert_training(task))
+    curves = ("loss", "gradient_norm", "distance", "validation_accuracy")
+    return ChildRecord(
+        kind="expert",
+        name=task,
+        params={"task": task, "fingerprint": summary["fingerprint"], **summary["settings"]},
+        metrics={**metrics, **_seconds(io, f"finetune@{task}")},
+        steps=tuple((key, row["steps"], row[key]) for row in summary["epochs"] for key in curves if key in row),
+    )
+
+
+def method_record(io: StageIO, method: str, chosen: Mapping[str, Any], metrics: Mapping[str, float]) -> ChildRecord:
+    """Return the run of one method's sweep: the choice, every candidate's score and the metrics given.
+
+    Args:
+        chosen: what was chosen of it on validation: a line of `methods` of the selection.
+        metrics: figures of the chosen merge that stand elsewhere, such as its test accuracy.
+    """
+    sweep = read_json(io, layout.sweep(method))
+    validation = {f"validation/{key}": chosen["validation"][key] for key in ("mean", "normalised")}
+    return ChildRecord(
+        kind="method",
+        name=method,
+        params={"fingerprint": chosen["fingerprint"], "candidates": chosen["candidates"], **chosen["args"]},
+        metrics={**validation, **metrics, **_seconds(io, f"sweep@{method}")},
+        steps=tuple(
+            ("validation/candidate/normalised", number, row["normalised"])
+            for number, row in enumerate(sweep["candidates"])
+        ),
+        artifacts={"sweep": (str(io.dep(layout.sweep(method))),)},
+    )
+
+
+def _seconds(io: StageIO, address: str) -> dict[str, float]:
+    cost = io.cost(address)
+    return {"seconds": cost["seconds"]} if cost else {}
+
+
+def read_json(io: StageIO, path: str) -> dict[str, Any]:
+    """Return the content of a declared JSON file."""
+    value: dict[str, Any] = json.loads(io.dep(path).read_text())
+    return value
+
+
+def dvc_hashes(root: Path) -> dict[str, str]:
+    """Return DVC's hash of every output that dvc.lock knows; the flow records them before this stage runs."""
+    outs = (out for stage in locked_stages(root).values() for out in stage.get("outs", []))
+    return {out["path"]: out["md5"] for out in outs if "md5" in out}
+
+
+def git_commit(root: Path) -> str:
+    """Return the commit that is checked out, and say when the project's code or parameters differ from it."""
+    commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD").strip()
+    if not commit:
+        return "unknown"
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *_CODE)
+    return f"{commit} with local changes" if changes.strip() else commit
+
+
+def _git(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False).stdout
+
+
+PROVENANCE = "provenance"
+SECTIONS = ("model", "finetune", "seed")
+
+
+def describe_origin(io: StageIO, selection: Mapping[str, Any], runs: Mapping[str, str]) -> dict[str, Any]:
+    """Return the document for a merge that the stage `select` made.
+
+    Args:
+        io: the stage's files; its `root` holds dvc.lock.
+        runs: task to the MLflow run of its expert.
+
+    Raises:
+        MergeflowError: an ancestor's bytes are not those of the hash that would be written.
+
+    Returns:
+        `base`, `experts` by task, `params`, `git_commit`, `environment`. A path comes with DVC's hash where dvc.lock
+        has one, and with a digest of mergeflow's own that proves the content wherever it is found.
+    """
+    hashes = dvc_hashes(io.root)
+    commit = git_commit(io.root)
+    recipe = selection["methods"][selection["winner"]]["recipe"]
+    return {
+        "kind": "pipeline",
+        "base": {
+            "path": layout.BASE,
+            "dvc": _proven(io, layout.BASE, hashes),
+            "fingerprint": recipe["base_fingerprint"],
+        },
+        "experts": {task: describe_expert(io, task, hashes, commit, runs.get(task)) for task in selection["tasks"]},
+        "params": {key: _plain(io.section(key)) for key in SECTIONS},
+        "git_commit": commit,
+        "accepted": accepted(io.root),
+        "environment": environment(),
+    }
+
+
+def accepted(root: Path) -> list[dict[str, str]]:
+    """Return whose outputs of older code a project counts, with who decided so and why: what is in force now."""
+    path, codes = root / layout.ACCEPTED, root / layout.CODE
+    entries = yaml.safe_load(path.read_text("utf-8")) if path.exists() else None
+    digests = yaml.safe_load(codes.read_text("utf-8")) if codes.exists() else {}
+    return [entry for entry in entries or [] if _lookup(digests, entry["stage"]) == entry["outputs_of"]]
+
+
+def _lookup(digests: Any, key: str) -> Any:
+    name, _, item = key.partition(".")
+    return digests.get(name, {}).get(item) if item else digests.get(name)
+
+
+def describe_expert(io: StageIO, task: str, hashes: Mapping[str, str], commit: str, run: str | None) -> dict[str, Any]:
+    """Return one expert's part of the document: weights, settings, seed, run, and the data it saw.
+
+    Args:
+        run: MLflow's run that holds the expert's curves; None where there is none.
+    """
+    summary = read_json(io, layout.expert_training(task))
+    manifest_path = layout.manifest_folder(task)
+    manifest = read_json(io, f"{manifest_path}/manifest.json")
+    splits = {
+        split: {
+            "path": layout.split(split, task),
+            "sha256": split_digest(io, task, split),
+            "examples": facts["count"],
+            "dvc": _proven(io, layout.split(split, task), hashes),
+        }
+        for split, facts in manifest["splits"].items()
+    }
+    return {
+        "path": layout.expert(task),
+        "dvc": _proven(io, layout.expert(task), hashes),
+        "fingerprint": summary["fingerprint"],
+        "validation_accuracy": summary["validation_accuracy"],
+        "settings": summary["settings"],
+        "seed": io.section("seed"),
+        "run": run,
+        "git_commit": commit,
+        "source": manifest.get("source"),
+        "manifest": {
+            "path": manifest_path,
+            "sha256": hashlib.sha256(io.dep(f"{manifest_path}/manifest.json").read_bytes()).hexdigest(),
+            "dvc": _proven(io, manifest_path, hashes),
+        },
+        "splits": splits,
+    }
+
+
+def _proven(io: StageIO, path: str, hashes: Mapping[str, str]) -> str | None:
+    """Return DVC's hash of an ancestor, which its bytes have, where they are here.
+
+    Raises:
+        MergeflowError: the bytes are others, so that the version could not be made again from what the hash names.
+    """
+    recorded = hashes.get(path)
+    if recorded is not None and (io.root / path).exists():
+        md5 = digest_as_dvc(io.root / path)
+        if md5 != recorded:
+            raise MergeflowError(
+                f"{path} is not what dvc.lock has recorded: MD5 {md5}, recorded {recorded}. A version merged from it "
+                "could not be made again. Remove it, and `mergeflow run` makes it again; or bring it back with "
+                "`dvc checkout`."
+            )
+    return recorded
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def examples_of(split: Mapping[str, Any]) -> int:
+    """Return how many examples a split of a provenance document has; versions of before count `images`."""
+    return int(split["examples"] if "examples" in split else split["images"])
 
 
 @dataclass(frozen=True)

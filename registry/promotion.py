@@ -2,21 +2,34 @@
 
 import getpass
 import json
+import shutil
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
+from mlflow.entities import LoggedModel, LoggedModelOutput, Metric
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
+from mergeflow.checkpoints import matches, open_checkpoint
+from mergeflow.checkpoints.fingerprint import scheme_of
 from mergeflow.errors import MergeflowError, check_model_name, unknown_name
-from registry.championship import LAST, Event, Snapshot, State, resolve, withdrawn
-from registry.files import check_model, read_evidence
+from registry.artifacts import (
+    DIGESTS,
+    ModelFiles,
+    check_model,
+    check_pyfunc,
+    digests_of,
+    read_evidence,
+    save_pyfunc,
+    write_evidence,
+)
 from registry.gates import Decision, Evidence, GateSettings, comparable, decide
 from registry.logging import FINGERPRINT, log_file
 from registry.store import Check, LockLost, Store
@@ -24,20 +37,28 @@ from registry.versions import (
     CANDIDATE,
     CHAMPION,
     DECISION,
+    LAST,
     LOGGED_MODEL,
+    METRICS,
     PREVIOUS,
     REMOVED,
     TASKS,
-    Candidate,
+    Event,
     ModelSnapshot,
     RegisteredVersion,
+    Snapshot,
+    State,
     describe,
-    ensure_version,
+    find_model,
     find_snapshot,
-    scratch_folder,
+    resolve,
+    same_model,
+    serves,
     snapshot,
+    withdrawn,
 )
 
+_MODEL = "mergeflow.model"
 # An event's tag holds the line; MLflow allows 100 000 characters.
 _LONGEST_LINE = 5000
 _ATTEMPTS = 5
@@ -78,6 +99,29 @@ class Promotion:
     changed: bool
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """What is registered: files, evidence and where they came from.
+
+    Args:
+        files: weights, heads, documents.
+        evidence: validation figures, kept with the version for every later comparison.
+        fingerprint: digest of all that decides the weights.
+        metrics: figures to show, by name.
+        run_id: the pipeline's run; None: none.
+        description: one line for the registry's page.
+        tags: further text by name.
+    """
+
+    files: ModelFiles
+    evidence: Evidence
+    fingerprint: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    run_id: str | None = None
+    description: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
 def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion:
     """Register the model once per fingerprint and point `candidate` at it, unless it is champion.
 
@@ -96,6 +140,122 @@ def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion
             store.client.set_registered_model_alias(name, CANDIDATE, number)
             aliases[CANDIDATE] = number
         return describe(version, aliases, new=new)
+
+
+def ensure_version(
+    store: Store, name: str, candidate: Candidate, versions: Mapping[str, ModelVersion]
+) -> tuple[ModelVersion, bool]:
+    """Return MLflow's version with the candidate's weights and tasks, made when missing, and whether it was.
+
+    The caller holds the model's lock. The version's row is written last, so that a version that exists is complete;
+    what a killed attempt left is used when whole and deleted when not. A version whose files were lost or damaged since
+    does not count: another one is made.
+
+    Args:
+        name: the registered model, made where it does not exist.
+    """
+    tasks = sorted(candidate.evidence.accuracy)
+    for version in versions.values():
+        recorded = version.tags.get(FINGERPRINT)
+        if (
+            recorded
+            and _is_of(candidate, recorded)
+            and same_model(store, version, recorded, tasks)
+            and _is_whole(store, version)
+        ):
+            return version, False
+    taken = {version.tags.get(LOGGED_MODEL) for version in versions.values()}
+    logged = _finished_upload(store, name, candidate, taken) or _upload(store, name, candidate)
+    if not versions and find_model(store, name) is None:
+        store.client.create_registered_model(name)
+    tags = {**candidate.tags, FINGERPRINT: candidate.fingerprint, METRICS: json.dumps(dict(candidate.metrics))}
+    tags |= {TASKS: json.dumps(tasks), LOGGED_MODEL: logged.model_id}  # MLflow's own field does not come back
+    tags |= {key: text for key, text in logged.tags.items() if key == DIGESTS}
+    with store.active():
+        version = store.client.create_model_version(
+            name,
+            logged.artifact_location,
+            run_id=candidate.run_id,
+            tags=tags,
+            description=candidate.description or None,
+            model_id=logged.model_id,
+        )
+    return version, True
+
+
+def _is_of(candidate: Candidate, recorded: str) -> bool:
+    """Return whether a version's fingerprint, of whatever scheme, is that of a candidate's weights."""
+    if scheme_of(recorded) == scheme_of(candidate.fingerprint):
+        return recorded == candidate.fingerprint
+    with open_checkpoint(candidate.files.weights) as state:
+        return matches(state, recorded)
+
+
+def _finished_upload(
+    store: Store, name: str, candidate: Candidate, taken: Collection[str | None]
+) -> LoggedModel | None:
+    words = f"tags.`{FINGERPRINT}` = '{candidate.fingerprint}' AND tags.`{_MODEL}` = '{name}'"
+    finished = None
+    for logged in store.client.search_logged_models([store.experiment_id], filter_string=words):
+        if logged.model_id in taken:
+            continue
+        if str(logged.status) == "READY" and serves(store, logged.artifact_location, candidate.evidence.accuracy):
+            finished = logged
+        else:
+            store.client.delete_logged_model(logged.model_id)
+    return finished
+
+
+def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
+    with scratch_folder(store, name) as scratch:
+        folder = scratch / "model"
+        save_pyfunc(folder, candidate.files, {"fingerprint": candidate.fingerprint})
+        check_pyfunc(folder, candidate.files.served)
+        write_evidence(folder / "evidence", candidate.evidence)
+        logged = store.client.create_logged_model(
+            store.experiment_id,
+            name=name,
+            source_run_id=candidate.run_id,
+            tags={FINGERPRINT: candidate.fingerprint, _MODEL: name, DIGESTS: digests_of(folder)},
+            model_type=f"merged {candidate.files.model['modality']} model",
+        )
+        store.client.log_model_artifacts(logged.model_id, str(folder))
+    if candidate.run_id is not None:
+        now = logged.creation_timestamp
+        points = [Metric(key, value, now, 0, model_id=logged.model_id) for key, value in candidate.metrics.items()]
+        store.client.log_batch(candidate.run_id, metrics=points)
+        store.client.log_outputs(candidate.run_id, [LoggedModelOutput(logged.model_id, step=0)])
+    return store.client.finalize_logged_model(logged.model_id, "READY")
+
+
+@contextmanager
+def scratch_folder(store: Store, name: str) -> Iterator[Path]:
+    """Give the holder of the lock an empty folder on the project's disk; what a killed holder left goes first.
+
+    Raises:
+        MergeflowError: the disk is full or refuses.
+    """
+    folder = store.scratch / name
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        yield folder
+    except OSError as error:
+        raise MergeflowError(
+            f"the registry could not write for the model '{name}': {error}. Nothing was promoted; make room or give "
+            "access there, and run again."
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_whole(store: Store, version: ModelVersion) -> bool:
+    try:
+        check_model(store, version)
+        read_evidence(store, version)
+    except MergeflowError:
+        return False
+    return True
 
 
 def promote(

@@ -1,12 +1,47 @@
-"""Stage `register`: log the pipeline's run, register the winner, ask the gates."""
+"""Stage `register`: prove that the winner's recipe makes it, register it, evaluate the champion, ask the gates."""
 
+import hashlib
 import json
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
+import torch
+
 from mergeflow import layout
-from mergeflow.documents import Registration, read_registration, write_document
+from mergeflow.analysis.provable.criteria import Criterion
+from mergeflow.checkpoints import matches, open_checkpoint
+from mergeflow.checkpoints.fingerprint import scheme_of, short
+from mergeflow.data import load_manifest
+from mergeflow.documents import Registration, write_document
+from mergeflow.errors import MergeflowError
+from mergeflow.evaluation import example_scores
+from mergeflow.evaluation.accuracy import read_scores
+from mergeflow.merging import make_recipe, merge
+from mergeflow.modalities.serving import read_model
+from mergeflow.training.arithmetic import arithmetic
+from mergeflow.training.settings import Precision
+from registry.artifacts import ModelFiles, read_evidence
+from registry.gates import Decision, Evidence
+from registry.lineage import (
+    PROVENANCE,
+    child_records,
+    describe_origin,
+    examples_of,
+    expert_record,
+    lineage,
+    method_record,
+    pipeline_record,
+    read_json,
+    split_digest,
+)
+from registry.logging import ChildRecord, DatasetRecord, PipelineRecord, log_pipeline
+from registry.promotion import Candidate, Promotion, promote, register
+from registry.store import Store, connect
+from registry.versions import METHOD, REMOVED, RegisteredVersion, download_model, find_stored
 from tasks.project.stage import StageIO
 
 PASSING = ("run", "id", "created", "git_commit")  # in MLflow; `registry lineage` prints them
@@ -14,12 +49,6 @@ PASSING = ("run", "id", "created", "git_commit")  # in MLflow; `registry lineage
 
 def run(io: StageIO) -> None:
     """Write `outputs/registration.json`: the version, its aliases, its lineage and the gates' decision."""
-    from registry.lineage import lineage
-    from registry.logging import log_pipeline
-    from registry.provenance import child_records, describe_origin, pipeline_record
-    from registry.registration import register_merge
-    from registry.store import connect
-
     model = io.section("registry").model
     selection = json.loads(io.dep(layout.SELECTION).read_text())
     store = connect(project_root=io.root)
@@ -41,16 +70,6 @@ def run(io: StageIO) -> None:
     write_document(io.out(layout.REGISTRATION), json.loads(json.dumps(registration, default=str)))
 
 
-def is_registered(root: Path) -> bool:
-    """Whether the registry configured now holds, files and all, what `outputs/registration.json` speaks of."""
-    from registry.store import connect
-    from registry.versions import find_registered
-
-    noted = read_registration(root / layout.REGISTRATION)
-    tasks = [expert["task"] for expert in noted["lineage"]["experts"]]
-    return find_registered(connect(project_root=root), noted["model"], noted["fingerprint"], tasks) is not None
-
-
 def _plain(decision: Any) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json.dumps(asdict(decision)))
     return {**plain, "reasons": decision.reasons}
@@ -61,3 +80,322 @@ def _lasting(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {key: _lasting(value) for key, value in tree.items() if key not in PASSING}
     return [_lasting(value) for value in tree] if isinstance(tree, list) else tree
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What came of a merge made again.
+
+    Attributes:
+        path: the new file.
+        fingerprint: of the new weights, in the scheme of the recorded ones.
+        other_inputs: inputs ("base" or a task) whose fingerprint is not the recorded one, sorted.
+        seconds: wall time of the merge.
+    """
+
+    path: Path
+    fingerprint: str
+    other_inputs: tuple[str, ...]
+    seconds: float
+
+
+def replay(recipe: Mapping[str, Any], root: Path, out: Path) -> Replay:
+    """Merge by a recorded recipe, piece by piece, from inputs below `root`.
+
+    The engine differs from that of the stage `select` (streaming against in memory), so equal bytes say more than that
+    a computation was repeated.
+
+    Args:
+        recipe: `method`, `args`, `weights` where they are not all 1, `code` of methods from outside the package, `base`
+            and `experts` (paths below `root`), `fingerprints` of the experts and `base_fingerprint`, as the stage
+            `select` records them.
+        root: folder that the paths start from.
+        out: the `.safetensors` file to write.
+
+    Raises:
+        MergeflowError: an input is missing or damaged, or a method is made of other code now.
+    """
+    experts = {task: str(root / path) for task, path in recipe["experts"].items()}
+    same = {key: recipe[key] for key in ("method", "args", "weights", "code") if key in recipe}
+    again = make_recipe({**same, "base": str(root / recipe["base"]), "experts": experts}, "the version's recipe")
+    recorded = {**recipe["fingerprints"], "base": recipe["base_fingerprint"]}
+    made = merge(again, out, scheme=scheme_of(recipe["base_fingerprint"]))
+    other = sorted(name for name, fingerprint in made.inputs.items() if recorded[name] != fingerprint)
+    return Replay(made.path, made.fingerprint, tuple(other), made.seconds)
+
+
+def make_candidate(
+    io: StageIO,
+    selection: Mapping[str, Any],
+    origin: Mapping[str, Any],
+    run_id: str | None,
+    tags: Mapping[str, str] | None = None,
+) -> Candidate:
+    """Return the candidate to register; the winner is merged once more by its recipe, which costs about one merge.
+
+    Args:
+        io: files below `outputs/`: base and heads, experts, manifests, merged, results.
+        run_id: MLflow's run that it belongs to.
+        tags: text by name, kept with the version.
+
+    Raises:
+        MergeflowError: the winner's file does not hold the weights that were chosen.
+    """
+    tasks = selection["tasks"]
+    manifests = {task: load_manifest(io.dep(layout.manifest_folder(task))) for task in tasks}
+    winner = selection["methods"][selection["winner"]]
+    with open_checkpoint(io.dep(layout.BASE_MODEL)) as base:
+        record = base.metadata
+    weights = io.dep(layout.merge(selection["winner"]))
+    _check_weights(weights, winner["fingerprint"])
+    return Candidate(
+        files=ModelFiles(
+            weights=weights,
+            heads={task: _head(io, task) for task in tasks},
+            model=io.section("model").model_dump(mode="json"),
+            decoding=manifests[tasks[0]]["decoding"],
+            class_names={task: manifest["class_names"] for task, manifest in manifests.items()},
+            record=record,
+            transforms={task: manifest["transforms"] for task, manifest in manifests.items()},
+            documents={"recipe": winner["recipe"], PROVENANCE: dict(origin)},
+        ),
+        evidence=_evidence(io, selection, _replays(io, winner)),
+        fingerprint=winner["fingerprint"],
+        metrics={f"validation/{key}": winner["validation"][key] for key in ("mean", "normalised")},
+        run_id=run_id,
+        description=f"{selection['winner']} of {', '.join(tasks)}",
+        tags={METHOD: selection["winner"], **(tags or {})},
+    )
+
+
+def _check_weights(path: Path, chosen: str) -> None:
+    with open_checkpoint(path) as state:
+        if not matches(state, chosen):
+            raise MergeflowError(
+                f"the weights of {path} are not those that the stage select has chosen ({short(chosen)}), so they are "
+                "not registered: remove the file, and `mergeflow run` makes it again."
+            )
+
+
+def _replays(io: StageIO, winner: Mapping[str, Any]) -> bool:
+    """Say whether the recipe, replayed from the files at hand, makes the weights that are to be registered."""
+    io.scratch.mkdir(parents=True, exist_ok=True)
+    made = replay(winner["recipe"], io.root, io.scratch / "replayed.safetensors")
+    made.path.unlink()
+    return made.fingerprint == winner["fingerprint"] and not made.other_inputs
+
+
+def _evidence(io: StageIO, selection: Mapping[str, Any], reproducible: bool) -> Evidence:
+    scores = read_scores(io.dep(layout.WINNER_SCORES))
+    return Evidence(
+        accuracy=selection["methods"][selection["winner"]]["validation"]["accuracy"],
+        expert_accuracy=selection["individual"],
+        scores={task: scores[task].astype(np.float32) for task in selection["tasks"]},
+        digests={task: split_digest(io, task, "validation") for task in selection["tasks"]},
+        reproducible=reproducible,
+        criteria=[
+            Criterion(**criterion) for criterion in selection["methods"][selection["winner"]].get("criteria", ())
+        ],
+    )
+
+
+def _head(io: StageIO, task: str) -> Path:
+    """Return the head that came out of an expert's training; experts of former days have the base's."""
+    path = io.dep(layout.expert_head(task))
+    return path if path.exists() else io.dep(layout.head(task))
+
+
+@arithmetic()
+def evaluate_version(
+    store: Store,
+    name: str,
+    which: str | int,
+    splits: Mapping[str, Path],
+    candidate: Evidence,
+    batch_size: int = 256,
+    device: str | torch.device = "cpu",
+    precision: Precision = "float32",
+) -> Evidence:
+    """Return the version's evidence on prepared validation splits, to be compared with a candidate's.
+
+    A task that the candidate lacks keeps the figures it was registered with. A task whose classes are no longer those
+    of the version's head is left out: there the version cannot be compared.
+
+    Args:
+        splits: task to the folder that `prepare_task` wrote.
+        candidate: gives the experts' accuracies and the splits' digests of today.
+        precision: of the forward passes, that of the candidate's.
+
+    Raises:
+        MergeflowError: no such version, or its examples were prepared in another way.
+    """
+    device = torch.device(device)
+    version = find_stored(store, name, which)
+    registered = read_evidence(store, version)
+    others = sorted(set(registered.accuracy) - set(candidate.accuracy))
+    with TemporaryDirectory(prefix="mergeflow-version-") as scratch:
+        loaded = read_model(download_model(store, version, Path(scratch)), device)
+    scores = {}
+    for task in sorted(set(loaded.heads) & set(splits) & set(candidate.accuracy)):
+        manifest, head = load_manifest(splits[task]), loaded.heads[task]
+        if list(manifest["class_names"]) != list(loaded.class_names[task]):
+            continue
+        decoding = {key: manifest["decoding"].get(key) for key in loaded.decoding}
+        if decoding != loaded.decoding:
+            raise MergeflowError(
+                f"version {which} of '{name}' takes examples of {_in_words(loaded.decoding)}, task '{task}' is "
+                f"prepared with {_in_words(decoding)}: they cannot be compared. Register under another name, or "
+                "force it."
+            )
+        examples = loaded.modality.open(task, splits[task], "validation", head and head.to(device), device)
+        scores[task] = example_scores(loaded.model, examples, batch_size, precision)
+    return Evidence(
+        accuracy={task: registered.accuracy[task] for task in others}
+        | {task: float(hits.mean(dtype=np.float64)) for task, hits in scores.items()},
+        expert_accuracy={task: registered.expert_accuracy[task] for task in others}
+        | {task: candidate.expert_accuracy[task] for task in scores},
+        scores=scores,
+        digests={task: candidate.digests[task] for task in scores if task in candidate.digests},
+    )
+
+
+def register_merge(
+    store: Store,
+    name: str,
+    io: StageIO,
+    selection: Mapping[str, Any],
+    origin: Mapping[str, Any],
+    run_id: str | None,
+    tags: Mapping[str, str] | None = None,
+    *,
+    only_ask: bool = False,
+) -> tuple[RegisteredVersion, Promotion]:
+    """Register the chosen merge as candidate and ask the gates, for which the champion is evaluated where it has to be.
+
+    Args:
+        io: as of `make_candidate`, with the section `registry`.
+        run_id: MLflow's run that it belongs to.
+        tags: text by name, kept with the version.
+        only_ask: log the gates' answer and leave the champion as it is.
+    """
+    candidate = make_candidate(io, selection, origin, run_id, tags)
+    version = register(store, name, candidate)
+    splits = {task: io.dep(layout.split("validation", task)) for task in selection["tasks"]}
+    judged_in = io.params.evaluation.precision  # the candidate's scores, which are an input, were made with it
+    promotion = promote(
+        store,
+        name,
+        version.version,
+        io.section("registry"),
+        evidence=candidate.evidence,
+        reevaluate=lambda number: evaluate_version(
+            store, name, number, splits, candidate.evidence, precision=judged_in
+        ),
+        only_ask=only_ask,
+    )
+    return version, promotion
+
+
+def _in_words(decoding: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in decoding.items())
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """What came of it.
+
+    Attributes:
+        model: name of the registered model.
+        version: number of the registered version.
+        new: whether this call made it.
+        method: of the merge.
+        args: chosen on validation.
+        candidates: how many were tried.
+        normalised: mean normalised validation accuracy.
+        decision: the gates' answer; None when the version was champion already.
+        champion: number of the champion now.
+    """
+
+    model: str
+    version: str
+    new: bool
+    method: str
+    args: dict[str, Any]
+    candidates: int
+    normalised: float
+    decision: Decision | None
+    champion: str | None
+
+
+def register_rebuilt(
+    store: Store, name: str, io: StageIO, origin: dict[str, Any], *, promote_it: bool, trained: str | None = None
+) -> Rebuilt:
+    """Log the run, register the winner as candidate, ask the gates, and promote when told.
+
+    Args:
+        io: the register stage's view of the scratch project in which the merge was made.
+        origin: the provenance document, with `kind` and `parent`; the run of a newly trained expert is filled in.
+        promote_it: make it champion if the gates let it; else their answer is only logged.
+        trained: the task whose expert is new.
+    """
+    selection = read_json(io, layout.SELECTION)
+    logged = log_pipeline(store, _record(origin, selection), list(_children(io, selection, trained)))
+    if trained is not None:
+        origin["experts"][trained]["run"] = logged.children["expert", trained]
+    removed = [origin["parent"]["task"]] if origin["kind"] in ("unmerge", "unlearn") else []
+    tags = {REMOVED: json.dumps(removed)} if removed else {}
+    version, judged = register_merge(store, name, io, selection, origin, logged.run_id, tags, only_ask=not promote_it)
+    winner = selection["methods"][selection["winner"]]
+    return Rebuilt(
+        model=name,
+        version=version.version,
+        new=version.new,
+        method=selection["winner"],
+        args=winner["args"],
+        candidates=sum(chosen["candidates"] for chosen in selection["methods"].values()),
+        normalised=winner["validation"]["normalised"],
+        decision=judged.decision,
+        champion=judged.champion,
+    )
+
+
+def _record(origin: Mapping[str, Any], selection: Mapping[str, Any]) -> PipelineRecord:
+    parent = origin["parent"]
+    facts = json.dumps([origin["kind"], parent, selection], sort_keys=True)
+    tracked = [origin["base"], *origin["experts"].values()]
+    return PipelineRecord(
+        name=f"{origin['kind']} {parent['task']}",
+        fingerprint=hashlib.sha256(facts.encode()).hexdigest(),
+        params={
+            "tasks": ",".join(selection["tasks"]),
+            "task": parent["task"],
+            "from_version": f"{parent['model']}/{parent['version']}",
+        },
+        metrics={
+            f"validation/{method}/{key}": chosen["validation"][key]
+            for method, chosen in selection["methods"].items()
+            for key in ("mean", "normalised")
+        },
+        tags={"git_commit": origin["git_commit"], "winner": selection["winner"]},
+        dvc={file["path"]: file["dvc"] for file in tracked if file["dvc"]},
+        datasets=tuple(_datasets(origin)),
+    )
+
+
+def _datasets(origin: Mapping[str, Any]) -> Iterator[DatasetRecord]:
+    for task, expert in origin["experts"].items():
+        for split, facts in expert["splits"].items():
+            yield DatasetRecord(
+                task=task,
+                split=split,
+                digest=facts["sha256"],
+                path=facts["path"],
+                counts={"examples": examples_of(facts)},
+            )
+
+
+def _children(io: StageIO, selection: Mapping[str, Any], trained: str | None) -> Iterator[ChildRecord]:
+    if trained is not None:
+        yield expert_record(io, trained, {})
+    for method, chosen in selection["methods"].items():
+        yield method_record(io, method, chosen, {})

@@ -1,47 +1,203 @@
-"""Registered versions: made once per fingerprint, and looked up as plain values."""
+"""Registered versions as plain values: which one is champion, which ones were, and what each one holds.
+
+The champion is one alias. Every change first writes its event, numbered, as a tag of the registered model (the intent),
+then moves the alias (the commit), then updates what is derived: the tag that says which event was the last, the alias
+`previous`, the alias `candidate`. An event with a higher number than the last committed one belongs to a change that
+never came to its commit. Events are kept with the model, not with a version, so that they outlive a deleted version.
+A writer that does not know yet that it has lost its lock may write an event of the same number, under a tag of its own.
+"""
 
 import json
 import re
-import shutil
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from mlflow.entities import LoggedModel, LoggedModelOutput, Metric
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
 
-from mergeflow.checkpoints import matches, open_checkpoint
-from mergeflow.checkpoints.fingerprint import scheme_of
+from mergeflow import layout
+from mergeflow.documents import read_registration
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.served import WEIGHTS_FILES
-from registry.championship import Event, Snapshot, read_snapshot, resolve
-from registry.files import (
-    DIGESTS,
+from registry.artifacts import (
     EVIDENCE,
     MODEL,
     UNREADABLE,
-    check_model,
+    as_pyfunc,
     check_part,
-    digests_of,
     fetched,
     load_evidence,
     read_evidence,
     reading,
-    write_evidence,
 )
-from registry.gates import Evidence
 from registry.logging import FINGERPRINT
-from registry.pyfunc_model import ModelFiles, check_pyfunc, save_pyfunc
-from registry.store import Store, mlflow
+from registry.store import Store, connect, mlflow
 
 CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
 METRICS, DECISION, LOGGED_MODEL = "mergeflow.metrics", "mergeflow.decision", "mergeflow.logged_model"
 REMOVED = "mergeflow.removed"  # tasks that the version lacks on purpose
 TASKS, METHOD = "mergeflow.tasks", "mergeflow.method"
-_MODEL = "mergeflow.model"
+EVENT = "mergeflow.event."
+LAST = "mergeflow.last"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One change of champion.
+
+    Args:
+        sequence: 1, 2, ... without gaps.
+        action: "promote", "force", "rollback", or "outside" for an alias that somebody moved by hand.
+        version: the champion from here on.
+        before: the champion until here; None for the first.
+        line: champions that a rollback can return to, the nearest last.
+        who: person or process.
+        why: in words.
+        at: UTC time, ISO 8601.
+        id: tells events of one number apart; those of former days have none.
+    """
+
+    sequence: int
+    action: str
+    version: str
+    before: str | None
+    line: tuple[str, ...]
+    who: str
+    why: str
+    at: str
+    id: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name of the registered model's tag that holds this event."""
+        return f"{EVENT}{self.sequence:08d}{self._suffix}"
+
+    @property
+    def last(self) -> str:
+        """Text of the tag that says that this event was the last one."""
+        return f"{self.sequence}{self._suffix}"
+
+    @property
+    def _suffix(self) -> str:
+        return f"-{self.id}" if self.id else ""
+
+    def to_json(self) -> str:
+        """Return the tag's text."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+Versions = TypeVar("Versions", bound=Collection[str])
+
+
+@dataclass(frozen=True)
+class Snapshot(Generic[Versions]):
+    """What the registry says of one model at one moment.
+
+    Args:
+        aliases: alias to version number.
+        versions: the numbers of the versions that exist, or a mapping of them.
+        events: number to event, committed or not.
+        last: number of the last event known to be committed; 0: none yet.
+        losers: names of the tags of further events, of writers that had lost their lock.
+    """
+
+    aliases: Mapping[str, str]
+    versions: Versions
+    events: Mapping[int, Event] = field(default_factory=dict)
+    last: int = 0
+    losers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class State:
+    """The champion and its past, as they count.
+
+    Args:
+        champion: version number; None when there has been none.
+        line: champions to roll back to, the nearest last; only versions that still exist.
+        sequence: number of the last event that counts.
+        outside: the champion was moved by hand since, which still has to be written down as an event.
+    """
+
+    champion: str | None
+    line: tuple[str, ...]
+    sequence: int
+    outside: bool = False
+
+
+def read_snapshot(aliases: Mapping[str, str], versions: Versions, tags: Mapping[str, str]) -> Snapshot[Versions]:
+    """Read a registered model's aliases, versions and tags.
+
+    Of several events of one number that one counts which the last tag names, or which has moved the alias.
+
+    Args:
+        aliases: alias to version number.
+        versions: the numbers of the versions that exist, or a mapping of them.
+        tags: of the model.
+    """
+    last = tags.get(LAST, "0")
+    entries = [json.loads(text) for key, text in tags.items() if key.startswith(EVENT)]
+    events = [Event(**{**entry, "line": tuple(entry["line"])}) for entry in entries]
+    events.sort(key=lambda event: (event.sequence, event.last == last, event.version == aliases.get("champion")))
+    counting = {event.sequence: event for event in events}
+    losers = tuple(event.key for event in events if event is not counting[event.sequence])
+    return Snapshot(aliases, versions, counting, int(last.partition("-")[0]), losers)
+
+
+def resolve(snapshot: Snapshot[Any]) -> State:
+    """Return the state that counts, whatever was interrupted or done by hand.
+
+    1. The alias is where the last event put it: that is the state.
+    2. It is on the version that the next event names: the change was committed, its derived values are missing.
+    3. It is on another version: somebody moved it by hand; the old champion joins the line.
+    4. It is gone: the last champion counts again, or the nearest of its line that still exists.
+
+    Example:
+        >>> resolve(Snapshot({"champion": "1"}, {"1"}))
+        State(champion='1', line=(), sequence=0, outside=True)
+    """
+    alias = snapshot.aliases.get("champion")
+    alias = alias if alias in snapshot.versions else None  # older servers keep the alias of a deleted version
+    last, following = snapshot.events.get(snapshot.last), snapshot.events.get(snapshot.last + 1)
+    if alias is not None and last is not None and last.version == alias:
+        return State(alias, _line(last.line, alias, snapshot), snapshot.last)
+    if alias is not None and following is not None and following.version == alias:
+        return State(alias, _line(following.line, alias, snapshot), snapshot.last + 1)
+    past = (*last.line, last.version) if last is not None else ()
+    if alias is not None:
+        return State(alias, _line(past, alias, snapshot), snapshot.last, outside=True)
+    past = _line(past, None, snapshot)
+    if last is None or not past:
+        return State(None, (), snapshot.last)
+    return State(past[-1], past[:-1], snapshot.last, outside=past[-1] != last.version)
+
+
+def withdrawn(events: Mapping[int, Event], version: str) -> bool:
+    """Say whether a rollback took the version out of service and nothing has put it back since.
+
+    Args:
+        events: the committed ones, by number.
+    """
+    answer = False
+    for number in sorted(events):
+        event = events[number]
+        if event.action == "rollback" and event.before == version:
+            answer = True
+        elif event.version == version:
+            answer = False
+    return answer
+
+
+def _line(past: tuple[str, ...], champion: str | None, snapshot: Snapshot[Any]) -> tuple[str, ...]:
+    """Return the past without versions that no longer exist, so that each step back is to another version."""
+    line: list[str] = []
+    for version in past:
+        if version in snapshot.versions and (not line or line[-1] != version):
+            line.append(version)
+    return tuple(line[:-1] if line and line[-1] == champion else line)
+
 
 ModelSnapshot = Snapshot[dict[str, ModelVersion]]
 """What one reading of the registry says of a model, with MLflow's versions by number, oldest first."""
@@ -73,29 +229,6 @@ class RegisteredVersion:
     new: bool = False
     method: str | None = None
     tasks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """What is registered: files, evidence and where they came from.
-
-    Args:
-        files: weights, heads, documents.
-        evidence: validation figures, kept with the version for every later comparison.
-        fingerprint: digest of all that decides the weights.
-        metrics: figures to show, by name.
-        run_id: the pipeline's run; None: none.
-        description: one line for the registry's page.
-        tags: further text by name.
-    """
-
-    files: ModelFiles
-    evidence: Evidence
-    fingerprint: str
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    run_id: str | None = None
-    description: str = ""
-    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_model(store: Store, name: str) -> RegisteredModel | None:
@@ -188,10 +321,10 @@ def same_model(store: Store, version: ModelVersion, fingerprint: str | None, tas
     """
     if fingerprint is None or version.tags.get(FINGERPRINT) != fingerprint:
         return False
-    return _serves(store, str(version.source), tasks)
+    return serves(store, str(version.source), tasks)
 
 
-def _serves(store: Store, source: str, tasks: Collection[str]) -> bool:
+def serves(store: Store, source: str, tasks: Collection[str]) -> bool:
     try:
         with store.active():
             inside = mlflow.artifacts.list_artifacts(artifact_uri=f"{source}/{MODEL}")
@@ -200,122 +333,6 @@ def _serves(store: Store, source: str, tasks: Collection[str]) -> bool:
     except UNREADABLE:
         return False
     return set(evidence.accuracy) == set(tasks) and any(file.path.endswith(WEIGHTS_FILES) for file in inside)
-
-
-def _is_whole(store: Store, version: ModelVersion) -> bool:
-    try:
-        check_model(store, version)
-        read_evidence(store, version)
-    except MergeflowError:
-        return False
-    return True
-
-
-def ensure_version(
-    store: Store, name: str, candidate: Candidate, versions: Mapping[str, ModelVersion]
-) -> tuple[ModelVersion, bool]:
-    """Return MLflow's version with the candidate's weights and tasks, made when missing, and whether it was.
-
-    The caller holds the model's lock. The version's row is written last, so that a version that exists is complete;
-    what a killed attempt left is used when whole and deleted when not. A version whose files were lost or damaged since
-    does not count: another one is made.
-
-    Args:
-        name: the registered model, made where it does not exist.
-    """
-    tasks = sorted(candidate.evidence.accuracy)
-    for version in versions.values():
-        recorded = version.tags.get(FINGERPRINT)
-        if (
-            recorded
-            and _is_of(candidate, recorded)
-            and same_model(store, version, recorded, tasks)
-            and _is_whole(store, version)
-        ):
-            return version, False
-    taken = {version.tags.get(LOGGED_MODEL) for version in versions.values()}
-    logged = _finished_upload(store, name, candidate, taken) or _upload(store, name, candidate)
-    if not versions and find_model(store, name) is None:
-        store.client.create_registered_model(name)
-    tags = {**candidate.tags, FINGERPRINT: candidate.fingerprint, METRICS: json.dumps(dict(candidate.metrics))}
-    tags |= {TASKS: json.dumps(tasks), LOGGED_MODEL: logged.model_id}  # MLflow's own field does not come back
-    tags |= {key: text for key, text in logged.tags.items() if key == DIGESTS}
-    with store.active():
-        version = store.client.create_model_version(
-            name,
-            logged.artifact_location,
-            run_id=candidate.run_id,
-            tags=tags,
-            description=candidate.description or None,
-            model_id=logged.model_id,
-        )
-    return version, True
-
-
-def _is_of(candidate: Candidate, recorded: str) -> bool:
-    """Return whether a version's fingerprint, of whatever scheme, is that of a candidate's weights."""
-    if scheme_of(recorded) == scheme_of(candidate.fingerprint):
-        return recorded == candidate.fingerprint
-    with open_checkpoint(candidate.files.weights) as state:
-        return matches(state, recorded)
-
-
-def _finished_upload(
-    store: Store, name: str, candidate: Candidate, taken: Collection[str | None]
-) -> LoggedModel | None:
-    words = f"tags.`{FINGERPRINT}` = '{candidate.fingerprint}' AND tags.`{_MODEL}` = '{name}'"
-    finished = None
-    for logged in store.client.search_logged_models([store.experiment_id], filter_string=words):
-        if logged.model_id in taken:
-            continue
-        if str(logged.status) == "READY" and _serves(store, logged.artifact_location, candidate.evidence.accuracy):
-            finished = logged
-        else:
-            store.client.delete_logged_model(logged.model_id)
-    return finished
-
-
-def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
-    with scratch_folder(store, name) as scratch:
-        folder = scratch / "model"
-        save_pyfunc(folder, candidate.files, {"fingerprint": candidate.fingerprint})
-        check_pyfunc(folder, candidate.files.served)
-        write_evidence(folder / "evidence", candidate.evidence)
-        logged = store.client.create_logged_model(
-            store.experiment_id,
-            name=name,
-            source_run_id=candidate.run_id,
-            tags={FINGERPRINT: candidate.fingerprint, _MODEL: name, DIGESTS: digests_of(folder)},
-            model_type=f"merged {candidate.files.model['modality']} model",
-        )
-        store.client.log_model_artifacts(logged.model_id, str(folder))
-    if candidate.run_id is not None:
-        now = logged.creation_timestamp
-        points = [Metric(key, value, now, 0, model_id=logged.model_id) for key, value in candidate.metrics.items()]
-        store.client.log_batch(candidate.run_id, metrics=points)
-        store.client.log_outputs(candidate.run_id, [LoggedModelOutput(logged.model_id, step=0)])
-    return store.client.finalize_logged_model(logged.model_id, "READY")
-
-
-@contextmanager
-def scratch_folder(store: Store, name: str) -> Iterator[Path]:
-    """Give the holder of the lock an empty folder on the project's disk; what a killed holder left goes first.
-
-    Raises:
-        MergeflowError: the disk is full or refuses.
-    """
-    folder = store.scratch / name
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        yield folder
-    except OSError as error:
-        raise MergeflowError(
-            f"the registry could not write for the model '{name}': {error}. Nothing was promoted; make room or give "
-            "access there, and run again."
-        ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -368,6 +385,13 @@ def find_registered(
         return None
     same = (version for version in model.versions.values() if same_model(store, version, fingerprint, tasks))
     return next((describe(version, model.aliases) for version in same), None)
+
+
+def is_registered(root: Path) -> bool:
+    """Whether the registry configured now holds, files and all, what `outputs/registration.json` speaks of."""
+    noted = read_registration(root / layout.REGISTRATION)
+    tasks = [expert["task"] for expert in noted["lineage"]["experts"]]
+    return find_registered(connect(project_root=root), noted["model"], noted["fingerprint"], tasks) is not None
 
 
 def list_models(store: Store) -> list[Current]:
@@ -464,7 +488,7 @@ def show(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]
 
 
 def read_documents(store: Store, version: ModelVersion) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a version's recipe and its origin, the document of `registry.provenance`.
+    """Return a version's recipe and its origin, the document of `registry.lineage`.
 
     Raises:
         MergeflowError: it has none because the project's pipeline did not make it.
@@ -572,8 +596,6 @@ def load(store: Store, name: str, which: str | int = CHAMPION, *, foreign: bool 
         if version.tags.get(FINGERPRINT) is not None:
             with fetched(store, str(version.source), MODEL) as folder:
                 check_part(version, MODEL, folder)
-                from registry.pyfunc_model import as_pyfunc  # it imports torch, which listing versions does without
-
                 return as_pyfunc(folder)
         if not foreign:
             raise MergeflowError(

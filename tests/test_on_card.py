@@ -43,9 +43,8 @@ from mergeflow.modalities.vision.opening import open_model
 from mergeflow.search.sweep import TABLE
 from mergeflow.training import FineTuneSettings, fine_tune
 from mergeflow.training.arithmetic import arithmetic
-from registry.files import read_evidence
-from registry.pyfunc_model import ModelFiles, save_pyfunc
-from registry.registration import evaluate_version
+from registry.artifacts import ModelFiles, read_evidence, save_pyfunc
+from registry.stage import evaluate_version
 from registry.store import connect
 from registry.versions import find_version, load
 from tasks.project.graph import load_graph

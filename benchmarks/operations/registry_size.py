@@ -24,11 +24,11 @@ import torch
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modalities.vision.models import image_model, load_clip
+from registry.artifacts import ModelFiles
 from registry.gates import Evidence, GateSettings
-from registry.promotion import promote, register, rollback
-from registry.pyfunc_model import ModelFiles
+from registry.promotion import Candidate, promote, register, rollback
 from registry.store import Store, connect
-from registry.versions import Candidate, all_versions, list_versions, show
+from registry.versions import all_versions, list_versions, show
 
 NAME = "merged"
 

@@ -29,8 +29,8 @@ from mergeflow.documents import read_training
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.preparing import find_preparation
 from mergeflow.training.settings import TOGETHER
-from registry.provenance import describe_expert, dvc_hashes
-from registry.registration import Rebuilt, register_rebuilt
+from registry.lineage import describe_expert, dvc_hashes
+from registry.stage import Rebuilt, register_rebuilt
 from registry.store import Store
 from registry.versions import current, find_stored, read_documents
 from tasks.project.files import file_lock

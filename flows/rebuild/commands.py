@@ -19,7 +19,7 @@ from registry.commands import Name, Opened, Which
 if TYPE_CHECKING:
     from flows.rebuild.reproduce import Reproduction
     from flows.rebuild.unlearn import Unlearnt
-    from registry.registration import Rebuilt
+    from registry.stage import Rebuilt
 
 
 def add_commands(app: typer.Typer, group: typer.Typer, opened: Opened, root: Path) -> None:

@@ -14,8 +14,8 @@ from mergeflow.checkpoints.fingerprint import scheme_of, short
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.heads import read_head
 from mergeflow.modalities.serving import weights_file
-from registry.provenance import environment, environment_changes
-from registry.registration import replay
+from registry.lineage import environment, environment_changes
+from registry.stage import replay
 from registry.store import Store
 from registry.versions import describe, download_model, find_stored, head_files, read_documents
 from tasks.project.files import read_yaml

@@ -10,7 +10,7 @@ from mergeflow import layout
 from mergeflow.checkpoints import matches, open_checkpoint
 from mergeflow.data import digest_of_split, load_manifest, load_split
 from mergeflow.errors import MergeflowError
-from registry.provenance import environment, git_commit
+from registry.lineage import environment, git_commit
 from registry.store import Store
 from registry.versions import ModelVersion, download_model, head_files
 from tasks.project.files import read_yaml

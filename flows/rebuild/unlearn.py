@@ -22,7 +22,7 @@ from mergeflow.evaluation import Judge, mean, normalised, write_scores
 from mergeflow.merging import configure, prepare
 from mergeflow.merging.catalog import code_record
 from mergeflow.modality import Examples, Model
-from registry.registration import Rebuilt, register_rebuilt
+from registry.stage import Rebuilt, register_rebuilt
 from registry.store import Store
 from registry.versions import find_stored, read_documents
 from tasks.models import choose_device, expert_summary, load_for_experts, load_model

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flows.rebuild.scratch import choose, lay_out, note_rebuild, register_view
 from mergeflow.errors import MergeflowError, unknown_name
-from registry.registration import Rebuilt, register_rebuilt
+from registry.stage import Rebuilt, register_rebuilt
 from registry.store import Store
 from registry.versions import find_stored, read_documents
 from tasks.project.parameters import load_params

@@ -25,7 +25,7 @@ from mergeflow.modalities.causal.modality import MODALITY
 from mergeflow.modalities.causal.opening import open_language
 from mergeflow.modalities.causal.perplexity import perplexity
 from mergeflow.modalities.heads import save_head
-from registry.pyfunc_model import ModelFiles, save_pyfunc
+from registry.artifacts import ModelFiles, save_pyfunc
 from tests.causal.small_project import TASKS
 from tests.text.test_merges import interference
 

@@ -19,7 +19,7 @@ from mergeflow.merging.compression.compressor import configure_compressor
 from mergeflow.merging.compression.suite_file import compress, extract_task
 from mergeflow.merging.files.vectors import add, extract
 from mergeflow.search.sweep import Journal, _scheme
-from registry.registration import replay
+from registry.stage import replay
 from tests.merging.helpers import awkward, recipe
 from tests.merging.test_folder import stop, written
 

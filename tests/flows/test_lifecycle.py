@@ -26,9 +26,9 @@ from flows.rebuild.reproduce import largest_differences, reproduce
 from flows.rebuild.unmerge import unmerge
 from mergeflow.errors import MergeflowError
 from registry import commands as registry_commands
-from registry import registration
+from registry import stage as register_stage
 from registry.lineage import lineage
-from registry.registration import Replay, replay
+from registry.stage import Replay, replay
 from registry.store import Store, connect
 from registry.versions import current, history, show
 from tasks.project.graph import load_graph
@@ -165,7 +165,7 @@ class TestUnmerge:
             made = replay(recipe, root, out)
             return Replay(made.path, "another", (), made.seconds)
 
-        monkeypatch.setattr(registration, "replay", other)
+        monkeypatch.setattr(register_stage, "replay", other)
         done = unmerge(home, store, MODEL, "champion", "red", promote=True)
         assert done.decision is not None
         assert done.decision.reasons == ["replaying the recipe gave other bytes"]

@@ -8,7 +8,7 @@ from rich.console import Console
 from flows.rebuild.commands import _print_rebuilt
 from registry.commands import split_address
 from registry.gates import Decision
-from registry.registration import Rebuilt
+from registry.stage import Rebuilt
 
 
 @pytest.mark.parametrize("promoted", [False, True])

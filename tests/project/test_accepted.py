@@ -8,8 +8,7 @@ import yaml
 
 from flows.dvc_commands import accept_outputs
 from mergeflow.errors import MergeflowError
-from registry.lineage import lineage_nodes
-from registry.provenance import accepted
+from registry.lineage import accepted, lineage_nodes
 from tasks.project import digests as table
 from tasks.project.digests import code_digest, strict_digest, write_digests
 from tasks.project.graph import load_graph

@@ -13,10 +13,10 @@ import torch
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.modalities.heads import Head, save_head
 from mergeflow.modalities.vision.models import image_model, load_clip
+from registry.artifacts import ModelFiles
 from registry.gates import Evidence
-from registry.pyfunc_model import ModelFiles
+from registry.promotion import Candidate
 from registry.store import Store, connect
-from registry.versions import Candidate
 from tests.flows.small_project import registry_template
 from tests.postgres import POSTGRES, postgres_server
 

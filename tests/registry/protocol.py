@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from registry.files import read_evidence
+from registry.artifacts import read_evidence
 from registry.gates import GateSettings
 from registry.promotion import Force, promote, register, repair, rollback
 from registry.store import Store

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.championship import LAST, Event, Snapshot, read_snapshot, resolve, withdrawn
+from registry.versions import LAST, Event, Snapshot, read_snapshot, resolve, withdrawn
 
 
 class Model:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from registry.artifacts import ModelFiles
 from registry.gates import Evidence
-from registry.pyfunc_model import ModelFiles
+from registry.promotion import Candidate
 from registry.store import Store, connect
-from registry.versions import Candidate
 
 from . import protocol
 from .conftest import make_evidence
@@ -27,8 +27,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Candi
         (folder / "artifacts/model/model.safetensors").touch()
         (folder / "MLmodel").write_text("none")
 
-    monkeypatch.setattr("registry.versions.save_pyfunc", save)
-    monkeypatch.setattr("registry.versions.check_pyfunc", lambda folder, served: None)
+    monkeypatch.setattr("registry.promotion.save_pyfunc", save)
+    monkeypatch.setattr("registry.promotion.check_pyfunc", lambda folder, served: None)
     weights = tmp_path / "weights.safetensors"
     weights.touch()
     files = ModelFiles(weights, {"digits": weights}, {"modality": "vision"}, {})

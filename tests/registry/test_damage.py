@@ -6,11 +6,10 @@ import pytest
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
-from registry.files import DIGESTS
+from registry.artifacts import DIGESTS, input_example
 from registry.gates import GateSettings
 from registry.logging import FINGERPRINT
 from registry.promotion import Force, promote, register, rollback
-from registry.pyfunc_model import input_example
 from registry.store import mlflow
 from registry.versions import current, download, history, load
 from tests.tasks.test_recorded import flip_a_bit

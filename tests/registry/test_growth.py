@@ -9,7 +9,7 @@ import pytest
 from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore
 
 from benchmarks.operations.registry_size import copy_rows
-from registry import files
+from registry import artifacts
 from registry.gates import GateSettings
 from registry.promotion import promote, register, rollback
 from registry.store import Store
@@ -55,7 +55,7 @@ def test_as_many_calls_as_of_a_small_registry(
             promote(store, "merged", seed, GateSettings())
     copy_rows(store.uri, 300)
     counting, read, whole_models = Counting(store.client), list[str](), list[str]()
-    fetch, get_model = files.fetched, SqlAlchemyStore.get_registered_model
+    fetch, get_model = artifacts.fetched, SqlAlchemyStore.get_registered_model
 
     def fetched(store: Store, source: str, part: str, folder: Path | None = None) -> Any:
         read.append(part)
@@ -65,7 +65,7 @@ def test_as_many_calls_as_of_a_small_registry(
         whole_models.append(name)
         return get_model(model_store, name)
 
-    for module in ("registry.files", "registry.versions"):
+    for module in ("registry.artifacts", "registry.versions"):
         monkeypatch.setattr(f"{module}.fetched", fetched)
     monkeypatch.setattr(SqlAlchemyStore, "get_registered_model", get_registered_model)
     grown: Any = replace(store, client=counting)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from mergeflow import layout
-from registry import registration, stage
+from registry import stage
 from registry.gates import Evidence
-from registry.promotion import promote, register
+from registry.promotion import Candidate, promote, register
 from registry.store import Store
-from registry.versions import Candidate, current
+from registry.versions import current
 from tasks.project.sections import GateSettings, RegistrySection
 
 from .conftest import CLASSES, make_evidence
@@ -52,7 +52,7 @@ def by_the_stage(store: Store, files: Files) -> bool:
 
 def by_a_command(store: Store, files: Files) -> bool:
     origin: dict[str, Any] = {"kind": "add", "parent": {"task": "signs"}}
-    done = registration.register_rebuilt(store, "merged", files, origin, promote_it=True)  # type: ignore[arg-type]
+    done = stage.register_rebuilt(store, "merged", files, origin, promote_it=True)  # type: ignore[arg-type]
     assert not done.new
     assert done.decision is not None
     return done.decision.promote
@@ -78,19 +78,18 @@ def test_the_same_weights_on_other_data_are_judged_by_them(
     class Logged:
         run_id, children = None, dict[tuple[str, str], str]()
 
-    monkeypatch.setattr("registry.registration.read_json", lambda *_: SELECTION)
+    monkeypatch.setattr("registry.stage.read_json", lambda *_: SELECTION)
     (tmp_path / "outputs/results").mkdir(parents=True)
     (tmp_path / layout.SELECTION).write_text(json.dumps(SELECTION))
-    for place in ("registry.logging", "registry.registration"):
-        monkeypatch.setattr(f"{place}.log_pipeline", lambda *_: Logged)
-    monkeypatch.setattr("registry.registration.make_candidate", lambda *_: found)
-    monkeypatch.setattr("registry.registration.evaluate_version", lambda *_, precision: on_new_data(0.7))
-    monkeypatch.setattr("registry.provenance.pipeline_record", lambda *_: None)
-    monkeypatch.setattr("registry.provenance.child_records", lambda *_: [])
-    monkeypatch.setattr("registry.provenance.describe_origin", lambda *_: {})
-    monkeypatch.setattr("registry.lineage.lineage", lambda *_: {"aliases": []})
+    monkeypatch.setattr("registry.stage.log_pipeline", lambda *_: Logged)
+    monkeypatch.setattr("registry.stage.make_candidate", lambda *_: found)
+    monkeypatch.setattr("registry.stage.evaluate_version", lambda *_, precision: on_new_data(0.7))
+    monkeypatch.setattr("registry.stage.pipeline_record", lambda *_: None)
+    monkeypatch.setattr("registry.stage.child_records", lambda *_: [])
+    monkeypatch.setattr("registry.stage.describe_origin", lambda *_: {})
+    monkeypatch.setattr("registry.stage.lineage", lambda *_: {"aliases": []})
     for name in ("_record", "_children"):
-        monkeypatch.setattr(f"registry.registration.{name}", lambda *_: [])
+        monkeypatch.setattr(f"registry.stage.{name}", lambda *_: [])
     assert run(store, Files(tmp_path))
     champion = current(store, "merged").champion
     assert champion is not None

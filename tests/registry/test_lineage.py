@@ -9,11 +9,10 @@ import pytest
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.served import SERVED
-from registry.lineage import lineage, lineage_nodes, tree_lines
-from registry.lineage_picture import lineage_svg
+from registry.commands import lineage_svg
+from registry.lineage import environment, environment_changes, lineage, lineage_nodes, tree_lines
 from registry.logging import ChildRecord, log_pipeline
 from registry.promotion import register
-from registry.provenance import environment, environment_changes
 from registry.versions import find_stored, read_documents
 
 from .test_logging import a_record

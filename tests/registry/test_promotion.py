@@ -13,10 +13,9 @@ from safetensors.numpy import save_file
 from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
-from registry.files import DIGESTS, read_evidence
+from registry.artifacts import DIGESTS, input_example, read_evidence
 from registry.gates import Evidence, GateSettings, comparable
 from registry.promotion import Force, Promotion, promote, register, repair, rollback
-from registry.pyfunc_model import input_example
 from registry.versions import (
     METHOD,
     REMOVED,
@@ -414,7 +413,7 @@ def test_a_full_disk_registers_nothing(store, make_candidate, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("registry.versions.save_pyfunc", full)
+    monkeypatch.setattr("registry.promotion.save_pyfunc", full)
     with pytest.raises(MergeflowError, match="No space left on device"):
         register(store, "merged", make_candidate(1))
     assert list_models(store) == []

@@ -22,11 +22,11 @@ from PIL import Image
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.models import image_model, load_clip
+from registry.artifacts import save_pyfunc
 from registry.gates import GateSettings
-from registry.promotion import promote, register
-from registry.pyfunc_model import save_pyfunc
+from registry.promotion import Candidate, promote, register
 from registry.store import mlflow
-from registry.versions import Candidate, current, load
+from registry.versions import current, load
 
 from .conftest import CLASSES
 from .test_damage import as_of_former_days

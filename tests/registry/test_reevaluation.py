@@ -18,7 +18,7 @@ from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.images import encode_png
 from registry.gates import Evidence, GateSettings
 from registry.promotion import promote, register
-from registry.registration import evaluate_version
+from registry.stage import evaluate_version
 from registry.versions import load
 
 from .conftest import CLASSES

@@ -9,7 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from registry.pyfunc_model import as_pyfunc, save_pyfunc
+from registry.artifacts import as_pyfunc, save_pyfunc
 from registry.serving import Limits, application
 
 from .test_real_model import picture

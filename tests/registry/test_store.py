@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from mergeflow.errors import MergeflowError
+from registry.artifacts import input_example
 from registry.gates import GateSettings
 from registry.promotion import promote, register
-from registry.pyfunc_model import input_example
 from registry.store import Store, connect, file_lock, mlflow
 from registry.versions import load, show
 

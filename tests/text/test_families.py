@@ -24,7 +24,7 @@ from mergeflow.merging import merge
 from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.served import SERVED
 from mergeflow.modalities.serving import read_model
-from registry.pyfunc_model import ModelFiles, save_pyfunc
+from registry.artifacts import ModelFiles, save_pyfunc
 from tests.project_folder import run_pipeline, write_project
 from tests.text.small_project import lines, make_base, moods, same
 

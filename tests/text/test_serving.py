@@ -15,7 +15,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.heads import Head
 from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modalities.serving import read_model
-from registry.pyfunc_model import ModelFiles, check_pyfunc, save_pyfunc
+from registry.artifacts import ModelFiles, check_pyfunc, save_pyfunc
 from tests.text.small_project import TASKS
 
 
