@@ -623,8 +623,8 @@ def test_what_is_put_together_is_what_its_parts_are(which, llamas, tmp_path):
     (tmp_path / "theirs.yml").write_text(text)
     write_recipe(tmp_path / "theirs.yml", tmp_path / "ours.yaml")
     merged = merge(tmp_path / "ours.yaml", tmp_path / "merged").path
-    model, told = transformers.AutoModelForCausalLM.from_pretrained(merged, output_loading_info=True)
-    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    model, loading = transformers.AutoModelForCausalLM.from_pretrained(merged, output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
     if STACKS[which] is None:
         return
     blocks, factor = STACKS[which]
