@@ -143,6 +143,16 @@ def test_importing_mergeflow_imports_no_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.parametrize("folder", [".", "worlds/sentences8"])
+def test_reading_params_yaml_imports_neither_torch_nor_scipy(folder: str) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tasks.project.validate_params import validate_params\n"
+        "validate_params(Path(sys.argv[1])); print([name for name in ('torch', 'scipy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
 def test_front_doors_name_what_they_have() -> None:
     """`from mergeflow.memory import *` failed at a name that had gone."""
     lost = {}

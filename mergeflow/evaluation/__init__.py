@@ -1,8 +1,28 @@
-"""Accuracy, means and intervals, and selection on validation."""
+"""Accuracy, means and intervals, and selection on validation.
 
-from mergeflow.evaluation.accuracy import Judge, accuracies, example_scores, losses, read_scores, write_scores
+What scores models is imported when it is first used, with torch.
+"""
+
+from typing import TYPE_CHECKING
+
 from mergeflow.evaluation.averages import at_grid_edge, best_candidate, mean, normalised
-from mergeflow.evaluation.scoring import CandidateScorer, Score, score_of
+from mergeflow.late import late_names
+
+if TYPE_CHECKING:
+    from mergeflow.evaluation.accuracy import Judge, accuracies, example_scores, losses, read_scores, write_scores
+    from mergeflow.evaluation.scoring import CandidateScorer, Score, score_of
+
+_HOMES = {
+    "CandidateScorer": "mergeflow.evaluation.scoring",
+    "Judge": "mergeflow.evaluation.accuracy",
+    "Score": "mergeflow.evaluation.scoring",
+    "accuracies": "mergeflow.evaluation.accuracy",
+    "example_scores": "mergeflow.evaluation.accuracy",
+    "losses": "mergeflow.evaluation.accuracy",
+    "read_scores": "mergeflow.evaluation.accuracy",
+    "score_of": "mergeflow.evaluation.scoring",
+    "write_scores": "mergeflow.evaluation.accuracy",
+}
 
 __all__ = [
     "CandidateScorer",
@@ -19,3 +39,6 @@ __all__ = [
     "score_of",
     "write_scores",
 ]
+
+
+__getattr__ = late_names(__name__, _HOMES)

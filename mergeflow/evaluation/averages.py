@@ -7,7 +7,6 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from mergeflow.documents import Candidate
 from mergeflow.errors import MergeflowError
@@ -53,6 +52,8 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
         >>> centre, round(half, 2)
         (71.0, 2.48)
     """
+    from scipy import stats  # a second to import, which the commands that only read params.yaml need not wait for
+
     assert len(values) > 0
     centre = float(np.mean(values))
     if len(values) == 1:

@@ -5,17 +5,21 @@ mean it is: f(m̄) + ∇f(m̄)·(m_i − m̄), the figure and the example's infl
 paired intervals above all, works with these as they are.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from scipy.stats import rankdata
-from torch import Tensor
 
 from mergeflow.errors import unknown_name
-from mergeflow.modality import Metric
+from mergeflow.late import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mergeflow.modality import Metric
 
 
 @dataclass(frozen=True)
@@ -121,6 +125,8 @@ def _products(outcomes: np.ndarray) -> np.ndarray:
 
 
 def _ranks(outcomes: np.ndarray) -> np.ndarray:
+    from scipy.stats import rankdata
+
     return _products(rankdata(outcomes, axis=0))
 
 
