@@ -216,6 +216,35 @@ def test_a_file_in_another_encoding_is_refused(tmp_path: Path, name: str, conten
         open_source("task", f"{name.partition('.')[2]}:{name}", SOURCES, TRANSFORMS, root=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (
+            '{"text": "cat", "label": "no"}\n\n{"text": "dog", "label": 3}\n',
+            'has "no" in line 1 and 3 in line 3',
+        ),
+        (
+            '{"text": "cat", "label": 0}\n{"text": "dog", "label": true}\n',
+            "has 0 in line 1 and true in line 2",
+        ),
+        ('[{"text": "cat", "label": 1}]\n', r"line 1 is \[.*expected an object"),
+        ('{"text": "cat", "label": 1}\n{"text": "cat"\n', "line 2 is not JSON"),
+        ('{"text": "cat", "label": 100000000000000000000}\n', "too large"),
+    ],
+)
+def test_a_line_that_does_not_fit_is_told_by_its_number(tmp_path: Path, lines: str, fault: str) -> None:
+    (tmp_path / "train.jsonl").write_text(lines)
+    with pytest.raises(MergeflowError, match=rf"train.jsonl cannot be read: .*{fault}"):
+        open_source("task", "jsonl:train.jsonl", SOURCES, TRANSFORMS, root=tmp_path)
+
+
+def test_values_of_several_types_do_no_harm_in_a_column_that_no_example_needs(tmp_path: Path) -> None:
+    rows = [{"id": 1, **ROWS[0]}, {"id": "b", "note": {"x": 1}, **ROWS[1]}, {"id": None, "note": "x", **ROWS[2]}]
+    write(tmp_path / "train.jsonl", rows)
+    raw = open_source("task", "jsonl:train.jsonl", SOURCES, TRANSFORMS, root=tmp_path)
+    assert [example.content["text"] for example in raw.splits["train"]()] == [row["text"] for row in rows]
+
+
 @pytest.mark.parametrize(("kind", "mark"), [("csv", ";"), ("csv", "\t"), ("tsv", ",")])
 def test_a_table_with_another_sign_between_its_columns_is_told(tmp_path: Path, kind: str, mark: str) -> None:
     (tmp_path / f"rows.{kind}").write_text(f"text{mark}label\n" + f"cat{mark}yes\n" * 4)

@@ -119,7 +119,7 @@ def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
 
 
 ROWS: Mapping[str, Opener] = {
-    "jsonl": partial(open_rows, task_of, lines_table, "jsonl"),
+    "jsonl": partial(open_rows, task_of, partial(lines_table, names={*TEXTS, *QUESTIONS, *CHOICES, *ANSWERS}), "jsonl"),
     "parquet": partial(open_rows, task_of, parquet_table, "parquet"),
     "hf": open_hub,
 }

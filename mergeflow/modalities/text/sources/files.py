@@ -1,10 +1,11 @@
 """Rows of texts in files: Parquet, JSON lines, and tables with commas or tabs between their columns."""
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -46,10 +47,11 @@ def _table(location: Location, path: str, read: Read) -> pa.Table:
         with location.open_file(path) as stream:
             table = read(stream)
         names = table.column_names
-        table.validate(full=True)  # the reader of JSON lines takes any bytes for text
+        table.validate(full=True)
     except UnicodeDecodeError as error:
+        byte = error.object[error.start]
         raise MergeflowError(
-            f"{path} is not in UTF-8: its columns' names are {error.object!r:.40}. Convert it."
+            f"{path} is not in UTF-8: byte {error.start} is 0x{byte:02x}. Convert it to UTF-8."
         ) from None
     except (pa.ArrowInvalid, pa.ArrowIOError, pa.ArrowNotImplementedError) as error:
         raise MergeflowError(
@@ -78,30 +80,49 @@ def parquet_table(stream: IO[bytes]) -> pa.Table:
     return pq.read_table(stream)
 
 
-def lines_table(stream: IO[bytes]) -> pa.Table:
-    """Return the table of a file with one JSON object a line."""
-    import pyarrow.json as pj
+def lines_table(stream: IO[bytes], names: Collection[str]) -> pa.Table:
+    """Return the table of a file with one JSON object a line.
 
-    content = stream.read()
-    table = pj.read_json(pa.BufferReader(content))
-    # JSON has no dates: texts that look like some are read once more, as they are written.
-    written = pa.schema(
-        [(field.name, kind) for field in table.schema if (kind := _as_written(field.type)) != field.type]
-    )
-    if not written.names:
-        return table
-    return pj.read_json(pa.BufferReader(content), parse_options=pj.ParseOptions(explicit_schema=written))
+    Args:
+        names: of the columns that examples are made of. Another column, whose values differ in type, is left out.
+
+    Raises:
+        ArrowInvalid: a line is not a JSON object, or the values of a named column differ in type.
+        UnicodeDecodeError: the file is not in UTF-8.
+    """
+    lines = enumerate(stream.read().decode("utf-8-sig").split("\n"), start=1)
+    rows = {number: _json_object(number, line) for number, line in lines if line.strip()}
+    columns = {}
+    for name in dict.fromkeys(name for row in rows.values() for name in row):
+        values = [row.get(name) for row in rows.values()]
+        try:
+            columns[name] = pa.array(values)
+        except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
+            if name in names:
+                raise _unequal(name, values, [*rows]) or pa.ArrowInvalid(f"the column '{name}': {error}") from None
+    return pa.table(columns)
 
 
-def _as_written(kind: pa.DataType) -> pa.DataType:
-    """Return a type of JSON's values with texts for dates, in lists and records too."""
-    if pa.types.is_timestamp(kind):
-        return pa.string()
-    if pa.types.is_list(kind):
-        return pa.list_(_as_written(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _as_written(field.type)) for field in kind])
-    return kind
+def _json_object(number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise pa.ArrowInvalid(f"line {number} is not JSON ({error.msg} at its column {error.colno})") from None
+    if not isinstance(row, dict):
+        raise pa.ArrowInvalid(f'line {number} is {line.strip()[:40]}; expected an object such as {{"text": ...}}')
+    return row
+
+
+def _unequal(name: str, values: Sequence[Any], numbers: Sequence[int]) -> pa.ArrowInvalid | None:
+    """Return the error for a column with values of two types, naming the first of each; None where they are of one."""
+    first: dict[type, int] = {}
+    for row, value in enumerate(values):
+        if value is not None:
+            first.setdefault(float if type(value) is int else type(value), row)
+    if len(first) < 2:
+        return None
+    one, other = (f"{json.dumps(values[row])[:40]} in line {numbers[row]}" for row in [*first.values()][:2])
+    return pa.ArrowInvalid(f"the column '{name}' has {one} and {other}; expected values of one type")
 
 
 def _separated(stream: IO[bytes], delimiter: str, quotes: bool) -> pa.Table:
@@ -121,7 +142,11 @@ def _separated(stream: IO[bytes], delimiter: str, quotes: bool) -> pa.Table:
             ),
         )
 
-    table = read(_TEXTS)  # they stay texts where all of a file look like numbers, or like "null"
+    try:
+        table = read(_TEXTS)  # they stay texts where all of a file look like numbers, or like "null"
+    except pa.ArrowInvalid:
+        content.decode()  # where the fault is the encoding, the error names the byte
+        raise
     if table.num_columns == 1 and not table.column_names[0].isidentifier():
         signs = "commas" if delimiter == "," else "tabs"
         raise pa.ArrowInvalid(f"{table.column_names[0]!r} is its one column; expected names with {signs} between them")
@@ -150,7 +175,7 @@ def _are_numbers(values: pa.ChunkedArray, written: pa.ChunkedArray) -> bool:
 
 FILES: Mapping[str, Opener] = {
     "parquet": partial(open_rows, task_of, parquet_table, "parquet"),
-    "jsonl": partial(open_rows, task_of, lines_table, "jsonl"),
+    "jsonl": partial(open_rows, task_of, partial(lines_table, names={*_TEXTS, *LABELS}), "jsonl"),
     "csv": partial(open_rows, task_of, partial(_separated, delimiter=",", quotes=True), "csv"),
     "tsv": partial(open_rows, task_of, partial(_separated, delimiter="\t", quotes=False), "tsv"),
 }
