@@ -70,6 +70,9 @@ def first_line(error: BaseException) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
+_MOST_LISTED = 60  # names; of more, such as open_clip's architectures, an error names the nearest
+
+
 def unknown_name(kind: str, name: str, options: Iterable[str]) -> MergeflowError:
     """Return the error for a name that is not among `options`, with the nearest right one.
 
@@ -80,6 +83,9 @@ def unknown_name(kind: str, name: str, options: Iterable[str]) -> MergeflowError
     names = sorted(options)
     nearest = get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{nearest[0]}'? " if nearest else ""
+    if len(names) > _MOST_LISTED:
+        like = ", ".join(get_close_matches(name, names, n=10, cutoff=0.0))
+        return MergeflowError(f"unknown {kind} '{name}': {hint}{len(names)} are known; most alike: {like}.")
     return MergeflowError(f"unknown {kind} '{name}': {hint}Known: {', '.join(names) or 'none'}.")
 
 

@@ -145,7 +145,7 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
         which: Which = "candidate",
         name: Name = None,
         force: Annotated[bool, typer.Option(help="Promote against the gates; needs --who and --why.")] = False,
-        who: Annotated[str, typer.Option(help="Who asks; by default the user of this machine.")] = "",
+        who: Annotated[str, typer.Option(help="Who asks; without --force by default the user of this machine.")] = "",
         why: Annotated[str, typer.Option(help="The reason, kept with the event.")] = "",
     ) -> None:
         """Make a version champion if the gates of params.yaml let it; exit status 1 when they do not."""

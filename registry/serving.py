@@ -175,16 +175,34 @@ def _rows(model: Any, body: bytes, content_type: str, limits: Limits) -> Any:
             types = dict(zip(schema.input_names(), schema.pandas_types(), strict=True)) if schema else None
             rows: Any = pd.read_csv(io.StringIO(body.decode()), dtype=types, nrows=limits.rows + 1)
             _check_count(len(rows), limits)
-            return rows
+            return _with_columns(rows, schema) if schema else rows
         values = json.loads(body)
         _check_count(_count(values), limits)
         named = schema is not None and not schema.is_tensor_spec()
-        return _frame(values, schema) if named else scoring_server.infer_and_parse_data(values, schema)
+        return (
+            _with_columns(_frame(values, schema), schema)
+            if named
+            else scoring_server.infer_and_parse_data(values, schema)
+        )
     except RecursionError:
         raise Refused(400, "the JSON is nested too deep.") from None
     except (MlflowException, ValueError, TypeError, KeyError, AttributeError) as error:
         _LOG.debug("refused", exc_info=error)
         raise Refused(400, _misfit(model)) from None
+
+
+def _with_columns(rows: pd.DataFrame, schema: Any) -> pd.DataFrame:
+    """Return rows that there are, with the columns that the model needs.
+
+    Raises:
+        Refused: there are none, or a column is missing.
+    """
+    if rows.empty:
+        raise Refused(400, "the body has no rows: send one at least.")
+    if missing := [name for name in schema.required_input_names() if name not in rows]:
+        lacking = " and no column ".join(map(repr, missing))
+        raise Refused(400, f"the rows have no column {lacking}. {_wanted(schema)}")
+    return rows
 
 
 def _frame(values: Mapping[str, Any], schema: Any) -> pd.DataFrame:
@@ -216,14 +234,15 @@ def _check_count(count: int, limits: Limits) -> None:
 
 
 def _misfit(model: Any) -> str:
-    schema = model.metadata.get_input_schema()
-    wanted = (
-        ", ".join(f"{column.name} ({column.type.name})" for column in schema.inputs) if schema else "those of the model"
-    )
     return (
         f"the body cannot be read as rows: send a JSON object with one of the keys {', '.join(_FORMATS)}, or CSV with "
-        f"a header. The columns are {wanted}."
+        f"a header. {_wanted(model.metadata.get_input_schema())}"
     )
+
+
+def _wanted(schema: Any) -> str:
+    columns = ", ".join(f"{column.name} ({column.type.name})" for column in schema.inputs) if schema else ""
+    return f"The columns are {columns or 'those of the model'}."
 
 
 def serve(

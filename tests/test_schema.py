@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.schema import Frozen, validated
 
 
@@ -90,3 +90,9 @@ json = st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=4
 def test_whatever_stands_in_a_file_the_error_is_for_people(values: dict[str, Any]):
     with suppress(MergeflowError):  # any other kind of error is the failure
         validated(Plan, values, "plan.yaml")
+
+
+def test_of_many_names_those_most_alike_are_listed() -> None:
+    message = str(unknown_name("architecture", "ViT-B-33", [*(f"net{number}" for number in range(200)), "ViT-B-32"]))
+    assert message.startswith("unknown architecture 'ViT-B-33': did you mean 'ViT-B-32'? 201 are known; most alike: ")
+    assert len(message) < 300

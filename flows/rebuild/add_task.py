@@ -64,9 +64,7 @@ def read_address(root: Path, address: str, name: str | None = None) -> tuple[str
         whole = "_".join([last, *(f"{transform}{value}" for transform, value in parsed.transforms)])
         name = re.sub(r"[^a-z0-9_-]+", "_", whole.lower()).strip("_-")
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-        raise MergeflowError(
-            f"task name {name!r}: use lower-case letters, digits, '-' and '_': `add-task NAME SOURCE`."
-        )
+        raise MergeflowError(f"task name {name!r}: use a to z, digits, '-' and '_': `add-task NAME SOURCE`.")
     return name, source
 
 

@@ -111,6 +111,11 @@ def check_filled(raw: RawTask, split: str, read: int, left_out: int, remaining: 
         MergeflowError: saying which.
     """
     source = raw.source or "the source"
+    if not read and split not in raw.splits:
+        raise MergeflowError(
+            f"task '{raw.name}': {source} has no split '{split}', and too few examples to take one from train, of each "
+            "class at least one more than splits are taken. Add examples, or the split."
+        )
     if not read:
         raise MergeflowError(f"task '{raw.name}': split '{split}' of {source} is empty; add examples to it.")
     if read == left_out:

@@ -23,6 +23,7 @@ _SPLIT_NAMES = {
     "testing": "test",
 }
 SPLIT_ALIASES = tuple(_SPLIT_NAMES)
+_OF_SYSTEMS = (".", "__MACOSX", "Thumbs.db", "desktop.ini")  # what file managers leave in folders
 
 
 def split_of(name: str) -> str | None:
@@ -100,7 +101,7 @@ class Location:
         below = []
         for path, info in entries.items():
             parts = tuple(path[len(self.path) :].strip("/").split("/"))
-            if parts != ("",) and not any(part.startswith((".", "__MACOSX")) for part in parts):
+            if parts != ("",) and not any(part.startswith(_OF_SYSTEMS) for part in parts):
                 kind = self._kind_behind(path, info) if info.get("islink") else info["type"]
                 below.append((parts, kind))
                 if kind == "directory" and info.get("islink"):  # `find` stops at a link

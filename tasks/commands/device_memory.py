@@ -67,6 +67,6 @@ def check_project(root: Path, wanted: str | None, console: Console) -> None:
     )
     needs = forecast(root, params, wanted)
     if not needs.works:
-        console.print("What memory training takes is not known before the stage `base`, or of this modality.")
+        console.print("What memory training takes is not known yet: the stage `base` tells it (not of every modality).")
         return
     print_forecast(needs, console)

@@ -142,7 +142,7 @@ def new_study(root: Path, name: str) -> Path:
             nothing is written.
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise MergeflowError(f"'{name}' cannot name a study: use lower-case letters, digits and '_'.")
+        raise MergeflowError(f"'{name}' cannot name a study: use a to z, digits and '_'.")
     stages = {stage.name for stage in load_graph(root, studies=True).values()}
     file, choices = root / "studies" / f"{name}.py", root / CHOICES
     if name in {*_TAKEN, *stages, *find_study_modules(root)} or file.exists():
@@ -206,7 +206,7 @@ def new_project(folder: Path, modality: str, world: str | None = None) -> Path:
     start = world or modality
     faults = []
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-        faults.append(f"'{name}' cannot name a project: use lower-case letters, digits, '-' and '_'.")
+        faults.append(f"'{name}' cannot name a project: use a to z, digits, '-' and '_'.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         faults.append(f"{folder} exists and is not an empty folder: nothing in it is replaced. Take another name.")
     if start not in starts:

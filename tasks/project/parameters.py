@@ -67,7 +67,7 @@ class Params(ParamsFile):
     def _plain_names(cls, tasks: dict[str, str]) -> dict[str, str]:
         for name in tasks:
             if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-                raise ValueError(f"task name {name!r}: use lower-case letters, digits, '-' and '_'")
+                raise ValueError(f"task name {name!r}: use a to z, digits, '-' and '_'")
         return tasks
 
 

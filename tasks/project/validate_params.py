@@ -24,8 +24,8 @@ def validate_params(root: Path) -> Params:
 
     Raises:
         MergeflowError: the file is not UTF-8, a file in `methods/` cannot be loaded, a parameter is wrong, or tasks
-            have sources of an unknown kind, with unknown transforms, or on paths where nothing is, or a method cannot
-            be swept by the pipeline; all of one sort at once.
+            or the base have paths where nothing is, tasks have sources of an unknown kind or unknown transforms, or a
+            method cannot be swept by the pipeline; all of one sort at once.
     """
     path = root / "params.yaml"
     read_yaml(path)  # first: a file that cannot be read is told before what it would name
@@ -38,6 +38,8 @@ def validate_params(root: Path) -> Params:
         for task, source in params.tasks.items()
         for fault in _faults(source, preparation, None if graph[f"prepare@{task}"].frozen else root)
     ] + list(_sweep_faults(params))
+    if not graph["base"].frozen:
+        faults += _base_faults(params, root)
     if faults:
         raise refusal(path.name, faults)
     return params
@@ -58,6 +60,14 @@ def _faults(source: str, preparation: Preparation, root: Path | None) -> Iterato
     for name, _ in address.transforms:
         if name not in transforms:
             yield str(unknown_name("transform", name, transforms))
+
+
+def _base_faults(params: Params, root: Path) -> Iterator[str]:
+    """Yield which paths of the base and of its tokenizer lead nowhere."""
+    for section in ("model", "data"):
+        for key, value in params.lookup_json(section).items():
+            if isinstance(value, str) and _is_path(value) and not (root / value).exists():
+                yield f"{section}.{key}: '{value}': no such file or folder"
 
 
 def _sweep_faults(params: Params) -> Iterator[str]:
@@ -85,6 +95,10 @@ def _some(count: int, what: str) -> str:
 
 
 def _is_missing(address: Address, root: Path) -> bool:
-    """Whether the place is surely a path where nothing is; what other places mean, their readers alone know."""
     place = address.paths[0]
-    return (covers(INPUTS, place) or Path(place).is_absolute()) and not (root / place).exists()
+    return _is_path(place) and not (root / place).exists()
+
+
+def _is_path(place: str) -> bool:
+    """Whether a place is surely a path; what other places mean, their readers alone know."""
+    return covers(INPUTS, place) or Path(place).is_absolute()

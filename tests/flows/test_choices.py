@@ -9,6 +9,7 @@ from rich.console import Console
 
 from flows.run_command import bring_up_to_date
 from mergeflow.errors import MergeflowError
+from tasks.project.new import new_project
 from tasks.project.validate_params import validate_params
 from tests.flows.small_project import run_in
 from tests.toy_project import make_toy_project
@@ -49,6 +50,20 @@ def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monk
     (project / "inputs/wells.csv").write_text("1,0\n")
     change(project, tasks={"gone": "series:inputs/wells.csv?conflicts=keep", "many": "series:inputs/*.csv"})
     assert validate_params(project).tasks["gone"].startswith("series")
+
+
+def test_a_base_that_is_not_there_is_told_before_the_data_are_prepared(tmp_path: Path) -> None:
+    new_project(tmp_path / "texts", "text")
+    file = tmp_path / "texts/params.yaml"
+    text = file.read_text().replace("pretrained: sentences8", "pretrained: inputs/bert")
+    file.write_text(text.replace("tokenizer: sentences8", f"tokenizer: {tmp_path}/gone"))
+    with pytest.raises(MergeflowError) as told:
+        validate_params(tmp_path / "texts")
+    assert "model.pretrained: 'inputs/bert': no such file or folder" in str(told.value)
+    assert f"data.tokenizer: '{tmp_path}/gone': no such file or folder" in str(told.value)
+    (tmp_path / "texts/inputs/bert").mkdir()
+    (tmp_path / "gone").mkdir()
+    validate_params(tmp_path / "texts")
 
 
 def test_methods_that_the_pipeline_cannot_sweep_are_told_at_once(tmp_path: Path) -> None:

@@ -238,6 +238,12 @@ def test_a_line_that_does_not_fit_is_told_by_its_number(tmp_path: Path, lines: s
         open_source("task", "jsonl:train.jsonl", SOURCES, TRANSFORMS, root=tmp_path)
 
 
+def test_a_regression_whose_numbers_are_all_equal_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", [{"text": row["text"], "score": 1.5} for row in ROWS])
+    with pytest.raises(MergeflowError, match=r"train.jsonl: every score is 1.5; expected numbers that differ"):
+        open_source("task", "jsonl:train.jsonl", SOURCES, TRANSFORMS, root=tmp_path)
+
+
 def test_values_of_several_types_do_no_harm_in_a_column_that_no_example_needs(tmp_path: Path) -> None:
     rows = [{"id": 1, **ROWS[0]}, {"id": "b", "note": {"x": 1}, **ROWS[1]}, {"id": None, "note": "x", **ROWS[2]}]
     write(tmp_path / "train.jsonl", rows)

@@ -351,6 +351,13 @@ def test_class_names_that_look_alike_are_refused(names: Sequence[str], tmp_path:
         open_images("pets", f"folder:{write_folder(tmp_path / 'pets', names)}")
 
 
+def test_what_file_managers_leave_is_no_example(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "pets")
+    for name in ("Thumbs.db", "desktop.ini", ".DS_Store", "._000.png"):
+        (folder / "cat" / name).write_bytes(b"x")
+    assert len(list(open_images("pets", f"folder:{folder}").splits["train"]())) == 40
+
+
 def test_an_empty_class_folder_and_a_damaged_file_are_named(tmp_path: Path) -> None:
     write_folder(tmp_path / "pets")
     (tmp_path / "pets" / "emu").mkdir()

@@ -179,6 +179,7 @@ def test_progress_counts_every_image(tmp_path: Path) -> None:
     ("seeds", "found"),
     [
         ({"train": range(0)}, "split 'train' of the source is empty"),
+        ({"train": range(4)}, "the source has no split 'test', and too few examples to take one from train"),
         (
             {"train": range(8), "validation": range(0), "test": range(9, 12)},
             "split 'validation' of the source is empty",

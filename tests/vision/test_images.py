@@ -91,6 +91,12 @@ def test_values_without_a_known_range_are_refused(values: np.ndarray) -> None:
         to_rgb(encoded(Image.fromarray(values), "TIFF"), "it")
 
 
+@pytest.mark.parametrize("size", [(20_000, 5_000), (20_000, 10_000)])
+def test_a_picture_beyond_the_limit_of_pixels_is_to_be_made_smaller(size: tuple[int, int]) -> None:
+    with pytest.raises(MergeflowError, match=r"it is larger than Pillow reads .*exceeds limit.* Make it smaller"):
+        to_rgb(encoded(Image.new("1", size)), "it")
+
+
 @pytest.mark.parametrize("size", [(7, 200), (200, 7), (3, 100), (33, 1000)])
 def test_a_long_picture_is_resized_as_if_it_were_resized_whole(size: tuple[int, int]) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), np.uint8)

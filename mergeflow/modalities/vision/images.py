@@ -19,7 +19,7 @@ _ORIENTATION = 0x0112  # of EXIF; 1 is upright
 _LONG = 16  # a picture that is longer than so many times its width is cut before it is resized
 
 
-def to_rgb(image: ImageInput, what: str, way_out: str = "Restore the file or remove the row.") -> Image.Image:
+def to_rgb(image: ImageInput, what: str, way_out: str = "Restore or remove it.") -> Image.Image:
     """Return an image as 8-bit RGB, upright by its EXIF orientation, transparent parts on white.
 
     Grey values of 16 bits become the nearest of 8.
@@ -30,7 +30,7 @@ def to_rgb(image: ImageInput, what: str, way_out: str = "Restore the file or rem
         way_out: the advice that an error message gives when the bytes are not an image.
 
     Raises:
-        MergeflowError: undecodable bytes, too many pixels for PIL's limit, or values without a known range.
+        MergeflowError: undecodable bytes, too many pixels for Pillow's limit, or values without a known range.
 
     Example:
         >>> to_rgb(Image.new("L", (4, 2), 7), "grey").getpixel((0, 0))
@@ -45,6 +45,8 @@ def to_rgb(image: ImageInput, what: str, way_out: str = "Restore the file or rem
     except UnidentifiedImageError:  # its words are the buffer's address in memory
         size = f"its {len(image)} bytes are" if isinstance(image, bytes) else "it is"
         raise MergeflowError(f"{what} cannot be decoded: {size} not an image of a known format. {way_out}") from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise MergeflowError(f"{what} is larger than Pillow reads ({error}) Make it smaller.") from None
     # PIL's decoders raise many types on damaged files (SyntaxError, struct.error, zlib.error, ...).
     except Exception as error:
         raise MergeflowError(f"{what} cannot be decoded ({type(error).__name__}: {error}). {way_out}") from error

@@ -96,6 +96,11 @@ def task_of(
         tables, where, ignored = without_test(tables, where, ignored, "labels")
     names = _class_names(tables["train"], chosen.label)
     labels = {split: _labels(table, chosen.label, names, where[split]) for split, table in tables.items()}
+    if names is None and len(np.unique(labels["train"])) == 1:
+        raise MergeflowError(
+            f"{where['train']}: every {chosen.label} is {labels['train'][0]}; expected numbers that differ, for a "
+            "correlation judges the task. Correct them, or write whole numbers for classes."
+        )
     return RawTask(
         task,
         names,
