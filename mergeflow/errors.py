@@ -85,7 +85,7 @@ def unknown_name(kind: str, name: str, options: Iterable[str]) -> MergeflowError
     hint = f"did you mean '{nearest[0]}'? " if nearest else ""
     if len(names) > _MOST_LISTED:
         like = ", ".join(get_close_matches(name, names, n=10, cutoff=0.0))
-        return MergeflowError(f"unknown {kind} '{name}': {hint}{len(names)} are known; most alike: {like}.")
+        return MergeflowError(f"unknown {kind} '{name}': {hint}{len(names)} names exist, most alike: {like}.")
     return MergeflowError(f"unknown {kind} '{name}': {hint}Known: {', '.join(names) or 'none'}.")
 
 

@@ -94,5 +94,5 @@ def test_whatever_stands_in_a_file_the_error_is_for_people(values: dict[str, Any
 
 def test_of_many_names_those_most_alike_are_listed() -> None:
     message = str(unknown_name("architecture", "ViT-B-33", [*(f"net{number}" for number in range(200)), "ViT-B-32"]))
-    assert message.startswith("unknown architecture 'ViT-B-33': did you mean 'ViT-B-32'? 201 are known; most alike: ")
+    assert message.startswith("unknown architecture 'ViT-B-33': did you mean 'ViT-B-32'? 201 names exist, most alike: ")
     assert len(message) < 300

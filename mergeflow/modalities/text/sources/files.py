@@ -121,8 +121,8 @@ def _unequal(name: str, values: Sequence[Any], numbers: Sequence[int]) -> pa.Arr
             first.setdefault(float if type(value) is int else type(value), row)
     if len(first) < 2:
         return None
-    one, other = (f"{json.dumps(values[row])[:40]} in line {numbers[row]}" for row in [*first.values()][:2])
-    return pa.ArrowInvalid(f"the column '{name}' has {one} and {other}; expected values of one type")
+    earlier, later = (f"{json.dumps(values[row])[:40]} in line {numbers[row]}" for row in [*first.values()][:2])
+    return pa.ArrowInvalid(f"the column '{name}' has {earlier} and {later}; expected values of one type")
 
 
 def _separated(stream: IO[bytes], delimiter: str, quotes: bool) -> pa.Table:
