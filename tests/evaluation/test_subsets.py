@@ -89,6 +89,7 @@ def test_another_seed_draws_other_subsets() -> None:
     assert draw_subsets(TASKS, 8, 10, 0) != draw_subsets(TASKS, 8, 10, 1)
 
 
+@settings(deadline=None)  # the first example imports scipy.stats
 @given(st.lists(shares, min_size=2, max_size=20), st.integers(0, 1000))
 def test_the_interval_shrinks_to_nothing_as_all_are_measured(values: list[float], more: int) -> None:
     some, half = subset_interval(values, len(values) + more + 1)
