@@ -94,7 +94,7 @@ AWQ = {
 }
 QUANTISED: dict[str, tuple[dict[str, Tensor], dict[str, object], str]] = {
     "declared": ({"a.weight": ONES}, {"quantization_config": {"quant_method": "awq"}}, "quantization_config.*awq"),
-    "int8": ({"a.weight": ONES.to(torch.int8), "a.weight_scale": torch.ones(4, 1)}, {}, "beside 1 weights"),
+    "int8": ({"a.weight": ONES.to(torch.int8), "a.weight_scale": torch.ones(4, 1)}, {}, "scales of 1 weights"),
     "fp8": ({"a.weight": ONES.to(torch.float8_e4m3fn), "a.weight_scale_inv": torch.ones(1, 1)}, {}, r"'a\.weight'"),
     "LLM.int8": ({"a.weight": ONES.to(torch.int8), "a.SCB": torch.ones(4)}, {}, r"such as 'a\.weight'"),
     "nf4": ({"a.weight": ONES.to(torch.uint8), "a.weight.absmax": torch.ones(1)}, {}, r"'a\.weight'"),

@@ -76,7 +76,7 @@ def test_candidates_have_the_vocabulary_and_the_template_of_the_winner(models: P
     [
         ({"allow": None}, "hidden_act: base 'silu'"),
         ({"tokenizer_source": None}, "tokenizer_source"),
-        ({"tokenizer": "union"}, "both stand in the sweep"),
+        ({"tokenizer": "union"}, "are both in the sweep"),
         (
             {"score": None, "model": {"architecture": "ViT-B-32"}, "tasks": {"t": "data"}, "objective": "mean"},
             "are of language models",
