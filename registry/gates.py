@@ -168,15 +168,17 @@ def _against(
     gain = _mean_normalised(candidate, shared) - _mean_normalised(champion, shared, candidate.expert_accuracy)
     numbers |= {"gain": gain, "shared_tasks": shared}
     same = set(candidate.accuracy) == set(champion.accuracy)
-    gates.append(_gain_gate(gain, settings, same))
+    other = any(champion.expert_accuracy.get(task) != candidate.expert_accuracy[task] for task in shared)
+    by = " (both normalised by the candidate's experts)" if other else ""
+    gates.append(_gain_gate(gain, settings, same, by))
     if settings.confidence is not None and same:
         gates.append(_interval_gate(candidate, champion, settings, shared, numbers))
     gates.append(_tolerance_gate(candidate, champion, settings, shared, numbers))
     return gates
 
 
-def _gain_gate(gain: float, settings: GateSettings, same: bool) -> Gate:
-    text = f"mean normalised validation accuracy changes by {100 * gain:+.2f} points"
+def _gain_gate(gain: float, settings: GateSettings, same: bool, by: str) -> Gate:
+    text = f"mean normalised validation accuracy changes by {100 * gain:+.2f} points{by}"
     if same:
         passed = gain > 0.0 and gain >= settings.margin
         needed = f"at least {100 * settings.margin:.2f}" if settings.margin else "more than 0"

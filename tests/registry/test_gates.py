@@ -51,6 +51,12 @@ def test_the_first_becomes_champion_and_an_equal_one_does_not_replace_it():
     assert reason == "mean normalised validation accuracy changes by +0.00 points, needed: a gain of more than 0"
 
 
+def test_new_experts_are_named_where_they_normalise_both():
+    champion = Evidence({"digits": 0.8}, {"digits": 0.9})
+    (reason,) = decide(Evidence({"digits": 0.8}, {"digits": 0.8}), champion, NO_INTERVAL).reasons
+    assert "changes by +0.00 points (both normalised by the candidate's experts), needed" in reason
+
+
 def test_margin():
     old, new = make_evidence(0.80), make_evidence(0.81)
     assert not failed(new, old, GateSettings(confidence=None, margin=0.01))  # 0.01 / 0.95 is more than 0.01
