@@ -27,6 +27,8 @@ OBJECTS, DOCUMENTS = "files/md5", "mergeflow"
 LISTING = ".dir"  # how DVC ends the name of an object that lists a folder's files
 _WHOLE_AT_ONCE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory"}  # put a file whole or not at all
 _AT_ONCE = 16  # questions
+# s3fs asks five times, and by default each time botocore does too, for a minute each: a lost store took half an hour.
+_S3: dict[str, Any] = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 1}}}
 
 
 class StoreError(MergeflowError):
@@ -54,7 +56,7 @@ class Store:
         self.uri, self.sent, self.fetched = uri, 0, 0
         self._cache = cache_folder
         self._is_local = get_protocol(uri) in ("file", "local")
-        options = {"auto_mkdir": True} if self._is_local else {}
+        options = {"auto_mkdir": True} if self._is_local else _S3 if get_protocol(uri) in ("s3", "s3a") else {}
         with self._explained("cannot be opened"):
             self._fs, self._root = fsspec.url_to_fs(uri, use_listings_cache=False, **options)
         self._is_whole_at_once = get_protocol(uri) in _WHOLE_AT_ONCE

@@ -211,7 +211,7 @@ class TestAddTask:
         assert read_address(home, "hf:o/birds?classes=0-4&rotate=45")[0] == "birds_classes0-4_rotate45"
         with pytest.raises(MergeflowError, match="neither a folder here nor a source"):
             read_address(home, "inputs/none")
-        with pytest.raises(MergeflowError, match="lower-case"):
+        with pytest.raises(MergeflowError, match="use a to z"):
             read_address(home, "suite:pocket8", "Digits!")
 
     def test_refused_data_leave_nothing(self, home: Path, store: Store) -> None:

@@ -4,10 +4,11 @@ import errno
 import json
 import pickle
 import shutil
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import chdir, nullcontext
+from contextlib import chdir, nullcontext, suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from fsspec.implementations.local import LocalFileSystem
+from s3fs import S3FileSystem
 
 from flows.fleet import Fleet
 from mergeflow.errors import MergeflowError
@@ -154,6 +156,27 @@ def test_one_of_many_that_create_a_document_at_once_has_created_it(uri: str) -> 
             assert sum(created) == 1
             assert Store(uri).read("leases/a.json") == {"holder": created.index(True)}
             Store(uri).remove("leases/a.json")
+
+
+@pytest.mark.slow
+def test_a_store_that_drops_every_connection_is_given_up_after_few(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[object] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drop() -> None:
+            with suppress(OSError):  # the server is closed
+                while True:
+                    connection, address = server.accept()
+                    connection.close()
+                    dropped.append(address)
+
+        threading.Thread(target=drop, daemon=True).start()
+        S3FileSystem.clear_instance_cache()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(StoreError, match="cannot be written to"):
+            Store("s3://bucket/fleet").create("leases/a.json", {})
+    S3FileSystem.clear_instance_cache()
+    assert len(dropped) <= 25  # 50 by the clients' defaults, and 45 seconds
 
 
 class TestLease:

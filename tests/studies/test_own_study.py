@@ -97,7 +97,7 @@ def test_it_is_listed_with_its_question_and_not_twice(project: Path) -> None:
     assert not names_differ(project)
     with pytest.raises(MergeflowError, match="'how_far' is taken"):
         new_study(project, "how_far")
-    for name, why in (("mima", "taken"), ("sweep", "taken"), ("train", "taken"), ("New", "lower-case")):
+    for name, why in (("mima", "taken"), ("sweep", "taken"), ("train", "taken"), ("New", "use a to z")):
         with pytest.raises(MergeflowError, match=why):
             new_study(project, name)
     assert [path.name for path in (project / "studies").glob("*.py")] == ["how_far.py"]
