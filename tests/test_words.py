@@ -17,7 +17,7 @@ ARRAY = re.compile(rf"{_ONE}( \| None)?|(tuple|list|Sequence)\[{_ONE}(, .*)?\]")
 SHAPE = re.compile(r"\[[^\]]*\]")
 # Words that became habits: assignments to names that do not say what a value is, and docstrings that begin with
 # "Return what". Lower a number when the count has fallen; never raise one.
-BUDGET = {"found": 2, "one": 14, "own": 7, "known": 1, "told": 1, "kept": 5, "beside": 2, "Return what": 3}
+BUDGET = {"found": 2, "one": 14, "own": 6, "known": 1, "told": 1, "kept": 5, "beside": 2, "Return what": 3}
 # The same for what users read: the pages, and the packages' messages and helps.
 READ = {"beside": 3, "stands?": 6, "told": 0}
 REFERENCE = re.compile(r"^Args: As of `(\w+)`", re.MULTILINE)

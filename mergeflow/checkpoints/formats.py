@@ -7,6 +7,7 @@ import json
 import re
 from argparse import Namespace
 from collections.abc import Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -242,8 +243,8 @@ def _states(
     seen = set() if seen is None else seen
     tensors = {key: value for key, value in loaded.items() if isinstance(value, torch.Tensor)}
     rest = [value for key, value in loaded.items() if key not in tensors and _may_hold_a_model(key)]
-    own = any(value.ndim for value in tensors.values())  # else they may be counters of the run
-    weights = own or (depth == 3 and tensors and len(tensors) == len(loaded))
+    has_arrays = any(value.ndim for value in tensors.values())  # else they may be counters of the run
+    weights = has_arrays or (depth == 3 and tensors and len(tensors) == len(loaded))
     if weights and all(isinstance(key, str) for key in tensors) and all(_is_plain(value, set()) for value in rest):
         return {(): tensors}
     for key in filter(_may_hold_a_model, loaded):
@@ -251,7 +252,7 @@ def _states(
         if depth and isinstance(value, Mapping) and "param_groups" not in value and id(value) not in seen:
             seen.add(id(value))  # a hostile pickle may hold one mapping many times
             inner |= {(key, *keys): state for keys, state in _states(value, depth - 1, seen).items()}
-    return {} if own and not any(keys[0] in _NESTED for keys in inner) else inner
+    return {} if has_arrays and not any(keys[0] in _NESTED for keys in inner) else inner
 
 
 def _chosen(states: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -452,6 +453,13 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(places, dict) or not places or not all(isinstance(shard, str) for shard in places.values()):
         raise MergeflowError(f"index '{index}' has no weight_map of names to files. Copy it again.")
     return places
+
+
+def read_json_if_whole(path: Path) -> dict[str, Any]:
+    """Read a small JSON object; empty where the file is missing or holds something else."""
+    with suppress(MergeflowError):
+        return read_json(path)
+    return {}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from mergeflow.checkpoints.formats import read_json_if_whole
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.blocks import COUNTS
@@ -832,11 +833,7 @@ def _tensors_of(module: str, model_type: str) -> str:
 
 def _config(path: str) -> dict[str, Any]:
     """Return a model folder's config.json, empty where it is not here."""
-    try:
-        config = json.loads((Path(path).expanduser() / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}
+    return read_json_if_whole(Path(path).expanduser() / "config.json")
 
 
 def _counts(path: str) -> set[int]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from mergeflow.data.address import Address, parse_address
+from mergeflow.data.address import parse_address
 from mergeflow.data.decoding import Preparation
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import configure
@@ -54,7 +54,7 @@ def _faults(source: str, preparation: Preparation, root: Path | None) -> Iterato
         yield str(unknown_name("kind of data source", address.kind, preparation.sources))
     elif not address.place:
         yield f"'{source}' has no address; expected '{address.kind}:ADDRESS'"
-    elif root and _is_missing(address, root):
+    elif root and _is_missing(address.paths[0], root):
         yield f"'{address.place}': no such file or folder"
     transforms = [*preparation.transforms, KEEPS_CONFLICTS]
     for name, _ in address.transforms:
@@ -66,7 +66,7 @@ def _base_faults(params: Params, root: Path) -> Iterator[str]:
     """Yield which paths of the base and of its tokenizer lead nowhere."""
     for section in ("model", "data"):
         for key, value in params.lookup_json(section).items():
-            if isinstance(value, str) and _is_path(value) and not (root / value).exists():
+            if isinstance(value, str) and _is_missing(value, root):
                 yield f"{section}.{key}: '{value}': no such file or folder"
 
 
@@ -94,11 +94,6 @@ def _some(count: int, what: str) -> str:
     return f"{count} {what}{'s' if count > 1 else ''}"
 
 
-def _is_missing(address: Address, root: Path) -> bool:
-    place = address.paths[0]
-    return _is_path(place) and not (root / place).exists()
-
-
-def _is_path(place: str) -> bool:
-    """Whether a place is surely a path; what other places mean, their readers alone know."""
-    return covers(INPUTS, place) or Path(place).is_absolute()
+def _is_missing(place: str, root: Path) -> bool:
+    """Whether the place is surely a path where nothing is; what other places mean, their readers alone know."""
+    return (covers(INPUTS, place) or Path(place).is_absolute()) and not (root / place).exists()

@@ -28,7 +28,9 @@ LISTING = ".dir"  # how DVC ends the name of an object that lists a folder's fil
 _WHOLE_AT_ONCE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory"}  # put a file whole or not at all
 _AT_ONCE = 16  # questions
 # s3fs asks five times, and by default each time botocore does too, for a minute each: a lost store took half an hour.
-_S3: dict[str, Any] = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 1}}}
+_S3 = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 1}}}
+_LOCAL = {"auto_mkdir": True}
+_OPTIONS: dict[str, dict[str, Any]] = {"file": _LOCAL, "local": _LOCAL, "s3": _S3, "s3a": _S3}
 
 
 class StoreError(MergeflowError):
@@ -55,11 +57,11 @@ class Store:
         """
         self.uri, self.sent, self.fetched = uri, 0, 0
         self._cache = cache_folder
-        self._is_local = get_protocol(uri) in ("file", "local")
-        options = {"auto_mkdir": True} if self._is_local else _S3 if get_protocol(uri) in ("s3", "s3a") else {}
+        protocol = get_protocol(uri)
+        options = _OPTIONS.get(protocol, {})
         with self._explained("cannot be opened"):
             self._fs, self._root = fsspec.url_to_fs(uri, use_listings_cache=False, **options)
-        self._is_whole_at_once = get_protocol(uri) in _WHOLE_AT_ONCE
+        self._is_local, self._is_whole_at_once = options is _LOCAL, protocol in _WHOLE_AT_ONCE
 
     def send(self, path: Path) -> str:
         """Put a file or folder there, unless it is there; return its hash as DVC's lock has it.

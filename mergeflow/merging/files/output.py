@@ -27,7 +27,7 @@ from mergeflow.checkpoints.fingerprint import (
     tensor_digest_of,
 )
 from mergeflow.checkpoints.folders import named_folders
-from mergeflow.checkpoints.formats import PICKLES
+from mergeflow.checkpoints.formats import PICKLES, read_json_if_whole
 from mergeflow.checkpoints.header import FLOATS, TensorInfo
 from mergeflow.checkpoints.names import head_and_embedding, loaded_name
 from mergeflow.checkpoints.reader import KIND, LazyStateDict, open_safetensors
@@ -533,7 +533,7 @@ def copy_companions(base: Path, folder: Path, dtype: str | None = None, own: Map
         write_text(folder / "config.json", json.dumps(dict(own), indent=2, ensure_ascii=False) + "\n")
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
         _forget_paths(folder / name)
-    config = _config(folder / "config.json")
+    config = read_json_if_whole(folder / "config.json")
     key = next((key for key in ("dtype", "torch_dtype") if key in config), None)
     if dtype is not None and key is not None and config[key] != dtype:
         write_text(folder / "config.json", json.dumps({**config, key: dtype}, indent=2, ensure_ascii=False) + "\n")
@@ -553,13 +553,13 @@ def untie(config: Path, loaded: Mapping[str, Any], before: Mapping[str, str], af
         return
     head, embedding = (stored[name] for name in pair)
     if head in before and before[head] == before.get(embedding) and after[head] != after[embedding]:
-        text = json.dumps({**_config(config), "tie_word_embeddings": False}, indent=2, ensure_ascii=False)
+        text = json.dumps({**read_json_if_whole(config), "tie_word_embeddings": False}, indent=2, ensure_ascii=False)
         write_text(config, text + "\n")
 
 
 def _forget_paths(path: Path) -> None:
     """Take this machine's paths out of a configuration, where older versions note from where it was loaded."""
-    config = _config(path)
+    config = read_json_if_whole(path)
     local = {
         key: Path(value).name
         for key, value in config.items()
@@ -573,7 +573,7 @@ def _custom_code(base: Path) -> list[str]:
     """Return the Python files of a folder that its `auto_map` names, as "modeling_x.XModel", and those they import."""
     files: list[str] = []
     for name in ("config.json", "tokenizer_config.json"):
-        entries = _config(base / name).get("auto_map")
+        entries = read_json_if_whole(base / name).get("auto_map")
         for entry in entries.values() if isinstance(entries, dict) else ():
             for code in entry if isinstance(entry, list) else [entry]:
                 if isinstance(code, str) and re.fullmatch(r"\w+\.\w+", code):  # not "other/repository--module.Class"
@@ -583,11 +583,3 @@ def _custom_code(base: Path) -> list[str]:
         imported = (f"{module}.py" for pair in _IMPORTED.findall(text) for module in pair if module)
         files += [file for file in dict.fromkeys(imported) if file not in files]
     return files
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return config if isinstance(config, dict) else {}
