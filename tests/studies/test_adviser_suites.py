@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mergeflow.errors import MergeflowError
-from studies.adviser import SUITE_GRID, WAYS, SuiteOptions, open_suite
+from studies.adviser import SUITE_GRID, WAYS, open_suite
 from studies.lab.inputs import Laboratory
 from studies.lab.rows import select
 from studies.lab.study import Result
@@ -67,16 +67,3 @@ def test_the_base_of_a_run_in_rounds_is_where_its_last_round_began(toy_lab: Path
         rounds.inputs.blind().examples("test")
     merged = epoch.merged({"north": 1.0})
     assert all((merged[name] - value).abs().max() < 1e-6 for name, value in epoch.experts["north"].items())
-
-
-def test_experts_that_somebody_published_were_tuned_from_the_base(toy_lab: Path, tmp_path: Path) -> None:
-    inputs = Laboratory(study_io(toy_lab, "adviser_regimes", tmp_path, **{**SMALL, "runs": ["published"]}))
-    suite = open_suite(inputs, "published", 0)
-    assert all((value == inputs.base[name]).all() for name, value in suite.start.items())
-    ours = inputs.run("mima_1").experts(0)
-    assert all((value == ours[task][name]).all() for task, one in suite.experts.items() for name, value in one.items())
-
-
-def test_choices_are_checked() -> None:
-    with pytest.raises(ValueError, match="at least 1 item"):
-        SuiteOptions.model_validate({"runs": [], "counts": [8]})

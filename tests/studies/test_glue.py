@@ -14,11 +14,8 @@ from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
 from studies.glue import STUDY, Bench, Options, left_heads, probed_heads
 from studies.lab import Laboratory
-from studies.lab.methods import NAMES
 from studies.lab.rows import select
 from studies.lab.study import Result, read_rows
-from tasks.project.parameters import load_params, load_study_params
-from tasks.project.study_graph import check_study_options
 from tests.project_folder import run_pipeline
 from tests.studies.small_lab import ROOT, run_study, study_io, train_run
 from tests.text.small_project import TASKS, make_text_project
@@ -53,20 +50,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in whole["runs"]:
         train_run(root, name)
     return root
-
-
-def test_the_world_is_a_project_like_the_root() -> None:
-    params = load_params(WORLD / "params.yaml")
-    studies = load_study_params(WORLD / "studies/params.yaml", params)
-    check_study_options(WORLD, studies)
-    assert len(params.tasks) == 8
-    assert len(studies.seeds) == 5
-    assert set(studies.studies["glue"]["methods"]) == set(NAMES) - {
-        "zero_shot",
-        "individual",
-        "adamerging_ta",
-        "adamerging_cart",
-    }
 
 
 @pytest.mark.slow

@@ -43,14 +43,8 @@ def test_it_is_valid_and_names_the_tasks_of_the_papers_table(tmp_path: Path) -> 
     (study,) = check_study_options(root, studies)
     assert (study.name, study.systems) == ("glue", ("C5", "C9"))
     assert "train" in study_graph(root, studies)
-    columns = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]
-    assert list(params.tasks) == columns
-    assert [source.partition("#")[2] for source in params.tasks.values()] == columns
+    assert [source.partition("#")[2] for source in params.tasks.values()] == list(params.tasks)
     assert set(GLUE) <= set(params.tasks)
-    tuned = params.finetune
-    assert (tuned.learning_rate, tuned.batch_size, tuned.epochs, tuned.warmup) == (1e-5, 16, 10, 0.06)
-    assert {run.finetune.steps for run in studies.runs.values()} == {10_000}, "as many steps a task, as the study says"
-    assert [run.finetune.regime for run in studies.runs.values()] == ["steps", "joint", "iterative"]
     embedded = yaml.safe_load((ROOT / "worlds/sentences8/studies/params.yaml").read_text())
     assert studies.runs.keys() == embedded["runs"].keys()
     own, those = studies.studies["glue"], embedded["studies"]["glue"]

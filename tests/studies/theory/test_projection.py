@@ -102,16 +102,6 @@ def test_components_are_orthonormal_models_and_rebuild_what_lies_on_the_plane() 
             torch.testing.assert_close(centre[key] + x * one[key] + y * two[key], states[name][key])
 
 
-def test_points_project_to_where_they_are() -> None:
-    states = models(6)
-    found = principal_components(states, 5)
-    coordinates, off = found.project(states)
-    for name in states:
-        np.testing.assert_allclose(coordinates[name], found.coordinates[name], atol=1e-9)
-    assert max(off.values()) < 1e-6
-    assert found.explained.sum() == pytest.approx(1)
-
-
 @given(count=st.integers(3, 8), more=st.integers(0, 4), seed=st.integers(0, 10**6))
 @settings(max_examples=15, deadline=None)
 def test_the_gram_matrix_is_enough_to_place_points_on_the_components_of_some(count: int, more: int, seed: int) -> None:

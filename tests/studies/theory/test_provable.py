@@ -163,13 +163,6 @@ def test_training_solves_its_task_and_not_an_orthogonal_one(vectors: tuple[Weigh
     assert other.hinge > 0.8
 
 
-def test_the_same_settings_train_the_same_weights(vectors: tuple[Weights, Tensor, list[Weights]]) -> None:
-    begin, output, (first, _) = vectors
-    again = fine_tune(begin, output, task(), Training(0.5, 64, 80)).minus(begin)
-    assert torch.equal(again.value, first.value)
-    assert torch.equal(again.attention, first.attention)
-
-
 def test_a_watch_ends_the_training() -> None:
     begin, output = initial(D, M, seed=0)
     seen: list[int] = []
