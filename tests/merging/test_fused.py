@@ -165,12 +165,12 @@ FUSED = {
 
 
 @pytest.mark.parametrize(
-    ("method", "args"),
-    [("low_rank", {"rank_ratio": 0.25}), ("cart", {"rank_ratio": 0.25}), ("tsv", {}), ("iso_c", {}), ("iso_cts", {}),
-     ("knots", {}), ("wudi", {"steps": 5, "lr": 1e-3})],
+    ("name", "method", "args"),
+    [*((name, "low_rank", {"rank_ratio": 0.25}) for name in FUSED), ("gpt2", "cart", {"rank_ratio": 0.25}),
+     ("mpt", "tsv", {}), ("bloom", "iso_c", {}), ("gpt_neox", "iso_cts", {}), ("phi3", "knots", {}),
+     ("falcon", "wudi", {"steps": 5, "lr": 1e-3})],
 )  # fmt: skip
-@pytest.mark.parametrize("name", FUSED)
-def test_a_split_merge_is_the_merge_of_the_parts(method, args, name):
+def test_a_split_merge_is_the_merge_of_the_parts(name, method, args):
     """On real layouts: q, k and v taken out by written-out rows and merged as three plain matrices."""
     models = [tiny(name, seed).double() for seed in range(4)]
     config, fused = models[0].config.to_dict(), FUSED[name]
@@ -195,10 +195,11 @@ STACKS = {
 
 
 @pytest.mark.parametrize(
-    "method", ["low_rank", "cart", "tsv", "iso_c", "iso_cts", "knots", "core_space", "wudi", "adamerging"]
-)
-@pytest.mark.parametrize("layout", STACKS)
-def test_stacked_experts_are_merged_as_listed_ones(method, layout):
+    ("layout", "method"),
+    [*((layout, "cart") for layout in STACKS), ("mixtral", "low_rank"), ("gpt_oss", "tsv"), ("dbrx", "iso_c"),
+     ("mixtral", "iso_cts"), ("gpt_oss", "knots"), ("dbrx", "core_space"), ("mixtral", "wudi"), ("dbrx", "adamerging")],
+)  # fmt: skip
+def test_stacked_experts_are_merged_as_listed_ones(layout, method):
     """[E, d, I] of Mixtral; stored transposed: [E, I, d] of gpt-oss, [E·I, d] of DBRX. Against E matrices [out, in]."""
     models = [tiny(layout, seed) for seed in range(4)]
     suffix = STACKS[layout]

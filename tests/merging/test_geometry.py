@@ -72,10 +72,6 @@ def test_karcher_of_opposites_and_zeros_is_finite():
 
 def test_model_stock_formula():
     taus = draw(3, 30)
-    cosine = (
-        sum(float(torch.nn.functional.cosine_similarity(taus[i], taus[j], dim=0)) for i, j in ((0, 1), (0, 2), (1, 2)))
-        / 3
-    )
     taus[1] = taus[0] + 0.5 * taus[1]
     cosine = (
         sum(float(torch.nn.functional.cosine_similarity(taus[i], taus[j], dim=0)) for i, j in ((0, 1), (0, 2), (1, 2)))

@@ -19,13 +19,10 @@ from tests.merging.helpers import awkward
 
 
 @pytest.fixture
-def files(tmp_path):
-    base, experts = awkward(torch.float32)
-    write_checkpoint(tmp_path / "base.safetensors", base)
-    for name, state in experts.items():
-        write_checkpoint(tmp_path / f"{name}.safetensors", state)
-        extract(tmp_path / "base.safetensors", tmp_path / f"{name}.safetensors", tmp_path / f"{name}-tau.safetensors")
-    return tmp_path
+def files(files):
+    for name in ("expert0", "expert1", "expert2"):
+        extract(files / "base.safetensors", files / f"{name}.safetensors", files / f"{name}-tau.safetensors")
+    return files
 
 
 def load(path):
