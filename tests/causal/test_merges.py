@@ -27,7 +27,6 @@ from mergeflow.modalities.causal.perplexity import perplexity
 from mergeflow.modalities.heads import save_head
 from registry.artifacts import ModelFiles, save_pyfunc
 from tests.causal.small_project import TASKS
-from tests.text.test_merges import interference
 
 State = dict[str, Tensor]
 CPU = torch.device("cpu")
@@ -65,6 +64,12 @@ def recipe_of(project: Path, out: Path, method: str, **more: Any) -> Path:
     values = {"method": method, "base": base, "experts": experts, "out": str(out / "merged.safetensors"), **more}
     (out / "recipe.yaml").write_text(yaml.safe_dump(values))
     return out / "recipe.yaml"
+
+
+def interference(base: State, merged: State, experts: dict[str, State], name: str) -> float:
+    """Σ_t ‖(τ − τ_t) τ_tᵀ‖² / ‖τ_t‖² of one matrix."""
+    tau, taus = merged[name] - base[name], [expert[name] - base[name] for expert in experts.values()]
+    return sum(float(((tau - own) @ own.T).square().sum() / own.square().sum()) for own in taus)
 
 
 def test_adamerging_learns_without_heads_and_lowers_the_entropy(

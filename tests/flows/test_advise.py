@@ -154,14 +154,6 @@ def test_experts_that_cannot_be_compared_are_named_and_the_others_compared(folde
     assert found["theory"] is None
 
 
-def test_an_expert_with_the_bases_weights_is_named_without_samples(folder: Path, tmp_path: Path) -> None:
-    recipe = yaml.safe_load((folder / "ac.yaml").read_text())
-    recipe["experts"]["c"] = str(folder / "base.safetensors")
-    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    found = json.loads(run(str(tmp_path / "r.yaml"), "--json").output)
-    assert "'c' has the base's weights: its task vector is zero." in found["remarks"]
-
-
 @pytest.mark.parametrize(
     ("source", "told"),
     [
@@ -312,15 +304,6 @@ def test_one_source_may_be_named_for_several_experts(folder: Path) -> None:
     data = [f"--data=suite:pocket8/{task}" for task in ("signs", "land", "signs")]
     done = run(str(folder / "acd.yaml"), "--architecture", "pocket-clip", *data, "--samples", "8", "--json")
     assert json.loads(done.output)["remarks"] == []
-
-
-def test_a_classifiers_logits_are_compared_without_what_all_classes_share(tmp_path: Path) -> None:
-    """Logits that are larger by one number for all classes are the same answer."""
-    recipe, data = torchvision_recipe(tmp_path, b=str(tmp_path / "b.safetensors"))
-    state = load_file(tmp_path / "a.safetensors")
-    save(tmp_path / "b.safetensors", state | {"classifier.3.weight": state["classifier.3.weight"] + 0.5})
-    found = json.loads(run(str(recipe), *data, "--json").output)
-    assert found["alphas"][0][1] == pytest.approx(1, abs=1e-4)
 
 
 def test_an_expert_with_another_head_is_named_and_the_others_are_compared(tmp_path: Path) -> None:

@@ -2,25 +2,20 @@
 
 import json
 import time
-from datetime import timedelta
 from io import StringIO
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 import typer
-import yaml
-from prefect.events.schemas.automations import AutomationCore
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from flows.pipeline import stage
-from flows.status import outcome, outcome_of, reported
+from flows.status import outcome, reported
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
 from tasks.project.progress import progress_bars
 from tasks.project.runner import check_worker, failure_note, run_stage, running_code
-from tests.flows.small_project import ROOT
 from tests.toy_project import make_toy_project
 
 
@@ -106,14 +101,6 @@ def test_a_run_that_fails_leaves_metrics_for_prometheus(tmp_path: Path) -> None:
     assert [path.name for path in file.parent.iterdir()] == ["mergeflow.prom"]
 
 
-def test_outcomes_of_a_promotion() -> None:
-    assert [outcome_of(True, False), outcome_of(False, True), outcome_of(False, False)] == [
-        "New champion",
-        "Refused",
-        "Nothing to do",
-    ]
-
-
 def test_a_failed_stage_is_told_at_once(tmp_path: Path) -> None:
     project = make_toy_project(tmp_path / "toy")
     stages = load_graph(project)
@@ -144,11 +131,3 @@ def test_a_worker_of_other_code_refuses_and_names_both(tmp_path: Path) -> None:
         check_worker(driver, "finetune@left")
     with pytest.raises(MergeflowError, match="finetune@left was sent to"):
         stage.fn(str(tmp_path), "finetune@left", driver=driver)
-
-
-def test_the_alerts_are_automations_of_prefect() -> None:
-    text = (ROOT / "deploy/alerts.yaml").read_text().replace("BLOCK", str(uuid4()))
-    failed, silent = (AutomationCore.model_validate(one) for one in yaml.safe_load(text)["automations"])
-    names = {f"prefect.flow-run.{name}" for name in ("Failed", "Crashed", "Late")}
-    assert failed.trigger.expect == names  # type: ignore[union-attr]
-    assert silent.trigger.within == timedelta(hours=26)  # type: ignore[union-attr]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flows import dvc_commands, pipeline
-from flows.pipeline import is_passing_fault, stage
+from flows.pipeline import is_passing_fault
 from flows.status import keep_traceback, own_traceback
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
@@ -61,11 +61,6 @@ def test_only_what_may_pass_by_itself_is_tried_again(error: Exception, again: bo
             raise error
 
     assert is_passing_fault(None, None, State()) is again  # type: ignore[arg-type]
-
-
-def test_retries_back_off() -> None:
-    assert stage.retries == 2
-    assert stage.retry_delay_seconds == [2, 10]
 
 
 def test_a_fault_of_ours_keeps_its_own_traceback() -> None:

@@ -104,30 +104,6 @@ def test_other_tasks():
     assert failed(make_evidence(0.9, ("cars",)), two) == ["tasks"]
 
 
-def test_the_same_arguments_give_the_same_decision():
-    assert decide(make_evidence(0.9), make_evidence(0.8), GateSettings()) == decide(
-        make_evidence(0.9), make_evidence(0.8), GateSettings()
-    )
-
-
-def test_interval_agrees_with_scipy():
-    random = np.random.default_rng(1)
-    old = random.random(400) < 0.7
-    new = np.where(random.random(400) < 0.15, ~old, old)
-    options = GateSettings(resamples=20000)
-    low, high = paired_interval({"t": new}, {"t": old}, {"t": 0.9}, options)
-    theirs = scipy.stats.bootstrap(
-        (new.astype(float), old.astype(float)),
-        lambda a, b, axis: (a.mean(axis=axis) - b.mean(axis=axis)) / 0.9,
-        paired=True,
-        method="percentile",
-        n_resamples=20000,
-        rng=np.random.default_rng(2),
-    ).confidence_interval
-    assert low == pytest.approx(theirs.low, abs=0.004)
-    assert high == pytest.approx(theirs.high, abs=0.004)
-
-
 def interval_of_booleans(candidate, champion, expert_accuracy, options):
     """The interval as it was when evidence said right or wrong: a multinomial over -1, 0 and 1."""
     random, total = np.random.default_rng(options.seed), np.zeros(options.resamples)

@@ -157,18 +157,6 @@ def test_a_withdrawn_model_does_not_come_back_under_a_new_number(store, make_can
     assert "rollback" in " ".join(promote(store, "merged", 3, GATES).decision.reasons)
 
 
-@pytest.mark.slow
-def test_rollback_any_number_of_times(store, make_candidate):
-    for seed in (1, 2, 3):
-        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
-        promote(store, "merged", seed, GATES)
-    assert [rollback(store, "merged").version for _ in range(2)] == ["2", "1"]
-    with pytest.raises(MergeflowError, match="no earlier champion"):
-        rollback(store, "merged")
-    assert [event.action for event in history(store, "merged")] == ["promote"] * 3 + ["rollback"] * 2
-    assert [event.sequence for event in history(store, "merged")] == [1, 2, 3, 4, 5]
-
-
 def test_a_withdrawn_version_returns_only_by_force(store, make_candidate):
     for seed in (1, 2):
         register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
@@ -307,8 +295,10 @@ def test_bounds_are_those_that_a_version_was_registered_with(store, make_candida
 def test_new_evidence_does_not_stand_for_lost_files(store, make_candidate):
     register(store, "merged", make_candidate(1))
     lose_files(store, "1")
-    with pytest.raises(MergeflowError, match="no readable evidence"):
-        promote(store, "merged", 1, GATES, evidence=make_evidence(0.9))
+    for evidence in (None, make_evidence(0.9)):
+        with pytest.raises(MergeflowError, match="no readable evidence"):
+            promote(store, "merged", 1, GATES, evidence=evidence)
+    assert current(store, "merged").champion is None
 
 
 def test_a_version_whose_run_was_deleted_for_good_is_promoted(store, make_candidate):
@@ -318,14 +308,6 @@ def test_a_version_whose_run_was_deleted_for_good_is_promoted(store, make_candid
     store.client._tracking_client.store._hard_delete_run(run)  # what `mlflow gc` does
     assert promote(store, "merged", 1, GATES).changed
     assert show(store, "merged", 1)["decision"]["promote"] is True
-
-
-def test_who_and_why_are_kept_without_force_too(store, make_candidate):
-    register(store, "merged", make_candidate(1))
-    promote(store, "merged", 1, GATES, who="ada", why="first light")
-    event = history(store, "merged")[0]
-    assert (event.action, event.who) == ("promote", "ada")
-    assert event.why.startswith("first light; the candidate has every validation figure")
 
 
 def test_show_tells_recipe_tasks_and_parent(store, make_candidate):
@@ -338,11 +320,6 @@ def test_show_tells_recipe_tasks_and_parent(store, make_candidate):
     assert (told["kind"], told["parent"], told["removed_tasks"]) == ("unmerge", parent, ["cars"])
     listed = list_versions(store, "merged")[0]
     assert (listed.method, listed.tasks) == ("ties", ("digits", "signs"))
-
-
-def test_an_empty_registry_says_what_to_run(store):
-    with pytest.raises(MergeflowError, match=r"nothing is registered yet.*mergeflow run"):
-        list_versions(store, "merged")
 
 
 def test_errors_name_the_nearest(store, make_candidate):
@@ -358,14 +335,6 @@ def test_errors_name_the_nearest(store, make_candidate):
     with pytest.raises(MergeflowError, match="who and why"):
         Force("ada", " ")
     assert current(store, "nothing").champion is None
-
-
-def test_a_version_with_lost_files_is_not_promoted(store, make_candidate):
-    register(store, "merged", make_candidate(1))
-    shutil.rmtree(store.client.get_model_version("merged", "1").source.removeprefix("file://"))
-    with pytest.raises(MergeflowError, match="no readable evidence"):
-        promote(store, "merged", 1, GATES)
-    assert current(store, "merged").champion is None
 
 
 @pytest.mark.slow
