@@ -177,16 +177,6 @@ def sample_size(deviation: float, margin: float) -> int:
     return max(ceil((NORMAL_95 * deviation / margin) ** 2), 1)
 
 
-def promised_margin(deviation: float, count: int) -> float:
-    """Return the ε that m subsets promise: 1.96 σ / √m, the inverse of `sample_size`.
-
-    Example:
-        >>> round(promised_margin(0.25, 97), 3)
-        0.05
-    """
-    return NORMAL_95 * deviation / sqrt(count)
-
-
 def draw_subsets(items: Sequence[str], size: int, count: int, seed: int) -> list[tuple[str, ...]]:
     """Draw subsets without repetition, each with equal probability; all of them where no more are wanted.
 
