@@ -14,8 +14,7 @@ from mergeflow.linearity.layers import find_layers
 from studies.lab.linearity import World, open_world, train_world
 from tasks.project.studies import find_study_modules, load_declaration
 from tests.studies.small_lab import ROOT, run_result
-from tests.vision.test_data_real_tasks import make_mnist
-from tests.vision.test_data_real_twelve import make_cifar10, make_cifar100
+from tests.vision.test_data_real_tasks import make_cifar10, make_cifar100, make_mnist
 
 STUDIES: dict[str, Any] = yaml.safe_load((ROOT / "examples/linearity/studies.yaml").read_text())["studies"]
 
