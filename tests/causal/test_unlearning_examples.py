@@ -15,8 +15,7 @@ from mergeflow.checkpoints import read_state
 from mergeflow.modalities.causal.tokenizer import ASSETS
 from studies.lab.rows import select
 from studies.unlearning import BOOKS, FORGOTTEN, rise
-from tasks.project.parameters import load_params, load_study_params
-from tasks.project.study_graph import check_study_options, study_graph
+from tasks.project.parameters import load_params
 from tests.causal.small_project import SIZES, save_tokenizer, tale
 from tests.project_folder import ROOT, link_code, run_pipeline
 from tests.studies.small_lab import run_result
@@ -110,25 +109,6 @@ def test_books_of_ones_own_are_unlearned_from_joint_fine_tuning(tmp_path: Path) 
 
 
 STUDIES = sorted(path.parent.name for path in EXAMPLES.glob("*/studies.yaml"))
-
-
-@pytest.mark.parametrize("name", STUDIES)
-def test_its_study_is_valid_and_tunes_as_its_project_does(name: str, tmp_path: Path) -> None:
-    (tmp_path / "studies").mkdir()
-    shutil.copy(EXAMPLES / name / "params.yaml", tmp_path)
-    shutil.copy(EXAMPLES / name / "studies.yaml", tmp_path / "studies/params.yaml")
-    params = load_params(tmp_path / "params.yaml")
-    studies = load_study_params(tmp_path / "studies/params.yaml", params)
-    (study,) = check_study_options(tmp_path, studies)
-    assert (study.name, study.systems) == ("unlearning", ("P18", "P19", "P20", "P21"))
-    assert "mergeflow stage run unlearning" in study_graph(tmp_path, studies)
-    chosen, tuned = studies.studies["unlearning"], params.finetune
-    assert chosen["base"] == params.model.model_dump()["pretrained"]
-    assert (chosen["rate"], chosen["precision"]) == (tuned.learning_rate, tuned.precision)
-    if (EXAMPLES / f"{name}_lora").exists():
-        by_adapters = load_params(EXAMPLES / f"{name}_lora/params.yaml").finetune
-        assert chosen["targets"] == by_adapters.lora.targets
-        assert (chosen["adapter_rate"], chosen["rank"]) == (by_adapters.learning_rate, by_adapters.lora.rank)
 
 
 @pytest.mark.nightly  # 30 processor seconds

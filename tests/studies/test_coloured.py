@@ -248,21 +248,10 @@ def test_the_adviser_is_measured_on_pairs(root: Path, tmp_path: Path) -> None:
     assert len(result.findings) == 10
 
 
-@pytest.mark.parametrize("example", ["studies", "clip"])
-def test_examples_are_choices_of_the_studies(example: str) -> None:
-    for name, options in examples(example).items():
-        load_declaration(ROOT, find_study_modules(ROOT)[name], name).options.model_validate(options)
-
-
-def examples(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((ROOT / f"examples/theory/{name}.yaml").read_text())["studies"]
-    return found
-
-
 def test_mnist_is_coloured_and_a_real_transformer_built_by_configuration(tmp_path: Path) -> None:
     (tmp_path / "inputs/torchvision").mkdir(parents=True)
     make_mnist(tmp_path / "inputs/torchvision")
-    studies = examples("studies")
+    studies = yaml.safe_load((ROOT / "examples/theory/studies.yaml").read_text())["studies"]
     few = {"train": 32, "validation": 16, "test": 16}
     real = ColouredWorld.model_validate(studies["structure"]["world"] | few)
     clip = ColouredWorld.model_validate(studies["adviser"]["world"] | few).clip

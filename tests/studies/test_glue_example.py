@@ -1,7 +1,6 @@
-"""examples/studies/glue_roberta_base: a valid project, and by night a dry run of RoBERTa's own architecture."""
+"""examples/studies/glue_roberta_base, by night: a dry run of RoBERTa's own architecture."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ import yaml
 from mergeflow.modalities.text.sources.hub import GLUE
 from studies.lab.rows import select
 from studies.lab.study import read_rows
-from tasks.project.parameters import load_params, load_study_params
-from tasks.project.study_graph import check_study_options, study_graph
 from tests.project_folder import run_pipeline
 from tests.studies.small_lab import ROOT, run_study, train_run
+from tests.studies.test_examples import project_of
 
 EXAMPLE = ROOT / "examples/studies/glue_roberta_base"
 # Columns and classes as the hub's nyu-mll/glue has them; None: numbers.
@@ -26,30 +24,6 @@ FORMAT: dict[str, tuple[tuple[str, ...], list[str] | None]] = {
     "rte": (("sentence1", "sentence2"), ["entailment", "not_entailment"]),
 }
 WORDS = ["the", "cat", "dog", "saw", "liked", "a", "red", "blue", "house", "boat"]
-
-
-def put_example(folder: Path) -> Path:
-    """Put the example where its header says."""
-    (folder / "studies").mkdir(parents=True)
-    shutil.copy(EXAMPLE / "params.yaml", folder)
-    shutil.copy(EXAMPLE / "studies.yaml", folder / "studies/params.yaml")
-    return folder
-
-
-def test_it_is_valid_and_names_the_tasks_of_the_papers_table(tmp_path: Path) -> None:
-    root = put_example(tmp_path / "project")
-    params = load_params(root / "params.yaml")
-    studies = load_study_params(root / "studies/params.yaml", params)
-    (study,) = check_study_options(root, studies)
-    assert (study.name, study.systems) == ("glue", ("C5", "C9"))
-    assert "train" in study_graph(root, studies)
-    assert [source.partition("#")[2] for source in params.tasks.values()] == list(params.tasks)
-    assert set(GLUE) <= set(params.tasks)
-    embedded = yaml.safe_load((ROOT / "worlds/sentences8/studies/params.yaml").read_text())
-    assert studies.runs.keys() == embedded["runs"].keys()
-    own, those = studies.studies["glue"], embedded["studies"]["glue"]
-    assert own["methods"].keys() == those["methods"].keys()
-    assert own["compressed"] == those["compressed"], "as the paper has it"
 
 
 def write_split(folder: Path, task: str, split: str, count: int) -> None:
@@ -85,7 +59,8 @@ def write_roberta(folder: Path) -> None:
 @pytest.mark.nightly
 def test_a_dry_run_of_its_own_architecture(tmp_path: Path) -> None:
     """Twelve layers of 768, three of the tasks in GLUE's own format, one step each; two methods."""
-    root = put_example(tmp_path / "project")
+    root = tmp_path / "project"
+    project_of(EXAMPLE / "studies.yaml", root)
     for name in ("dvc.yaml", "mergeflow", "tasks", "registry"):
         (root / name).symlink_to(ROOT / name)
     write_roberta(root / "inputs/roberta")

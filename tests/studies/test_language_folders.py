@@ -12,8 +12,6 @@ from mergeflow.modalities.causal.tokenizer import ASSETS
 from studies.lab.analogies import TRAINED
 from studies.lab.rows import per_seed, select
 from studies.language_arithmetic import BASE, INDIVIDUAL, JOINT, Folders, World, check_places, written
-from tasks.project.parameters import load_params, load_study_params
-from tasks.project.study_graph import check_study_options, study_graph
 from tests.causal.small_project import SIZES, tale
 from tests.causal.test_unlearning_examples import CLASSES
 from tests.studies.small_lab import ROOT, run_result
@@ -37,20 +35,6 @@ def put_texts(folder: Path, world: World) -> None:
         place.mkdir(parents=True)
         for seed, split in enumerate(("train", "validation", "test")):
             (place / f"{split}.txt").write_text(tale(about, 150, seed))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_example_is_valid(name: str, tmp_path: Path) -> None:
-    (tmp_path / "studies").mkdir()
-    template = (ROOT / "mergeflow/modalities/causal/params.yaml").read_text()
-    (tmp_path / "params.yaml").write_text(template.replace("$NAME", "texts"))
-    shutil.copy(EXAMPLES / name / "studies.yaml", tmp_path / "studies/params.yaml")
-    studies = load_study_params(tmp_path / "studies/params.yaml", load_params(tmp_path / "params.yaml"))
-    (study,) = check_study_options(tmp_path, studies)
-    assert (study.name, study.systems) == ("language_arithmetic", ("P22", "B7"))
-    assert "mergeflow stage run language_arithmetic" in study_graph(tmp_path, studies)
-    world = World.of(Folders.model_validate(chosen(name)["folders"]))
-    assert len(world.tasks) == len(ABOUT)
 
 
 def test_texts_of_a_folder_are_read_whole_and_in_order(tmp_path: Path) -> None:

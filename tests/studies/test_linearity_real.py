@@ -12,16 +12,11 @@ import yaml
 from mergeflow.linearity.affine import Combination, affine
 from mergeflow.linearity.layers import find_layers
 from studies.lab.linearity import World, open_world, train_world
-from tasks.project.studies import find_study_modules, load_declaration
+from tasks.project.studies import find_study_modules
 from tests.studies.small_lab import ROOT, run_result
 from tests.vision.test_data_real_tasks import make_cifar10, make_cifar100, make_mnist
 
 STUDIES: dict[str, Any] = yaml.safe_load((ROOT / "examples/linearity/studies.yaml").read_text())["studies"]
-
-
-@pytest.mark.parametrize("study", STUDIES)
-def test_choices_are_what_the_study_takes(study: str) -> None:
-    load_declaration(ROOT, find_study_modules(ROOT)[study], study).options.model_validate(STUDIES[study])
 
 
 def test_every_study_of_linearity_has_real_choices() -> None:
