@@ -1,4 +1,4 @@
-"""examples: every file of a study's choices is a project that studies can read; those of CLIPs are of the real tasks."""
+"""examples: every file of choices is a project that studies can read; those of CLIPs are of the real tasks."""
 
 import re
 import shutil
