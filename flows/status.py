@@ -29,8 +29,8 @@ from mergeflow.merging import configure
 from tasks.plotting.rows import experts_behind_base, task_title
 from tasks.project.files import file_lock, read_yaml
 from tasks.project.graph import downstream_closure, load_graph, upstream
-from tasks.project.runner import failure_note, progress_lock
-from tasks.project.stage import STATE
+from tasks.project.runner import failure_note, has_finished, progress_lock
+from tasks.project.stage import STATE, Stage
 from tasks.project.studies import EMBEDDED
 
 SHOWN = 4  # reasons in a line
@@ -57,10 +57,12 @@ def print_status(root: Path, console: Console, studies: bool = False) -> list[st
         console.print(f"[bold]At work:[/] {line}", highlight=False, soft_wrap=True)
     stages = load_graph(root, studies)
     causes = {address: list(reasons(entries)) for address, entries in changes(root, stages).items()}
-    todo = downstream_closure(set(causes), stages)
-    if REGISTER not in todo and registration_lost(root):
+    stale = downstream_closure(set(causes), stages)
+    finished = finished_stages(root, stale, stages)
+    todo = [address for address in stale if address not in finished]
+    if REGISTER not in stale and registration_lost(root):
         todo, causes[REGISTER] = [*todo, REGISTER], ["the configured registry lacks this project's version"]
-    if not todo:
+    if not stale and not todo:
         console.print("[bold]Nothing changed:[/] every stage is up to date.")
         return []
     console.print(f"[bold]{len(todo)} of {len(stages)} stages to run[/]", highlight=False)
@@ -69,7 +71,30 @@ def print_status(root: Path, console: Console, studies: bool = False) -> list[st
         why = [*last_failure(root, address), *why]
         more = [f"{len(why) - SHOWN} more"] if len(why) > SHOWN else []
         console.print(f"  {address:<26} {', '.join([*why[:SHOWN], *more])}", highlight=False, soft_wrap=True)
+    if finished:
+        console.print(
+            f"[bold]{len(finished)} more have finished:[/] {', '.join(finished)}. DVC records them when a run ends.",
+            highlight=False,
+            soft_wrap=True,
+        )
     return todo
+
+
+def finished_stages(root: Path, stale: Sequence[str], stages: dict[str, Stage]) -> list[str]:
+    """Return which stages that DVC takes for stale have run since it last recorded any, as a killed run leaves them.
+
+    Args:
+        stale: the addresses, in running order.
+    """
+    finished: list[str] = []
+    for address in stale:
+        stage = stages[address]
+        lock = root / stage.file.replace(".yaml", ".lock")
+        recorded = lock.stat().st_mtime if lock.exists() else 0.0
+        above = [up for up in upstream(stage, stages) if up in stale and up not in finished]
+        if not above and has_finished(root, stage, since=recorded):
+            finished.append(address)
+    return finished
 
 
 def at_work(root: Path) -> Iterator[str]:

@@ -37,7 +37,7 @@ from tasks.project.files import file_lock
 from tasks.project.graph import load_graph, upstream
 from tasks.project.new import add_task_line, remove_task_line, write_whole
 from tasks.project.parameters import Params, load_params
-from tasks.project.runner import DiskFull, is_up_to_date, open_stage, remove_outputs, run_stage
+from tasks.project.runner import DiskFull, has_finished, remove_outputs, run_stage
 from tasks.project.scratch_project import scratch_project
 from tasks.project.stage import STATE, Stage
 
@@ -197,7 +197,7 @@ def _take_out(root: Path, name: str, before: str, written: str) -> None:
     """Take a task out of params.yaml, and away what was made of it."""
     path, stages = root / "params.yaml", load_graph(root)
     needed = _stages_of_expert(name, stages) if name in load_params(path).tasks else []
-    made = [stage.address for stage in needed if _is_made(root, stage)]
+    made = [stage.address for stage in needed if has_finished(root, stage)]
     text = path.read_text(encoding="utf-8")
     write_whole(path, before if text == written else remove_task_line(text, name))
     remaining = load_graph(root)
@@ -208,14 +208,6 @@ def _take_out(root: Path, name: str, before: str, written: str) -> None:
         if address in remaining:  # the base has the new task's head: make it again without
             with suppress(MergeflowError):  # the next run tries again
                 run_stage(root, remaining[address])
-
-
-def _is_made(root: Path, stage: Stage) -> bool:
-    """Whether a stage has run with the new task."""
-    try:
-        return is_up_to_date(root, stage, open_stage(root, stage)[1])
-    except MergeflowError:  # it lacks an input
-        return False
 
 
 def _stages_of_expert(name: str, stages: dict[str, Stage]) -> list[Stage]:

@@ -277,6 +277,20 @@ def is_up_to_date(root: Path, stage: Stage, fingerprint: str) -> bool:
     }
 
 
+def has_finished(root: Path, stage: Stage, since: float = 0.0) -> bool:
+    """Whether the next run finds nothing to do for a stage, whatever DVC has recorded of it.
+
+    Args:
+        since: only a stage that was run or found up to date in this folder after this time.
+    """
+    manifest = _manifest(root, stage)
+    try:
+        ran = manifest.exists() and manifest.stat().st_mtime > since
+        return ran and is_up_to_date(root, stage, open_stage(root, stage)[1])
+    except MergeflowError:  # it lacks an input
+        return False
+
+
 def _manifest(root: Path, stage: Stage) -> Path:
     return root / STATE / "manifests" / f"{stage.folder_name}.json"
 

@@ -73,6 +73,28 @@ def test_status_answers_beside_it_and_writes_nothing(project: Path, repro: "subp
     assert before == {path: path.read_bytes() for path in (project / "outputs").rglob("*") if path.is_file()}
 
 
+def test_status_counts_what_a_killed_run_has_finished_as_finished(project: Path) -> None:
+    def status() -> tuple[list[str], str]:
+        printed = StringIO()
+        return print_status(project, Console(file=printed, width=200)), printed.getvalue()
+
+    finished = ["prepare@left", "prepare@right", "base"]
+    for address in finished:
+        assert run_stage(project, load_graph(project)[address])
+    todo, text = status()
+    assert not {*finished} & {*todo}
+    assert "finetune@left" in todo
+    assert f"3 more have finished: {', '.join(finished)}" in text
+    (project / "outputs/base/model.safetensors").unlink()
+    todo, text = status()
+    assert ("base" in todo, "prepare@left" in todo) == (True, False)
+    params = (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(params.replace("inputs: 8", "inputs: 9"))
+    todo, text = status()
+    assert {*finished} <= {*todo}
+    assert "have finished" not in text
+
+
 def test_a_full_disk_is_told_whoever_met_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_disk(RuntimeError("500"), tmp_path, tmp_path / "nowhere")
     for error in (OSError(28, "No space left on device"), RuntimeError("(sqlite3.Error) database or disk is full")):
