@@ -40,7 +40,7 @@ from tasks.project.graph import load_graph, upstream
 from tasks.project.parameters import load_params
 from tasks.project.runner import check_worker, is_up_to_date, open_stage, progress_file, run_stage, running_code
 from tasks.project.stage import STATE, STUDIES, Stage
-from tasks.project.validate_params import validate_params
+from tasks.project.validate_params import BASE, check_base, validate_params
 from tasks.rounds import open_rounds, tune
 
 if TYPE_CHECKING:
@@ -228,13 +228,18 @@ def run_project(root: Path, force_register: bool, push: bool, targets: list[str]
 
 
 def _run_stages(root: Path, force_register: bool, push: bool, targets: list[str] | None) -> list[str]:
-    run = validate_params(root).run  # first: a task whose name is mistyped takes the outputs of the right one away
+    params = validate_params(root)  # first: a task whose name is mistyped takes the outputs of the right one away
     wait_for_dvc(root, get_run_logger().warning)
     remove_stale_outputs(root, get_run_logger().info)
     stages = load_graph(root, studies=targets is not None)
     always = {REGISTER} if force_register else set[str]()
     todo = stages_to_run(root, stages, targets, always)
-    with fleet(run) as machines, started(task_runner("threads" if machines else run.runner, run.workers)) as runner:
+    if BASE in todo:
+        check_base(root, params)
+    with (
+        fleet(params.run) as machines,
+        started(task_runner("threads" if machines else params.run.runner, params.run.workers)) as runner,
+    ):
         # The registry is told DVC's hashes, so the files are recorded before it is asked.
         for group in ([a for a in todo if a != REGISTER], [a for a in todo if a == REGISTER]):
             _run_group(root, runner, group, stages, always, machines)

@@ -23,7 +23,7 @@ from tasks.project.graph import load_graph
 from tasks.project.progress import progress_bars
 from tasks.project.runner import check_disk
 from tasks.project.stage import STATE
-from tasks.project.validate_params import validate_params
+from tasks.project.validate_params import BASE, check_base, validate_params
 
 
 def run_pipeline(
@@ -68,6 +68,8 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     todo = stages_to_run(root, stages, targets)
     lost = are_results_wanted(targets, stages) and REGISTER not in todo and registration_lost(root)
     todo = todo or ([REGISTER] if lost else [])
+    if BASE in todo:
+        check_base(root, params)
     if todo:
         print_device_memory(root, params, todo, console)
         console.print(f"[bold]{len(todo)} of {len(stages)} stages to run[/] (starting Prefect)", highlight=False)

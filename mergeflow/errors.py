@@ -121,6 +121,19 @@ def check_model_name(name: str) -> None:
         )
 
 
+def check_name(what: str, name: str) -> None:
+    """Refuse a name of a task or project that is not fit for paths, for DVC's addresses and for a registered model.
+
+    Raises:
+        MergeflowError: it is not.
+
+    Example:
+        >>> check_name("task", "digits-2")
+    """
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
+        raise MergeflowError(f"'{name}' cannot name a {what}: use a to z, digits, '-' and '_'.")
+
+
 # Which extra of the package installs what: merging alone needs none of them.
 
 

@@ -219,6 +219,8 @@ class Modality:
             `mergeflow linearity --architecture` takes it. None: only the project and its base know it.
         blank: The model, the sections `model` and `data`, and numbers of examples and of classes, to examples of that
             size without content: device memory is predicted by them.
+        check_base: The sections `model` and `data` and the project folder: refuses a base of such a name or size
+            before any data are prepared; no weight is read.
     """
 
     name: str
@@ -229,3 +231,4 @@ class Modality:
     warm: Callable[[Any, Model, Examples], None] | None = None
     architecture: Callable[[Any], str] | None = None
     blank: Callable[[Model, Any, Any, int, int], Examples] | None = None
+    check_base: Callable[[Any, Any, Path], object] | None = None

@@ -5,9 +5,12 @@ from collections.abc import Iterable, Mapping
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mergeflow.errors import MergeflowError, unknown_name
+
+Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+"""A seed that every generator takes."""
 
 NUMERIC = (float, int, float | None, int | None)
 

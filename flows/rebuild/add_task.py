@@ -26,7 +26,7 @@ from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.data import load_manifest
 from mergeflow.data.address import parse_address
 from mergeflow.documents import read_training
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import MergeflowError, check_name
 from mergeflow.modalities.preparing import find_preparation
 from mergeflow.training.settings import TOGETHER
 from registry.lineage import describe_expert, dvc_hashes
@@ -63,8 +63,10 @@ def read_address(root: Path, address: str, name: str | None = None) -> tuple[str
         last = re.sub(r"[@#].*$", "", parsed.place).rstrip("/").removesuffix(f".{parsed.kind}").split("/")[-1]
         whole = "_".join([last, *(f"{transform}{value}" for transform, value in parsed.transforms)])
         name = re.sub(r"[^a-z0-9_-]+", "_", whole.lower()).strip("_-")
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-        raise MergeflowError(f"task name {name!r}: use a to z, digits, '-' and '_': `add-task NAME SOURCE`.")
+    try:
+        check_name("task", name)
+    except MergeflowError as error:
+        raise MergeflowError(f"{error} Name it: `mergeflow add-task NAME SOURCE`.") from None
     return name, source
 
 

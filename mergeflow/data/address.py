@@ -1,9 +1,10 @@
 """The address of a data source, `KIND:PLACE[?TRANSFORM=VALUE[&...]]`, and opening it."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import TypeAlias
 
@@ -11,15 +12,17 @@ from mergeflow.application import make_importable
 from mergeflow.data.task import Example, RawTask, Transform
 from mergeflow.errors import MergeflowError, unknown_name
 
-# (task name, place, seed, folder that relative paths start from) -> the task; nothing is decoded yet.
-Opener: TypeAlias = Callable[[str, str, int, Path], RawTask]
+# (task name, place, seed, folder that relative paths start from) -> the task; nothing is decoded yet. An opener of
+# tables has a parameter `columns` too: the names of the columns by what they are, `{"text": "body"}`.
+Opener: TypeAlias = Callable[..., RawTask]
 # (value, class names so far) -> the transform; raises a MergeflowError that says what the value must be.
 Maker: TypeAlias = Callable[[str, Sequence[str] | None], Transform]
 
 _KIND = re.compile(r"([A-Za-z][\w-]*):(?!//)")
 # Parts of an address that say something of the whole source, and the values that each takes.
 _CONFLICTS, _VALIDATION = "conflicts", "validation"
-_OF_THE_SOURCE = {_CONFLICTS: ("keep",), _VALIDATION: ("join", "drop")}
+OF_THE_SOURCE = {_CONFLICTS: ("keep",), _VALIDATION: ("join", "drop")}
+COLUMNS = ("image", "text", "text_pair", "label")  # which column of a table is which
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def open_source(
         raise unknown_name("kind of data source", kind, openers)
     if not address.kind or not address.place:
         raise MergeflowError(f"task '{task_name}': source '{source}' has no address; expected '{kind}:ADDRESS'.")
-    raw = replace(openers[address.kind](task_name, address.place, seed, Path(root or "")), source=source)
+    raw = replace(_opened(task_name, address, openers[address.kind], seed, Path(root or "")), source=source)
     if templates is not None:
         raw = replace(raw, templates=tuple(templates))
     if class_names is not None:
@@ -122,19 +125,57 @@ def open_source(
     return _derived(raw, address, transforms)
 
 
+def _opened(task_name: str, address: Address, opener: Opener, seed: int, root: Path) -> RawTask:
+    """Return the task of a place; of a table with the columns that the address chooses."""
+    columns = {name: value for name, value in address.transforms if name in COLUMNS}
+    if not columns:
+        return opener(task_name, address.place, seed, root)
+    if "columns" not in signature(opener).parameters:
+        raise MergeflowError(
+            f"task '{task_name}': {address.kind}: is no table, so `{next(iter(columns))}=` chooses nothing."
+        )
+    return opener(task_name, address.place, seed, root, columns=columns)
+
+
+def checked_columns(
+    names: Sequence[str], where: str, chosen: Mapping[str, str], roles: Collection[str]
+) -> Mapping[str, str]:
+    """Return the chosen columns of a table by what they are; all of them are there.
+
+    Args:
+        names: of all columns.
+        where: what an error message calls the table.
+        roles: what can be chosen.
+
+    Raises:
+        MergeflowError: one is not there, two are one, or there is nothing of that kind to choose.
+    """
+    for role, name in chosen.items():
+        if role not in roles or (role == "text_pair" and "text" not in chosen):
+            expected = "choose `text` too" if role in roles else f"expected {' or '.join(roles)}"
+            raise MergeflowError(f"{where}: `{role}={name}` chooses no column here; {expected}.")
+        if name not in names:
+            raise MergeflowError(f"{where}: {unknown_name('column', name, names)}")
+    if len(set(chosen.values())) < len(chosen):
+        raise MergeflowError(f"{where}: {' and '.join(chosen)} are one column; expected columns that differ.")
+    return chosen
+
+
 def _derived(raw: RawTask, address: Address, makers: Mapping[str, Maker]) -> RawTask:
     """Return the task with the address's transforms; every fault in them is reported."""
     faults = []
     for name, value in address.transforms:
+        if name in COLUMNS:
+            continue
         try:
-            if value not in _OF_THE_SOURCE.get(name, (value,)):
-                raise MergeflowError(f"found '{value}'; expected {' or '.join(map(repr, _OF_THE_SOURCE[name]))}.")
+            if value not in OF_THE_SOURCE.get(name, (value,)):
+                raise MergeflowError(f"found '{value}'; expected {' or '.join(map(repr, OF_THE_SOURCE[name]))}.")
             if name == _CONFLICTS:
                 raw = replace(raw, keeps_conflicts=True)
             elif name == _VALIDATION:
                 raw = _without_validation(raw, joined=value == "join")
             elif name not in makers:
-                raise unknown_name("transform", name, [*makers, *_OF_THE_SOURCE])
+                raise unknown_name("transform", name, [*makers, *OF_THE_SOURCE, *COLUMNS])
             else:
                 made = replace(makers[name](value, raw.derived_names), text=f"{name}={value}")
                 raw = replace(raw, transforms=(*raw.transforms, made))

@@ -51,6 +51,23 @@ def find_place(place: str, root: Path, assets: Path) -> str:
     return place
 
 
+def check_folder(place: str, root: Path, assets: Path) -> None:
+    """Refuse a base that is no place, or a folder in which transformers has saved no model; nothing is loaded.
+
+    Args:
+        place, root, assets: as `find_place` takes them.
+
+    Raises:
+        MergeflowError: it cannot be.
+    """
+    folder = Path(find_place(place, root, assets))
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise MergeflowError(
+            f"model.pretrained '{place}' has no config.json; expected a folder that `save_pretrained` wrote, with "
+            "config.json, model.safetensors and tokenizer.json."
+        )
+
+
 def from_place(what: str, place: str, load: Callable[[], T]) -> T:
     """Read something of transformers', quietly.
 

@@ -12,7 +12,7 @@ from mergeflow.merging.files.fields import Paths
 from mergeflow.merging.files.recipe import TOKENIZER_SOURCE
 from mergeflow.merging.vocabulary.companions import TokenizerChoice, tokenizer_choice
 from mergeflow.modalities.catalog import is_recorded
-from mergeflow.schema import Frozen, faults_of, validated
+from mergeflow.schema import Frozen, Seed, faults_of, validated
 from mergeflow.search.candidates import Space, check_space, grid_of, values_of
 from mergeflow.training.settings import Precision
 from mergeflow.yaml_text import read_yaml
@@ -164,7 +164,7 @@ class SearchPart(Frozen):
 
     trials: int = Field(ge=1)
     sampler: Literal["tpe", "random", "gp"] = "tpe"
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
 
 
 def _validation_only(value: Any) -> Any:
@@ -208,7 +208,7 @@ class Sweep(Frozen):
     objective: Literal["normalised", "mean"] = "normalised"
     split: Annotated[Literal["validation"], BeforeValidator(_validation_only)] = "validation"
     test: bool = False
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     batch_size: int = Field(256, ge=1)
     precision: Precision = "float32"
     compile: bool = False

@@ -11,7 +11,7 @@ import yaml
 
 from mergeflow.application import TEMPLATE
 from mergeflow.checkpoints import write_text
-from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.errors import MergeflowError, check_name, unknown_name
 from mergeflow.modalities.sections import SECTIONS
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph
@@ -205,8 +205,10 @@ def new_project(folder: Path, modality: str, world: str | None = None) -> Path:
     name, starts = folder.name, worlds() if world else modalities()
     start = world or modality
     faults = []
-    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-        faults.append(f"'{name}' cannot name a project: use a to z, digits, '-' and '_'.")
+    try:
+        check_name("project", name)
+    except MergeflowError as error:
+        faults.append(str(error))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         faults.append(f"{folder} exists and is not an empty folder: nothing in it is replaced. Take another name.")
     if start not in starts:

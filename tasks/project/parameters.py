@@ -1,15 +1,14 @@
 """The parameters of a run: params.yaml, validated whole before anything is read or trained."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, create_model, field_validator
 
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import MergeflowError, check_name
 from mergeflow.modalities.sections import DEFAULT, SECTIONS
-from mergeflow.schema import Frozen, refusal, validated
+from mergeflow.schema import Frozen, Seed, refusal, validated
 from mergeflow.training.settings import FineTuneSettings, Precision
 from tasks.project.files import read_yaml
 from tasks.project.sections import RegistrySection, RunSection, Section
@@ -52,7 +51,7 @@ class Params(ParamsFile):
     seed: of splits, training and draws. tasks: source by name of task. sweep: values to try, by argument, by method.
     """
 
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     tasks: dict[str, str] = Field(min_length=1)
     data: Frozen
     model: Frozen
@@ -66,8 +65,7 @@ class Params(ParamsFile):
     @classmethod
     def _plain_names(cls, tasks: dict[str, str]) -> dict[str, str]:
         for name in tasks:
-            if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
-                raise ValueError(f"task name {name!r}: use a to z, digits, '-' and '_'")
+            check_name("task", name)
         return tasks
 
 
@@ -92,7 +90,7 @@ class StudyParams(ParamsFile):
     in params.yaml's `finetune`. studies: name → that study's choices, which the study validates.
     """
 
-    seeds: list[int] = Field(min_length=1)
+    seeds: list[Seed] = Field(min_length=1)
     runs: dict[str, StudyRun]
     studies: dict[str, dict[str, Any]]
 
@@ -106,8 +104,9 @@ def load_study_params(path: Path, params: Params) -> StudyParams:
     """
     raw, file = read_yaml(path), f"{path.parent.name}/{path.name}"
     common = params.finetune.model_dump(mode="json")
-    runs = {name: _run(changes, common) for name, changes in raw.get("runs", {}).items()}
-    studies = validated(StudyParams, {**raw, "runs": runs}, file)
+    if isinstance(raw, dict) and isinstance(raw.get("runs"), dict):
+        raw = {**raw, "runs": {name: _run(changes, common) for name, changes in raw["runs"].items()}}
+    studies = validated(StudyParams, raw, file)
     count_of_tasks = len(params.tasks)
     greedy = {name: run.tasks for name, run in studies.runs.items() if (run.tasks or 0) > count_of_tasks}
     faults = [
@@ -119,7 +118,9 @@ def load_study_params(path: Path, params: Params) -> StudyParams:
     return studies
 
 
-def _run(changes: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
+def _run(changes: Any, common: dict[str, Any]) -> Any:
+    if not isinstance(changes, dict):
+        return changes  # which the validation refuses
     run: dict[str, Any] = {key: changes[key] for key in ("tasks", "seeds", "checkpoints") if key in changes}
     tuning = {key: value for key, value in changes.items() if key not in run}
     return {**run, "finetune": {**common, **tuning}}
@@ -135,25 +136,41 @@ def load_params(path: Path) -> Params:
     raw = read_yaml(path)
     if not isinstance(raw, dict):
         raise MergeflowError(f"{path.name} must be a mapping of sections, found {type(raw).__name__}.")
-    params = validated(params_of(raw.get("model")), raw, path.name)
+    params = validated(params_of(raw.get("model"), raw.get("data")), raw, path.name)
     if faults := [*_method_faults(params.sweep), *_merge_faults(params.finetune, "finetune")]:
         raise refusal(path.name, faults)
     return params
 
 
-def params_of(model: Any) -> type[Params]:
+def params_of(model: Any, data: Any = None) -> type[Params]:
     """Return the parameters with the sections of the modality that the section `model` names.
 
     Raises:
-        MergeflowError: no modality has this name.
+        MergeflowError: no modality has this name, or none is named and the keys are not those of images.
     """
     if not isinstance(model, dict):  # that alone is the fault: nobody knows what `data` may say
         return create_model("Params", __base__=Params, data=(Any, ...))
+    if "modality" not in model:
+        _check_default({*model, *(data if isinstance(data, dict) else ())})
     try:
         sections = SECTIONS.get(str(model.get("modality", DEFAULT)))
     except MergeflowError as error:
         raise MergeflowError(f"params.yaml: model.modality: {error}") from None
     return create_model("Params", __base__=Params, model=(sections.model, ...), data=(sections.data, ...))
+
+
+def _check_default(keys: set[str]) -> None:
+    """Refuse keys of `model` and `data` that fit another modality as well as the default."""
+    fits = {}
+    for name in SECTIONS.names():
+        sections = SECTIONS.get(name)
+        fits[name] = len(keys & {*sections.model.model_fields, *sections.data.model_fields})
+    best = [name for name, count in fits.items() if count == max(fits.values())]
+    if best != [DEFAULT]:
+        raise MergeflowError(
+            f"params.yaml: model.modality is missing, and without it models are of images ({DEFAULT}). The keys of "
+            f"`model` and `data` are those of {' or '.join(best)}: write which it is, such as `modality: {best[-1]}`."
+        )
 
 
 def _method_faults(sweep: dict[str, dict[str, list[Any]]]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Literal, Self, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from mergeflow.errors import MergeflowError, check_model_name
-from mergeflow.schema import Frozen, validated
+from mergeflow.schema import Frozen, Seed, validated
 from tasks.project.files import read_yaml
 
 
@@ -31,7 +31,7 @@ class GateSettings(Frozen, strict=True):
     tolerance: float = Field(default=0.05, ge=0.0, le=1.0)
     confidence: float | None = Field(default=0.95, gt=0.0, lt=1.0)
     resamples: int = Field(default=2000, ge=100)
-    seed: int = 0
+    seed: Seed = 0
     require_reproducible: bool = True
 
 

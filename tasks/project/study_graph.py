@@ -88,7 +88,7 @@ def _seed_faults(place: str, seeds: Any) -> Iterator[str]:
         yield from (
             f"{place}: {seed} is given twice; name each seed once" for seed, n in Counter(seeds).items() if n > 1
         )
-        yield from (f"{place}: must be 0 or more, found {seed}" for seed in seeds if seed < 0)
+        yield from (f"{place}: must be from 0 to 2^63 - 1, found {seed}" for seed in seeds if not 0 <= seed < 2**63)
 
 
 def _described(value: Any) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from mergeflow.data.address import parse_address
+from mergeflow.data.address import COLUMNS, OF_THE_SOURCE, parse_address
 from mergeflow.data.decoding import Preparation
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import configure
@@ -16,7 +16,7 @@ from tasks.project.graph import load_graph
 from tasks.project.parameters import Params, load_params
 from tasks.project.stage import INPUTS, covers
 
-KEEPS_CONFLICTS = "conflicts"  # the one transform that is of every modality
+BASE = "base"  # the stage that makes the base
 
 
 def validate_params(root: Path) -> Params:
@@ -38,7 +38,7 @@ def validate_params(root: Path) -> Params:
         for task, source in params.tasks.items()
         for fault in _faults(source, preparation, None if graph[f"prepare@{task}"].frozen else root)
     ] + list(_sweep_faults(params))
-    if not graph["base"].frozen:
+    if not graph[BASE].frozen:
         faults += _base_faults(params, root)
     if faults:
         raise refusal(path.name, faults)
@@ -56,10 +56,26 @@ def _faults(source: str, preparation: Preparation, root: Path | None) -> Iterato
         yield f"'{source}' has no address; expected '{address.kind}:ADDRESS'"
     elif root and _is_missing(address.paths[0], root):
         yield f"'{address.place}': no such file or folder"
-    transforms = [*preparation.transforms, KEEPS_CONFLICTS]
+    transforms = [*preparation.transforms, *OF_THE_SOURCE, *COLUMNS]
     for name, _ in address.transforms:
         if name not in transforms:
             yield str(unknown_name("transform", name, transforms))
+
+
+def check_base(root: Path, params: Params) -> None:
+    """Refuse a base that the stage `base` could not make, as far as its names and settings say.
+
+    Raises:
+        MergeflowError: an unknown architecture, tag or base, a folder of another kind, or data of another size.
+    """
+    from mergeflow.modalities.catalog import MODALITIES  # here, because it imports torch
+
+    check = MODALITIES.get(params.lookup("model.modality")).check_base
+    try:
+        if check is not None:
+            check(params.model, params.data, root)
+    except MergeflowError as error:
+        raise MergeflowError(f"params.yaml, model and data: {error}") from None
 
 
 def _base_faults(params: Params, root: Path) -> Iterator[str]:

@@ -10,7 +10,7 @@ from rich.console import Console
 from flows.run_command import bring_up_to_date
 from mergeflow.errors import MergeflowError
 from tasks.project.new import new_project
-from tasks.project.validate_params import validate_params
+from tasks.project.validate_params import check_base, validate_params
 from tests.flows.small_project import run_in
 from tests.toy_project import make_toy_project
 
@@ -48,7 +48,9 @@ def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monk
     assert [line for text, line in zip(expected, lines, strict=True) if text not in line] == []
     (project / "inputs").mkdir(exist_ok=True)
     (project / "inputs/wells.csv").write_text("1,0\n")
-    change(project, tasks={"gone": "series:inputs/wells.csv?conflicts=keep", "many": "series:inputs/*.csv"})
+    change(
+        project, tasks={"gone": "series:inputs/wells.csv?conflicts=keep&validation=join", "many": "series:inputs/*.csv"}
+    )
     assert validate_params(project).tasks["gone"].startswith("series")
 
 
@@ -63,7 +65,36 @@ def test_a_base_that_is_not_there_is_told_before_the_data_are_prepared(tmp_path:
     assert f"data.tokenizer: '{tmp_path}/gone': no such file or folder" in str(told.value)
     (tmp_path / "texts/inputs/bert").mkdir()
     (tmp_path / "gone").mkdir()
-    validate_params(tmp_path / "texts")
+    params = validate_params(tmp_path / "texts")
+    with pytest.raises(MergeflowError, match=r"'inputs/bert' has no config\.json"):
+        check_base(tmp_path / "texts", params)
+    (tmp_path / "texts/inputs/bert/config.json").write_text("{}")
+    check_base(tmp_path / "texts", params)
+
+
+@pytest.mark.parametrize(
+    ("modality", "right", "wrong", "message"),
+    [
+        ("vision", "architecture: pocket-clip", "architecture: pocket-clap", "did you mean 'pocket-clip'"),
+        ("vision", "architecture: pocket-clip", "architecture: ViT-B-32", "unknown pretrained tag of ViT-B-32"),
+        ("vision", "pretrained: pocket8", "pretrained: pokcet8", "did you mean 'pocket8-prints'"),
+        ("vision", "image_size: 32", "image_size: 64", "data.image_size is 64, but pocket-clip takes 32"),
+        ("toy", "inputs: 8", "inputs: 9", r"make them equal"),
+        ("text", "pretrained: sentences8", "pretrained: sentenses8", "did you mean 'sentences8'"),
+        ("text", "tokenizer: sentences8", "tokenizer: sentenses8", "did you mean 'sentences8'"),
+    ],
+)
+def test_a_base_that_cannot_be_is_told_before_the_data_are_prepared(
+    tmp_path: Path, modality: str, right: str, wrong: str, message: str
+) -> None:
+    new_project(tmp_path / "new", modality)
+    file = tmp_path / "new/params.yaml"
+    text = file.read_text()
+    assert right in text
+    check_base(tmp_path / "new", validate_params(tmp_path / "new"))
+    file.write_text(text.replace(right, wrong))
+    with pytest.raises(MergeflowError, match=message):
+        bring_up_to_date(tmp_path / "new", Console(quiet=True))
 
 
 def test_methods_that_the_pipeline_cannot_sweep_are_told_at_once(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def written(tmp_path: Path, text: str | bytes) -> Path:
         (WHOLE.replace("experts", "lr0.1"), "run 'lr0.1': use letters, digits, '-' and '_'"),
         (WHOLE.replace("experts", "a/b"), "run 'a/b': use letters"),
         (WHOLE.replace("[0, 1]", "[0, 0]"), "seeds: 0 is given twice"),
-        (WHOLE.replace("[0, 1]", "[-1]"), "seeds: must be 0 or more, found -1"),
+        (WHOLE.replace("[0, 1]", "[-1]"), r"seeds: must be from 0 to 2\^63 - 1, found -1"),
+        (WHOLE.replace("[0, 1]", f"[{10**30}]"), r"seeds: must be from 0 to 2\^63 - 1, found 1000"),
         (WHOLE.replace("[0, 1]", "3"), "seeds: must be a list of whole numbers, found 3"),
         (
             WHOLE.replace("experts: {}", "experts: {checkpoints: 'a/{task}/b_{step}.pt'}"),

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mergeflow.errors import MergeflowError
-from tasks.project.parameters import load_params
+from tasks.project.parameters import load_params, load_study_params
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,6 +46,27 @@ def test_all_mistakes_are_listed_at_once(values: dict[str, Any], tmp_path: Path)
     assert "model.architecture" in message
 
 
+@pytest.mark.parametrize(
+    ("model", "data", "named"),
+    [
+        ({"pretrained": "inputs/bert"}, {"tokenizer": "inputs/bert", "max_length": 64}, "those of text: "),
+        ({"pretrained": "inputs/gpt"}, {"tokenizer": "inputs/gpt", "block": 64}, "those of causal: "),
+        ({"widths": [8, 4]}, {"inputs": 8}, "those of toy: "),
+        ({"pretrained": "inputs/bert"}, {}, "those of causal or text or vision: "),
+    ],
+)
+def test_a_modality_that_is_not_named_is_taken_for_none_but_images(
+    values: dict[str, Any], tmp_path: Path, model: dict[str, Any], data: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(MergeflowError, match=f"model.modality is missing.*{named}"):
+        load(values | {"model": model, "data": data}, tmp_path)
+    del values["model"]["modality"]
+    assert load(values, tmp_path).lookup("model.modality") == "vision"
+    values["model"]["architecure"] = values["model"].pop("architecture")
+    with pytest.raises(MergeflowError, match="did you mean 'architecture'"):
+        load(values, tmp_path)
+
+
 def test_without_a_model_nothing_is_said_of_data_which_the_modality_decides(
     values: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -77,7 +98,7 @@ def test_the_sweep_is_checked_against_the_catalog(
 @pytest.mark.parametrize("name", ["Bad", "a b", "a.b", ""])
 def test_task_names_are_plain(values: dict[str, Any], tmp_path: Path, name: str) -> None:
     values["tasks"][name] = "suite:pocket8"
-    with pytest.raises(MergeflowError, match="task name"):
+    with pytest.raises(MergeflowError, match="cannot name a task: use a to z"):
         load(values, tmp_path)
 
 
@@ -86,6 +107,24 @@ def test_the_models_name_fits_an_address(values: dict[str, Any], tmp_path: Path,
     values["registry"]["model"] = name
     with pytest.raises(MergeflowError, match=r"registry\.model: the model name .* cannot be used in an address"):
         load(values, tmp_path)
+
+
+@pytest.mark.parametrize("seed", [-1, 10**30])
+def test_seeds_are_those_that_every_generator_takes(values: dict[str, Any], tmp_path: Path, seed: int) -> None:
+    values["seed"] = values["registry"]["seed"] = seed
+    with pytest.raises(MergeflowError) as caught:
+        load(values, tmp_path)
+    assert "2 faults" in str(caught.value)
+
+
+@pytest.mark.parametrize("runs", [None, {"experts": None}, [1], {"experts": 3}])
+def test_training_runs_of_studies_are_mappings(values: dict[str, Any], tmp_path: Path, runs: Any) -> None:
+    params = load(values, tmp_path)
+    path = tmp_path / "studies/params.yaml"
+    path.parent.mkdir()
+    path.write_text(yaml.safe_dump({"seeds": [0], "runs": runs, "studies": {}}))
+    with pytest.raises(MergeflowError, match=r"studies/params.yaml: runs.* must be keys with values"):
+        load_study_params(path, params)
 
 
 def test_no_tasks_and_no_mapping(values: dict[str, Any], tmp_path: Path) -> None:

@@ -50,6 +50,39 @@ def test_the_four_kinds_of_file_give_the_same_task(base: Path, tmp_path: Path) -
     assert counts == [{"train": 16, "validation": 2, "test": 2}] * 4
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "tsv"])
+def test_columns_of_any_name_are_chosen_behind_the_source(tmp_path: Path, kind: str) -> None:
+    rows = [
+        {"text": "no", "a title": f"{k}", "Körper": f"{k + 1}", "label": "x", "class": f"0{k % 2}"} for k in range(20)
+    ]
+    path = tmp_path / f"in.{kind}"
+    if kind == "jsonl":
+        write(path, rows)
+    elif kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        mark = {"csv": ",", "tsv": "\t"}[kind]
+        path.write_text("\n".join(mark.join(row) for row in ([*rows[0]], *(row.values() for row in rows))) + "\n")
+    source = f"{kind}:in.{kind}?text=a title&text_pair=Körper&label=class"
+    raw = open_source("task", source, SOURCES, TRANSFORMS, root=tmp_path)
+    first = next(raw.splits["train"]())
+    assert (first.read(), first.label, raw.class_names) == ({"text": "0", "text_pair": "1"}, 0, ["00", "01"])
+    assert open_source("task", f"{kind}:in.{kind}?label=class", SOURCES, TRANSFORMS, root=tmp_path).class_names == [
+        "00",
+        "01",
+    ]
+    for query, fault in {
+        "text=titel": r"unknown column 'titel': did you mean 'a title'\?",
+        "text_pair=text": "choose `text` too",
+        "text=text&label=text": "text and label are one column",
+        "image=text": "expected text or text_pair or label",
+    }.items():
+        with pytest.raises(MergeflowError, match=fault):
+            open_source("task", f"{kind}:in.{kind}?{query}", SOURCES, TRANSFORMS, root=tmp_path)
+    with pytest.raises(MergeflowError, match=r"suite: is no table, so `text=` chooses nothing"):
+        open_source("task", "suite:sentences8/mood?text=a", SOURCES, TRANSFORMS, root=tmp_path)
+
+
 def test_tables_keep_quotes_and_words_like_null(base: Path, tmp_path: Path) -> None:
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows/train.tsv").write_text('sentence\tlabel\n12\t0\nnull\t1\na "word\t0\n' + "cat\t1\n" * 9)

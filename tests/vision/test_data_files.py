@@ -1,6 +1,7 @@
 """Parquet snapshots and image folders: what is read, and what is refused."""
 
 import io
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -149,6 +150,24 @@ def test_other_columns_are_left_alone_and_declared_ones_win(tmp_path: Path) -> N
     table = pq.read_table(tmp_path / "train.parquet").append_column("id", pa.array(range(20)))
     pq.write_table(table, tmp_path / "train.parquet")
     assert open_images("pets", f"parquet:{tmp_path}").counts == {"train": 20}
+
+
+def test_columns_are_chosen_behind_the_source(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train.parquet", range(20))
+    table = pq.read_table(tmp_path / "train.parquet").rename_columns(["img", "fine"])
+    features = {"img": {"_type": "Image"}} | {
+        name: {"_type": "ClassLabel", "names": [f"{name} {k}" for k in range(20)]} for name in ("fine", "coarse")
+    }
+    table = table.append_column("coarse", pa.array([0, 1] * 10))
+    metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "train.parquet")
+    with pytest.raises(MergeflowError, match=r"no single integer label column.*`\?image=NAME&label=NAME`"):
+        open_images("pets", f"parquet:{tmp_path}")
+    raw = open_images("pets", f"parquet:{tmp_path}?label=coarse&image=img")
+    assert raw.strata[:2] == ["coarse 0", "coarse 1"]
+    assert [example.label for example in raw.splits["train"]()][:3] == [0, 1, 0]
+    with pytest.raises(MergeflowError, match="unknown column 'corase': did you mean 'coarse'"):
+        open_images("pets", f"parquet:{tmp_path}?label=corase")
 
 
 def test_a_snapshot_takes_transforms(tmp_path: Path) -> None:

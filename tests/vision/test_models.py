@@ -4,6 +4,7 @@ import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
+import open_clip
 import pytest
 import torch
 from hypothesis import given
@@ -157,6 +158,37 @@ def test_names_are_checked():
         load_clip("ViT-B-32", "openia")
     with pytest.raises(MergeflowError, match="does not exist"):
         load_clip("pocket-clip", "missing/base.safetensors")
+
+
+def test_a_folder_of_open_clips_loads_and_others_are_named_by_their_kind(tmp_path):
+    folder = tmp_path / "clip"
+    folder.mkdir()
+    with pytest.raises(MergeflowError, match=r"expected one that open_clip saved, with open_clip_config\.json"):
+        load_clip("pocket-clip", str(folder))
+    (folder / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(MergeflowError, match=r"clip is a folder of transformers; .* merged by a recipe"):
+        load_clip("pocket-clip", str(folder))
+    source = load_clip("pocket-clip", seed=7).model.state_dict()
+    config = {"model_cfg": open_clip.get_model_config("pocket-clip"), "preprocess_cfg": {}}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    save_file(source, folder / "open_clip_model.safetensors")
+    loaded = load_clip("pocket-clip", str(folder)).model.state_dict()
+    assert all(torch.equal(loaded[name], source[name]) for name in source)
+    with pytest.raises(MergeflowError, match=r"not of model.architecture 'ViT-B-32': it is 'pocket-clip'"):
+        load_clip("ViT-B-32", str(folder))
+    (folder / "open_clip_config.json").write_text(json.dumps(config | {"preprocess_cfg": {"mean": [0.5] * 3}}))
+    with pytest.raises(MergeflowError, match=r"expect pixels with mean \[0.5"):
+        load_clip("pocket-clip", str(folder))
+    (folder / "open_clip_config.json").write_text("[]")
+    with pytest.raises(MergeflowError, match="is not what open_clip writes"):
+        load_clip("pocket-clip", str(folder))
+
+
+def test_weights_with_other_names_are_told_in_a_sentence(tmp_path):
+    path = tmp_path / "vit.safetensors"
+    save_file({"vit.embeddings.cls_token": torch.zeros(1)}, path)
+    with pytest.raises(MergeflowError, match=r"names are like 'vit.embeddings.cls_token', open_clip's like '"):
+        load_clip("pocket-clip", str(path))
 
 
 class _Malice:

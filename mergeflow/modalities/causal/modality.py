@@ -15,9 +15,9 @@ from mergeflow.modalities.causal.model import LanguageModel, build_model, check_
 from mergeflow.modalities.causal.packed import Blocks, PackedText, cut, stream
 from mergeflow.modalities.causal.questions import Questions
 from mergeflow.modalities.causal.sections import DataSection, ModelSection
-from mergeflow.modalities.causal.tokenizer import load_tokenizer
+from mergeflow.modalities.causal.tokenizer import ASSETS, load_tokenizer
 from mergeflow.modalities.heads import Head
-from mergeflow.modalities.pretrained import check_prepared
+from mergeflow.modalities.pretrained import check_folder, check_prepared, find_place
 from mergeflow.modality import Base, Modality, Model
 
 
@@ -30,6 +30,17 @@ def build(section: ModelSection, record: Mapping[str, str]) -> LanguageModel:
     if "config" not in record:
         raise MergeflowError("the base's weights have no record of a causal model: run the stage `base` again.")
     return build_model(record["config"])
+
+
+def check_base(section: ModelSection, data: DataSection, root: Path) -> None:
+    """Check the places of base and tokenizer, of which nothing is read.
+
+    Raises:
+        MergeflowError: one of them is none.
+    """
+    find_place(data.tokenizer, root, ASSETS)
+    if section.pretrained != "none":
+        check_folder(section.pretrained, root, ASSETS)
 
 
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
@@ -83,4 +94,4 @@ def blank(model: Model, section: ModelSection, data: DataSection, count: int, cl
     return PackedText("blank", Blocks(ids, lengths), torch.device("cpu"))
 
 
-MODALITY = Modality("causal", build, make_base, open_examples, blank=blank)
+MODALITY = Modality("causal", build, make_base, open_examples, blank=blank, check_base=check_base)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from mergeflow.modalities.sections import Sections
-from mergeflow.schema import Frozen
+from mergeflow.schema import Frozen, Seed
 
 
 class Generation(Frozen, strict=True):
@@ -17,7 +17,7 @@ class Generation(Frozen, strict=True):
 
     tokens: int = Field(default=32, ge=1)
     temperature: float = Field(default=0.0, ge=0)
-    seed: int = Field(default=0, ge=0)
+    seed: Seed = 0
 
 
 class ModelSection(Frozen, strict=True):
@@ -31,7 +31,7 @@ class ModelSection(Frozen, strict=True):
     modality: Literal["causal"]
     pretrained: str = Field(min_length=1)
     config: dict[str, Any] = Field(default_factory=dict)
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     generation: Generation = Generation()
 
 

@@ -14,7 +14,7 @@ from mergeflow.modalities.catalog import SECTION
 from mergeflow.modalities.classification import Classification, Regression, check_classes
 from mergeflow.modalities.heads import Head, drawn_head, save_head
 from mergeflow.modalities.metrics import find_metric, metric_of
-from mergeflow.modalities.pretrained import check_prepared
+from mergeflow.modalities.pretrained import check_folder, check_prepared, find_place
 from mergeflow.modalities.probing import warm
 from mergeflow.modalities.text.batches import BlankTokens, Tokens
 from mergeflow.modalities.text.encoder import (
@@ -26,7 +26,7 @@ from mergeflow.modalities.text.encoder import (
     watched,
 )
 from mergeflow.modalities.text.sections import DataSection, ModelSection
-from mergeflow.modalities.text.tokenizer import load_tokenizer
+from mergeflow.modalities.text.tokenizer import ASSETS, load_tokenizer
 from mergeflow.modality import Base, Modality, Model, Network
 
 
@@ -39,6 +39,16 @@ def build(section: ModelSection, record: Mapping[str, str]) -> Model:
     if "config" not in record:
         raise MergeflowError("the base's weights have no record of an encoder: run the stage `base` again.")
     return Network(build_encoder(record["config"], section.pooling))
+
+
+def check_base(section: ModelSection, data: DataSection, root: Path) -> None:
+    """Check the places of base and tokenizer, of which nothing is read.
+
+    Raises:
+        MergeflowError: one of them is none.
+    """
+    find_place(data.tokenizer, root, ASSETS)
+    check_folder(section.pretrained, root, ASSETS)
 
 
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
@@ -86,4 +96,4 @@ def blank(model: Model, section: ModelSection, data: DataSection, count: int, cl
     return Classification("blank", BlankTokens(data.max_length), torch.zeros(count, dtype=torch.int64), head)
 
 
-MODALITY = Modality("text", build, make_base, open_examples, warm=warm, blank=blank)
+MODALITY = Modality("text", build, make_base, open_examples, warm=warm, blank=blank, check_base=check_base)

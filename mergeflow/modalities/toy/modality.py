@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,16 +23,25 @@ def build(section: ModelSection, record: Mapping[str, str]) -> Model:
     return Network(FeedForward(section.widths, section.activation, dtype, section.seed, logits=bare))
 
 
+def check_base(section: ModelSection, data: DataSection, root: Path) -> None:
+    """Check that the net takes the examples.
+
+    Raises:
+        MergeflowError: they have another number of inputs.
+    """
+    if data.inputs != section.widths[0]:
+        raise MergeflowError(
+            f"data.inputs is {data.inputs}, but model.widths begins with {section.widths[0]}: make them equal."
+        )
+
+
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
     """Write the drawn net, and where tasks have heads a drawn one for each, which training goes on from.
 
     Raises:
         MergeflowError: the examples have another number of inputs than the net, or more classes than its logits.
     """
-    if data.inputs != section.widths[0]:
-        raise MergeflowError(
-            f"data.inputs is {data.inputs}, but model.widths begins with {section.widths[0]}: make them equal."
-        )
+    check_base(section, data, base.root)
     write_checkpoint(base.model, build(section, {}).state(), {"role": "base"})
     if section.head == "none":
         _check_logits(section, {task: len(manifest["class_names"]) for task, manifest in manifests.items()})
@@ -62,4 +72,4 @@ def blank(model: Model, section: ModelSection, data: DataSection, count: int, cl
     return Classification("blank", torch.zeros(count, data.inputs), torch.zeros(count, dtype=torch.int64), head)
 
 
-MODALITY = Modality("toy", build, make_base, partial(open_split, "inputs"), blank=blank)
+MODALITY = Modality("toy", build, make_base, partial(open_split, "inputs"), blank=blank, check_base=check_base)

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from mergeflow.modalities.sections import Sections
-from mergeflow.schema import Frozen
+from mergeflow.schema import Frozen, Seed
 
 
 class ModelSection(Frozen, strict=True):
@@ -21,7 +21,7 @@ class ModelSection(Frozen, strict=True):
     widths: list[int] = Field(min_length=2)
     activation: Literal["tanh", "relu", "linear"] = "tanh"
     dtype: Literal["float64", "float32"] = "float64"
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     head: Literal["trained", "none"] = "trained"
 
 

@@ -1,11 +1,12 @@
 """The Hugging Face image convention in Parquet: a struct {bytes, path}, an integer label, names in the metadata."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from mergeflow.data.address import checked_columns
 from mergeflow.errors import MergeflowError
 
 METADATA_KEY = b"huggingface"
@@ -28,13 +29,16 @@ def image_schema(class_names: Sequence[str] | None) -> pa.Schema:
     return pa.schema([("image", IMAGE_TYPE), ("label", pa.int64())], metadata={METADATA_KEY: metadata.encode()})
 
 
-def find_columns(schema: pa.Schema, where: str, numbered: Sequence[str] = ()) -> tuple[str, str, list[str]]:
+def find_columns(
+    schema: pa.Schema, where: str, numbered: Sequence[str] = (), chosen: Mapping[str, str] | None = None
+) -> tuple[str, str, list[str]]:
     """Return (image column, label column, class names) of a schema in the convention.
 
     A column that the metadata declares as Image or ClassLabel wins; among several, one named `image` or `label`.
 
     Args:
         numbered: class names by label for data whose labels are bare numbers or truth values; else there is an error.
+        chosen: the names of columns that are chosen, by what they are: `image`, `label`.
 
     Raises:
         MergeflowError: a column is missing or ambiguous, of the wrong type, or the label has no class names. The
@@ -44,6 +48,7 @@ def find_columns(schema: pa.Schema, where: str, numbered: Sequence[str] = ()) ->
         >>> find_columns(image_schema(["cat", "dog"]), "pets.parquet")
         ('image', 'label', ['cat', 'dog'])
     """
+    chosen = checked_columns(schema.names, where, chosen or {}, ("image", "label"))
     features = _features(schema, where)
     declared = {kind: [n for n, f in features.items() if _is(f, kind)] for kind in ("Image", "ClassLabel")}
 
@@ -52,21 +57,26 @@ def find_columns(schema: pa.Schema, where: str, numbered: Sequence[str] = ()) ->
 
     images = declared["Image"] or [field.name for field in schema if _is_image(field.type)]
     labels = declared["ClassLabel"] or [field.name for field in schema if is_label(field.type)]
-    image, label = _choose(images, "image"), _choose(labels, "label")
+    image = chosen.get("image") or _choose(images, "image")
+    label = chosen.get("label") or _choose(labels, "label")
     wrong = None
     if image is None or image not in schema.names or not _is_image(schema.field(image).type):
         wrong = "no single image column"
     elif label is None or label not in schema.names or not is_label(schema.field(label).type):
         wrong = "no single integer label column"
-    elif not declared["ClassLabel"] and not numbered:
+    elif label not in declared["ClassLabel"] and not numbered:
         wrong = f"no ClassLabel names for column '{label}'"
     if wrong or image is None or label is None:
         fields = ", ".join(f"{field.name}: {field.type}" for field in schema) or "no columns"
         raise MergeflowError(
-            f"{where}: {wrong}. Columns found: {fields}. Expected: {EXPECTED}. Write the file with "
-            "datasets' to_parquet or push_to_hub, or with mergeflow's prepare_task."
+            f"{where}: {wrong}. Columns found: {fields}. Expected: {EXPECTED}. Choose columns by "
+            "`?image=NAME&label=NAME`, or write the file with datasets' to_parquet or push_to_hub."
         )
-    return image, label, [str(name) for name in (features[label]["names"] if declared["ClassLabel"] else numbered)]
+    return (
+        image,
+        label,
+        [str(name) for name in (features[label]["names"] if label in declared["ClassLabel"] else numbered)],
+    )
 
 
 def _features(schema: pa.Schema, where: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Zero-shot heads are built once and stay frozen; of a base without texts heads ar
 from collections.abc import Mapping
 from functools import partial
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from mergeflow.modalities.classification import Classification, open_split
 from mergeflow.modalities.heads import Head, drawn_head, save_head
 from mergeflow.modalities.probing import warm
 from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import ImageEncoder, image_model, load_clip
+from mergeflow.modalities.vision.models import ImageEncoder, find_weights, image_model, image_size_of, load_clip
 from mergeflow.modalities.vision.sections import DataSection, ModelSection
 from mergeflow.modality import Base, Modality, Model
 
@@ -26,19 +27,33 @@ def build(section: ModelSection, record: Mapping[str, str]) -> Model:
     return image_model(load_clip(section.architecture))
 
 
+def check_base(section: ModelSection, data: DataSection, root: Path) -> str:
+    """Check names and settings of a base, of which nothing is read.
+
+    Returns:
+        What `load_clip` takes as `pretrained`: a local file or folder is named relative to the project folder.
+
+    Raises:
+        MergeflowError: the architecture, the weights or the size of the images cannot be.
+    """
+    local = root / section.pretrained
+    pretrained = str(local) if local.exists() else section.pretrained
+    find_weights(section.architecture, pretrained)
+    size = image_size_of(section.architecture)
+    if size != data.image_size:
+        raise MergeflowError(
+            f"data.image_size is {data.image_size}, but {section.architecture} takes {size}: set it to {size}."
+        )
+    return pretrained
+
+
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
     """Write the pre-trained image tower, and one head for each task: zero-shot, or to be fitted and trained.
 
     Raises:
         MergeflowError: the weights cannot be loaded, or the images are prepared at another size than the model takes.
     """
-    local = base.root / section.pretrained  # a local file is named relative to the project folder
-    clip = load_clip(section.architecture, str(local) if local.is_file() else section.pretrained)
-    if clip.image_size != data.image_size:
-        raise MergeflowError(
-            f"data.image_size is {data.image_size}, but {section.architecture} takes {clip.image_size}: "
-            f"set it to {clip.image_size}."
-        )
+    clip = load_clip(section.architecture, check_base(section, data, base.root))
     record = {"architecture": section.architecture, "pretrained": section.pretrained, "role": "base"}
     write_checkpoint(base.model, image_model(clip).state(), record)
     for done, (task, manifest) in enumerate(manifests.items(), start=1):
@@ -69,4 +84,5 @@ MODALITY = Modality(
     architecture=attrgetter("architecture"),
     warm=warm,
     blank=blank,
+    check_base=check_base,
 )

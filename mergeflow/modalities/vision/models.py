@@ -1,5 +1,6 @@
 """CLIP models through open_clip: loading by tag or file, and the image encoder that experts and merges share."""
 
+import json
 import logging
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -56,8 +57,8 @@ def load_clip(
 
     Args:
         architecture: any open_clip architecture (ViT-B-32, ViT-B-16, ViT-L-14, ...) or `pocket-clip`.
-        pretrained: an open_clip tag of the architecture; the name of a shipped base (`pocket8`); or the path of a
-            local checkpoint, safetensors preferred; None for random weights.
+        pretrained: an open_clip tag of the architecture; the name of a shipped base (`pocket8`); the path of a local
+            checkpoint, safetensors preferred, or of a folder that open_clip saved; None for random weights.
         device: where the model goes; torch's default device if None.
         seed: of the random weights.
 
@@ -72,12 +73,8 @@ def load_clip(
     """
     import open_clip
 
-    open_clip.add_model_config(_CONFIGS)
-    if architecture not in open_clip.list_models():
-        raise unknown_name("architecture", architecture, open_clip.list_models())
-    path = _weights_path(architecture, pretrained)
-    tag = pretrained if path is None else None
-    model = _create(architecture, tag, seed)
+    path = find_weights(architecture, pretrained)
+    model = _create(architecture, pretrained if path is None else None, seed)
     if path is not None:
         _load_weights(model, path)
     pocket = architecture == POCKET
@@ -91,22 +88,82 @@ def load_clip(
     )
 
 
-def _weights_path(architecture: str, pretrained: str | None) -> Path | None:
-    """Return the local file that `pretrained` means; None for a tag of open_clip or for no weights."""
+def find_weights(architecture: str, pretrained: str | None) -> Path | None:
+    """Return the local file that `pretrained` means; None for a tag of open_clip or for no weights. None is read.
+
+    Raises:
+        MergeflowError: the architecture or tag is unknown, there is no such file, or it is a folder of another kind or
+            architecture.
+    """
     import open_clip
 
-    if pretrained is None or pretrained in open_clip.list_pretrained_tags_by_model(architecture):
+    open_clip.add_model_config(_CONFIGS)
+    if architecture not in open_clip.list_models():
+        raise unknown_name("architecture", architecture, open_clip.list_models())
+    tags = open_clip.list_pretrained_tags_by_model(architecture)
+    if pretrained is None or pretrained in tags:
+        if pretrained:
+            _check_tag(architecture, pretrained)
         return None
     shipped = {path.stem.removesuffix("-base"): path for path in ASSETS.glob("*-base.safetensors")}
     if architecture == POCKET and pretrained in shipped:
         return shipped[pretrained]
     path = Path(pretrained)
+    if path.is_dir():
+        return _weights_in(path, architecture)
     if path.is_file():
         return path
     if path.suffix or path.parent != Path("."):
         raise MergeflowError(f"checkpoint {path} does not exist. Name an existing file or a pretrained tag.")
-    tags = [*open_clip.list_pretrained_tags_by_model(architecture), *(shipped if architecture == POCKET else ())]
-    raise unknown_name(f"pretrained tag of {architecture}", pretrained, tags)
+    raise unknown_name(
+        f"pretrained tag of {architecture}", pretrained, [*tags, *(shipped if architecture == POCKET else ())]
+    )
+
+
+def image_size_of(architecture: str) -> int:
+    """Return the side in pixels of the square images that an architecture of open_clip takes."""
+    import open_clip
+
+    size = open_clip.get_model_config(architecture)["vision_cfg"].get("image_size", 224)
+    return int(size if isinstance(size, int) else size[0])
+
+
+def _weights_in(folder: Path, architecture: str) -> Path:
+    """Return the file of weights in a folder that open_clip saved for this architecture."""
+    import open_clip
+    from open_clip.constants import HF_CONFIG_NAME, HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME
+
+    weights = [folder / name for name in (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME) if (folder / name).is_file()]
+    config = folder / HF_CONFIG_NAME
+    if not config.is_file() or not weights:
+        of_transformers = " of transformers" if (folder / "config.json").is_file() else ""
+        raise MergeflowError(
+            f"{folder} is a folder{of_transformers}; expected one that open_clip saved, with "
+            f"{HF_CONFIG_NAME} and {HF_SAFE_WEIGHTS_NAME} or {HF_WEIGHTS_NAME}. Images take a CLIP of open_clip: "
+            "such a folder, a file with its weights, or a tag; nearly every published CLIP has one. Experts of other "
+            "classes of transformers are merged by a recipe: `mergeflow docs recipes`."
+        )
+    try:
+        settings = json.loads(config.read_text("utf-8"))
+        pixels, parts = settings.get("preprocess_cfg", {}), _decisive(settings["model_cfg"])
+    except (ValueError, LookupError, AttributeError, TypeError):
+        raise MergeflowError(
+            f"{config} is not what open_clip writes: expected keys model_cfg and preprocess_cfg."
+        ) from None
+    if parts != _decisive(open_clip.get_model_config(architecture)):
+        same = [name for name in open_clip.list_models() if _decisive(open_clip.get_model_config(name)) == parts]
+        names = " or ".join(f"'{name}'" for name in same)
+        raise MergeflowError(
+            f"{config} is not of model.architecture '{architecture}': "
+            + (f"it is {names}." if same else "no architecture of open_clip has its settings.")
+        )
+    _check_pixels(f"the weights in {folder}", pixels)
+    return weights[0]
+
+
+def _decisive(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the settings of the image tower in a configuration of open_clip's."""
+    return config["embed_dim"], config["vision_cfg"], bool(config.get("quick_gelu"))
 
 
 @contextmanager
@@ -130,8 +187,6 @@ def _create(architecture: str, tag: str | None, seed: int) -> Any:
     """Build the model, with the weights of a tag or random ones; leaves torch's generator as it was."""
     import open_clip
 
-    if tag:
-        _check_tag(architecture, tag)
     with _quiet(), own_generator(seed):
         try:
             return open_clip.create_model(
@@ -158,11 +213,18 @@ def _check_tag(architecture: str, tag: str) -> None:
             f"the weights '{tag}' of {architecture} were trained with QuickGELU: name the architecture "
             f"'{architecture}-quickgelu'."
         )
+    _check_pixels(f"the weights '{tag}' of {architecture}", settings)
+
+
+def _check_pixels(weights: str, settings: Mapping[str, Any]) -> None:
+    """Refuse weights that expect other pixels than CLIP's."""
+    import open_clip
+
     for key, default in (("mean", open_clip.OPENAI_DATASET_MEAN), ("std", open_clip.OPENAI_DATASET_STD)):
-        if tuple(settings.get(key, default)) != default:
+        if tuple(settings.get(key) or default) != default:
             raise MergeflowError(
-                f"the weights '{tag}' of {architecture} expect pixels with {key} {settings[key]}, not CLIP's "
-                f"{default}; only CLIP's own preprocessing is supported: choose another tag."
+                f"{weights} expect pixels with {key} {settings[key]}, not CLIP's {default}; only CLIP's own "
+                "preprocessing is supported: choose others."
             )
 
 
@@ -195,7 +257,13 @@ def _load_weights(model: nn.Module, path: Path) -> None:
             f"{path} was trained with another vocabulary (SHA-256 {record['vocabulary'][:12]}..., not a beginning of "
             "this one's). Run the stage `pretrain` again, or restore the vocabulary file."
         )
-    check_fit(str(path), state, model.state_dict())
+    expected = model.state_dict()
+    if not state.keys() & expected.keys():
+        raise MergeflowError(
+            f"{path} has no tensor of the architecture: its names are like '{next(iter(state), '')}', open_clip's like "
+            f"'{next(iter(expected))}'. Give weights that open_clip saved, such as the file or folder of a tag."
+        )
+    check_fit(str(path), state, expected)
     model.load_state_dict(state)
 
 

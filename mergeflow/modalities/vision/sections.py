@@ -11,9 +11,9 @@ from mergeflow.schema import Frozen
 class ModelSection(Frozen, strict=True):
     """The common base.
 
-    architecture: open_clip's name. pretrained: an open_clip tag, or a local file with the weights. head: `zero_shot`,
-    made of the class names by the text tower and frozen; or `probed`, fitted on the features of the base and trained,
-    for a base whose text tower knows nothing of the classes.
+    architecture: open_clip's name. pretrained: an open_clip tag, a local file with the weights, or a folder that
+    open_clip saved. head: `zero_shot`, made of the class names by the text tower and frozen; or `probed`, fitted on the
+    features of the base and trained, for a base whose text tower knows nothing of the classes.
     """
 
     modality: Literal["vision"] = "vision"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mergeflow.data.address import Opener
+from mergeflow.data.address import Opener, checked_columns
 from mergeflow.data.arrays import quoted
 from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
@@ -26,19 +26,25 @@ QUESTIONS, CHOICES, ANSWERS = (
 
 
 def task_of(
-    task: str, tables: Mapping[str, pa.Table], where: Mapping[str, str], seed: int, ignored: Sequence[str] = ()
+    task: str,
+    tables: Mapping[str, pa.Table],
+    where: Mapping[str, str],
+    seed: int,
+    ignored: Sequence[str] = (),
+    selected: Mapping[str, str] | None = None,
 ) -> RawTask:
     """Return the task that tables of rows amount to: of texts, or of questions where there is a column of choices.
 
     Args:
         ignored: splits of the source that are not used; a test split whose answers are secret joins them.
+        selected: the column of texts, as {"text": NAME}.
 
     Raises:
         MergeflowError: columns of neither.
     """
-    if "test" in tables and _is_secret(tables["test"], where["test"]):
+    if not selected and "test" in tables and _is_secret(tables["test"], where["test"]):
         tables, where, ignored = without_test(tables, where, ignored, "answers")
-    columns_of = {split: _columns(table.column_names, where[split]) for split, table in tables.items()}
+    columns_of = {split: _columns(table.column_names, where[split], selected or {}) for split, table in tables.items()}
     if len({len(columns) for columns in columns_of.values()}) > 1:
         raise MergeflowError(f"task '{task}': some splits have texts and some questions. Make them two tasks.")
     if len(columns_of["train"]) == 1:
@@ -54,7 +60,7 @@ def task_of(
 
 def _is_secret(table: pa.Table, where: str) -> bool:
     """Whether a table has questions of which a data set keeps all answers for itself."""
-    columns = _columns(table.column_names, where)
+    columns = _columns(table.column_names, where, {})
     if len(columns) < 3 or not table.num_rows:
         return False
     return all(answer in ("", None, -1, "-1") for answer in pc.unique(table[columns[2]]).to_pylist())
@@ -64,8 +70,10 @@ def _with_ignored(raw: RawTask, ignored: Sequence[str]) -> RawTask:
     return replace(raw, ignored_splits=tuple(ignored))
 
 
-def _columns(names: Sequence[str], where: str) -> tuple[str, ...]:
+def _columns(names: Sequence[str], where: str, chosen: Mapping[str, str]) -> tuple[str, ...]:
     """Return the column of texts; or those of the question, its choices and the answer."""
+    if checked_columns(names, where, chosen, ("text",)):
+        return (chosen["text"],)
     groups = [[name for name in group if name in names] for group in (QUESTIONS, CHOICES, ANSWERS)]
     texts = [name for name in TEXTS if name in names]
     if groups[1] and all(len(group) == 1 for group in groups):
@@ -75,7 +83,7 @@ def _columns(names: Sequence[str], where: str) -> tuple[str, ...]:
     raise MergeflowError(
         f"{where}: found the columns {quoted(names, 10) or '(none)'}; expected one of texts (text or content), or "
         "three: the question (question, context, ctx or prompt), its choices (choices, endings or options) and the "
-        "number of the right one from 0 (answer or label). Rename the columns."
+        "number of the right one from 0 (answer or label). Rename the columns, or choose the texts: `?text=NAME`."
     )
 
 
@@ -105,7 +113,7 @@ def _questions(table: pa.Table, columns: Sequence[str], where: str) -> Iterator[
         yield Example({"text": texts[0], "choices": texts[1:], "answer": int(answer)}, name)
 
 
-def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
+def open_hub(task: str, place: str, seed: int, root: Path, columns: Mapping[str, str] | None = None) -> RawTask:
     """Open a data set of the hub, or a local folder, as a task; `datasets` downloads it to its own cache once.
 
     Args:
@@ -115,7 +123,7 @@ def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
         MergeflowError: `datasets` is not installed, the hub cannot be reached, or other columns.
     """
     tables, ignored = load_tables(parse_place(place, root), {})
-    return task_of(task, tables, {split: f"{place}, {split}" for split in tables}, seed, ignored)
+    return task_of(task, tables, {split: f"{place}, {split}" for split in tables}, seed, ignored, columns)
 
 
 ROWS: Mapping[str, Opener] = {

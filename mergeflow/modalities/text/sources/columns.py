@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mergeflow.data.address import checked_columns
 from mergeflow.data.arrays import quoted
 from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
@@ -41,24 +42,31 @@ class Columns:
     label: str
 
 
-def find_columns(names: Sequence[str], where: str) -> Columns:
+def find_columns(names: Sequence[str], where: str, chosen: Mapping[str, str] | None = None) -> Columns:
     """Return which columns are texts and which is the label.
 
+    Args:
+        chosen: the names of columns by what they are: `text`, `text_pair`, `label`; the names say it of the others.
+
     Raises:
-        MergeflowError: the names say it of none, or of several.
+        MergeflowError: the names say it of none, or of several; or a chosen column is not there.
 
     Example:
         >>> find_columns(["idx", "sentence1", "sentence2", "label"], "rte.tsv")
         Columns(text='sentence1', pair='sentence2', label='label')
     """
-    pairs = [pair for pair in PAIRS if set(pair) <= set(names)]
-    singles = [name for name in SINGLES if name in names and not any(name in pair for pair in pairs)]
-    labels = [name for name in LABELS if name in names]
+    chosen = checked_columns(names, where, chosen or {}, ("text", "text_pair", "label"))
+    labels = [chosen["label"]] if "label" in chosen else [name for name in LABELS if name in names]
+    if "text" in chosen and labels:
+        return Columns(chosen["text"], chosen.get("text_pair"), labels[0])
+    texts = set(names) - {chosen.get("label")}
+    pairs = [pair for pair in PAIRS if set(pair) <= texts]
+    singles = [name for name in SINGLES if name in texts and not any(name in pair for pair in pairs)]
     if len(pairs) + len(singles) != 1 or not labels:
         wrong = "no label" if not labels else ("no text" if not pairs and not singles else "more than one text or pair")
         raise MergeflowError(
             f"{where}: {wrong} found among the columns {quoted(names, 10) or '(none)'}; expected {_EXPECTED}. "
-            "Rename the columns."
+            "Rename the columns, or name them behind the source: `?text=NAME&label=NAME`."
         )
     text, pair = pairs[0] if pairs else (singles[0], None)
     return Columns(text, pair, labels[0])
@@ -70,6 +78,7 @@ def task_of(
     where: Mapping[str, str],
     seed: int,
     ignored: Sequence[str] = (),
+    selected: Mapping[str, str] | None = None,
     **more: Any,
 ) -> RawTask:
     """Return the task that tables of rows amount to.
@@ -80,12 +89,13 @@ def task_of(
 
     Args:
         ignored: splits of the source that are not used.
+        selected: columns, as `find_columns` takes them.
 
     Raises:
         MergeflowError: columns that are not of texts and labels or differ between splits, a label that train lacks, or
             rows without a text or label.
     """
-    columns = {split: find_columns(table.column_names, where[split]) for split, table in tables.items()}
+    columns = {split: find_columns(table.column_names, where[split], selected) for split, table in tables.items()}
     if len(set(columns.values())) > 1:
         listing = "; ".join(f"{split}: {split_columns}" for split, split_columns in columns.items())
         raise MergeflowError(f"task '{task}': the splits differ in their columns: {listing}. Give all the same.")

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, TypeAlias
 
 import pyarrow as pa
@@ -15,13 +16,21 @@ from mergeflow.data.task import RawTask
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.text.sources.columns import LABELS, PAIRS, SINGLES, task_of
 
-Read: TypeAlias = Callable[[IO[bytes]], pa.Table]
+Chosen: TypeAlias = Mapping[str, str]  # names of columns by what they are: text, text_pair, label
+Read: TypeAlias = Callable[[IO[bytes], Chosen], pa.Table]
 
 _TEXTS = {*SINGLES, *(name for pair in PAIRS for name in pair)}
 
 
 def open_rows(
-    task_of: Callable[..., RawTask], read: Read, ending: str, task: str, place: str, seed: int, root: Path
+    task_of: Callable[..., RawTask],
+    read: Read,
+    ending: str,
+    task: str,
+    place: str,
+    seed: int,
+    root: Path,
+    columns: Chosen = MappingProxyType({}),
 ) -> RawTask:
     """Open a file, or a folder with files for each split, as a task.
 
@@ -29,6 +38,7 @@ def open_rows(
         task_of: the task's name, tables and their names in messages by split, and a seed to the task.
         place: path or URI. A folder holds files named after their split; one file is a training split from which the
             others are carved.
+        columns: those that are chosen; the others go by their names.
 
     Raises:
         MergeflowError: missing path, unknown split names, a file that cannot be read, two columns of one name, files of
@@ -37,12 +47,12 @@ def open_rows(
     location = Location.open(rooted(place, root))
     tables, where = {}, {}
     for split, paths in list_shards(location, task, ending).items():
-        tables[split] = _joined(split, [_table(location, path, read) for path in paths])
+        tables[split] = _joined(split, [_table(location, path, lambda stream: read(stream, columns)) for path in paths])
         where[split] = paths[0].rsplit("/", 1)[-1] if len(paths) == 1 else split
-    return task_of(task, tables, where, seed)
+    return task_of(task, tables, where, seed, selected=columns)
 
 
-def _table(location: Location, path: str, read: Read) -> pa.Table:
+def _table(location: Location, path: str, read: Callable[[IO[bytes]], pa.Table]) -> pa.Table:
     try:
         with location.open_file(path) as stream:
             table = read(stream)
@@ -73,18 +83,19 @@ def _joined(split: str, tables: Sequence[pa.Table]) -> pa.Table:
         ) from error
 
 
-def parquet_table(stream: IO[bytes]) -> pa.Table:
+def parquet_table(stream: IO[bytes], chosen: Chosen) -> pa.Table:
     """Return the table of a Parquet file."""
     import pyarrow.parquet as pq
 
     return pq.read_table(stream)
 
 
-def lines_table(stream: IO[bytes], names: Collection[str]) -> pa.Table:
+def lines_table(stream: IO[bytes], chosen: Chosen, names: Collection[str]) -> pa.Table:
     """Return the table of a file with one JSON object a line.
 
     Args:
-        names: of the columns that examples are made of. Another column, whose values differ in type, is left out.
+        names: of the columns that examples are made of, besides the chosen ones. Another column, whose values differ in
+            type, is left out.
 
     Raises:
         ArrowInvalid: a line is not a JSON object, or the values of a named column differ in type.
@@ -98,7 +109,7 @@ def lines_table(stream: IO[bytes], names: Collection[str]) -> pa.Table:
         try:
             columns[name] = pa.array(values)
         except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
-            if name in names:
+            if name in names or name in chosen.values():
                 raise _unequal(name, values, [*rows]) or pa.ArrowInvalid(f"the column '{name}': {error}") from None
     return pa.table(columns)
 
@@ -125,9 +136,11 @@ def _unequal(name: str, values: Sequence[Any], numbers: Sequence[int]) -> pa.Arr
     return pa.ArrowInvalid(f"the column '{name}' has {earlier} and {later}; expected values of one type")
 
 
-def _separated(stream: IO[bytes], delimiter: str, quotes: bool) -> pa.Table:
+def _separated(stream: IO[bytes], chosen: Chosen, delimiter: str, quotes: bool) -> pa.Table:
     import pyarrow.csv as pv
 
+    texts = {*_TEXTS, *(name for role, name in chosen.items() if role != "label")}
+    labels = {*LABELS, chosen.get("label")} - {*texts}
     content = stream.read()
     content[: content.find(b"\n") + 1 or None].decode()  # a file in UTF-16 is told by its first line
 
@@ -143,7 +156,7 @@ def _separated(stream: IO[bytes], delimiter: str, quotes: bool) -> pa.Table:
         )
 
     try:
-        table = read(_TEXTS)  # they stay texts where all of a file look like numbers, or like "null"
+        table = read(texts)  # they stay texts where all of a file look like numbers, or like "null"
     except pa.ArrowInvalid:
         content.decode()  # where the fault is the encoding, the error names the byte
         raise
@@ -153,11 +166,11 @@ def _separated(stream: IO[bytes], delimiter: str, quotes: bool) -> pa.Table:
     numbers = [
         column.name
         for column in table.schema
-        if column.name in LABELS and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
+        if column.name in labels and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
     ]
     if not numbers or len(numbers) > len(set(numbers)):  # columns of one name are refused later
         return table
-    written = read({*_TEXTS, *numbers})
+    written = read({*texts, *numbers})
     return table if all(_are_numbers(table[name], written[name]) for name in numbers) else written
 
 

@@ -1,5 +1,6 @@
 """Texts of the Hugging Face hub, read with `datasets`; the tasks of GLUE have their own figures."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ GLUE = {"cola": "matthews", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}
 _MATCHED = {"validation_matched": "validation", "test_matched": "test"}
 
 
-def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
+def open_hub(task: str, place: str, seed: int, root: Path, columns: Mapping[str, str] | None = None) -> RawTask:
     """Open a data set of the hub, or a local folder, as a task; `datasets` downloads it to its own cache once.
 
     Splits named train, validation (val, valid, dev) and test are used, others are listed as ignored. GLUE keeps the
@@ -21,6 +22,7 @@ def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
 
     Args:
         place: `OWNER/NAME[#CONFIG][@REVISION]`, or a local folder.
+        columns: those that are chosen; the others go by their names.
 
     Raises:
         MergeflowError: `datasets` is not installed, the hub cannot be reached, or columns are not of texts.
@@ -29,7 +31,7 @@ def open_hub(task: str, place: str, seed: int, root: Path) -> RawTask:
     is_glue = source.name.rpartition("/")[2] == "glue"
     tables, ignored = load_tables(source, _MATCHED if is_glue else {})
     raw = task_of(
-        task, tables, {split: f"{place}, {split}" for split in tables}, seed, ignored, keeps_conflicts=is_glue
+        task, tables, {split: f"{place}, {split}" for split in tables}, seed, ignored, columns, keeps_conflicts=is_glue
     )
     metric = GLUE.get(source.config or "") if is_glue else None
     if metric is None:

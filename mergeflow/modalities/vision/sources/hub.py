@@ -1,6 +1,6 @@
 """Read a data set with Hugging Face's `datasets`: the real data sets by name, others by id, or a local folder."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from mergeflow.modalities.vision.sources import DEFAULT_TEMPLATES
 from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS, clip_class_names, find_real_task
 
 
-def open_hub(task_name: str, place: str, seed: int, root: Path) -> RawTask:
+def open_hub(task_name: str, place: str, seed: int, root: Path, columns: Mapping[str, str] | None = None) -> RawTask:
     """Open a data set of the Hugging Face hub as a task; `datasets` downloads it to its own cache once.
 
     Splits named train, validation (val, valid, dev) and test are used, others are listed as ignored. Real data sets
@@ -22,6 +22,7 @@ def open_hub(task_name: str, place: str, seed: int, root: Path) -> RawTask:
 
     Args:
         place: `NAME[#CONFIG][@REVISION]`; NAME one of the real data sets, an id `owner/name`, or a local folder.
+        columns: those that are chosen; the others go by type and metadata.
 
     Raises:
         MergeflowError: `datasets` is not installed, unknown name, hub unreachable or switched off, wrong columns.
@@ -36,8 +37,9 @@ def open_hub(task_name: str, place: str, seed: int, root: Path) -> RawTask:
     hub_id = task.hub_id if task else name
     renamed = task.hub_splits if task else {}
     parts, ignored = load_splits(hub_id, config or (task.hub_config if task else None), revision or None, renamed)
+    numbered = task.hub_names if task else ()
     described = {
-        split: find_columns(part.features.arrow_schema, f"hf:{address}, {split}", task.hub_names if task else ())
+        split: find_columns(part.features.arrow_schema, f"hf:{address}, {split}", numbered, columns)
         for split, part in parts.items()
     }
     if len({str(description) for description in described.values()}) > 1:

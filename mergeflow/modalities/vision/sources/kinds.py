@@ -63,9 +63,15 @@ def _open_files(
     return replace(raw, class_names=clip_class_names(task, raw.strata), keeps_conflicts=True) if task else raw
 
 
+def _open_parquet(
+    task_name: str, place: str, seed: int, root: Path, columns: Mapping[str, str] | None = None
+) -> RawTask:
+    return _open_files(partial(open_parquet, chosen=columns), task_name, place, seed, root)
+
+
 SOURCES: Mapping[str, Opener] = {
     "suite": drawn_by("suites.pocket.source"),
-    "parquet": partial(_open_files, open_parquet),
+    "parquet": _open_parquet,
     "folder": partial(_open_files, open_folder),
     "torchvision": open_torchvision,
     "hf": open_hub,

@@ -1,6 +1,6 @@
 """Read a Parquet snapshot in the Hugging Face image convention, from any place fsspec reaches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,13 +16,16 @@ from mergeflow.modalities.vision.image_columns import find_columns
 _BATCH_ROWS = 16
 
 
-def open_parquet(task_name: str, uri: str, templates: Sequence[str], seed: int) -> RawTask:
+def open_parquet(
+    task_name: str, uri: str, templates: Sequence[str], seed: int, chosen: Mapping[str, str] | None = None
+) -> RawTask:
     """Open a folder of Parquet shards, or one Parquet file, as a task.
 
     Args:
         uri: path or fsspec URI. A folder holds shards named after their split (also val, valid, dev), directly, in
             `data/` or in one folder per split. One file is a training split from which the others are carved.
         templates: prompts with `{}`.
+        chosen: columns, as `find_columns` takes them.
 
     Raises:
         MergeflowError: missing path, no shards or unknown split names, missing shard of a numbered set, corrupt file,
@@ -35,7 +38,7 @@ def open_parquet(task_name: str, uri: str, templates: Sequence[str], seed: int) 
     for split, paths in shards.items():
         for path in paths:
             with _parquet(location, path) as file:
-                columns[path] = find_columns(file.schema_arrow, path)
+                columns[path] = find_columns(file.schema_arrow, path, chosen=chosen)
                 counts[split] = counts.get(split, 0) + file.metadata.num_rows
     first = shards["train"][0] if "train" in shards else next(iter(columns))
     for path, in_file in columns.items():
