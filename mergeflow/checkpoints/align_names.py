@@ -18,7 +18,6 @@ from mergeflow.checkpoints.lora import EXPERT_STACKS, AddedEntry, DoraEntry, Exp
 from mergeflow.checkpoints.names import (
     IN_OUT_EXPERTS,
     converted,
-    copies_of_embedding,
     head_and_embedding,
     loaded_name,
     may_be_tied,
@@ -81,7 +80,11 @@ def _linear(state: LazyStateDict) -> dict[str, LoraEntry]:
     """Return the factors of an adapter's linear weights."""
     wrapped = (AddedEntry, DoraEntry)
     loras = {name: entry.lora if isinstance(entry, wrapped) else entry for name, entry in state.entries.items()}
-    return {name: lora for name, lora in loras.items() if isinstance(lora, LoraEntry) and not lora.embedding}
+    return {
+        name: lora
+        for name, lora in loras.items()
+        if isinstance(lora, LoraEntry) and not lora.embedding and len(state.infos[name].shape) == 2
+    }
 
 
 def _way(stored: tuple[int, ...], shape: tuple[int, int]) -> bool | None:
@@ -124,11 +127,9 @@ def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: lis
     """
     config = config_of(base)
     # The bias of a masked model's head: its module's own, under the name that the head gives it.
-    biases = {
-        copy: name
-        for copy, name in copies_of_embedding(config, base).items()
-        if copy.endswith(".bias") and copy in state and name not in state
-    }
+    strange = [name for name in state if name not in base and name.endswith(".bias")]
+    ties = tied_copies(config, base) if strange else {}
+    biases = {name: ties[name] for name in strange if name in ties and ties[name] not in state}
     state = view(state, list(state), rename=biases) if biases else state
     state = _turned(config, _as_in_memory(config, base, state))
     placed = renamed(config, base.infos, state.infos, state.entries)
@@ -364,8 +365,10 @@ def _with_ties(
     states = _heads_with_tokens(base, states)
     base = _untied(base, states, notes)
     states = _heads_with_embedding(base, states)
+    unknown = any(name not in base for state in states.values() for name in state)
+    by_class = tied_copies(config_of(base), base) if unknown else {}
     for expert, state in states.items():
-        copies = {name: twin for name in state if name not in base and (twin := _twin(state, name, base))}
+        copies = {name: twin for name in state if name not in base and (twin := _twin(state, name, base, by_class))}
         if copies:
             states[expert] = view(state, [name for name in state if name not in copies])
             notes += [f"'{name}' of '{expert}' is left out: it is '{twin}' once more" for name, twin in copies.items()]
@@ -494,18 +497,24 @@ def _with(state: LazyStateDict, name: str, source: str) -> LazyStateDict:
     return made
 
 
-def _twin(state: LazyStateDict, name: str, candidates: Collection[str]) -> str | None:
-    """Return a name that `known` has too whose tensor in `state` is that of `name` once more.
+def _twin(
+    state: LazyStateDict, name: str, candidates: Collection[str], ties: Mapping[str, str] | None = None
+) -> str | None:
+    """Return the candidate whose tensor in `state` is that of `name` once more.
 
     The file says so; or the two hold the same values and are a head and an embedding, which some models tie. Other
     tensors may be equal by chance, as norms are before training.
+
+    Args:
+        ties: Names that the model's class ties to others, each with that other one.
     """
     info, first = state.infos[name], state.tied.get(name, name)
     for other in candidates:
         if other == name or other not in state or state.infos[other] != info or not info.numel:
             continue
         noted = state.tied.get(other, other) == first
-        if noted or (may_be_tied(name, other) and _equal(state.entries[name], state.entries[other], info.numel)):
+        tied = may_be_tied(name, other) or (ties or {}).get(name) == other
+        if noted or (tied and _equal(state.entries[name], state.entries[other], info.numel)):
             return other
     return None
 

@@ -44,6 +44,13 @@ def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[s
     faults = [fault for name, state in experts.items() for fault in _mismatches(name, expected, state)]
     if not faults:
         return
+    factors = next((fault for fault in faults if fault.what == _UNKNOWN and _FACTOR.search(fault.tensor)), None)
+    if factors is not None and not factors.partial:
+        raise MergeflowError(
+            f"expert '{factors.expert}' ({getattr(experts[factors.expert], 'path', 'in memory')}) holds factors of an "
+            f"adapter, such as '{factors.tensor}': name the folder of a PEFT adapter, with its adapter_config.json. "
+            "Merge an adapter of another library into its base first."
+        )
     groups: dict[tuple[str, str, str], list[_Mismatch]] = {}
     for fault in faults:
         groups.setdefault((fault.expert, fault.what, pattern_of(fault.tensor)), []).append(fault)
@@ -55,6 +62,7 @@ def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[s
     )
 
 
+_FACTOR = re.compile(r"(?:^|[._])lora_(?:A|B|embedding_[AB]|up|down)\b")  # PEFT's names and kohya's
 _UNKNOWN = "has {}, unknown to the base"
 _OTHER_SHAPE = "has {} of shape "
 

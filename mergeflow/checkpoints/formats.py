@@ -163,7 +163,7 @@ def open_pickle(path: Path) -> LazyStateDict:
     """
     tensors, notes = _unwrap(_load(path), path)
     infos = {name: TensorInfo.of(tensor) for name, tensor in tensors.items()}
-    entries = {name: TensorEntry(tensor.detach()) for name, tensor in tensors.items()}
+    entries = {name: TensorEntry(tensor.detach().resolve_neg().resolve_conj()) for name, tensor in tensors.items()}
     return LazyStateDict(str(path), entries, infos, {}, tied=tied_names(tensors), notes=notes)
 
 
@@ -232,6 +232,8 @@ def _unwrap(loaded: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]
     state = states.pop(chosen[0])
     if any(value.layout != torch.strided or value.is_quantized for value in state.values()):
         raise MergeflowError(f"'{path}' holds sparse or quantised tensors, which cannot be merged: convert them first.")
+    if any(value.is_meta for value in state.values()):
+        raise MergeflowError(f"'{path}' holds tensors on torch's device `meta`, without data: save the loaded model.")
     return state, _others(path, chosen[0], list(states))
 
 

@@ -7,7 +7,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import prod, sqrt
 from pathlib import Path
 from threading import Lock, local
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoraEntry:
-    """The difference one adapted weight makes, factor · B A, or its transpose; of an embedding always that."""
+    """The difference one adapted weight makes, factor · B A, or its transpose; of an embedding always that.
+
+    Of a convolution A holds the kernels, [r, in · kernel], and B mixes them at each place.
+    """
 
     down: Entry
     up: Entry
@@ -292,7 +295,7 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
                 continue
             weight = _weight_name(module, stored)
             lora, infos[weight] = _entry(stored, name, module, config)
-            entries[weight], whole = _adapted(stored, module, lora, bool(config.get("use_dora")))
+            entries[weight], whole = _adapted(stored, module, lora, infos[weight], bool(config.get("use_dora")))
             absolute |= {weight} if whole else set()
         elif target.endswith(_TOKENS):
             weight = f"{target.removesuffix(_TOKENS)}.weight"
@@ -338,18 +341,19 @@ def _whole_name(stored: LazyStateDict, target: str) -> str:
     """Return the base's name of a tensor that an adapter stores whole: a retrained module's, a bias, a copy."""
     if "lora_" in target or "trainable_tokens" in target:
         raise MergeflowError(
-            f"adapter '{stored.path}' holds '{target}': only LoRA and DoRA of linear weights and embeddings can be "
-            "merged. Merge the adapter into its base first."
+            f"adapter '{stored.path}' holds '{target}': only LoRA and DoRA of linear weights, convolutions and "
+            "embeddings can be merged. Merge the adapter into its base first."
         )
     return target.replace(_WRAPPED, ".").replace(_RETRAINED, ".")
 
 
-def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, dora: bool) -> tuple[Entry, bool]:
+def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, info: TensorInfo, dora: bool) -> tuple[Entry, bool]:
     """Return where an adapted weight comes from, and whether it is a whole weight rather than a difference."""
-    rows, columns = lora.shape
+    rows, kernel = lora.shape[0], info.shape[2:]
     stem = PREFIX + module
     copy, magnitude = f"{stem}{_WRAPPED}weight", next((stem + end for end in _MAGNITUDES if stem + end in stored), None)
-    for name, shape in ((copy, (columns, rows) if lora.transposed else (rows, columns)), (magnitude, (rows,))):
+    lengths = (1, rows, *(1 for _ in kernel)) if kernel else (rows,)
+    for name, shape in ((copy, info.shape), (magnitude, lengths)):
         if name is not None and name in stored and stored.infos[name].shape != shape:
             actual = list(stored.infos[name].shape)
             raise MergeflowError(f"adapter '{stored.path}': '{name}' has shape {actual}, expected {list(shape)}.")
@@ -433,19 +437,22 @@ def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]
         )
     down = stored.infos[name].shape
     up = stored.infos[partner].shape if partner in stored else ()
-    if len(down) != 2 or len(up) != 2 or up[1] != down[0]:
+    kernel = down[2:]  # of a convolution; B's is 1 everywhere
+    if len(down) < 2 or len(up) != len(down) or up[1] != down[0] or any(size != 1 for size in up[2:]):
+        grouped = ", but of a grouped convolution, which PEFT cannot merge either" if kernel and len(up) > 2 else ""
         raise MergeflowError(
             f"adapter '{stored.path}': '{name}' {list(down)} and its lora_B {list(up)} are not factors of a "
-            "linear weight; only LoRA and DoRA of such weights can be merged."
+            f"linear weight or a convolution{grouped}; only LoRA and DoRA of such weights can be merged."
         )
     weight = f"{module}.weight"
     owner = weight if _adapts(config, weight) else module.removesuffix(INNER)
     rank, factor = _rank_and_factor(config, owner, down[0])
     if rank != down[0]:
         raise MergeflowError(f"adapter '{stored.path}': '{name}' has rank {down[0]}, its configuration says {rank}.")
-    shape = (up[0], down[1])
-    transposed = embedding or _inputs_first(stored, module, shape, bool(config.get("fan_in_fan_out")))
-    info = TensorInfo((shape[1], shape[0]) if transposed else shape, FLOAT32)
+    shape = (up[0], prod(down[1:]))
+    said = bool(config.get("fan_in_fan_out"))
+    transposed = embedding or (not kernel and _inputs_first(stored, module, shape, said))
+    info = TensorInfo((shape[1], shape[0]) if transposed else (up[0], *down[1:]), FLOAT32)
     return LoraEntry(stored.entries[name], stored.entries[partner], shape, down[0], factor, transposed, embedding), info
 
 

@@ -429,6 +429,21 @@ def _tables_of(text: str) -> _Tables | None:
         return None
 
 
+def module_in_memory(config: Mapping[str, Any], module: str) -> Any:
+    """Return a module of the model, without data, where transformers knows its class; else None."""
+    tables = _tables(config)
+    try:
+        return None if tables is None else tables.model.get_submodule(module)
+    except AttributeError:
+        return None
+
+
+def unknown_in_memory(config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Return the names that no tensor has in memory, such as three weights of memory that a file fuses."""
+    tables = _tables(config)
+    return [] if tables is None else [name for name in names if name not in tables.tensors]
+
+
 def tied_copies(config: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
     """Return the names of weights that a model ties to stored ones, by its class where transformers knows it.
 
@@ -436,12 +451,20 @@ def tied_copies(config: Mapping[str, Any], names: Collection[str]) -> dict[str, 
         config: config.json.
         names: The names that are stored.
     """
+    return {copy: origin for copy, origin in tied_weights(config, names).items() if copy not in names}
+
+
+def tied_weights(config: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
+    """Return the copies of `tied_copies`, and those that are stored too; without transformers only a head of these."""
     tables = _tables(config)
     ties = None if tables is None else getattr(tables.model, "all_tied_weights_keys", None)
     if tables is None or ties is None:
-        return copies_of_embedding(config, names)
+        loaded = {loaded_name(config, name): name for name in names}
+        head, embedding = head_and_embedding(config, loaded) or ("", "")
+        pair = {loaded.get(head, head): loaded[embedding]} if embedding else {}
+        return copies_of_embedding(config, names) | pair
     stored = {tables.in_memory(name): name for name in names}
-    return {copy: stored[origin] for copy, origin in ties.items() if origin in stored and copy not in stored}
+    return {stored.get(copy, copy): stored[origin] for copy, origin in ties.items() if origin in stored}
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,8 @@ def _check_taken(
         for pattern in selection:
             if not any(fnmatchcase(name, pattern) for name in shapes):
                 raise MergeflowError(f"{owner}: the pattern '{pattern}' of `matrices` fits no matrix. {there}")
+    elif all(architecture.role(name, shape) is None for name, shape in shapes.items()) and shapes:
+        return  # that no rule knows any is said already
     elif not taken and (shapes or convolutions):
         some = any(architecture.treats(name, shape, "all") for name, shape in shapes.items())
         wider = f"`matrices: all` takes {'attention and ' * (selection == 'mlp')}projections too. " if some else ""

@@ -15,7 +15,7 @@ import yaml
 
 from mergeflow.checkpoints.checks import same_values
 from mergeflow.checkpoints.folders import NamedBase, config_of, folder_of, named_base, named_folders
-from mergeflow.checkpoints.formats import cached_id, open_checkpoint
+from mergeflow.checkpoints.formats import cached_id, open_checkpoint, read_json_if_whole
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.cuts import Config
@@ -524,9 +524,32 @@ def compare(
         {"base": licence_of(base_folder), **{name: licence_of(folder) for name, folder in folders.items()}}
     )
     findings += [Finding("licence", message)] if message else []
+    findings += preprocessing_findings(base_folder, folders)
     return findings + [
         finding for name, folder in folders.items() for finding in _other_modules(name, base_folder, folder)
     ]
+
+
+_PREPROCESSING = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+_NAMES = re.compile(r"(?:.*\.)?(?:\w+_(?:class|type|version)|auto_map.*|_?name_or_path)")
+
+
+def preprocessing_findings(base: Path | None, experts: Folders) -> list[Finding]:
+    """Return which experts are given other pixels or sounds than the base: another mean, size or sampling rate."""
+    findings = []
+    for file in _PREPROCESSING:
+        settings = {name: flattened(_settings(folder, file)) for name, folder in {"": base, **experts}.items()}
+        base_settings = settings.pop("")
+        for key, value in base_settings.items():
+            unlike = {name: given[key] for name, given in settings.items() if key in given and given[key] != value}
+            if unlike and not _NAMES.fullmatch(key):
+                way_out = f"; the result has the base's {file}"
+                findings.append(difference(f"preprocessing.{key}", value, unlike, way_out=way_out))
+    return findings
+
+
+def _settings(folder: Path | None, file: str) -> dict[str, Any]:
+    return {} if folder is None else read_json_if_whole(folder / file)
 
 
 def _other_modules(name: str, base: Path | None, expert: Path | None) -> Iterator[Finding]:

@@ -284,10 +284,10 @@ class Stacks:
         """Return a unit [n] of a tensor that is not merged: the base's; the experts' are only shown to `on_piece`.
 
         Raises:
-            MergeflowError: A table of integers of an expert is not the base's: codes of weights, not counters.
+            MergeflowError: Integers of a table, which are codes of weights, or complex numbers are not the base's.
         """
-        piece = read(self.base, unit.name, unit.start, unit.stop)
-        codes = not piece.is_floating_point() and len(self.infos[unit.name].shape) > 1
+        piece, info = read(self.base, unit.name, unit.start, unit.stop), self.infos[unit.name]
+        codes = info.dtype.is_complex or (not info.dtype.is_floating_point and len(info.shape) > 1)
         if self.on_piece is not None:
             self.on_piece("base", unit.name, unit.start, raw_bytes(piece), piece.itemsize)
         for name, state in self.experts.items():
@@ -295,11 +295,12 @@ class Stacks:
                 continue
             values = read(state, unit.name, unit.start, unit.stop)
             if codes and not torch.equal(values, piece):
+                what = "complex numbers" if info.dtype.is_complex else "integers"
+                reason = "they" if info.dtype.is_complex else "codes of quantised weights"
                 raise MergeflowError(
-                    f"tensor '{unit.name}' {list(self.infos[unit.name].shape)} holds integers that differ between the "
-                    f"base and '{name}': codes of quantised weights cannot be merged, and keeping the base's would "
-                    "lose the expert. Merge the weights they were made from; what is no weight stays the base's by "
-                    "`ignore`."
+                    f"tensor '{unit.name}' {list(info.shape)} holds {what} that differ between the base and '{name}': "
+                    f"{reason} cannot be merged, and keeping the base's would lose the expert. Merge the weights they "
+                    "were made from; what is no weight stays the base's by `ignore`."
                 )
             if self.on_piece is not None:
                 self.on_piece(name, unit.name, unit.start, raw_bytes(values), values.itemsize)

@@ -7,7 +7,7 @@ from argparse import Namespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.header import DTYPES
@@ -125,12 +125,21 @@ def test_a_moving_average_beside_the_weights_is_named(tmp_path, key, chosen):
         ({"state_dict": {"w": torch.ones(2), "packed": (torch.ones(2), 0.1)}}, "are not named tensors: packed"),
         ({"rng_state": torch.ones(2), "model_a": WEIGHTS, "model_b": OTHERS}, "not named tensors: model_a, model_b"),
         ({"optimizer": OPTIMIZER}, "entries that are not named tensors: optimizer"),
+        ({"w": torch.ones(2, device="meta")}, "on torch's device `meta`, without data: save the loaded model"),
     ],
 )
 def test_what_is_no_state_dict_is_named(tmp_path, saved, message):
     torch.save(saved, tmp_path / "c.pt")
     with pytest.raises(MergeflowError, match=message):
         open_checkpoint(tmp_path / "c.pt")
+
+
+def test_a_tensor_whose_sign_is_a_note_of_torch_is_read(tmp_path):
+    torch.save(
+        {"w": torch._neg_view(torch.ones(2)), "i": torch.ones(2, dtype=torch.complex64).conj()}, tmp_path / "c.pt"
+    )
+    merge({"method": "average", "experts": {"a": f"{tmp_path}/c.pt"}}, tmp_path / "out.safetensors")
+    assert load_file(tmp_path / "out.safetensors")["w"].tolist() == [-1, -1]
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")

@@ -78,6 +78,18 @@ def roberta():
     return transformers.RobertaForMaskedLM(transformers.RobertaConfig(**sizes, vocab_size=40, pad_token_id=0))
 
 
+class Convolutions(torch.nn.Module):
+    """Convolutions over one, two and three dimensions, of kernels of every shape, and one in groups."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.line, self.plane = torch.nn.Conv1d(5, 7, 3), torch.nn.Conv2d(6, 8, (3, 2), stride=2)
+        self.point, self.square = torch.nn.Conv2d(4, 4, 1, bias=False), torch.nn.Conv2d(4, 4, 2)
+        self.space, self.grouped = torch.nn.Conv3d(3, 4, (1, 2, 3)), torch.nn.Conv1d(8, 8, 3, groups=4)
+        self.c_proj = torch.nn.Conv1d(6, 6, 1)
+
+
 def first_gpt():
     torch.manual_seed(1)
     config = transformers.OpenAIGPTConfig(n_layer=1, n_head=2, n_embd=16, vocab_size=40)
@@ -140,6 +152,52 @@ def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
         for name, value in found.items():
             if name not in fit.base.infos.keys() - base.infos.keys():  # a head that PEFT's merge leaves tied
                 torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+CONVOLUTIONS = ["line", "plane", "point", "square", "space", "c_proj"]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_rslora": True, "rank_pattern": {"plane": 3}, "alpha_pattern": {"line": 5}},
+        {"use_dora": True},
+        {"use_dora": True, "use_rslora": True, "bias": "all"},
+        {"fan_in_fan_out": True},
+        {"modules_to_save": ["grouped"]},
+    ],
+    ids=["plain", "rslora", "dora", "dora-rslora", "said-wrongly", "saved"],
+)
+def test_convolutions(tmp_path, settings):
+    model = Convolutions()
+    write_checkpoint(tmp_path / "base.safetensors", model.state_dict())
+    model.save_pretrained = lambda folder: None
+    expected = trained(model, tmp_path, target_modules=CONVOLUTIONS, **settings)
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base.safetensors")}
+    experts = {"experts": {"a": str(tmp_path / "adapter")}}
+    merge({**recipe, **experts, "out": str(tmp_path / "out.safetensors")})
+    outs = ["out.safetensors"]
+    if "use_dora" not in settings:
+        merge({**recipe, **experts, "out": str(tmp_path / "again"), "adapter": {"rank": 4}})
+        merge({**recipe, "experts": {"a": str(tmp_path / "again")}, "out": str(tmp_path / "again.safetensors")})
+        peft.PeftModel.from_pretrained(Convolutions(), tmp_path / "again").merge_and_unload()
+        outs.append("again.safetensors")
+    base = load_file(tmp_path / "base.safetensors")
+    for out in outs:
+        found = load_file(tmp_path / out)
+        assert sum(not torch.equal(found[name], base[name]) for name in base) >= len(CONVOLUTIONS)
+        for name, value in found.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_convolution_in_groups_is_refused_as_peft_refuses_it(tmp_path):
+    model = Convolutions()
+    peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["grouped"])).save_pretrained(tmp_path)
+    with pytest.raises(MergeflowError, match=r"a grouped convolution, which PEFT cannot merge either"):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -5,12 +5,15 @@ from copy import deepcopy
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.checkpoints.names import copies_of_embedding
 from mergeflow.merging import check_recipe, merge
+from tests.merging.families import shrunk
 from tests.merging.tiny_models import CAUSAL, MASKED, tiny
 
 peft = pytest.importorskip("peft")
@@ -87,6 +90,23 @@ def test_a_head_and_its_embedding_that_change_alike_stay_tied(tmp_path):
     assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is True
     with open_checkpoint(tmp_path / "out") as state:
         assert "lm_head.weight" not in state
+
+
+@pytest.mark.parametrize("name", ["MarianMTModel", "BertForMaskedLM"])
+def test_a_tied_weight_that_parts_is_said_to_be_untied_whatever_the_class_calls_it(tmp_path, name):
+    kind = getattr(transformers, name)
+    config = kind.config_class.from_dict(shrunk(kind.config_class().to_dict()) | {"decoder_vocab_size": 64})
+    model = kind(config)
+    copy, origin = next(pair for pair in model.all_tied_weights_keys.items() if pair[0].endswith("weight"))
+    model.save_pretrained(tmp_path / "base")
+    tensors = load_file(tmp_path / "base/model.safetensors")
+    for folder, change in (("base", 0), ("expert", 1)):
+        model.save_pretrained(tmp_path / folder)
+        stored = {**tensors, copy: tensors[origin] + change}
+        save_file(stored, tmp_path / folder / "model.safetensors", {"format": "pt"})
+    recipe = {"method": "average", "base": str(tmp_path / "base"), "experts": [str(tmp_path / "expert")]}
+    merge({**recipe, "out": str(tmp_path / "out")})
+    assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
 
 
 @pytest.mark.parametrize("saved", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])

@@ -153,3 +153,26 @@ def test_an_expert_that_is_another_one_once_more_is_warned_of(tmp_path):
     assert line == "the experts 'a', 'link' are the same, which counts as often as it is named"
     assert warned(check_recipe, a=a, link=f"{tmp_path}/link") == [line]
     assert "'a', 'copy'" in warned(merge, a=a, b=b, copy=f"{tmp_path}/copy.safetensors")[0]
+
+
+def test_complex_numbers_are_the_base_s_and_refused_where_they_differ(tmp_path):
+    for name, change in (("base", 0), ("a", 1)):
+        frequencies = torch.ones(3, dtype=torch.complex64)
+        write_checkpoint(tmp_path / f"{name}.safetensors", {"w": torch.full((2,), float(change)), "f": frequencies})
+    write_checkpoint(tmp_path / "b.safetensors", {"w": torch.ones(2), "f": 2 * frequencies})
+    plan = {"method": "average", "base": f"{tmp_path}/base.safetensors", "out": str(tmp_path / "out.safetensors")}
+    merge({**plan, "experts": [f"{tmp_path}/a.safetensors"]})
+    with open_checkpoint(tmp_path / "out.safetensors") as out:
+        assert (out["w"].tolist(), out["f"].tolist()) == ([1, 1], frequencies.tolist())
+    with pytest.raises(MergeflowError, match=r"'f' \[3\] holds complex numbers that differ between the base and 'b'"):
+        merge({**plan, "experts": [f"{tmp_path}/b.safetensors"]})
+    merge({**plan, "experts": [f"{tmp_path}/b.safetensors"], "ignore": ["f"]})
+
+
+@pytest.mark.parametrize("name", ["base_model.model.w.lora_A.weight", "lora_unet_w.lora_down.weight"])
+def test_factors_of_an_adapter_alone_are_told_as_such(tmp_path, name):
+    write_checkpoint(tmp_path / "base.safetensors", {"w": torch.ones(2, 2)})
+    write_checkpoint(tmp_path / "a.safetensors", {name: torch.ones(2, 2)})
+    plan = {"method": "average", "base": f"{tmp_path}/base.safetensors", "experts": [f"{tmp_path}/a.safetensors"]}
+    with pytest.raises(MergeflowError, match=r"factors of an adapter.*its adapter_config\.json"):
+        merge({**plan, "out": str(tmp_path / "out.safetensors")})

@@ -155,6 +155,16 @@ def test_other_settings_are_warned_of_experts_together(pair):
     assert merge(plan(pair, "ab")).warnings[0] == "max_position_embeddings: base 2048; 'a', 'b' 4096"
 
 
+def test_other_preprocessing_is_warned_of(pair):
+    for name, mean in (("base", [0.5, 0.5, 0.5]), ("a", [0.48, 0.46, 0.41])):
+        values = {"image_mean": mean, "size": {"height": 8}, "image_processor_type": name, name: 1}
+        (pair / name / "preprocessor_config.json").write_text(json.dumps(values))
+    assert said(pair) == [
+        "warning       preprocessing.image_mean: base [0.5, 0.5, 0.5]; 'a' [0.48, 0.46, 0.41]; the result has the "
+        "base's preprocessor_config.json"
+    ]
+
+
 def test_rows_of_other_tokens_are_refused_with_the_way_out(pair):
     words = tokenizer("BPE", TEXT)
     order = [*range(10), *reversed(range(10, words.get_vocab_size()))]

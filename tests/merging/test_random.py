@@ -93,7 +93,7 @@ def test_della_formula(taus):
 
 
 def test_della_refuses_probabilities_outside_0_1():
-    with pytest.raises(MergeflowError, match="drop ± window/2"):
+    with pytest.raises(MergeflowError, match=r"^method 'della': drop ± window/2 must stay[^;]*$"):
         configure("della", {"drop": 0.95, "window": 0.15})
 
 

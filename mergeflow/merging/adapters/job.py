@@ -15,7 +15,7 @@ from mergeflow.checkpoints.folders import config_of, folder_of, named_base
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
-from mergeflow.checkpoints.names import copies_of_embedding, names_in_memory
+from mergeflow.checkpoints.names import names_in_memory, tied_copies, unknown_in_memory
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.configuration import adapter_config
@@ -83,7 +83,7 @@ class AdapterJob:
         self.config = config_of(inputs.base)
         # Everything is known by its name in memory, which PEFT goes by, and read by its name in the base's file.
         self.stored = names_in_memory(self.config, inputs.base)
-        self.copies = copies_of_embedding(self.config, self.stored)
+        self.copies = tied_copies(self.config, self.stored)
         # Tables of another vocabulary: no factors make them of the base's.
         moved = inputs.tokenizer.moved if inputs.tokenizer is not None else frozenset()
         self.moved = frozenset(name for name, stored in self.stored.items() if stored in moved)
@@ -111,6 +111,7 @@ class AdapterJob:
         owners = {
             place.stack if (place := place_of(name)) and name not in slots else name for name in self.found.factors
         }
+        _check_in_memory(self.config, {*owners, *changed})
         slots = {name: slots[name] for name in owners}
         names = self.stored.keys() | self.copies.keys()
         biases = {name: key for name in changed if (key := bias_key(name, slots)) is not None}
@@ -151,11 +152,11 @@ class AdapterJob:
         slots: dict[str, Slot] = {}
         for name, shape in self._concerned().items():
             summed = linear and only_factors(self.inputs.base, states, self.stored[name])
-            # PEFT merges two adapters of one tied weight into it twice, so a tied embedding is stored whole.
-            tables = "whole" if name in self.copies.values() else reduction.options.embeddings
-            roles = () if summed else whole_roles(tables)
-            slot = slot_of(name, shape, model.architecture, self.stored, roles)
-            if slot is not None and name not in self.moved:
+            roles = () if summed else whole_roles(reduction.options.embeddings)
+            slot = slot_of(name, shape, model.architecture, self.stored, roles, summed)
+            # PEFT merges two adapters of one tied weight into it twice, so a tied one is stored whole.
+            tied = not summed and name in self.copies.values()
+            if slot is not None and not tied and name not in self.moved:
                 slots[name] = slot
                 (algebra if summed else others).append(name)
         check_known_experts(self._concerned(), slots, model.architecture)
@@ -259,6 +260,18 @@ class AdapterJob:
         write_text(partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
         write_text(
             partial / "README.md", model_card(self.recipe, self.plan, self.inputs, made, inputs, self.version, notes)
+        )
+
+
+def _check_in_memory(config: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuse tensors that PEFT would not find in the model, and pass over in silence."""
+    held = {place.stack if (place := place_of(name)) else name for name in names}
+    strange = sorted(unknown_in_memory(config, held))
+    if strange:
+        raise MergeflowError(
+            f"{len(strange)} changed tensors such as '{strange[0]}' are other ones in transformers' memory, by whose "
+            "names PEFT adapts them. Load base and experts with transformers, store them with "
+            "save_pretrained(folder, save_original_format=False), and give these folders."
         )
 
 

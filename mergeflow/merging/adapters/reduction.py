@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite
 from mergeflow.checkpoints.fingerprint import BLOCK
-from mergeflow.checkpoints.lora import AddedEntry, ExpertsEntry, LoraEntry
+from mergeflow.checkpoints.lora import EXPERT_STACKS, AddedEntry, ExpertsEntry, LoraEntry
 from mergeflow.checkpoints.names import PartEntry
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
@@ -90,7 +90,8 @@ class Reduction:
     def _parts(self, name: str, stored: str) -> list[str]:
         """Return the names of the matrices that a tensor holds: its own, or one for each expert of a stack."""
         shape = self.engine.stacks.model.shapes[stored]
-        return [f"{name}[{expert}]" for expert in range(shape[0])] if len(shape) == 3 else [name]
+        stack = len(shape) == 3 and name.endswith(EXPERT_STACKS)
+        return [f"{name}[{expert}]" for expert in range(shape[0])] if stack else [name]
 
     def _sum_part(self, name: str, terms: list[tuple[float, Factors]]) -> None:
         if not terms:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mergeflow.checkpoints.align_names import is_conv1d
 from mergeflow.checkpoints.lora import EXPERT_STACKS, INNER, PREFIX
-from mergeflow.checkpoints.names import IN_OUT_EXPERTS, module_of
+from mergeflow.checkpoints.names import IN_OUT_EXPERTS, module_in_memory, module_of
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.factors import Factors
 from mergeflow.merging.architectures.architecture import Architecture
@@ -113,8 +113,11 @@ def stack_keys(stack: str, stacks: Iterable[str]) -> tuple[str, str]:
     return f"{stem}.lora_A.weight", f"{stem}.lora_B.weight"
 
 
-Kind = Literal["linear", "embedding", "stack"]
+Kind = Literal["linear", "convolution", "embedding", "stack"]
 _EXPERT_MODULES = ("gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj")
+# Modules that PEFT refuses to adapt in models of these types.
+_MAMBA = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
+_NOT_ADAPTED = ("out_proj", "conv1d", "dt_proj")  # of the last one Mamba takes the weight, past what PEFT adds
 _LISTED_EXPERT = re.compile(r"\.experts\.\d+\.")
 # What a change of is kept whole where a merge need not keep factors that it was given.
 _WHOLE: tuple[Role, ...] = ("position", "router", "norm", "other")
@@ -127,7 +130,8 @@ class Slot:
 
     Attributes:
         module: The module's name as PEFT says it.
-        kind: Whether the module is linear (also transformers' Conv1D), an embedding, or a stack of experts.
+        kind: Whether the module is linear (also transformers' Conv1D), a convolution, an embedding, or a stack of
+            experts.
         transposed: Whether the weight is stored as [in, out], so that B A is its transpose.
         parameter: Whether PEFT is told the weight (`target_parameters`) instead of its module.
     """
@@ -185,19 +189,28 @@ def check_known_experts(
 
 
 def slot_of(
-    name: str, shape: Sequence[int], architecture: Architecture, names: Collection[str], whole: Collection[str]
+    name: str,
+    shape: Sequence[int],
+    architecture: Architecture,
+    names: Collection[str],
+    whole: Collection[str],
+    factored: bool,
 ) -> Slot | None:
     """Return where the factors of a weight go; None for what PEFT can only keep whole.
 
     Args:
         names: All names of the model: torch's own attention is one module for PEFT, with two weights.
         whole: Roles of tensors that are not kept as factors.
+        factored: Whether all experts have factors of it. Of a convolution these show that it is not in groups, where
+            PEFT's factors are another change; its weight does not.
     """
     role = architecture.role(name, shape)
     place = place_of(name)
     if place is not None or (len(shape) == 3 and name.endswith(EXPERT_STACKS)):
         in_out = architecture.config.get("model_type") in IN_OUT_EXPERTS
         return Slot(place.stack if place else name, "stack", in_out)
+    if len(shape) > 2 and factored and name.endswith(".weight"):
+        return Slot(name.removesuffix(".weight"), "convolution", False)
     if len(shape) != 2 or min(shape) < 2 or role in whole:
         return None
     if name.endswith(".in_proj_weight"):
@@ -205,24 +218,38 @@ def slot_of(
     if not name.endswith(".weight"):
         return None
     module = name.removesuffix(".weight")
+    unfit = architecture.config.get("model_type") in _MAMBA and module.endswith(_NOT_ADAPTED)
+    # PEFT adapts every module whose name ends in one that it is given.
+    if unfit or ("." not in module and any(f".{module}." in other for other in names)):
+        return None
     attention = module.removesuffix(".out_proj")
     if f"{attention}.in_proj_weight" in names:
         return Slot(attention + INNER, "linear", False)
-    if role in ("embedding", "position"):
+    holder = module_in_memory(architecture.config, module)
+    wrapped = holder is None or _is_wrapped(holder)
+    if not wrapped and not factored:
+        return None
+    if isinstance(holder, torch.nn.Embedding) if holder is not None else role in ("embedding", "position"):
         return Slot(module, "embedding", True)
     transposed = architecture.form(name, shape, split_fused=False).transposed or bool(
         is_conv1d(architecture.config, name)
     )
     # Where a model has stacks of experts, PEFT takes modules of these names for experts of transformers 4.
     mistaken = module.rpartition(".")[2] in _EXPERT_MODULES and any(".experts." in other for other in names)
-    return Slot(module, "linear", transposed, parameter=mistaken)
+    return Slot(module, "linear", transposed, parameter=mistaken or not wrapped)
+
+
+def _is_wrapped(module: torch.nn.Module) -> bool:
+    """Whether PEFT's wrapper computes what a module does: plainly linear, or an embedding, maybe scaled."""
+    plain = type(module).forward in (torch.nn.Linear.forward, torch.nn.Embedding.forward)
+    return plain or type(module).__name__ == "Conv1D" or hasattr(module, "embed_scale")
 
 
 def bias_key(name: str, slots: Mapping[str, Slot]) -> str | None:
     """Return where PEFT keeps a tensor that is the bias of an adapted linear weight; None for any other tensor."""
     for bias, weight in ((".in_proj_bias", ".in_proj_weight"), (".bias", ".weight")):
         slot = slots.get(name.removesuffix(bias) + weight) if name.endswith(bias) else None
-        if slot is not None and slot.kind == "linear":
+        if slot is not None and slot.kind in ("linear", "convolution"):
             return f"{PREFIX}{slot.module}.base_layer{bias}"
     return None
 
@@ -243,7 +270,8 @@ def whole_modules(
     """
     wanted = {module_of(name) for name in changed}
     faults = sorted(name for name in changed if not module_of(name))
-    wanted |= {name for name in {module_of(name) for name in names} if any(name.endswith(end) for end in wanted - {""})}
+    every = {".".join(parts[:end]) for parts in (name.split(".") for name in names) for end in range(1, len(parts))}
+    wanted |= {name for name in every if any(name.endswith(end) for end in wanted - {""})}
     outer = [name for name in sorted(wanted - {""}) if not any(name.startswith(f"{other}.") for other in wanted - {""})]
     modules = {module: tuple(name for name in names if name.startswith(f"{module}.")) for module in outer}
     clashing = {name for name, held in modules.items() if slots.keys() & set(held)}
@@ -286,8 +314,12 @@ def contents(factors: Mapping[str, Factors], slots: Mapping[str, Slot], shapes: 
     """
     adapter = Contents()
     plain = {name: (slots[name], part) for name, part in factors.items() if place_of(name) is None}
-    for slot, part in _whole_attention(plain, shapes).values():
-        adapter.tensors |= dict(zip(slot.keys, (part.down, part.up), strict=True))
+    for name, (slot, part) in _whole_attention(plain, shapes).items():
+        kernel = shapes[name][2:]  # of a convolution
+        down = part.down.reshape(part.rank, -1, *kernel)
+        adapter.tensors |= dict(
+            zip(slot.keys, (down, part.up.reshape(-1, part.rank, *(1 for _ in kernel))), strict=True)
+        )
         (adapter.parameters if slot.parameter else adapter.modules)[slot.owner] = part.rank, part.factor
     counts = _expert_counts(shapes)
     stacks = stacks_of(factors, counts)

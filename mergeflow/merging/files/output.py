@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from mergeflow.checkpoints.fingerprint import (
 from mergeflow.checkpoints.folders import named_folders
 from mergeflow.checkpoints.formats import PICKLES, read_json_if_whole
 from mergeflow.checkpoints.header import FLOATS, TensorInfo
-from mergeflow.checkpoints.names import head_and_embedding, loaded_name
+from mergeflow.checkpoints.names import tied_weights
 from mergeflow.checkpoints.reader import KIND, LazyStateDict, open_safetensors
 from mergeflow.checkpoints.writer import sync_folder, write_text
 from mergeflow.errors import MergeflowError
@@ -547,12 +548,15 @@ def untie(config: Path, loaded: Mapping[str, Any], before: Mapping[str, str], af
     Args:
         before: Digests of the base's tensors.
     """
-    stored = {loaded_name(loaded, name): name for name in after}
-    pair = head_and_embedding(loaded, stored)
-    if pair is None or not config.is_file() or pair[0] not in stored:
-        return
-    head, embedding = (stored[name] for name in pair)
-    if head in before and before[head] == before.get(embedding) and after[head] != after[embedding]:
+    times = Counter(before.values())
+    changed = [name for name in after if name in before and after[name] != before[name]]
+    if not config.is_file() or all(times[before[name]] == 1 for name in changed):
+        return  # asking transformers, which is slow to import, is of no use
+    ties = tied_weights(loaded, after)
+    if any(
+        copy in before and before[copy] == before.get(origin) and after[copy] != after[origin]
+        for copy, origin in ties.items()
+    ):
         text = json.dumps({**read_json_if_whole(config), "tie_word_embeddings": False}, indent=2, ensure_ascii=False)
         write_text(config, text + "\n")
 

@@ -314,7 +314,6 @@ class _Opened:
         together(
             fit.check,
             lambda: check_findings(findings, recipe.allow or ()),
-            lambda: _check_types(base),
             lambda: _check_origin(base, experts),
             lambda: _check_statistics(call, base, data),
         )
@@ -443,12 +442,6 @@ def _check_origin(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> 
         # Of two schemes the merge itself tells, when it has read the base.
         if actual and source and source != actual and scheme_of(source) == scheme_of(actual):
             raise another_base(name, source, actual)
-
-
-def _check_types(base: LazyStateDict) -> None:
-    odd = [name for name, info in base.infos.items() if info.dtype.is_complex]
-    if odd:
-        raise MergeflowError(f"tensor '{odd[0]}' is complex; only real tensors can be merged.")
 
 
 _RECORD = "steps.json"

@@ -1,9 +1,12 @@
 """A PEFT adapter made of a whole expert, on models of transformers: PEFT loads it and gives the expert's outputs."""
 
 import json
+import shutil
 
 import pytest
 import torch
+import transformers
+from transformers.models.auto import modeling_auto
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -11,6 +14,7 @@ from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.commands.adapters import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
+from tests.merging.families import shrunk
 from tests.merging.tiny_models import OTHERS, tiny
 
 peft = pytest.importorskip("peft")
@@ -118,6 +122,111 @@ def test_a_merge_reads_the_adapter_back(tmp_path, name):
         for tensor in wanted:
             torch.testing.assert_close(again[tensor], wanted[tensor], rtol=0, atol=2e-6)
     assert type(expert).from_pretrained(tmp_path / "again") is not None
+
+
+def of_class(folder, name):
+    """Save a small model of a class and an expert of other matrices, if it can be built; return both as loaded."""
+    kind = getattr(transformers, name)
+    try:
+        config = kind.config_class.from_dict(shrunk(kind.config_class().to_dict()))
+        with torch.device("meta"):
+            if sum(value.numel() for value in kind(config).parameters()) > 3e6:
+                return None
+        torch.manual_seed(0)
+        base = kind(config).eval()
+        generator = torch.Generator().manual_seed(3)
+        with torch.no_grad():
+            for value in base.parameters():
+                value.add_(0.1 * torch.randn(value.shape, generator=generator))
+            base.save_pretrained(folder / "base")
+            for key, value in base.named_parameters():
+                if value.ndim == 2 and key.endswith(".weight"):
+                    value.add_(0.05 * torch.randn(value.shape, generator=generator))
+            base.save_pretrained(folder / "expert")
+        models = tuple(kind.from_pretrained(folder / which).eval() for which in ("base", "expert"))
+        logits(models[0])
+    except Exception:  # a configuration that does not shrink so, or a model of more inputs
+        return None
+    return models
+
+
+def logits(model):
+    tokens = torch.arange(3, 9)[None]
+    with torch.no_grad():
+        try:
+            return model(input_ids=tokens).logits
+        except ValueError:  # an encoder with a decoder
+            return model(input_ids=tokens, decoder_input_ids=tokens).logits
+
+
+def check_of_class(folder, base, expert, embeddings):
+    """An adapter of full rank gives the expert's outputs, as PEFT loads it and once it is merged."""
+    extracted(folder, rank=256, embeddings=embeddings)
+    torch.testing.assert_close(logits(loaded(folder, base)), logits(expert), rtol=1e-4, atol=5e-5)
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(folder / "base")}
+    merge({**recipe, "experts": {"a": str(folder / "adapter")}, "out": str(folder / "again")})
+    again = type(base).from_pretrained(folder / "again").eval()
+    torch.testing.assert_close(logits(again), logits(expert), rtol=1e-4, atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "embeddings"),
+    [
+        ("BigBirdForMaskedLM", "whole"),  # a head of no table, whose bias is its module's
+        ("RobertaForCausalLM", "lora"),
+        ("MarianMTModel", "whole"),  # ties that its class's name does not tell
+        ("CTRLLMHeadModel", "lora"),  # an embedding named as none
+        ("FNetForMaskedLM", "lora"),  # a linear layer named as an embedding
+        ("IBertForMaskedLM", "lora"),  # modules that PEFT does not adapt
+        ("FalconMambaForCausalLM", "whole"),
+        ("GitForCausalLM", "whole"),  # a head whose name ends those of others
+        ("T5Gemma2ForConditionalGeneration", "whole"),  # ties beside the embedding
+    ],
+)
+def test_modules_and_ties_are_those_of_the_class(tmp_path, name, embeddings):
+    check_of_class(tmp_path, *of_class(tmp_path, name), embeddings)
+
+
+def test_weights_that_a_file_fuses_are_refused_with_the_way_out(tmp_path):
+    models = of_class(tmp_path, "GteForMaskedLM")
+    with pytest.raises(MergeflowError, match=r"qkv_proj\.weight' are other ones in.*save_original_format=False"):
+        extracted(tmp_path)
+    for folder, model in zip(("base", "expert"), models, strict=True):
+        model.save_pretrained(tmp_path / folder, save_original_format=False)
+    check_of_class(tmp_path, *models, "whole")
+
+
+LANGUAGE = [
+    name
+    for names in (
+        modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+    for entry in names.values()
+    for name in ([entry] if isinstance(entry, str) else entry)
+]
+# PEFT passes over `gate_proj` and others of Beam; Kosmos-2.5 takes an embedding's weight, past what PEFT adds to it.
+UNLIKE = {"BeamForCausalLM", "Kosmos2_5ForConditionalGeneration"}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted({*LANGUAGE} - UNLIKE))
+def test_every_class_of_language_models(tmp_path, name):
+    models = of_class(tmp_path, name)
+    if models is None:
+        pytest.skip("cannot be built small")
+    try:
+        extracted(tmp_path)
+    except MergeflowError:
+        with pytest.raises(
+            MergeflowError, match=r"no adapter can hold|part of an adapter|are other ones in|none of the"
+        ):
+            extracted(tmp_path)
+        return
+    shutil.rmtree(tmp_path / "adapter")
+    check_of_class(tmp_path, *models, "whole")
 
 
 def test_ranks_by_pattern_and_by_error(tmp_path):
