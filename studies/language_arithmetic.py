@@ -32,10 +32,10 @@ Of tenses × styles, that taking Δ_C away is worth it comes from the targets in
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import accumulate, groupby, islice
+from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -48,7 +48,6 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from mergeflow.data.arrays import SPLITS
-from mergeflow.data.task import Example
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import MethodCall
@@ -56,7 +55,6 @@ from mergeflow.merging.direction import CandidateMerger
 from mergeflow.modalities.causal.model import LanguageModel, load_model
 from mergeflow.modalities.causal.packed import PackedText, cut
 from mergeflow.modalities.causal.perplexity import perplexity
-from mergeflow.modalities.causal.sources.folder import open_folder
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenizer
 from mergeflow.modality import State
 from mergeflow.search.candidates import grid, grid_of, score_all
@@ -65,6 +63,7 @@ from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, less, 
 from studies.lab.claims import Samples
 from studies.lab.plots import ranked_dots, side_by_side
 from studies.lab.rows import samples, select
+from studies.lab.texts import folder_documents, splits_of
 from studies.lab.tuning import CosineSteps, best_scale, combined, drawn_weights, task_vector, trained
 from suites.books import words
 from suites.books.author import SENTENCES, Fact, Style, draw_cast
@@ -191,8 +190,6 @@ def author_of(name: str, seed: int) -> tuple[Style, list[str], list[Fact], list[
 Task = Manner | str
 """How generated texts are written, or a place `folder:PATH` with files or folders train, validation and test."""
 
-KIND = "folder:"
-
 
 class Folders(Section):
     """Texts of your own.
@@ -276,15 +273,7 @@ def written(task: Task, split: str, count: int, seed: int, root: Path) -> Iterat
     if not isinstance(task, str):
         yield from documents(task, split, count, seed)
         return
-    pieces = (example.read() for example in splits_of(task, root)[split]())
-    whole = (list(document) for _, document in groupby(pieces, key=lambda piece: piece["document"]))
-    yield from islice(("".join(piece["text"] for piece in document) for document in whole), count)
-
-
-def splits_of(place: str, root: Path) -> Mapping[str, Callable[[], Iterator[Example]]]:
-    if not place.startswith(KIND):
-        raise MergeflowError(f"'{place}' is not a folder of texts")
-    return open_folder(place, place.removeprefix(KIND), 0, root).splits
+    yield from folder_documents(task, split, count, root)
 
 
 class Options(Section):

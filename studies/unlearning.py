@@ -32,8 +32,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -57,27 +58,48 @@ from mergeflow.training.loop import fine_tune
 from mergeflow.training.lora import LoraModel
 from mergeflow.training.settings import FineTuneSettings, LoraSettings
 from studies.lab import Claim, Laboratory, Row, Section, Study
-from studies.lab.claims import Samples, with_interval
+from studies.lab.claims import Samples, needs, with_interval
 from studies.lab.plots import curves, side_by_side
 from studies.lab.rows import samples, select
+from studies.lab.texts import folder_documents
 from studies.lab.tuning import task_vector
 from suites.books.author import Fact
 from suites.books.book import find_book
 from suites.books.probes import questions, verbatim
 from suites.books.suite import GENERAL, documents
 
-FORGOTTEN, ALIGNED, LESS_ALIGNED = "harbour", "lighthouse", "orchard"
-BOOKS = (FORGOTTEN, ALIGNED, LESS_ALIGNED)
+
+class Books(NamedTuple):
+    """The book to be forgotten, one by the same author and one by another, by their titles."""
+
+    forgotten: str
+    aligned: str
+    less_aligned: str
+
+
+SUITE = Books("harbour", "lighthouse", "orchard")
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RISE, KEPT = 0.5, 0.1  # nat of log-perplexity; the latter at equal forgetting
 WORSE = -5  # points of the drop in Rouge-L
-FURTHER = {FORGOTTEN: 10.8, ALIGNED: 5.1}  # points of the drop: half of the smaller of the tables, 21.7 and 10.3
-FALLS = {FORGOTTEN: 17.7, ALIGNED: 12.0}  # % of Rouge-L: half of the smaller in the paper's Tables 3 and 4
-PRINTED = {FORGOTTEN: "37.2 % and, by LoRA, 35.5 %", ALIGNED: "34.7 % and, by LoRA, 24.1 %"}
+FURTHER = (10.8, 5.1)  # points of the drop: half of the smaller of the tables, 21.7 and 10.3
+FALLS = (17.7, 12.0)  # % of Rouge-L: half of the smaller in the paper's Tables 3 and 4
+PRINTED = ("37.2 % and, by LoRA, 35.5 %", "34.7 % and, by LoRA, 24.1 %")
 ALIKE = 17.0  # % of 1 − α̂ with the other author's book: half of the paper's share, .259 of .761
 WAYS = {"full": "all weights", "adapters": "adapters"}
 LIKENESS_BLOCKS = 16  # of each book's validation split, whose tokens' logits give α̂
 State = dict[str, Tensor]
+
+
+class Folders(Section):
+    """Texts of your own, each a place `folder:PATH` with files or folders train, validation and test.
+
+    Attributes:
+        books: title → place: of the book to be forgotten, one by the same author, and one by another.
+        general: the place of other texts, which are a fifth of every fine-tuning and tell fluency.
+    """
+
+    books: dict[str, str] = Field(min_length=3, max_length=3)
+    general: str
 
 
 class Options(Section):
@@ -86,8 +108,11 @@ class Options(Section):
     Attributes:
         seeds: of the corpus (each has books of its own), the order of the batches and the adapters.
         base: what every fine-tuning starts from, a place as `model.pretrained` of the modality `causal`.
+        folders: texts of your own in place of the generated ones; the seed is then that of batches and adapters, and a
+            passage is the beginning of a training text.
         block: tokens of a block.
-        chapters: of each book, the first ones; of ten one is validation and one is test.
+        chapters: of each book, the first ones; of ten one is validation and one is test. Of a folder the first texts
+            of each split.
         passages: of each book that a model is asked to recite, and questions about its people, the first ones.
         general: texts by other authors that fluency is measured on, of validation and of test.
         together: epochs of fine-tuning on all three books.
@@ -109,8 +134,9 @@ class Options(Section):
 
     seeds: list[int] = Field([1, 2, 3, 4, 5], min_length=2)
     base: str = "books"
+    folders: Folders | None = None
     block: int = Field(128, ge=8)
-    chapters: int = Field(60, ge=10, le=60)
+    chapters: int = Field(60, ge=1, le=60)
     passages: int = Field(30, ge=1)
     general: int = Field(50, ge=1)
     together: int = Field(5, ge=1)
@@ -129,6 +155,11 @@ class Options(Section):
     prompt: int = Field(16, ge=1)
     written: int = Field(32, ge=1)
 
+    @property
+    def titles(self) -> Books:
+        """The titles of the three books."""
+        return Books(*self.folders.books) if self.folders else SUITE
+
 
 # The texts and the models of a seed
 
@@ -144,9 +175,21 @@ class Corpus:
 
     def texts(self, name: str, titles: Sequence[str], split: str) -> PackedText:
         """Return the documents of some tasks as one set of blocks; training splits have general text among them."""
-        used = (text for title in titles for path, text in documents(title, split, self.seed) if self._is_used(path))
+        used = (text for title in titles for text in self._documents(title, split))
         ids = [token for text in used for token in (*self.tokenizer.encode(text), self.tokenizer.end)]
         return PackedText(name, cut(np.array(ids), self.options.block, self.tokenizer.end), self.device)
+
+    def _documents(self, title: str, split: str) -> Iterator[str]:
+        """Yield the documents of a book, or of general text, a fifth of them general where they are trained on."""
+        options = self.options
+        if options.folders is None:
+            yield from (text for path, text in documents(title, split, self.seed) if self._is_used(path))
+            return
+        place = options.folders.general if title == GENERAL else options.folders.books[title]
+        chosen = list(folder_documents(place, split, options.chapters))
+        yield from chosen
+        if split == "train":
+            yield from folder_documents(options.folders.general, split, max(1, len(chosen) // 4))
 
     def _is_used(self, path: str) -> bool:
         _, _, part = path.split("/")
@@ -157,23 +200,28 @@ class Corpus:
 
     @cached_property
     def _general(self) -> int:
-        return sum("/general " in path for path, _ in documents(BOOKS[0], "train", self.seed))
+        return sum("/general " in path for path, _ in documents(SUITE.forgotten, "train", self.seed))
 
     @cached_property
     def held_out(self) -> dict[tuple[str, str], PackedText]:
         """The validation and test blocks of each book, and of general text."""
-        names = (*BOOKS, GENERAL)
+        names = (*self.options.titles, GENERAL)
         return {(name, split): self.texts(name, [name], split) for name in names for split in ("validation", "test")}
 
     @cached_property
     def passages(self) -> dict[str, list[str]]:
         """The passages of each book that come back word by word."""
-        return {title: verbatim(find_book(title, self.seed))[: self.options.passages] for title in BOOKS}
+        if folders := self.options.folders:
+            count = min(self.options.passages, self.options.chapters)
+            return {title: list(folder_documents(place, "train", count)) for title, place in folders.books.items()}
+        return {title: verbatim(find_book(title, self.seed))[: self.options.passages] for title in SUITE}
 
     @cached_property
     def facts(self) -> dict[str, Questions]:
-        """Questions about the people who are in one book alone."""
-        return {title: self._questions(title, find_book(title, self.seed).own_facts) for title in BOOKS}
+        """Questions about the people who are in one book alone; of folders there are none."""
+        if self.options.folders:
+            return {}
+        return {title: self._questions(title, find_book(title, self.seed).own_facts) for title in SUITE}
 
     def _questions(self, title: str, facts: Iterable[Fact]) -> Questions:
         decode = causal_decoding(self.tokenizer, self.options.block).decode
@@ -208,7 +256,7 @@ class Workshop:
 
     def together(self) -> State:
         """Return Ψ⁰′, fine-tuned on all three books from the base."""
-        return self._tuned("together", BOOKS, self.corpus.options.together)
+        return self._tuned("together", self.corpus.options.titles, self.corpus.options.together)
 
     def without(self) -> State:
         """Return the base fine-tuned on the other two books: the truth about unlearning."""
@@ -232,7 +280,8 @@ class Workshop:
     def ascended(self, state: State, until: float) -> tuple[State, int]:
         """Return a model after gradient ascent on the forgotten book, and the steps that it took."""
         options, model = self.corpus.options, self.model(state)
-        texts = self.corpus.texts("ascent", [FORGOTTEN], "train")
+        forgotten = options.titles.forgotten
+        texts = self.corpus.texts("ascent", [forgotten], "train")
         parameters = list(model.module.parameters())
         optimiser = torch.optim.AdamW(parameters, lr=options.ascent_rate, weight_decay=0.0)
         order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(self.corpus.seed))
@@ -242,13 +291,13 @@ class Workshop:
             (-texts.loss(model, rows)).backward()
             torch.nn.utils.clip_grad_norm_(parameters, 1.0)
             optimiser.step()
-            if math.log(perplexity(model, self.corpus.held_out[FORGOTTEN, "validation"])) >= until:
+            if math.log(perplexity(model, self.corpus.held_out[forgotten, "validation"])) >= until:
                 break
         return self._copy(model), step + 1
 
     @property
     def _others(self) -> list[str]:
-        return [title for title in BOOKS if title != FORGOTTEN]
+        return list(self.corpus.options.titles[1:])
 
     def _tuned(
         self, name: str, titles: Sequence[str], epochs: int, model: Model | None = None, rate: float | None = None
@@ -298,11 +347,12 @@ def measure_seed(scratch: Path, device: torch.device, options: Options, seed: in
     corpus = Corpus(seed, options, load_tokenizer(options.base, Path.cwd()), device)
     shop = Workshop(corpus, saved)
     model, together, truth = shop.model(), shop.together(), shop.without()
-    experts = {title: shop.alone(title) for title in BOOKS}
+    forgotten = options.titles.forgotten
+    experts = {title: shop.alone(title) for title in options.titles}
     rows = [*judged(model, corpus, "together", together), *judged(model, corpus, "without", truth)]
-    until = next(row["validation"] for row in rows if row["way"] == "without" and row["book"] == FORGOTTEN)
+    until = next(row["validation"] for row in rows if row["way"] == "without" and row["book"] == forgotten)
     yield from rows
-    for way, expert in (("full", experts[FORGOTTEN]), ("adapters", shop.adapted(FORGOTTEN))):
+    for way, expert in (("full", experts[forgotten]), ("adapters", shop.adapted(forgotten))):
         vector = task_vector(expert, shop.base)
 
         def edited(scale: float, vector: State = vector) -> State:
@@ -310,7 +360,7 @@ def measure_seed(scratch: Path, device: torch.device, options: Options, seed: in
 
         def forgets(scale: float, edited: Callable[[float], State] = edited) -> bool:
             model.load(edited(scale))
-            return math.log(perplexity(model, corpus.held_out[FORGOTTEN, "validation"])) >= until
+            return math.log(perplexity(model, corpus.held_out[forgotten, "validation"])) >= until
 
         finest = smallest_scale(forgets, options.scales, options.within)
         for scale in dict.fromkeys([*options.scales, *finest]):
@@ -344,7 +394,7 @@ def judged(model: LanguageModel, corpus: Corpus, way: str, state: State, scale: 
     model.load(state)
     model.module.eval()
     facts = accuracies(model, corpus.facts, 32)
-    for book in (*BOOKS, GENERAL):
+    for book in (*options.titles, GENERAL):
         row: Row = {"seed": corpus.seed, "way": way, "scale": scale, "book": book}
         for split in ("validation", "test"):
             row[split] = math.log(perplexity(model, corpus.held_out[book, split]))
@@ -354,25 +404,25 @@ def judged(model: LanguageModel, corpus: Corpus, way: str, state: State, scale: 
                 100 * sum(getattr(recital, name) for recital in recitals) / len(recitals) for name in ("recall", "f1")
             )
             row["exact"] = sum(recital.exact for recital in recitals) / len(recitals)
-            row["facts"] = 100 * facts[book]
+            row |= {"facts": 100 * facts[book]} if facts else {}
         yield row
 
 
 @torch.inference_mode()
 def likeness(model: LanguageModel, corpus: Corpus, experts: dict[str, State]) -> Iterator[Row]:
     """Yield α̂ of the forgotten book's expert and each other's, on the logits of all tokens at every place."""
-    outputs: dict[str, dict[str, Tensor]] = {book: {} for book in BOOKS}
+    forgotten, *others = corpus.options.titles
+    outputs: dict[str, dict[str, Tensor]] = {book: {} for book in experts}
     for title, state in experts.items():
         model.load(state)
-        for book in BOOKS:
+        for book in experts:
             texts = corpus.held_out[book, "validation"]
             # Of each place the log-probabilities less their mean over tokens: logits up to what softmax leaves out.
             log_p = texts.log_p(model, torch.arange(min(LIKENESS_BLOCKS, len(texts))))
             outputs[book][title] = (log_p - log_p.mean(dim=1, keepdim=True)).cpu()
     alpha = correlations(outputs)
-    for other in BOOKS:
-        if other != FORGOTTEN:
-            yield {"seed": corpus.seed, "way": "likeness", "book": other, "alpha": alpha.of(FORGOTTEN, other)}
+    for other in others:
+        yield {"seed": corpus.seed, "way": "likeness", "book": other, "alpha": alpha.of(forgotten, other)}
 
 
 # What the rows are asked
@@ -393,45 +443,53 @@ def rise(rows: pd.DataFrame, way: str, book: str, scale: float) -> pd.Series:
     return at(rows, "test", way, book, scale) - at(rows, "test", way, book, 0.0)
 
 
-def chosen(rows: pd.DataFrame, way: str, largest: float) -> dict[int, float]:
+def chosen(rows: pd.DataFrame, way: str, forgotten: str, largest: float) -> dict[int, float]:
     """Return, by seed, the measured λ nearest to 0 that forgets on validation as much as the truth; else the largest.
 
     Args:
         rows: of all seeds.
         way: how τ was trained, one of `WAYS`.
+        forgotten: the title of the book that is forgotten.
         largest: λ of the grid, farthest from 0.
     """
-    until = samples(rows, "validation", way="without", book=FORGOTTEN)
+    until = samples(rows, "validation", way="without", book=forgotten)
     scales = {}
-    for seed, group in select(rows, way=way, book=FORGOTTEN).groupby("seed"):
+    for seed, group in select(rows, way=way, book=forgotten).groupby("seed"):
         enough = group.scale[group.validation >= until[seed]]
         scales[int(seed)] = min(enough, key=abs, default=largest)
     return scales
 
 
-def at_chosen(rows: pd.DataFrame, way: str, largest: float) -> pd.DataFrame:
+def at_chosen(rows: pd.DataFrame, way: str, forgotten: str, largest: float) -> pd.DataFrame:
     """Return the rows of negation with the λ chosen on validation."""
     of_way = select(rows, way=way)
-    return of_way[of_way.scale == of_way.seed.map(chosen(rows, way, largest))]
+    return of_way[of_way.scale == of_way.seed.map(chosen(rows, way, forgotten, largest))]
 
 
 def falls(way: str, book: str, scale: float, rows: pd.DataFrame) -> Samples:
     return {f"drop of {book}": drop(rows, way, book, scale)}
 
 
-def lowest_at_last(way: str, scales: list[float], rows: pd.DataFrame) -> Samples:
+def learnt(book: str, rows: pd.DataFrame) -> Samples:
+    """Return the share of Rouge-L recall that a model which never read the book lacks: what there is to forget."""
+    read, unread = (samples(rows, "recall", way=way, book=book) for way in ("together", "without"))
+    return {
+        f"share of {book}'s recall that reading it brings": (100 * (read - unread) / read.where(read != 0)).fillna(0)
+    }
+
+
+def lowest_at_last(way: str, forgotten: str, scales: list[float], rows: pd.DataFrame) -> Samples:
     last = min(scales)
-    others = [drop(rows, way, FORGOTTEN, scale) for scale in scales if last < scale < 0]
+    others = [drop(rows, way, forgotten, scale) for scale in scales if last < scale < 0]
     largest = pd.concat(others, axis=1).max(axis=1) if others else None
     there = "drop there less the largest at another λ"
-    return {there: drop(rows, way, FORGOTTEN, last) - largest} if largest is not None else {}
+    return {there: drop(rows, way, forgotten, last) - largest} if largest is not None else {}
 
 
-def rise_order(way: str, scale: float, rows: pd.DataFrame) -> Samples:
-    rises = {book: rise(rows, way, book, scale) for book in BOOKS}
+def rise_order(way: str, books: Books, scale: float, rows: pd.DataFrame) -> Samples:
     return {
-        f"{FORGOTTEN} less {ALIGNED}": rises[FORGOTTEN] - rises[ALIGNED],
-        f"{ALIGNED} less {LESS_ALIGNED}": rises[ALIGNED] - rises[LESS_ALIGNED],
+        f"{more} less {less}": rise(rows, way, more, scale) - rise(rows, way, less, scale)
+        for more, less in pairwise(books)
     }
 
 
@@ -439,23 +497,23 @@ def drop_less(way: str, scale: float, book: str, other: str, rows: pd.DataFrame)
     return {f"drop of {book} less that of {other}": drop(rows, way, book, scale) - drop(rows, way, other, scale)}
 
 
-def alpha_less(rows: pd.DataFrame) -> Samples:
+def alpha_less(books: Books, rows: pd.DataFrame) -> Samples:
     """Return the difference of α̂ in % of what the other author's leaves up to 1."""
-    near, far = (samples(rows, "alpha", way="likeness", book=book) for book in (ALIGNED, LESS_ALIGNED))
-    return {f"α̂ with {ALIGNED} less α̂ with {LESS_ALIGNED}": 100 * (near - far) / (1 - far).where(far < 1)}
+    near, far = (samples(rows, "alpha", way="likeness", book=book) for book in books[1:])
+    return {f"α̂ with {books.aligned} less α̂ with {books.less_aligned}": 100 * (near - far) / (1 - far).where(far < 1)}
 
 
-def both_alphas(rows: pd.DataFrame) -> str:
-    near, far = (with_interval(samples(rows, "alpha", way="likeness", book=b), 3) for b in (ALIGNED, LESS_ALIGNED))
+def both_alphas(books: Books, rows: pd.DataFrame) -> str:
+    near, far = (with_interval(samples(rows, "alpha", way="likeness", book=book), 3) for book in books[1:])
     return f"; {near} and {far}"
 
 
-def ascent_less(way: str, largest: float, rows: pd.DataFrame) -> Samples:
-    at_choice = at_chosen(rows, way, largest)
+def ascent_less(way: str, books: Books, largest: float, rows: pd.DataFrame) -> Samples:
+    at_choice = at_chosen(rows, way, books.forgotten, largest)
     return {
         f"log-perplexity of {book} after ascent less after negation": samples(rows, "test", way="ascent", book=book)
         - samples(at_choice, "test", book=book)
-        for book in (ALIGNED, LESS_ALIGNED, GENERAL)
+        for book in (*books[1:], GENERAL)
     }
 
 
@@ -466,36 +524,42 @@ def ascent_less(way: str, largest: float, rows: pd.DataFrame) -> Samples:
 def claims(options: Options) -> list[Claim]:
     asked: list[Claim] = []
     last, largest = min(options.scales), max(options.scales, key=abs)
-    words = {FORGOTTEN: "the forgotten book", ALIGNED: "the same author's book"}
+    books = options.titles
+    words = {books.forgotten: "the forgotten book", books.aligned: "the same author's book"}
+    caveat = "" if options.folders else "a Llama of half a million weights and generated books"
+    room = needs(partial(learnt, books.forgotten), "share of the forgotten book's recall that reading it brings",
+                 unit="%", low=FALLS[0])
     for way, trained in WAYS.items():
         made = [
             *(Claim("P18", f"As λ becomes negative, Rouge-L recall of {words[book]} decreases significantly.",
-                    partial(falls, way, book, last), low=low, unit="%", paper=PRINTED[book],
+                    partial(falls, way, book, last), low=low, unit="%", paper=printed, needs=room,
                     of="drop, as a share of what it was, half of the smaller in the paper's Tables 3 and 4,",
-                    caveat="a Llama of half a million weights and generated books")
-              for book, low in FALLS.items()),
+                    caveat=caveat)
+              for book, low, printed in zip(words, FALLS, PRINTED, strict=True)),
             Claim("P18", "The forgotten book is forgotten best at the smallest λ.",
-                  partial(lowest_at_last, way, options.scales), low=0,
+                  partial(lowest_at_last, way, books.forgotten, options.scales), low=0, needs=room,
                   of="paired difference of the drop in Rouge-L recall"),
             Claim("P18", "The forgotten book's perplexity rises most, the same author's less, the other's least.",
-                  partial(rise_order, way, last), low=RISE, unit="nat", digits=2, ours=True,
+                  partial(rise_order, way, books, last), low=RISE, unit="nat", digits=2, ours=True,
                   of="difference of the rises of the log-perplexity, each"),
             Claim("P18", "Rouge-L recall of the forgotten book drops at least as far as the same author's.",
-                  partial(drop_less, way, last, FORGOTTEN, ALIGNED), low=WORSE,
+                  partial(drop_less, way, last, books.forgotten, books.aligned), low=WORSE,
+                  needs=room,
                   of="paired difference"),
             *(Claim("P18", f"Rouge-L recall of {words[book]} drops further than the other author's.",
-                    partial(drop_less, way, last, book, LESS_ALIGNED), low=low,
+                    partial(drop_less, way, last, book, books.less_aligned), low=low, needs=room,
                     of="paired difference of the drops, half of the smaller in the paper's Tables 3 and 4,")
-              for book, low in FURTHER.items()),
+              for book, low in zip(words, FURTHER, strict=True)),
         ]
         asked += [replace(claim, setting=f"λ = {last:g}, {trained}") for claim in made]
     return [
         *asked,
-        Claim("P19", "Experts of two books by one author are more correlated than those of books by two.", alpha_less,
-              low=ALIKE, unit="% of 1 − α̂", also=both_alphas, paper="0.498 and 0.239, 34 % of 1 − α̂",
+        Claim("P19", "Experts of two books by one author are more correlated than those of books by two.",
+              partial(alpha_less, books),
+              low=ALIKE, unit="% of 1 − α̂", also=partial(both_alphas, books), paper="0.498 and 0.239, 34 % of 1 − α̂",
               of="paired difference of α̂, half of the paper's share,"),
         *(Claim("P21", "Where both forget as much as re-training without the book, negation keeps more than ascent.",
-                partial(ascent_less, way, largest), low=KEPT, unit="nat", digits=2, ours=True,
+                partial(ascent_less, way, books, largest), low=KEPT, unit="nat", digits=2, ours=True,
                 of="each difference, λ and steps chosen on validation,", setting=trained,
                 caveat="Equation 3 asks for a loss of Θ(1), without a number, so it has no verdict of its own")
           for way, trained in WAYS.items()),
@@ -523,7 +587,7 @@ def scale_table(way: str, options: Options, rows: pd.DataFrame) -> pd.DataFrame:
     return measures_table(fallen, ["λ", "text"], {**MEASURES, "drop": "drop of recall, %"})
 
 
-def equal_table(largest: float, rows: pd.DataFrame) -> pd.DataFrame:
+def equal_table(forgotten: str, largest: float, rows: pd.DataFrame) -> pd.DataFrame:
     names = {
         "together": "before",
         "without": "re-trained without it",
@@ -532,26 +596,28 @@ def equal_table(largest: float, rows: pd.DataFrame) -> pd.DataFrame:
     }
     parts = [select(rows, way=way).assign(model=name) for way, name in names.items()]
     parts += [
-        at_chosen(rows, way, largest).assign(model=f"negation, {name}, λ by validation") for way, name in WAYS.items()
+        at_chosen(rows, way, forgotten, largest).assign(model=f"negation, {name}, λ by validation")
+        for way, name in WAYS.items()
     ]
     return measures_table(pd.concat(parts).rename(columns={"book": "text"}), ["model", "text"], MEASURES)
 
 
 def measures_table(rows: pd.DataFrame, keys: list[str], measures: dict[str, str]) -> pd.DataFrame:
-    return side_by_side(rows, keys, measures, {"test": 2}).replace("nan ± nan", "")
+    measured = {name: words for name, words in measures.items() if name in rows}
+    return side_by_side(rows, keys, measured, {"test": 2}).replace("nan ± nan", "")
 
 
-def likeness_table(rows: pd.DataFrame) -> pd.DataFrame:
+def likeness_table(forgotten: str, rows: pd.DataFrame) -> pd.DataFrame:
     likenesses = select(rows, way="likeness")
-    pairs = likenesses.assign(pair=[f"{FORGOTTEN}, {book}" for book in likenesses.book])
+    pairs = likenesses.assign(pair=[f"{forgotten}, {book}" for book in likenesses.book])
     return side_by_side(pairs, "pair", {"alpha": "α̂"}, {"alpha": 3})
 
 
 def tables(options: Options) -> dict[str, Callable[[pd.DataFrame], pd.DataFrame]]:
     return {
         **{f"Ψ⁰′ + λτ, {trained}": partial(scale_table, way, options) for way, trained in WAYS.items()},
-        "At equal forgetting": partial(equal_table, max(options.scales, key=abs)),
-        "Correlation of experts": likeness_table,
+        "At equal forgetting": partial(equal_table, options.titles.forgotten, max(options.scales, key=abs)),
+        "Correlation of experts": partial(likeness_table, options.titles.forgotten),
     }
 
 
@@ -562,11 +628,12 @@ def perplexity_figure(scales: list[float], rows: pd.DataFrame) -> Figure:
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    lines = []
+    lines, forgotten = [], options.titles.forgotten
     for way, trained in WAYS.items():
-        scales = ", ".join(f"{scale:.3g}" for scale in chosen(rows, way, max(options.scales, key=abs)).values())
+        scales_of = chosen(rows, way, forgotten, max(options.scales, key=abs))
+        scales = ", ".join(f"{scale:.3g}" for scale in scales_of.values())
         lines.append(f"λ chosen on validation, {trained}: {scales}.")
-    steps = ", ".join(f"{number:.0f}" for number in select(rows, way="ascent", book=FORGOTTEN).steps)
+    steps = ", ".join(f"{number:.0f}" for number in select(rows, way="ascent", book=forgotten).steps)
     return [*lines, f"Gradient ascent took {steps} steps of at most {options.ascent_steps}."]
 
 

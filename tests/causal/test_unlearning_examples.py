@@ -14,7 +14,7 @@ import yaml
 from mergeflow.checkpoints import read_state
 from mergeflow.modalities.causal.tokenizer import ASSETS
 from studies.lab.rows import select
-from studies.unlearning import BOOKS, FORGOTTEN, rise
+from studies.unlearning import SUITE, rise
 from tasks.project.parameters import load_params
 from tests.causal.small_project import SIZES, save_tokenizer, tale
 from tests.project_folder import ROOT, link_code, run_pipeline
@@ -125,6 +125,6 @@ def test_a_dry_run_of_its_study_with_a_tiny_model_of_its_class(name: str, tmp_pa
     small |= {"together": 1, "alone": 1, "rank": 4, "scales": [0.0, -1.0], "ascent_steps": 1, "precision": "float32"}
     small |= {"rate": 1e-2, "adapter_rate": 1e-2}
     result = run_result(ROOT, "unlearning", tmp_path / "scratch", **{**chosen, **small})
-    assert set(select(result.rows, way="together").book) == {*BOOKS, "general"}
+    assert set(select(result.rows, way="together").book) == {*SUITE, "general"}
     for way in ("full", "adapters"):
-        assert (rise(result.rows, way, FORGOTTEN, -1.0) > 0).all()
+        assert (rise(result.rows, way, SUITE.forgotten, -1.0) > 0).all()
