@@ -24,6 +24,7 @@ from mergeflow.checkpoints.names import (
     names_in_memory,
     renamed,
     tied_copies,
+    untied_config,
 )
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry, view
 from mergeflow.errors import MergeflowError
@@ -432,9 +433,8 @@ def _is_table(tensor: tuple[str, Entry]) -> bool:
 
 
 def _says_untied(state: LazyStateDict) -> LazyStateDict:
-    """Return a state whose config.json says that its head is not its embedding: else transformers ties them again."""
     made = view(state, list(state))
-    made.config = {**config_of(state), "tie_word_embeddings": False}
+    made.config = untied_config(config_of(state))
     return made
 
 

@@ -18,6 +18,7 @@ from mergeflow.checkpoints.folders import class_settings
 from mergeflow.checkpoints.header import FLOAT32, TensorInfo
 from mergeflow.checkpoints.lora import AddedEntry, DoraEntry, LoraEntry, TokensEntry, formed_piece
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, view
+from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 
 if TYPE_CHECKING:
@@ -427,6 +428,26 @@ def _tables_of(text: str) -> _Tables | None:
         return _Tables(config, model, model.state_dict(), get_model_conversion_mapping(model), saving)
     except Exception:  # whatever a class raises of settings that it does not take
         return None
+
+
+# T5's classes take a model with a head of its own for T5 1.1, which does not scale what the head reads; this says it.
+_SCALING, _SCALED = "scale_decoder_outputs", ("t5", "longt5", "pop2piano")
+
+
+def untied_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return config.json of a model whose head is not its embedding: else transformers ties the two again.
+
+    Raises:
+        MergeflowError: The class computes otherwise then.
+    """
+    tied, kind = config.get("tie_word_embeddings") is not False, config.get("model_type")
+    if kind == "switch_transformers" and tied:
+        raise MergeflowError(
+            "the result has a head of its own, which switch_transformers does not scale as it does a tied one: change "
+            "head and embedding alike, or leave both as the base has them."
+        )
+    scaling = {_SCALING: config.get(_SCALING, tied)} if kind in _SCALED else {}
+    return {**config, **scaling, "tie_word_embeddings": False}
 
 
 def module_in_memory(config: Mapping[str, Any], module: str) -> Any:

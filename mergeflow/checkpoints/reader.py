@@ -314,6 +314,12 @@ def view(
     return made
 
 
+def infos_of_file(state: LazyStateDict) -> dict[str, TensorInfo]:
+    """Return the tensors without those that are others once more: a tied weight may have been laid under two names."""
+    first = {id(state.entries[name]): name for name in reversed(list(state.entries))}
+    return {name: info for name, info in state.infos.items() if first[id(state.entries[name])] == name}
+
+
 _WRAPPERS = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _PARALLEL = "module."
 

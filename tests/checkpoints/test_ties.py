@@ -12,7 +12,9 @@ from tokenizers.models import WordLevel
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.checkpoints.names import copies_of_embedding
+from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
+from mergeflow.merging.files.vectors import extract
 from tests.merging.families import shrunk
 from tests.merging.tiny_models import CAUSAL, MASKED, tiny
 
@@ -56,11 +58,12 @@ def trained(folder, tied, **config):
         {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
         {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
         {"target_modules": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["q_proj", "embed_tokens"]},
         {"target_modules": ["q_proj", "lm_head"], "trainable_token_indices": [3, 5]},
     ],
-    ids=["head", "embedding", "saved-head", "both", "head-and-tokens"],
+    ids=["head", "embedding", "saved-head", "both", "lora", "head-and-tokens"],
 )
-@pytest.mark.parametrize("out", ["model", "adapter"])
+@pytest.mark.parametrize("out", ["model", "adapter", "vector"])
 def test_one_of_two_tied_weights_changed_by_an_adapter_stays_changed_alone(tmp_path, config, out):
     cls, wanted = trained(tmp_path, True, **config)
     recipe = {
@@ -70,6 +73,9 @@ def test_one_of_two_tied_weights_changed_by_an_adapter_stays_changed_alone(tmp_p
         "experts": {"a": str(tmp_path / "a")},
     }
     assert "which are tied: the result has both" in "\n".join(check_recipe(recipe).lines())
+    if out == "vector":
+        extract(tmp_path / "base", tmp_path / "a", tmp_path / "a.safetensors")
+        recipe["experts"] = {"a": str(tmp_path / "a.safetensors")}
     merge({**recipe, **({"adapter": 8} if out == "adapter" else {}), "out": str(tmp_path / "out")})
     if out == "adapter":
         found = peft.PeftModel.from_pretrained(cls.from_pretrained(tmp_path / "base"), tmp_path / "out")
@@ -77,6 +83,37 @@ def test_one_of_two_tied_weights_changed_by_an_adapter_stays_changed_alone(tmp_p
         found = cls.from_pretrained(tmp_path / "out")
         assert found.config.tie_word_embeddings is False
     torch.testing.assert_close(found.eval()(TOKENS).logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["T5", "LongT5", "Pop2Piano"])
+def test_an_untied_t5_scales_as_before_also_where_an_older_file_does_not_say_it(tmp_path, name):
+    kind = getattr(transformers, f"{name}ForConditionalGeneration")
+    torch.manual_seed(0)
+    kind(kind.config_class.from_dict(shrunk(kind.config_class().to_dict()))).save_pretrained(tmp_path / "base")
+    file = tmp_path / "base/config.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({key: content[key] for key in content.keys() - {"scale_decoder_outputs"}}))
+    wrapped = peft.get_peft_model(kind.from_pretrained(tmp_path / "base"), peft.LoraConfig(target_modules=["shared"]))
+    with torch.no_grad():
+        for parameter, value in wrapped.named_parameters():
+            if "lora_" in parameter:
+                value.add_(0.1 * torch.randn(value.shape))
+    wrapped.save_pretrained(tmp_path / "a")
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base")}
+    merge({**recipe, "experts": {"a": str(tmp_path / "a")}, "out": str(tmp_path / "out")})
+    given = {"input_ids": TOKENS, "decoder_input_ids": TOKENS}
+    found, wanted = kind.from_pretrained(tmp_path / "out").eval()(**given), wrapped.eval()(**given)
+    torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-4)
+
+
+def test_an_untied_head_that_a_class_would_compute_otherwise_is_refused(tmp_path):
+    kind = transformers.SwitchTransformersForConditionalGeneration
+    model = kind(kind.config_class.from_dict(shrunk(kind.config_class().to_dict())))
+    model.save_pretrained(tmp_path / "base")
+    peft.get_peft_model(model, peft.LoraConfig(target_modules=["lm_head"])).save_pretrained(tmp_path / "a")
+    recipe = {"method": "average", "base": str(tmp_path / "base"), "experts": [str(tmp_path / "a")]}
+    with pytest.raises(MergeflowError, match=r"a head of its own, which switch_transformers does not scale"):
+        check_recipe(recipe)
 
 
 def test_a_head_and_its_embedding_that_change_alike_stay_tied(tmp_path):

@@ -16,6 +16,7 @@ from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
 from mergeflow.checkpoints.names import names_in_memory, tied_copies, unknown_in_memory
+from mergeflow.checkpoints.reader import infos_of_file
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.configuration import adapter_config
@@ -230,7 +231,7 @@ class AdapterJob:
                 with open_checkpoint(file) as stored:
                     fingerprints[owner] = fingerprint(stored, self.digests.scheme)
             elif state.infos.keys() <= seen.keys():
-                fingerprints[owner] = self.digests.fingerprint(owner, state.infos)
+                fingerprints[owner] = self.digests.fingerprint(owner, infos_of_file(state))
         return fingerprints | self.known
 
     def _notes(

@@ -11,7 +11,7 @@ from torch import Tensor
 from mergeflow.checkpoints.fingerprint import combine, matches
 from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import BASE, TIED
+from mergeflow.checkpoints.reader import BASE, TIED, infos_of_file
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.merging.direction import settled
 from mergeflow.merging.engine import Engine
@@ -114,7 +114,9 @@ class Job:
     def _input_fingerprints(self) -> dict[str, str]:
         owners = {owner: "base" if owner == self.inputs.same else owner for owner in ("base", *self.inputs.experts)}
         states = {"base": self.inputs.base, **self.inputs.experts}
-        fingerprints = {owner: self.digests.fingerprint(seen, states[seen].infos) for owner, seen in owners.items()}
+        fingerprints = {
+            owner: self.digests.fingerprint(seen, infos_of_file(states[seen])) for owner, seen in owners.items()
+        }
         for name, step in self.inputs.steps.items():
             for owner, state in {"base": step.inputs.base, **step.inputs.experts}.items():
                 key = f"{PREFIX}{name}/{'base' if owner == step.inputs.same else owner}"

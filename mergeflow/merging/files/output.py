@@ -30,7 +30,7 @@ from mergeflow.checkpoints.fingerprint import (
 from mergeflow.checkpoints.folders import named_folders
 from mergeflow.checkpoints.formats import PICKLES, read_json_if_whole
 from mergeflow.checkpoints.header import FLOATS, TensorInfo
-from mergeflow.checkpoints.names import tied_weights
+from mergeflow.checkpoints.names import tied_weights, untied_config
 from mergeflow.checkpoints.reader import KIND, LazyStateDict, open_safetensors
 from mergeflow.checkpoints.writer import sync_folder, write_text
 from mergeflow.errors import MergeflowError
@@ -557,8 +557,7 @@ def untie(config: Path, loaded: Mapping[str, Any], before: Mapping[str, str], af
         copy in before and before[copy] == before.get(origin) and after[copy] != after[origin]
         for copy, origin in ties.items()
     ):
-        text = json.dumps({**read_json_if_whole(config), "tie_word_embeddings": False}, indent=2, ensure_ascii=False)
-        write_text(config, text + "\n")
+        write_text(config, json.dumps(untied_config(read_json_if_whole(config)), indent=2, ensure_ascii=False) + "\n")
 
 
 def _forget_paths(path: Path) -> None:

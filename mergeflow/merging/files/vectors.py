@@ -49,12 +49,13 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike, *, force: bool = Fa
         origin_digest, taken = fingerprint(origin), tuned.metadata.get(BASE)
         if tuned.is_task_vector and taken and not matches(origin, taken, origin_digest):
             raise another_base(tuned.path, taken, origin_digest)
+        # That one of two tied weights does not change has to be said: a zero under its name.
+        still = (0.0, _only(fitted.base, fitted.base.infos.keys() - origin.infos.keys()))
         if tuned.is_task_vector and not tuned.absolute:
-            return _combine([(1.0, tuned)], target, {BASE: origin_digest})
-        whole = _only(origin, tuned.absolute) if tuned.is_task_vector else origin
-        return _combine(
-            [(1.0, tuned), (-1.0, whole)], target, {BASE: origin_digest, "mergeflow.expert": fingerprint(tuned)}
-        )
+            return _combine([(1.0, tuned), still], target, {BASE: origin_digest})
+        whole = _only(fitted.base, tuned.absolute) if tuned.is_task_vector else origin
+        terms = [(1.0, tuned), (-1.0, whole), still]
+        return _combine(terms, target, {BASE: origin_digest, "mergeflow.expert": fingerprint(tuned)})
 
 
 def add(
