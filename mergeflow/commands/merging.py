@@ -71,8 +71,9 @@ def merge(
         )
     where = f"[bold]{escape(str(made.path))}[/]  {short(made.fingerprint)}…  {made.seconds:.1f} s"
     console.print(where, highlight=False, soft_wrap=True)
-    for line in (*(f"warning       {warning}" for warning in made.warnings), *made.notes):
-        typer.echo(line)
+    for kind, lines in (("note", made.notes), ("warning", made.warnings)):  # as `check` prints them
+        for line in lines:
+            typer.echo(f"{kind:<13s} {line}")
 
 
 def add_check(app: typer.Typer, check_project: CheckProject | None = None) -> None:

@@ -26,7 +26,7 @@ class Merged:
     Attributes:
         inputs: Fingerprint per input.
         seconds: Wall time.
-        notes: What an adapter holds and loses, a line each.
+        notes: What an adapter holds and loses, and what was done to make the inputs fit each other, a line each.
         warnings: What to know of: settings, tokens, templates, licences of the inputs that differ.
     """
 
@@ -99,7 +99,7 @@ def merge(
     seconds = time.monotonic() - began
     experts = {name: made.inputs[name] for name in inputs.experts if name in made.inputs}
     warnings = tuple(dict.fromkeys((*inputs.warnings, *twice(experts))))
-    return Merged(target, made.fingerprint, made.inputs, recipe, seconds, made.notes, warnings)
+    return Merged(target, made.fingerprint, made.inputs, recipe, seconds, (*made.notes, *inputs.notes), warnings)
 
 
 def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:

@@ -55,6 +55,18 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
         return {name: state[name].clone() for name in state}
 
 
+def test_check_and_merge_say_alike_how_inputs_were_made_to_fit(run: Run, folder: Path) -> None:
+    state = {f"encoder.{name}": value for name, value in tensors(folder / "a.safetensors").items()}
+    write_checkpoint(folder / "a.safetensors", state)
+    (folder / "recipe.yaml").write_text((folder / "recipe.yaml").read_text().replace("b: b.saf", "b: a.saf"))
+    said = [
+        [line for line in run(command, "recipe.yaml").output.splitlines() if line.startswith(("note ", "warning "))]
+        for command in ("check", "merge")
+    ]
+    assert said[0] == said[1]
+    assert [line.split()[0] for line in said[0]] == ["note", "note", "warning"]
+
+
 def test_merge_with_a_changed_scale(run: Run, folder: Path) -> None:
     result = run("merge", "recipe.yaml", "--set", "args.scale=1.0")
     assert result.exit_code == 0, result.output
