@@ -33,6 +33,7 @@ def stoppable() -> Iterator[None]:
         last = threading.Timer(GRACE, os._exit, [128 + number])
         last.daemon = True
         last.start()
+        os.write(2, b"\nStopping: recording what has finished takes a few seconds.\n")  # `print` may be at work
         raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
