@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mergeflow.data.arrays import FORMAT, FORMAT_VERSION, MANIFEST, SPLITS, label_error
+from mergeflow.data.arrays import FORMAT, FORMAT_VERSION, MANIFEST, SPLITS, label_error, quoted
 from mergeflow.data.decoding import Decoded, Decoding
 from mergeflow.data.guards import Copies, Faults, check_classes, check_filled
 from mergeflow.data.splits import PlannedSplit, check_name, plan_splits
@@ -228,6 +228,11 @@ def _warnings(raw: RawTask, records: Mapping[str, Mapping[str, Any]], copies: Co
     if raw.class_names is None:
         return warnings
     warnings += check_classes(raw, {split: np.array(record["per_class"]) for split, record in records.items()})
+    spelled: dict[str, list[str]] = {}
+    for name in raw.class_names:
+        spelled.setdefault(name.casefold(), []).append(name)
+    if twice := [name for names in spelled.values() if len(names) > 1 for name in names]:
+        warnings.append(f"classes whose names differ in upper and lower case alone: {quoted(twice, 10)}.")
     if copies.conflicts:
         warnings.append(
             f"examples that have the content of another under a different label: {copies.conflicts}; all are kept."

@@ -162,14 +162,23 @@ def check_names(task: str, class_names: Sequence[str] | None, templates: Sequenc
         )
 
 
+def plain(name: str) -> str:
+    """Return a class name without spaces around it, its letters composed: what is equal then looks equal.
+
+    Example:
+        >>> plain(" Gro\u0308\u00dfe") == plain("Gr\u00f6\u00dfe")
+        True
+    """
+    return unicodedata.normalize("NFC", name.strip())
+
+
 def _check_classes(task: str, class_names: Sequence[str]) -> None:
     if len(class_names) < 2:
         classes = f"one class only ('{class_names[0]}')" if class_names else "no class names"
         raise MergeflowError(
             f"task '{task}': {classes} found; expected at least two, to tell them apart. Add examples of another class."
         )
-    alike = [unicodedata.normalize("NFC", name.strip()) for name in class_names]
-    repeated = sorted(name for name, count in Counter(alike).items() if count > 1 and name)
+    repeated = sorted(name for name, count in Counter(map(plain, class_names)).items() if count > 1 and name)
     if repeated:
         raise MergeflowError(
             f"task '{task}': class names found more than once: {quoted(repeated)}. "

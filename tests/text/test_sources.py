@@ -40,14 +40,15 @@ def test_the_four_kinds_of_file_give_the_same_task(base: Path, tmp_path: Path) -
     (tmp_path / "parquet/data").mkdir(parents=True)
     for number, part in enumerate((table[:7], table[7:])):
         pq.write_table(part, tmp_path / f"parquet/data/train-{number:05}-of-00002.parquet")
-    for kind, mark in (("csv", ","), ("tsv", "\t")):
-        (tmp_path / kind).mkdir()
+    for folder, kind, mark in (("csv", "csv", ","), ("excel", "csv", ";"), ("tsv", "tsv", "\t")):
+        (tmp_path / folder).mkdir()
         rows = [mark.join(row.values()) for row in ROWS]
-        (tmp_path / kind / f"train.{kind}").write_text("\n".join([mark.join(ROWS[0]), *rows]) + "\n")
-    found = [prepared(base, tmp_path, f"{kind}:{kind}") for kind in ("jsonl", "parquet", "csv", "tsv")]
-    assert found[0]["class_names"] == ["no", "yes"]
-    counts = [{split: one["splits"][split]["count"] for split in one["splits"]} for one in found]
-    assert counts == [{"train": 16, "validation": 2, "test": 2}] * 4
+        (tmp_path / folder / f"train.{kind}").write_text("\n".join([mark.join(ROWS[0]), *rows]) + "\n")
+    sources = ("jsonl:jsonl", "parquet:parquet", "csv:csv", "csv:excel", "tsv:tsv")
+    manifests = [prepared(base, tmp_path, source) for source in sources]
+    assert manifests[0]["class_names"] == ["no", "yes"]
+    counts = [{split: each["count"] for split, each in manifest["splits"].items()} for manifest in manifests]
+    assert counts == [{"train": 16, "validation": 2, "test": 2}] * 5
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "tsv"])
@@ -201,6 +202,16 @@ def test_a_label_that_train_lacks_is_refused(base: Path, tmp_path: Path) -> None
         prepared(base, tmp_path, "jsonl:rows")
 
 
+def test_labels_that_look_equal_are_told(base: Path, tmp_path: Path) -> None:
+    write(tmp_path / "rows/train.jsonl", [{**row, "label": f"Größe {row['label']}"} for row in ROWS])
+    write(tmp_path / "rows/test.jsonl", [{"text": "dog", "label": "Gro\u0308ße no"}])
+    with pytest.raises(MergeflowError, match="is not a label of train but for spaces or the Unicode form"):
+        prepared(base, tmp_path, "jsonl:rows")
+    write(tmp_path / "rows.jsonl", [{"text": f"dog {k}", "label": ["no", "No", "yes"][k % 3]} for k in range(30)])
+    warnings = prepared(base, tmp_path, "jsonl:rows.jsonl")["warnings"]
+    assert "classes whose names differ in upper and lower case alone: 'No', 'no'." in warnings
+
+
 def test_the_same_pair_in_two_splits_leaves_train(base: Path, tmp_path: Path) -> None:
     pairs = [{"premise": f"the cat {'very ' * k}", "hypothesis": "dog", "label": k % 2} for k in range(12)]
     write(tmp_path / "rows/train.jsonl", pairs)
@@ -284,7 +295,7 @@ def test_values_of_several_types_do_no_harm_in_a_column_that_no_example_needs(tm
     assert [example.content["text"] for example in raw.splits["train"]()] == [row["text"] for row in rows]
 
 
-@pytest.mark.parametrize(("kind", "mark"), [("csv", ";"), ("csv", "\t"), ("tsv", ",")])
+@pytest.mark.parametrize(("kind", "mark"), [("csv", "\t"), ("tsv", ",")])
 def test_a_table_with_another_sign_between_its_columns_is_told(tmp_path: Path, kind: str, mark: str) -> None:
     (tmp_path / f"rows.{kind}").write_text(f"text{mark}label\n" + f"cat{mark}yes\n" * 4)
     with pytest.raises(MergeflowError, match=rf"rows.{kind} cannot be read: 'text.+label' is its one column; expected"):

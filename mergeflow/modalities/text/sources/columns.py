@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from mergeflow.data.address import checked_columns
 from mergeflow.data.arrays import quoted
-from mergeflow.data.task import Example, RawTask
+from mergeflow.data.task import Example, RawTask, plain
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.text.judging import of_pairs
 
@@ -210,8 +210,10 @@ def _labels(table: pa.Table, label: str, names: Sequence[str] | None, where: str
     number = {name: index for index, name in enumerate(names)}
     unknown = [row for row, value in enumerate(values) if _name(value) not in number]
     if unknown:
+        wrong = _name(values[unknown[0]])
+        alike = " but for spaces or the Unicode form of its letters" if plain(wrong) in map(plain, names) else ""
         raise MergeflowError(
-            f"{where}, row {unknown[0]}: {label} {values[unknown[0]]!r} is not a label of train, which are "
+            f"{where}, row {unknown[0]}: {label} {wrong!r} is not a label of train{alike}, which are "
             f"{quoted(names, 10)} ({len(unknown)} such rows). Correct it, or add examples of it to train."
         )
     return np.array([number[_name(value)] for value in values], np.int64)

@@ -142,7 +142,9 @@ def _separated(stream: IO[bytes], chosen: Chosen, delimiter: str, quotes: bool) 
     texts = {*_TEXTS, *(name for role, name in chosen.items() if role != "label")}
     labels = {*LABELS, chosen.get("label")} - {*texts}
     content = stream.read()
-    content[: content.find(b"\n") + 1 or None].decode()  # a file in UTF-16 is told by its first line
+    head = content[: content.find(b"\n") + 1 or None].decode()  # a file in UTF-16 is told by its first line
+    if delimiter == "," and "," not in head and ";" in head:
+        delimiter = ";"  # as Excel writes where the comma is the decimal sign
 
     def read(as_written: Iterable[str]) -> pa.Table:
         return pv.read_csv(
@@ -161,7 +163,7 @@ def _separated(stream: IO[bytes], chosen: Chosen, delimiter: str, quotes: bool) 
         content.decode()  # where the fault is the encoding, the error names the byte
         raise
     if table.num_columns == 1 and not table.column_names[0].isidentifier():
-        signs = "commas" if delimiter == "," else "tabs"
+        signs = "tabs" if delimiter == "\t" else "commas"
         raise pa.ArrowInvalid(f"{table.column_names[0]!r} is its one column; expected names with {signs} between them")
     numbers = [
         column.name
