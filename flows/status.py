@@ -167,7 +167,8 @@ def print_summary(root: Path, console: Console) -> None:
     if not path.exists():
         raise MergeflowError(f"{path.name} is missing: run the pipeline first with `mergeflow run`.")
     test = read_test(path)
-    console.print(result_table(test))
+    width = max(console.width, 12 + 9 * len(test["rows"]))  # a terminal that is narrower breaks lines, and cuts nothing
+    console.print(result_table(test), width=width, crop=False)
     console.print(f"Chosen on validation: {chosen_arguments(test)}.", highlight=False)
     for line in grid_ends(root):
         console.print(f"[bold yellow]At the end of its grid:[/] {line}", highlight=False, soft_wrap=True)
@@ -204,10 +205,10 @@ def result_table(test: Test) -> Table:
     """Return the table task × method on the locked test set: accuracy in percent, and the normalised mean."""
     rows = test["rows"]
     table = Table(title="Test accuracy in %", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column("task", no_wrap=True)
+    table.add_column("task", overflow="fold", min_width=8)
     for row in rows:
         style = "bold green" if row["name"] == test["winner"] else None
-        table.add_column(row["name"].replace("_", "\n"), justify="right", style=style, no_wrap=True)
+        table.add_column(row["name"].replace("_", "\n"), justify="right", style=style, min_width=5, overflow="fold")
     for task in test["tasks"]:
         table.add_row(task_title(test, task), *(f"{100 * row['accuracy'][task]:.1f}" for row in rows))
     table.add_section()

@@ -25,6 +25,21 @@ def printed(root: Path, signs: float) -> str:
     return shown.get()
 
 
+@pytest.mark.parametrize("methods", [1, 4, 12])
+@pytest.mark.parametrize("width", [40, 80])
+def test_no_number_of_the_table_is_cut(tmp_path: Path, methods: int, width: int) -> None:
+    printed(tmp_path, 1.0)
+    test = json.loads((tmp_path / layout.TEST).read_text())
+    row = test["rows"][1]
+    test["rows"] += [{**row, "name": f"subspace_boosting_{k}"} for k in range(methods)]
+    (tmp_path / layout.TEST).write_text(json.dumps(test | {"metrics": {"signs": "macro_f1"}}))
+    console = Console(width=width)
+    with console.capture() as shown:
+        print_summary(tmp_path, console)
+    assert "…" not in shown.get()
+    assert shown.get().count("100.0") == 1 + methods
+
+
 @pytest.mark.parametrize(("signs", "told"), [(0.2, True), (0.6, False)])
 def test_an_expert_that_is_worse_than_its_base_is_named(tmp_path: Path, signs: float, told: bool) -> None:
     line = "Experts worse than the base on test: signs (20.0 against 60.0)."
