@@ -113,6 +113,8 @@ def _run_dvc(root: Path, command: list[str]) -> str:
         if any(_is_dvc(pid) for pid, _ in holders):
             _tell(holders, announced)
             time.sleep(WAIT)
+        elif "not inside of a DVC repository" in text:
+            raise MergeflowError(f"{root} lacks the folder .dvc, as a copy may: call `dvc init` there.")
         elif not mend_locks(root):
             words = " ".join(command[command.index("--wait-for-lock") + 1 :])
             raise MergeflowError(f"`dvc {words}` failed: {text or f'it ended with status {done.returncode}'}")

@@ -27,7 +27,7 @@ from mergeflow.commands import (
     sweep,
     vectors,
 )
-from mergeflow.errors import MergeflowError, first_line, is_full, not_installed, require
+from mergeflow.errors import MergeflowError, first_line, is_full, not_installed, not_permitted, require
 from mergeflow.version import version
 
 app = typer.Typer(
@@ -125,6 +125,8 @@ def _message_of(error: Exception) -> Exception | None:
         )
     if isinstance(error, MergeflowError):
         return error
+    if denied := not_permitted(error):
+        return denied
     if is_full(error):
         return MergeflowError(
             f"the disk is full: {first_line(error)}. Free some space and call the command again: finished work is kept."

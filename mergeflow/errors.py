@@ -64,6 +64,16 @@ def is_full(error: BaseException | None) -> bool:
     return False
 
 
+def not_permitted(error: BaseException) -> MergeflowError | None:
+    """Return the error for a file or folder that this user may not use as the command has to; None for any other."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return None
+    return MergeflowError(
+        f"{error.filename or 'a file'}: {(error.strerror or '').lower()}. Give this user the right to read and write it "
+        "(`ls -ld` tells whose it is)."
+    )
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, without the full stop; its type where there is none."""
     lines = str(error).strip().splitlines()

@@ -98,7 +98,7 @@ def parse_yaml(text: str, name: str) -> Any:
         return yaml.load(text, _OnceLoader)
     # Beside its own errors the reader lets through those of a date such as 2024-13-01 and of deep nesting.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise MergeflowError(f"{name} is not valid YAML: {_described(error)}.") from None
+        raise MergeflowError(f"{name} is not valid YAML: {_described(error, text)}.") from None
 
 
 def read_yaml(path: Path, kind: str) -> Any:
@@ -130,8 +130,23 @@ def _text(path: Path, kind: str) -> str:
         raise MergeflowError(f"{kind} '{path}' is not valid YAML: it is not UTF-8 text ({error.reason}).") from None
 
 
-def _described(error: Exception) -> str:
+def kind_of(value: Any) -> str:
+    """Say what a value of YAML is, for a message.
+
+    Example:
+        >>> kind_of(None), kind_of([1]), kind_of("x")
+        ('nothing', 'a list', "'x'")
+    """
+    if value is None or value == {}:
+        return "nothing"
+    return "a list" if isinstance(value, list) else "a mapping" if isinstance(value, dict) else repr(value)
+
+
+def _described(error: Exception, text: str) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        at = error.problem_mark
+        if text.split("\n")[at.line :][:1] and text.split("\n")[at.line][at.column :].startswith("\t"):
+            return f"line {at.line + 1} has a tab where YAML takes spaces alone"
         if "another document" in str(error.problem):
             return f"it holds several documents, the second from line {error.problem_mark.line + 1} on, expected one"
         return f"{error.problem} (line {error.problem_mark.line + 1})"

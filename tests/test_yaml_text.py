@@ -48,6 +48,12 @@ def test_deep_nesting_is_an_error_and_ends_no_process(text: str) -> None:
         parse_yaml(text, "text")
 
 
+@pytest.mark.parametrize("text", ["tasks:\n\tleft: 1\n", "a:\n  b: 1\n\tc: 2\n", "a: 1\nb:\t\n\t- c\n"])
+def test_a_tab_is_named(text: str) -> None:
+    with pytest.raises(MergeflowError, match=r"line [23] has a tab where YAML takes spaces alone"):
+        parse_yaml(text, "note")
+
+
 def test_a_key_stands_once() -> None:
     with pytest.raises(MergeflowError, match="the key 'a' is given twice, in lines 1 and 3: keep one"):
         parse_yaml("a: 1\nb: 2\na: 3", "text")

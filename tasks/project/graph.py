@@ -19,17 +19,28 @@ def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
         studies: also the stages of studies/dvc.yaml, which read those of dvc.yaml.
 
     Raises:
-        MergeflowError: dvc.yaml or params.yaml is missing, or a template names a key that params.yaml lacks.
+        MergeflowError: dvc.yaml or params.yaml is missing or of another shape, or a template's key is not there.
     """
     stages: dict[str, Stage] = {}
     common = read_yaml(root / "params.yaml")
     for file in (MAIN, STUDIES) if studies and (root / STUDIES).exists() else (MAIN,):
         values = read_yaml((root / file).with_name("params.yaml"))
-        for name, body in read_yaml(root / file)["stages"].items():
+        for name, body in _bodies(root / file).items():
             for item in _items(name, body, values) if not body.get("always_changed") else []:
                 stage = _stage(file, name, item, body.get("do", body))
                 stages[stage.address] = replace(stage, regime=_regime(stage, values, common))
     return _in_order(stages)
+
+
+def _bodies(path: Path) -> dict[str, Any]:
+    content = read_yaml(path)
+    bodies = content.get("stages") if isinstance(content, dict) else None
+    if not isinstance(bodies, dict) or not all(isinstance(body, dict) for body in bodies.values()):
+        raise MergeflowError(
+            f"{path} is no graph of stages: expected a mapping `stages` of mappings. Bring it back from git, or from a "
+            "project that `mergeflow new` makes."
+        )
+    return bodies
 
 
 def removed_items(root: Path, addresses: Iterable[str]) -> list[Stage]:
@@ -38,7 +49,7 @@ def removed_items(root: Path, addresses: Iterable[str]) -> list[Stage]:
     Args:
         addresses: of stages of dvc.yaml that have run; those of other stages and items are left out.
     """
-    values, bodies = read_yaml((root / MAIN).with_name("params.yaml")), read_yaml(root / MAIN)["stages"]
+    values, bodies = read_yaml((root / MAIN).with_name("params.yaml")), _bodies(root / MAIN)
     removed = []
     for address in sorted(addresses):
         name, _, item = address.partition("@")

@@ -10,6 +10,7 @@ from mergeflow.errors import MergeflowError, check_name
 from mergeflow.modalities.sections import DEFAULT, SECTIONS
 from mergeflow.schema import Frozen, Seed, refusal, validated
 from mergeflow.training.settings import FineTuneSettings, Precision
+from mergeflow.yaml_text import kind_of
 from tasks.project.files import read_yaml
 from tasks.project.sections import RegistrySection, RunSection, Section
 
@@ -135,7 +136,7 @@ def load_params(path: Path) -> Params:
     """
     raw = read_yaml(path)
     if not isinstance(raw, dict):
-        raise MergeflowError(f"{path.name} must be a mapping of sections, found {type(raw).__name__}.")
+        raise MergeflowError(f"{path.name} must be a mapping of sections, found {kind_of(raw)}.")
     params = validated(params_of(raw.get("model"), raw.get("data")), raw, path.name)
     if faults := [*_method_faults(params.sweep), *_merge_faults(params.finetune, "finetune")]:
         raise refusal(path.name, faults)

@@ -25,7 +25,7 @@ import mergeflow
 import tasks
 from mergeflow.checkpoints.writer import sync_folder, write_atomically
 from mergeflow.commands.allocation import return_freed_memory
-from mergeflow.errors import MergeflowError, first_line, is_full, without_passwords
+from mergeflow.errors import MergeflowError, first_line, is_full, not_permitted, without_passwords
 from tasks.project.determinism import compute_on_one_thread
 from tasks.project.digests import code_digest
 from tasks.project.files import file_lock
@@ -136,12 +136,15 @@ def _failure_noted(root: Path, address: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        message = first_line(error)
-        if not isinstance(error, MergeflowError):  # the traceback is in the log
+        denied = not_permitted(error)
+        message = first_line(denied or error)
+        if not isinstance(denied or error, MergeflowError):  # the traceback is in the log
             log = log_path(root / STATE, file_name(address)).relative_to(root)
             message = without_passwords(f"{type(error).__name__}: {message} ({log})")
         with suppress(OSError):  # the disk may be full
             write_atomically(note, json.dumps({"seconds": time.time() - started, "error": message}))
+        if denied:
+            raise denied from error
         raise
 
 

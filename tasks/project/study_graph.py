@@ -15,7 +15,7 @@ from mergeflow import layout
 from mergeflow.checkpoints import write_text
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.schema import faults_of, refusal
-from mergeflow.yaml_text import parse_yaml
+from mergeflow.yaml_text import kind_of, parse_yaml
 from tasks.project.files import read_yaml
 from tasks.project.parameters import StudyParams, load_params, load_study_params
 from tasks.project.stage import CHOICES, STUDIES
@@ -36,10 +36,10 @@ def read_study_file(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise MergeflowError(f"{file} is not UTF-8 at byte {error.start}: save it as UTF-8.") from None
     if not isinstance(content, dict):
-        raise MergeflowError(f"{file} must be a mapping of seeds, runs and studies, found {_described(content)}.")
+        raise MergeflowError(f"{file} must be a mapping of seeds, runs and studies, found {kind_of(content)}.")
     faults = [*_seed_faults("seeds", content.get("seeds")), *_run_faults(content), *_study_faults(content)]
     if not isinstance(content.get("seeds"), list):
-        faults.insert(0, f"seeds: must be a list of whole numbers, found {_described(content.get('seeds'))}")
+        faults.insert(0, f"seeds: must be a list of whole numbers, found {kind_of(content.get('seeds'))}")
     if faults:
         raise refusal(file, faults)
     return content
@@ -49,7 +49,7 @@ def _run_faults(choices: dict[str, Any]) -> Iterator[str]:
     runs, seeds = choices.get("runs"), choices.get("seeds")
     if not isinstance(runs, dict) or not runs:
         yield (
-            f"runs: name at least one training run, such as `experts: {{}}`, found {_described(runs)}; it is trained "
+            f"runs: name at least one training run, such as `experts: {{}}`, found {kind_of(runs)}; it is trained "
             "where a study reads it"
         )
         return
@@ -57,7 +57,7 @@ def _run_faults(choices: dict[str, Any]) -> Iterator[str]:
         if not _NAME.fullmatch(name):
             yield f"run '{name}': use letters, digits, '-' and '_' in its name, which is a folder's too"
         if not isinstance(changes, dict):
-            yield f"runs.{name}: must be a mapping, `{{}}` where it changes nothing, found {_described(changes)}"
+            yield f"runs.{name}: must be a mapping, `{{}}` where it changes nothing, found {kind_of(changes)}"
             continue
         if "checkpoints" in changes:
             yield from _pattern_faults(f"runs.{name}.checkpoints", changes["checkpoints"])
@@ -89,12 +89,6 @@ def _seed_faults(place: str, seeds: Any) -> Iterator[str]:
             f"{place}: {seed} is given twice; name each seed once" for seed, n in Counter(seeds).items() if n > 1
         )
         yield from (f"{place}: must be from 0 to 2^63 - 1, found {seed}" for seed in seeds if not 0 <= seed < 2**63)
-
-
-def _described(value: Any) -> str:
-    if value is None or value == {}:
-        return "nothing"
-    return "a list" if isinstance(value, list) else "a mapping" if isinstance(value, dict) else repr(value)
 
 
 _SPLITS = ("train", "validation", "test")

@@ -1,6 +1,8 @@
 """A `dvc repro` beside: a run waits for it by name, a question is answered at once, a dead one counts for nothing."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -93,6 +95,12 @@ def test_status_counts_what_a_killed_run_has_finished_as_finished(project: Path)
     todo, text = status()
     assert {*finished} <= {*todo}
     assert "have finished" not in text
+
+
+def test_a_folder_that_is_not_the_users_is_named(tmp_path: Path) -> None:
+    for number in (errno.EACCES, errno.EROFS):
+        assert f"{tmp_path}: " in str(_message_of(OSError(number, os.strerror(number), str(tmp_path))))
+    assert _message_of(OSError(errno.EIO, "Input/output error", "a")) is None
 
 
 def test_a_full_disk_is_told_whoever_met_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,6 +98,12 @@ def test_missing_or_broken_files_are_one_message(project: Path) -> None:
     (project / "params.yaml").write_text("{}")
     with pytest.raises(MergeflowError, match="no such key"):
         load_graph(project)
+    graph = (project / "dvc.yaml").read_text()
+    for text in ("", "stages:\n", "[]", "stages: {a: }"):
+        (project / "dvc.yaml").write_text(text)
+        with pytest.raises(MergeflowError, match=r"dvc.yaml is no graph of stages"):
+            load_graph(project)
+    (project / "dvc.yaml").write_text(graph)
     (project / "params.yaml").unlink()
     with pytest.raises(MergeflowError, match=r"params.yaml is missing"):
         load_graph(project)

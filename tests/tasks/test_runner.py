@@ -19,6 +19,7 @@ from tasks.project.code_digest import code_of
 from tasks.project.graph import load_graph
 from tasks.project.recorded import digest
 from tasks.project.runner import DiskFull, run_stage
+from tasks.project.stage import StageIO
 
 ROOT = Path(__file__).parents[2]
 
@@ -196,6 +197,14 @@ def test_a_full_disk_that_a_stage_tells_in_words_is_one_too(project: Path, run, 
     )
     with pytest.raises(DiskFull, match=r"stage work: cannot write model: it needs 5 MB\. Finished work is kept"):
         run()
+
+
+def test_what_a_stage_may_not_write_is_one_message(project: Path) -> None:
+    def work(io: StageIO) -> None:
+        raise PermissionError(13, "Permission denied", "outputs/x")
+
+    with pytest.raises(MergeflowError, match="outputs/x: permission denied"):
+        run_stage(project, load_graph(project)["work"], work=work)
 
 
 def test_undeclared_paths_are_an_error_of_the_project(project: Path, run) -> None:  # type: ignore[no-untyped-def]
