@@ -69,7 +69,7 @@ def not_permitted(error: BaseException) -> MergeflowError | None:
     if not isinstance(error, OSError) or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
         return None
     return MergeflowError(
-        f"{error.filename or 'a file'}: {(error.strerror or '').lower()}. Give this user the right to read and write it "
+        f"{error.filename or 'a file'}: {(error.strerror or '').lower()}. Let this user read and write it "
         "(`ls -ld` tells whose it is)."
     )
 

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,16 @@ def write_folder(root: Path, classes: Sequence[str] = ("cat", "dog"), images: in
         for row in range(images):
             (root / name / f"{row:03d}.png").write_bytes(encoded(first + 1000 * index + row))
     return root
+
+
+def test_a_class_is_one_however_its_name_is_composed(tmp_path: Path) -> None:
+    """A file system of Apple's composes letters otherwise than the others do."""
+    for split, form in (("train", "NFC"), ("test", "NFD")):
+        write_folder(tmp_path / split, first=100 * len(split))
+        (tmp_path / split / "cat").rename(tmp_path / split / unicodedata.normalize(form, "Kätzchen"))
+    raw = open_images("pets", f"folder:{tmp_path}")
+    assert raw.class_names == ["Kätzchen", "dog"]
+    assert {example.label for example in raw.splits["test"]()} == {0, 1}
 
 
 @pytest.mark.parametrize("splits", [("",), ("train", "validation", "test")])

@@ -207,16 +207,14 @@ def _labels(table: pa.Table, label: str, names: Sequence[str] | None, where: str
     declared = _declared(table.schema).get(label, {})
     if isinstance(declared, dict) and declared.get("names"):
         return np.array(values, np.int64)  # prepare names the rows whose label has no name
-    number = {name: index for index, name in enumerate(names)}
-    unknown = [row for row, value in enumerate(values) if _name(value) not in number]
+    number = {plain(name): index for index, name in enumerate(names)}
+    unknown = [row for row, value in enumerate(values) if plain(_name(value)) not in number]
     if unknown:
-        wrong = _name(values[unknown[0]])
-        alike = " but for spaces or the Unicode form of its letters" if plain(wrong) in map(plain, names) else ""
         raise MergeflowError(
-            f"{where}, row {unknown[0]}: {label} {wrong!r} is not a label of train{alike}, which are "
+            f"{where}, row {unknown[0]}: {label} {values[unknown[0]]!r} is not a label of train, which are "
             f"{quoted(names, 10)} ({len(unknown)} such rows). Correct it, or add examples of it to train."
         )
-    return np.array([number[_name(value)] for value in values], np.int64)
+    return np.array([number[plain(_name(value))] for value in values], np.int64)
 
 
 def _examples(table: pa.Table, columns: Columns, labels: np.ndarray, where: str) -> Iterator[Example]:

@@ -1,11 +1,11 @@
 """Read a folder of images: one folder per class, with or without a folder per split above."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 
 from mergeflow.data.locations import SPLIT_ALIASES, Location, split_of
-from mergeflow.data.task import Example, RawTask
+from mergeflow.data.task import Example, RawTask, plain
 from mergeflow.errors import MergeflowError
 
 IMAGE_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
@@ -40,13 +40,14 @@ def open_folder(task_name: str, uri: str, templates: Sequence[str], seed: int) -
     names = classes["train"]
     if not names:
         raise MergeflowError(f"task '{task_name}': no class folders found in '{uri}'; expected {_LAYOUT}.")
+    label = {plain(name): index for index, name in enumerate(names)}
     for split, in_split in classes.items():
-        if extra := sorted(set(in_split) - set(names)):
+        if extra := [name for name in in_split if plain(name) not in label]:
             raise MergeflowError(
                 f"task '{task_name}': '{uri}' has class folders in {split} that train lacks: {', '.join(extra[:10])}. "
                 "Add them to train or remove them."
             )
-    items = _list_items(location, roots, names)
+    items = _list_items(location, roots, label)
     return RawTask(
         name=task_name,
         class_names=names,
@@ -104,15 +105,16 @@ def _split_roots(location: Location, top: Sequence[str], task_name: str) -> dict
     return roots
 
 
-def _list_items(location: Location, roots: dict[str, tuple[str, ...]], names: Sequence[str]) -> dict[str, list[_Item]]:
-    label = {name: index for index, name in enumerate(names)}
+def _list_items(
+    location: Location, roots: dict[str, tuple[str, ...]], label: Mapping[str, int]
+) -> dict[str, list[_Item]]:
     items: dict[str, list[_Item]] = {split: [] for split in roots}
     for parts in location.list_files():
         is_image = _is_image(parts)
         split = next((split for split, root in roots.items() if parts[: len(root)] == root), None)
         inner = parts[len(roots[split]) :] if split else parts
         if split and len(inner) > 1 and is_image:
-            items[split].append((parts, label[inner[0]]))
+            items[split].append((parts, label[plain(inner[0])]))
         elif is_image or len(inner) > 1:
             # Beside the class folders there may be a licence or a label list; inside them and for images there is
             # no telling what the person meant.
