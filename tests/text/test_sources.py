@@ -204,9 +204,8 @@ def test_a_label_that_train_lacks_is_refused(base: Path, tmp_path: Path) -> None
 
 def test_labels_that_look_equal_are_one_class_and_those_that_nearly_do_are_told(base: Path, tmp_path: Path) -> None:
     write(tmp_path / "rows/train.jsonl", [{**row, "label": f"Größe {row['label']}"} for row in ROWS])
-    write(
-        tmp_path / "rows/test.jsonl", [{"text": f"dog {end}", "label": f"Gro\u0308ße {end}"} for end in ("no", "yes ")]
-    )
+    rows = [{"text": f"dog {end}", "label": f"Gro\u0308ße {end}"} for end in ("no", "yes ")]
+    write(tmp_path / "rows/test.jsonl", rows)
     assert prepared(base, tmp_path, "jsonl:rows")["splits"]["test"]["per_class"] == [1, 1]
     write(tmp_path / "rows.jsonl", [{"text": f"dog {k}", "label": ["no", "No", "yes"][k % 3]} for k in range(30)])
     warnings = prepared(base, tmp_path, "jsonl:rows.jsonl")["warnings"]
