@@ -501,7 +501,7 @@ def _tokens(stored: LazyStateDict, name: str, config: dict[str, Any]) -> tuple[T
 def _rank_and_factor(config: dict[str, Any], owner: str, default: int) -> tuple[int, float]:
     """Return the rank and the factor α / r, or α / √r of rsLoRA, of a module or parameter."""
     rank = _number(config, "rank_pattern", "r", owner, default)
-    alpha = _number(config, "alpha_pattern", "lora_alpha", owner, rank)
+    alpha = _number(config, "alpha_pattern", "lora_alpha", owner, 8)  # PEFT's own default
     return int(rank), alpha / (sqrt(rank) if config.get("use_rslora") else rank)
 
 

@@ -79,6 +79,15 @@ def test_a_start_that_leaves_the_base_is_merged(tmp_path, start):
     assert len(before) == len(expected)
 
 
+def test_an_alpha_that_is_left_out_is_peft_s_default(adapter):
+    path = adapter / "adapter_config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({key: content[key] for key in content.keys() - {"lora_alpha"}}))
+    assert peft.LoraConfig.from_pretrained(adapter).lora_alpha == 8
+    with open_checkpoint(adapter) as state:
+        assert state["mlp.weight"].tolist() == torch.full((4, 5), 2 * 8 / 2).tolist()
+
+
 def test_velora_is_plain_lora_once_it_is_trained(tmp_path):
     base = llama()
     before = copy.deepcopy(base.state_dict())

@@ -271,11 +271,12 @@ def whole_modules(
     wanted = {module_of(name) for name in changed}
     faults = sorted(name for name in changed if not module_of(name))
     every = {".".join(parts[:end]) for parts in (name.split(".") for name in names) for end in range(1, len(parts))}
-    wanted |= {name for name in every if any(name.endswith(end) for end in wanted - {""})}
+    wanted |= {name for name in every if name.endswith(tuple(wanted - {""}))}
     outer = [name for name in sorted(wanted - {""}) if not any(name.startswith(f"{other}.") for other in wanted - {""})]
     modules = {module: tuple(name for name in names if name.startswith(f"{module}.")) for module in outer}
     clashing = {name for name, held in modules.items() if slots.keys() & set(held)}
-    faults += sorted(name for name in changed if any(name.startswith(f"{module}.") for module in clashing))
+    inside = sorted(name for name in changed if any(name.startswith(f"{module}.") for module in clashing))
+    faults += [name for name in inside if module_of(name) in clashing] or inside
     if faults:
         listed = "', '".join(faults[:5]) + (f"' and {len(faults) - 5} more" if len(faults) > 5 else "'")
         raise MergeflowError(

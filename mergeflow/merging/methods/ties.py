@@ -34,7 +34,9 @@ class TiesArgs(Args):
 
     keep: float = Field(0.2, ge=0, le=1, description="share of entries kept by magnitude, 0 … 1")
     trim: Literal["global", "tensor"] = Field(
-        "global", description="trim over the whole task vector, or per tensor, where each keeps one entry at least"
+        "global",
+        description="trim over the whole task vector (buffers count too, as in the published code; `ignore` takes them "
+        "out), or per tensor, where each keeps one entry at least",
     )
     reduce: Reduce = Field("mean", description=REDUCE)
     per_expert: ClassVar[tuple[str, ...]] = ("keep",)

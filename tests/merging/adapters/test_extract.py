@@ -283,6 +283,11 @@ def test_what_no_adapter_can_hold_is_refused_with_the_way_out(tmp_path):
     with pytest.raises(MergeflowError, match=r"4 tensors .*biases of stacked experts.*ignore: \['\*experts\*bias'\]"):
         extracted(tmp_path)
     extracted(tmp_path, ignore=["*experts*bias", "*sinks"])
+    saved(tmp_path, "siglip")
+    with pytest.raises(
+        MergeflowError, match=r"^3 changed tensors cannot .*', 'vision_model\.head\.probe'\. Name them in"
+    ):
+        extracted(tmp_path)
 
 
 def test_a_pattern_of_ranks_that_fits_no_matrix_is_refused(tmp_path):
