@@ -45,6 +45,36 @@ def without_links_to_files(app: Any, name: str, source: list[str]) -> None:
     source[0] = re.sub(rf"\[([^\]]+)\]\({up}[^)]*\)", r"\1", source[0])
 
 
+_REFERENCE = ("commands", "methods", "architectures", "parameters", "api", "gallery")
+_README = """```{{include}} ../README.md
+:start-after: "{start}"
+:end-before: "{end}"
+:relative-docs: docs/
+:relative-images:
+```
+"""
+
+
+def with_contents(app: Any, name: str, source: list[str]) -> None:
+    """Put README into the first page, and the pages of its table into the site's contents.
+
+    In the repository, where directives are shown as they are, the page has links alone.
+    """
+    if name != "index":
+        return
+    rows = re.findall(r"^\| (.+?) \| (\[.*) \|$", source[0], re.MULTILINE)
+    parts = {part: re.findall(r"\[(.+?)\]\((.+?)\.md\)", links) for part, links in rows}
+    parts["Reference"] = [("", f"reference/{page}") for page in _REFERENCE]
+    trees = []
+    for part, pages in parts.items():
+        entries = [f"{title} <{page}>" if title else page for title, page in pages]
+        trees.append("\n".join(["```{toctree}", f":caption: {part}", ":hidden:", "", *entries, "```"]))
+    text = re.sub(r"(?m)^What it is.*$", _README.format(start="# mergeflow", end="## Install"), source[0])
+    text = text.replace("the gallery of the site", "the [gallery](reference/gallery.md)").partition("| part |")[0]
+    install = "## Install\n\n" + _README.format(start="## Install", end="Licence: Apache")
+    source[0] = "\n".join([text, install, *trees])
+
+
 def with_figures(app: Any, name: str, source: list[str]) -> None:
     """Show a study's figures below its question; in the repository, which does not track them, pages have none."""
 
@@ -64,6 +94,7 @@ def escape_formulas(app: Any, what: str, name: str, obj: Any, options: Any, line
 def setup(app: Any) -> None:
     """Connect what is written before and while Sphinx reads the pages."""
     app.connect("config-inited", write_generated, priority=100)  # before Sphinx looks for the extra files
+    app.connect("source-read", with_contents)
     app.connect("source-read", without_links_to_files)
     app.connect("source-read", with_figures)
     app.connect("autodoc-process-docstring", escape_formulas)

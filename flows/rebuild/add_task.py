@@ -24,7 +24,7 @@ from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.checkpoints.fingerprint import scheme_of, short
 from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.data import load_manifest
-from mergeflow.data.address import parse_address
+from mergeflow.data.address import COLUMNS, parse_address
 from mergeflow.documents import read_training
 from mergeflow.errors import MergeflowError, check_name
 from mergeflow.modalities.preparing import find_preparation
@@ -61,7 +61,8 @@ def read_address(root: Path, address: str, name: str | None = None) -> tuple[str
     if name is None:
         parsed = parse_address(source)
         last = re.sub(r"[@#].*$", "", parsed.place).rstrip("/").removesuffix(f".{parsed.kind}").split("/")[-1]
-        whole = "_".join([last, *(f"{transform}{value}" for transform, value in parsed.transforms)])
+        transforms = [f"{transform}{value}" for transform, value in parsed.transforms if transform not in COLUMNS]
+        whole = "_".join([last, *transforms])
         name = re.sub(r"[^a-z0-9_-]+", "_", whole.lower()).strip("_-")
     try:
         check_name("task", name)

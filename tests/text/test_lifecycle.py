@@ -26,7 +26,7 @@ def test_a_task_is_named_after_its_file_and_a_path_says_how_it_is_read(tmp_path:
     (inputs / "stars").mkdir(parents=True)
     for name in ("moods.jsonl", "stars/train.csv", "notes.txt"):
         (inputs / name).write_text("")
-    assert read_address(tmp_path, "jsonl:inputs/moods.jsonl?metric=f1")[0] == "moods_metricf1"
+    assert read_address(tmp_path, "jsonl:inputs/moods.jsonl?text=Body&label=A b&metric=f1")[0] == "moods_metricf1"
     assert read_address(tmp_path, str(inputs / "moods.jsonl")) == ("moods", "jsonl:inputs/moods.jsonl")
     assert read_address(tmp_path, str(inputs / "stars")) == ("stars", "csv:inputs/stars")
     with pytest.raises(MergeflowError, match=r"is a file, which this project's tasks are not read from: give"):
