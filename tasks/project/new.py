@@ -251,7 +251,7 @@ def _fill(folder: Path, made: Path) -> None:
 
 def _copy_texts(world: Path, folder: Path) -> None:
     """Copy a world's own files, and nothing that its `inputs/make.py` may have made there."""
-    for path in (*world.glob("*.yaml"), *world.glob("inputs/*.py")):
+    for path in (*world.glob("*.yaml"), *world.glob("inputs/*.py"), *world.glob("studies/params.yaml")):
         target = folder / path.relative_to(world)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)

@@ -13,13 +13,14 @@ from pydantic import BaseModel, ValidationError
 
 from mergeflow import layout
 from mergeflow.checkpoints import write_text
+from mergeflow.data.address import default_root
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.schema import faults_of, refusal
 from mergeflow.yaml_text import kind_of, parse_yaml
 from tasks.project.files import read_yaml
 from tasks.project.parameters import StudyParams, load_params, load_study_params
-from tasks.project.stage import CHOICES, STUDIES
-from tasks.project.studies import find_study_modules, load_declaration, study_text
+from tasks.project.stage import CHOICES, INPUTS, STUDIES, named_inputs
+from tasks.project.studies import EMBEDDED, find_study_modules, load_declaration, study_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
@@ -47,10 +48,10 @@ def read_study_file(path: Path) -> dict[str, Any]:
 
 def _run_faults(choices: dict[str, Any]) -> Iterator[str]:
     runs, seeds = choices.get("runs"), choices.get("seeds")
-    if not isinstance(runs, dict) or not runs:
+    if not isinstance(runs, dict):
         yield (
-            f"runs: name at least one training run, such as `experts: {{}}`, found {kind_of(runs)}; it is trained "
-            "where a study reads it"
+            f"runs: must be a mapping of training runs, such as `experts: {{}}`, or `{{}}` where no study reads one, "
+            f"found {kind_of(runs)}"
         )
         return
     for name, changes in runs.items():
@@ -176,9 +177,10 @@ def study_graph(root: Path, params: StudyParams) -> str:
     Raises:
         MergeflowError: listing what is wrong in the choices of any study.
     """
-    stages = {study.name: _body(root, study) for study in check_study_options(root, params)}
-    whole = {"stages": {_TRAIN: _training(), **stages}}
-    return _HEAD + yaml.safe_dump(whole, sort_keys=False, width=200, allow_unicode=True)
+    chosen = check_study_options(root, params)
+    stages = {study.name: _body(root, study, params.studies[study.name]) for study in chosen}
+    training = {_TRAIN: _training()} if params.runs else {}  # DVC takes no `foreach` over nothing
+    return _HEAD + yaml.safe_dump({"stages": training | stages}, sort_keys=False, width=200, allow_unicode=True)
 
 
 def check_study_graph(root: Path, params: StudyParams) -> None:
@@ -226,16 +228,17 @@ def names_differ(root: Path) -> bool:
     if faults := unchosen(root, sections):
         raise refusal(CHOICES, faults)
     stages = read_yaml(root / STUDIES)["stages"] if (root / STUDIES).exists() else {}
-    return set(stages) != {_TRAIN, *sections}
+    return set(stages) - {_TRAIN} != set(sections)
 
 
-def _body(root: Path, study: ChosenStudy) -> dict[str, Any]:
-    """Return the stage of a study."""
+def _body(root: Path, study: ChosenStudy, choices: object) -> dict[str, Any]:
+    """Return the stage of a study, which is stale too when files below `inputs` that its choices name have changed."""
     judging = _JUDGING if study.splits else _JUDGING[:-1] if study.runs else []
     section = [f"studies.{study.name}"]
     deps = [layout.BASE] if judging else []
     deps += [f"{layout.DATA}/{split}" for split in study.splits]
     deps += [layout.study_run(run) for run in study.runs]
+    deps += [INPUTS] if set(named_inputs(choices)) - {default_root(EMBEDDED.rstrip(":"))} else []
     title = study_text(root, study.module)[0]
     return {
         "desc": title.partition(": ")[2] or title,

@@ -15,6 +15,8 @@ from mergeflow.checkpoints import read_state
 from mergeflow.modalities.text.batches import Group, TokenBatch
 from mergeflow.modalities.text.encoder import load_encoder
 from tasks.project.new import new_project
+from tasks.project.parameters import load_params, load_study_params
+from tasks.project.study_graph import check_study_options
 from tests.project_folder import PIPELINE, run_pipeline
 
 TEXTS, PICTURES = ("supersense", "isa", "section"), ("digits", "scans", "greek")
@@ -62,6 +64,22 @@ def test_the_pipeline_runs_on_real_pictures_and_a_base_made_for_them(tmp_path: P
     means = means_on_test(root, {task: sources[task] for task in PICTURES}, 300, [0.2, 0.3])
     assert means["base"] + 0.02 < means["individual"]
     assert means["base"] - 0.02 < means["task_arithmetic"] < means["individual"]
+
+
+@pytest.mark.real
+@pytest.mark.nightly
+def test_the_pipeline_runs_on_a_real_language_model_and_real_books(tmp_path: Path) -> None:
+    root = new_project(tmp_path / "books", "causal", "real-books")
+    make_inputs(root)
+    sources = yaml.safe_load((root / "params.yaml").read_text())["tasks"]
+    means = means_on_test(root, {task: sources[task] for task in ("persuasion", "bible")}, 8, [0.5])
+    assert means["base"] + 0.003 < means["individual"]
+    assert means["base"] < means["task_arithmetic"]
+    (study,) = check_study_options(
+        root, load_study_params(root / "studies/params.yaml", load_params(root / "params.yaml"))
+    )
+    assert study.name == "unlearning"
+    assert "(Moise Tshombe)" in (root / "inputs/brown/train/003.txt").read_text()[:60], "tokens joined as people write"
 
 
 def merge_with_a_foreign_expert(root: Path) -> None:

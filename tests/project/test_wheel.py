@@ -63,6 +63,7 @@ def test_site_packages_gets_one_name(wheel: Path) -> None:
         "application/template/worlds/real-texts/inputs/make.py",
         "application/template/worlds/real-ocr/sweep.yaml",
         "application/template/worlds/real-pictures/params.yaml",
+        "application/template/worlds/real-books/studies/params.yaml",
         "application/template/.dvc/config",
         "application/docs/training.md",
         "application/studies/theory/__init__.py",

@@ -10,7 +10,7 @@ import yaml
 
 from mergeflow.data.address import parse_address
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.models import _check_tag, _weights_path
+from mergeflow.modalities.vision.models import find_weights
 from mergeflow.modalities.vision.sources.kinds import open_images
 from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS, get_real_task
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
@@ -42,6 +42,10 @@ def test_an_example_is_a_project_whose_studies_are_valid(file: Path, tmp_path: P
     assert {study.name for study in check_study_options(tmp_path, studies)} == set(studies.studies)
     graph = study_graph(tmp_path, studies)
     assert all(f"mergeflow stage run {name}" in graph for name in studies.studies)
+    reads_files = re.compile(r"(torchvision|folder):|\binputs/")
+    for name, section in studies.studies.items():  # what is measured of the user's files is stale when they change
+        stage = yaml.safe_load(graph)["stages"][name]
+        assert ("inputs" in stage.get("deps", [])) == bool(reads_files.search(yaml.safe_dump(section))), name
 
 
 def test_the_readme_names_every_example() -> None:
@@ -53,8 +57,7 @@ def test_the_readme_names_every_example() -> None:
 def test_a_clip_is_a_published_one_and_its_tasks_are_the_real_ones_in_order(example: Path, tmp_path: Path) -> None:
     params, _ = project_of(example / "studies.yaml", tmp_path)
     name, tag = params.model.architecture, params.model.pretrained
-    assert _weights_path(name, tag) is None  # a tag, not a file
-    _check_tag(name, tag)
+    assert find_weights(name, tag) is None  # a tag of open_clip, not a file
     size = (open_clip.get_model_config(name) or {})["vision_cfg"]
     assert params.data.image_size == size.get("image_size", 224)
     assert size["patch_size"] == int(example.name.rsplit("_", 1)[1])
