@@ -63,7 +63,7 @@ def test_readme_counts_the_methods() -> None:
     assert f"{len(methods())} methods" in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_in_the_documents_exist(page: Path, group: typer.core.TyperGroup) -> None:
     known = every_command(group)
     for line in re.findall(r"(?:^|`)mergeflow ([a-z][a-z-]*[^`#|;&\n]*)", page.read_text(), re.MULTILINE):
