@@ -78,14 +78,10 @@ def doubtful(state: LazyStateDict) -> str | None:
 
 
 def _linear(state: LazyStateDict) -> dict[str, LoraEntry]:
-    """Return the factors of an adapter's linear weights."""
+    """Return the factors of an adapter's linear weights that may have to be turned."""
     wrapped = (AddedEntry, DoraEntry)
     loras = {name: entry.lora if isinstance(entry, wrapped) else entry for name, entry in state.entries.items()}
-    return {
-        name: lora
-        for name, lora in loras.items()
-        if isinstance(lora, LoraEntry) and not lora.embedding and len(state.infos[name].shape) == 2
-    }
+    return {name: lora for name, lora in loras.items() if isinstance(lora, LoraEntry) and not lora.placed}
 
 
 def _way(stored: tuple[int, ...], shape: tuple[int, int]) -> bool | None:
@@ -393,6 +389,9 @@ def _with_ties(
     return view(base, list(base), tied={**base.tied, **ties}), states
 
 
+_SHARING = ("zamba", "zamba2")  # classes that tie whole blocks
+
+
 def _untied(base: LazyStateDict, states: dict[str, LazyStateDict], notes: list[str]) -> LazyStateDict:
     """Give a base the weights that its class ties to its embedding where an adapter changes only some of them.
 
@@ -400,7 +399,10 @@ def _untied(base: LazyStateDict, states: dict[str, LazyStateDict], notes: list[s
     model whose config.json says so.
     """
     adapters = {name: state for name, state in states.items() if state.is_task_vector}
-    if not any(state.absolute or any(map(_is_table, state.entries.items())) for state in adapters.values()):
+    shared = config_of(base).get("model_type") in _SHARING
+    if not shared and not any(
+        state.absolute or any(map(_is_table, state.entries.items())) for state in adapters.values()
+    ):
         return base  # asking transformers, which is slow to import, is of no use
     copies = tied_copies(config_of(base), base)
     weights = {copy: origin for copy, origin in copies.items() if copy.endswith(".weight")}

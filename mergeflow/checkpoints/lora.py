@@ -24,9 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoraEntry:
-    """The difference one adapted weight makes, factor · B A, or its transpose; of an embedding always that.
+    """The difference one adapted weight makes, factor · B A, or its transpose.
 
     Of a convolution A holds the kernels, [r, in · kernel], and B mixes them at each place.
+
+    Attributes:
+        placed: Whether B A lies as the weight is stored, whatever its module: of embeddings, which are transposed, of
+            convolutions, and of parameters that are adapted without their module.
     """
 
     down: Entry
@@ -35,8 +39,12 @@ class LoraEntry:
     rank: int
     factor: float
     transposed: bool
-    embedding: bool = False
+    placed: bool = False
     cache: local = field(default_factory=local)
+
+    @property
+    def embedding(self) -> bool:
+        return self.placed and self.transposed
 
     def delta(self) -> Tensor:
         """Return the difference as a matrix [out, in], float32, not transposed."""
@@ -451,9 +459,10 @@ def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]
         raise MergeflowError(f"adapter '{stored.path}': '{name}' has rank {down[0]}, its configuration says {rank}.")
     shape = (up[0], prod(down[1:]))
     said = bool(config.get("fan_in_fan_out"))
-    transposed = embedding or (not kernel and _inputs_first(stored, module, shape, said))
+    placed = embedding or bool(kernel) or owner == weight
+    transposed = embedding or (not placed and _inputs_first(stored, module, shape, said))
     info = TensorInfo((shape[1], shape[0]) if transposed else (up[0], *down[1:]), FLOAT32)
-    return LoraEntry(stored.entries[name], stored.entries[partner], shape, down[0], factor, transposed, embedding), info
+    return LoraEntry(stored.entries[name], stored.entries[partner], shape, down[0], factor, transposed, placed), info
 
 
 def _inputs_first(stored: LazyStateDict, module: str, shape: tuple[int, int], said: bool) -> bool:

@@ -137,9 +137,12 @@ def whole(base, state):
         (classifier, {"target_modules": ["c_proj", "score"]}),
         (classifier, {"target_modules": ["c_proj", "score"], "use_dora": True}),
         (gpt2, {"target_modules": ["c_proj", "c_attn"], "fan_in_fan_out": False}),
+        (gpt2, {"target_modules": [], "target_parameters": ["attn.c_proj.weight", "c_attn.weight"]}),
+        (llama, {"target_modules": ["q_proj"], "target_parameters": ["embed_tokens.weight", "o_proj.weight"]}),
     ],
     ids=["dora", "dora-all", "head", "dora-head", "embedding", "both", "dora-gpt2", "wte", "bias-all", "bias-lora",
-         "tokens", "tokens-head", "tokens-tied", "square", "square-dora", "said-wrongly"],
+         "tokens", "tokens-head", "tokens-tied", "square", "square-dora", "said-wrongly", "parameters",
+         "parameters-and-modules"],
 )  # fmt: skip
 def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
     expected = trained(model(), tmp_path, **config)
@@ -152,6 +155,19 @@ def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
         for name, value in found.items():
             if name not in fit.base.infos.keys() - base.infos.keys():  # a head that PEFT's merge leaves tied
                 torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_parameters_without_their_modules_become_modules_of_a_sum(tmp_path):
+    """PEFT adapts Conv1D's weight [in, out] as it lies, and the module by its transpose."""
+    expected = trained(gpt2(), tmp_path, target_modules=[], target_parameters=["attn.c_proj.weight", "wte.weight"])
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base")}
+    merge({**recipe, "experts": [str(tmp_path / "adapter")], "out": str(tmp_path / "out"), "adapter": 4})
+    model = peft.PeftModel.from_pretrained(
+        transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "base"), tmp_path / "out"
+    )
+    for name, value in model.merge_and_unload().state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
 
 
 CONVOLUTIONS = ["line", "plane", "point", "square", "space", "c_proj"]

@@ -106,6 +106,27 @@ def test_an_untied_t5_scales_as_before_also_where_an_older_file_does_not_say_it(
     torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("layers", [None, [1]])
+def test_an_adapter_of_one_block_of_several_tied_ones_changes_it_alone(tmp_path, layers):
+    """Zamba's file holds its shared block once; PEFT adapts every copy of it apart."""
+    sizes = {"num_hidden_layers": 4, "n_mamba_heads": 8, "mamba_headdim": 8, "num_mem_blocks": 1,
+             "num_attention_heads": 4, "attention_hidden_size": 64, "attention_head_dim": 16,
+             "hybrid_layer_ids": [1, 3], "layers_block_type": ["mamba", "hybrid"] * 2}  # fmt: skip
+    kind = transformers.Zamba2ForCausalLM
+    kind(kind.config_class.from_dict(shrunk(kind.config_class().to_dict()) | sizes)).save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(target_modules=["q_proj", "down_proj"], layers_to_transform=layers)
+    wrapped = peft.get_peft_model(kind.from_pretrained(tmp_path / "base"), config).eval()
+    with torch.no_grad():
+        for parameter, value in wrapped.named_parameters():
+            if "lora_" in parameter:
+                value.add_(0.3 * torch.randn(value.shape))
+    wrapped.save_pretrained(tmp_path / "a")
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base")}
+    merge({**recipe, "experts": {"a": str(tmp_path / "a")}, "out": str(tmp_path / "out")})
+    found, wanted = kind.from_pretrained(tmp_path / "out").eval()(TOKENS), wrapped(TOKENS)
+    torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-4)
+
+
 def test_an_untied_head_that_a_class_would_compute_otherwise_is_refused(tmp_path):
     kind = transformers.SwitchTransformersForConditionalGeneration
     model = kind(kind.config_class.from_dict(shrunk(kind.config_class().to_dict())))

@@ -162,7 +162,7 @@ class AdapterJob:
                 (algebra if summed else others).append(name)
         check_known_experts(self._concerned(), slots, model.architecture)
         self.engine.first_passes()
-        reduction.sum_adapters({name: self.stored[name] for name in algebra})
+        reduction.sum_adapters({name: self.stored[name] for name in algebra}, slots)
         reduction.approximate({name: self.stored[name] for name in others}, slots)
         return slots
 

@@ -67,22 +67,25 @@ class Reduction:
                 f"`ranks` (--rank-of): no matrix of the base fits '{listed}'. Matrices are such as '{some}'."
             )
 
-    def sum_adapters(self, names: Mapping[str, str]) -> None:
+    def sum_adapters(self, names: Mapping[str, str], slots: Mapping[str, Slot]) -> None:
         """Find the factors of Σ c_t · s_t B_t A_t, exactly or in the factors' own space; no matrix is formed.
 
         Args:
             names: Of the tensors in memory, each with that in the base's file.
+            slots: Where the factors go, by name in memory.
         """
         with one_thread(), single_threaded(self.engine.workers or default_workers()) as pool:
-            for done in [pool.submit(self._sum, *pair) for pair in names.items()]:
+            for done in [pool.submit(self._sum, *pair, slots[pair[0]].transposed) for pair in names.items()]:
                 done.result()
 
-    def _sum(self, name: str, stored: str) -> None:
+    def _sum(self, name: str, stored: str, transposed: bool) -> None:
         states = self.engine.stacks.experts
         coefficients = zip(self.engine.model.experts, self.engine.coefficients(stored), strict=True)
         scale = self.scale
         terms = [
-            (scale * c, stored_factors(states[name], stored)) for name, c in coefficients if stored in states[name]
+            (scale * c, stored_factors(states[name], stored, transposed))
+            for name, c in coefficients
+            if stored in states[name]
         ]
         for at, part in enumerate(self._parts(name, stored)):
             self._sum_part(part, [(c, factors[at]) for c, factors in terms if c])
@@ -206,8 +209,12 @@ def _whole(entry: Any) -> Any:
     return entry.whole if isinstance(entry, PartEntry) else entry
 
 
-def stored_factors(state: Any, name: str) -> list[Factors]:
-    """Return an adapter's factors of one tensor in their stored type, of each expert where it is a stack."""
+def stored_factors(state: Any, name: str, transposed: bool) -> list[Factors]:
+    """Return an adapter's factors of one tensor in their stored type, of each expert where it is a stack.
+
+    Args:
+        transposed: Whether the tensor is to be the transpose of their product, unless it is a stack.
+    """
     entry = state.entries[name]
     whole = _whole(entry)
     if isinstance(whole, ExpertsEntry):
@@ -219,4 +226,5 @@ def stored_factors(state: Any, name: str) -> list[Factors]:
         return [Factors(down, up[first : first + rows], whole.factor)]
     entry = entry.lora if isinstance(entry, AddedEntry) else entry
     assert isinstance(entry, LoraEntry), name
-    return [Factors(*entry.factors(), entry.factor)]
+    down, up = entry.factors()
+    return [Factors(*((up.T, down.T) if entry.transposed != transposed else (down, up)), entry.factor)]
