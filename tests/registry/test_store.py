@@ -82,6 +82,7 @@ def test_passwords_are_not_printed(tmp_path, monkeypatch, address, caplog, capfd
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    monkeypatch.setattr("mlflow.store.db.utils.MAX_RETRY_COUNT", 2)  # of ten, which take 100 seconds
     with pytest.raises(MergeflowError) as error:
         connect(project_root=tmp_path)
     cause = error.value.__cause__
