@@ -157,14 +157,14 @@ def test_ram_keeps_unique_changes_whole_and_averages_shared_ones():
     close(direction("ram", dense), dense.mean(0))
 
 
-@pytest.mark.parametrize("over", ["model", "tensor"])
-def test_ram_plus_formula(over):
+@pytest.mark.parametrize(("over", "alpha"), [("model", 9.0), ("tensor", 9.0), ("tensor", 0.3)])
+def test_ram_plus_formula(over, alpha):
     base = {"a": torch.zeros(40).double(), "b": torch.zeros(30).double()}
     moved = {
         name: draw(3, len(value), seed=len(name)) * (draw(3, len(value), seed=7) > 0.4) for name, value in base.items()
     }
     experts = {f"e{t}": {name: moved[name][t] for name in base} for t in range(3)}
-    found = prepare(configure("ram_plus", {"r": 0.5, "alpha": 0.3, "over": over}), base, experts).direction
+    found = prepare(configure("ram_plus", {"r": 0.5, "alpha": alpha, "over": over}), base, experts).direction
     changed = {name: moved[name].abs() > 1e-5 for name in base}
     for name in base:
         where = list(base) if over == "model" else [name]
@@ -172,7 +172,7 @@ def test_ram_plus_formula(over):
         for t in range(3):
             unique = sum(int((changed[n][t] & (changed[n].sum(0) == 1)).sum()) for n in where)
             shared = sum(int((changed[n][t] & (changed[n].sum(0) > 1)).sum()) for n in where)
-            boost = 1 + 0.5 * min(0.3, shared / unique)
+            boost = 1 + 0.5 * min(alpha, shared / unique)
             assert boost > 1
             count = changed[name].sum(0)
             expected += torch.where(count == 1, boost * moved[name][t], moved[name][t] / count.clamp(min=1))
