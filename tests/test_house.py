@@ -55,10 +55,15 @@ OWNERS = {"prefect": "flows", "prefect_dask": "flows", "prefect_ray": "flows", "
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> dict[str, list[str]]:
     """Return the modules that a file imports, inside functions and for types alone too, with the names it takes."""
     found: dict[str, list[str]] = {}
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name: [] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -157,7 +162,7 @@ def test_front_doors_name_what_they_have() -> None:
     """`from mergeflow.memory import *` failed at a name that had gone."""
     lost = {}
     for path in (found for package in PACKAGES for found in (ROOT / package).rglob("__init__.py")):
-        module = ast.parse(path.read_text())
+        module = tree_of(path)
         listed = [
             one.value for one in module.body if isinstance(one, ast.Assign) and ast.unparse(one.targets) == "__all__"
         ]
@@ -190,7 +195,7 @@ def function_lengths() -> dict[str, int]:
     """Return the lines of each function's body, from behind its docstring, by `path:name`."""
     lengths: dict[str, int] = {}
     for path in files().values():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name != "claims":  # a table of data
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 lines = body[-1].end_lineno - body[0].lineno + 1 if body else 0

@@ -1,6 +1,7 @@
 """What trains and measures depends on neither a drawing nor a reader: a change of one re-trains nothing."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,20 @@ def file_of(module: str) -> Path | None:
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.exists()), None)
 
 
+@cache
+def named(file: Path) -> list[str]:
+    """Every module of ours that a file imports, or has in a text as its full name."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.append(node.value)
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name for name in names if name.split(".")[0] in OURS]
+
+
 def reached(start: str) -> set[str]:
     """Every module of ours that an import in `start`, or in what it reaches, names, with the packages around it."""
     found: set[str] = set()
@@ -25,15 +40,7 @@ def reached(start: str) -> set[str]:
             if module in found or file is None:
                 continue
             found.add(module)
-            for node in ast.walk(ast.parse(file.read_text())):
-                if isinstance(node, ast.Import):
-                    todo += [alias.name for alias in node.names if alias.name.split(".")[0] in OURS]
-                elif (
-                    isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.split(".")[0] in OURS
-                ):
-                    todo.append(node.value)  # a module that is imported by its full name
-                elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in OURS:
-                    todo += [f"{node.module}.{alias.name}" for alias in node.names]
+            todo += named(file)
     return found
 
 

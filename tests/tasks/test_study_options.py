@@ -32,10 +32,6 @@ def project(folder: Path, **studies: Any) -> Path:
     return folder
 
 
-def test_the_projects_own_choices_are_valid() -> None:
-    check_study_options(ROOT, load_study_params(ROOT / "studies/params.yaml", load_params(ROOT / "params.yaml")))
-
-
 def test_every_fault_of_every_study_is_told(tmp_path: Path) -> None:
     root = project(tmp_path, mima=MISSPELT, one_epoch={"epochs": "all", "further": {}}, one_epok={})
     with pytest.raises(MergeflowError) as caught:
