@@ -21,11 +21,8 @@ from mergeflow.modalities.vision.sources.kinds import open_images
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
 from mergeflow.training.arithmetic import arithmetic
-from tasks.project.graph import load_graph
-from tasks.project.parameters import load_params
 from tests.evaluation.small import TASKS, make_scorer, sweep_values
 
-ROOT = Path(__file__).parents[2]
 SCALES = (0.0, 0.3, 0.6, 1.0)
 
 
@@ -73,12 +70,6 @@ def test_tf32_switches_torch_for_the_forward_pass_alone_and_leaves_determinism(s
         example_scores(scorer.model, task, 256, "tf32")
         example_scores(scorer.model, task, 256)
     assert seen == [("tf32", True), ("ieee", True)]
-
-
-def test_the_precision_is_part_of_every_judging_stage_s_fingerprint() -> None:
-    stages = [stage.name for stage in load_graph(ROOT).values() if "evaluation" in stage.params]
-    assert {"multitask", "finetune", "sweep", "select", "evaluate"} <= set(stages)
-    assert load_params(ROOT / "params.yaml").lookup_json("evaluation")["precision"] == "float32"
 
 
 def test_a_sweep_in_another_precision_does_not_go_on_in_the_same_folder(world: Path, tmp_path: Path) -> None:
