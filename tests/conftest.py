@@ -4,10 +4,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before anything imports torch. Several processes run tests side by side: threads of one that wait for a processor that
 # another one holds would spin, and the same tests take several times the processor time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# For the same reason no example has a deadline.
+settings.register_profile("shared processor", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared processor")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

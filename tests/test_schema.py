@@ -4,7 +4,7 @@ from contextlib import suppress
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
@@ -85,7 +85,6 @@ def test_the_words_are_those_of_people_who_write_yaml(values: Any, words: str):
 json = st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=4), lambda x: st.lists(x, max_size=2))
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from([*Plan.model_fields, "x"]), json | st.dictionaries(st.text(max_size=4), json)))
 def test_whatever_stands_in_a_file_the_error_is_for_people(values: dict[str, Any]):
     with suppress(MergeflowError):  # any other kind of error is the failure

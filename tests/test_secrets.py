@@ -46,14 +46,14 @@ def print_and_raise(error: Exception) -> None:
     raise error
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(password=PASSWORDS, form=st.sampled_from(ADDRESSES), kind=st.sampled_from([MergeflowError, RuntimeError]))
 def test_no_password_of_an_address_is_written(password: str, form: str, kind: type[Exception]) -> None:
     for text in texts_of(kind(f"no answer from {form.format(password)}, try again")):
         assert password not in text
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(password=PASSWORDS)
 def test_no_password_of_a_query_is_written(password: str) -> None:
     for form in QUERIES:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.rebuild.unlearn import Passages
@@ -26,7 +26,6 @@ def common(first: list[str], second: list[str]) -> int:
     return rows[-1][-1]
 
 
-@settings(deadline=None)  # the first example imports the package
 @given(WORDS, WORDS)
 def test_rouge_l_is_the_longest_common_subsequence(reference: list[str], written: list[str]) -> None:
     length = common(reference, written)

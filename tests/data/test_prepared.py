@@ -59,7 +59,7 @@ def tokens(length: int) -> Decoding:
     return Decoding({"max_length": length}, decode, schema, size=4 * length + 16)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(30, 80))
 def test_a_task_without_classes_keeps_every_bit(
     seed: int, count: int, tmp_path_factory: pytest.TempPathFactory

@@ -61,7 +61,7 @@ def one_choice_of_classes(steps: list[str]) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(STEPS, max_size=4).filter(one_choice_of_classes), st.permutations(range(40)), st.integers(0, 3))
 def test_a_transform_is_a_pure_function_of_example_split_row_and_seed(
     steps: list[str], order: list[int], seed: int

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
@@ -52,7 +52,6 @@ def hill(args: Mapping[str, Any]) -> float:
     return -abs(args["scale"] - 1.6) - args["keep"]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 4), min_size=15, max_size=15), st.sampled_from(GRID["keep"]), st.sampled_from(GRID["scale"])
 )
@@ -79,7 +78,6 @@ def test_a_climb_from_outside_the_grid_starts_in_its_middle() -> None:
     assert len(found) == 5
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=21), st.integers(0, 20))
 def test_a_line_finds_the_best_of_a_hump_from_any_start(values: list[int], start: int) -> None:
     hump = sorted(values[::2]) + sorted(values[1::2], reverse=True)

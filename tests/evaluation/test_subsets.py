@@ -61,7 +61,7 @@ def test_the_range_holds_every_subset_s_ends(pairs: list[tuple[float, float]], d
 
 
 @given(st.integers(1, 20), st.integers(1, 60), st.integers(0, 2**31))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_subsets_differ_are_reproducible_and_in_order(size: int, count: int, seed: int) -> None:
     drawn = draw_subsets(TASKS, size, count, seed)
     assert drawn == draw_subsets(TASKS, size, count, seed)
@@ -90,7 +90,6 @@ def test_another_seed_draws_other_subsets() -> None:
     assert draw_subsets(TASKS, 8, 10, 0) != draw_subsets(TASKS, 8, 10, 1)
 
 
-@settings(deadline=None)  # the first example imports scipy.stats
 @given(st.lists(shares, min_size=2, max_size=20), st.integers(0, 1000))
 def test_the_interval_shrinks_to_nothing_as_all_are_measured(values: list[float], more: int) -> None:
     some, half = subset_interval(values, len(values) + more + 1)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.rebuild.unlearn import Bounds, Figures, Tried, choose, written
@@ -59,7 +59,6 @@ def test_a_bound_that_is_given_replaces_the_bases_figure() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may have other work
 @given(st.lists(st.tuples(st.floats(-2, 0), st.floats(0, 1), st.floats(0.5, 0.6)), min_size=1))
 def test_the_chosen_weight_keeps_the_others_and_none_that_does_forgets_more(
     rows: list[tuple[float, float, float]],

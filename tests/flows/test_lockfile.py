@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from dvc.schema import COMPILED_LOCKFILE_SCHEMA
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML, YAMLError
 from voluptuous import Invalid
@@ -36,7 +36,7 @@ def test_a_whole_file_is_whole() -> None:
 
 
 @example(WHOLE.index("md5: ") + len("md5: 1"))  # the beginning of a digest may read as a number
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(st.integers(0, 4000))
 def test_what_dvc_cannot_read_is_known_to_be_cut_off(length: int) -> None:
     assert dvc_reads(WHOLE[:length]) or not is_whole(WHOLE[:length])

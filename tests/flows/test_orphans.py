@@ -142,7 +142,7 @@ def test_dvc_brings_back_what_was_removed(tmp_path: Path) -> None:
     assert {name for name in files(project / "outputs") if "/left/" in name} == before
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     addresses=st.lists(
         st.sampled_from(["finetune", "sweep", "select", "none", ""]).flatmap(

@@ -18,7 +18,7 @@ SOURCES = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(NAMES, SOURCES)
 def test_a_task_goes_in_and_out_of_the_real_file(name: str, source: str) -> None:
     text = (ROOT / "params.yaml").read_text()

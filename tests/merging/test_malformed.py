@@ -104,14 +104,14 @@ def test_a_value_that_holds_itself(tmp_path):
 
 
 @pytest.mark.slow
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(method=METHODS, changes=st.dictionaries(st.sampled_from(FIELDS), VALUES, min_size=1, max_size=2))
 def test_any_value_in_any_field(method, changes):
     valid_or_refused({**sound(method), **changes})
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(method=METHODS, data=st.data())
 def test_any_value_in_any_argument(method, data):
     names = st.sampled_from([*methods()[method].args.model_fields])
@@ -119,7 +119,7 @@ def test_any_value_in_any_argument(method, data):
     valid_or_refused({**sound(method), "args": args})
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text(alphabet="ab:-[]{}&*!|>'\"\n\t #%@`0123456789xe.,?<~\x00\x85\ud7ff", max_size=40))
 def test_any_text_as_a_file(text, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "recipe.yaml"

@@ -32,7 +32,7 @@ def pruned(tau, keep, smallest=False):
     return torch.stack([row if index in kept else torch.zeros_like(row) for index, row in enumerate(tau)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 9), st.integers(2, 6), st.floats(0, 1), st.booleans(), st.integers(0, 99))
 def test_it_is_what_its_formula_says(rows, columns, keep, smallest, seed):
     taus, weights = draw(3, rows, columns, seed=seed), [0.5, -1.0, 2.0]

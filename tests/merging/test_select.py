@@ -39,7 +39,7 @@ def found(rows: list[list[float]], k: int, dtype: torch.dtype, magnitudes: bool)
     return result
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.integers(2, 30).flatmap(
         lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), min_size=1, max_size=3)

@@ -75,7 +75,7 @@ SHAPES = {"a": (61, 40), "b": (7,), "c": (300,), "d": (13, 3, 5), "empty": (0, 3
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 99),
     count=st.integers(1, 5),

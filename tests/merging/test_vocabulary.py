@@ -90,7 +90,7 @@ def test_the_union_of_different_tokenizers_holds_what_each_has(tmp_path, kind):
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.booleans(), st.sampled_from(["base", "union"]))
 def test_permuting_an_expert_s_vocabulary_changes_nothing(tmp_path_factory, data, kind, tied, source):
     tmp_path = tmp_path_factory.mktemp("permuted")

@@ -116,7 +116,7 @@ def interval_of_booleans(candidate, champion, expert_accuracy, options):
     return tuple(float(end) for end in np.quantile(total / len(candidate), [tail, 1.0 - tail]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_scores_of_zero_and_one_give_the_interval_of_booleans_bit_for_bit(data):
     counts = data.draw(st.lists(st.integers(1, 300), min_size=1, max_size=3))
@@ -152,7 +152,7 @@ def test_interval_covers_the_truth_as_often_as_it_says():
     assert 0.83 <= hits / 200 <= 0.97
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(0.05, 1.0), min_size=4, max_size=4))
 def test_never_worse_beyond_the_tolerance(shares):
     old = Evidence({"a": shares[0], "b": shares[1]}, {"a": 1.0, "b": 1.0})

@@ -81,6 +81,7 @@ def test_a_dry_run_of_its_own_architecture(tmp_path: Path) -> None:
     small: dict[str, Any] = {
         "methods": {"average": {}, "task_arithmetic": {"scale": {"low": 0.3, "high": 0.3, "step": 0.1, "start": 0.3}}},
         "together": {},
+        "compressed": {},
         "adapted": {"directions": [], "rates": [0.1], "steps": 1},
         "probed": ["average"],
         "embeddings": {"embeddings.": ["average"]},

@@ -134,7 +134,7 @@ def test_the_same_picture_in_another_file_format_is_a_duplicate(tmp_path: Path) 
     assert prepare_task(raw, tmp_path, image_decoding(4))["splits"]["train"]["duplicates_removed"] == {"test": 1}
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     pixels=hnp.arrays(np.uint8, st.tuples(st.integers(3, 6), st.integers(1, 5), st.integers(1, 5), st.just(3))),
     labels=st.lists(st.integers(0, 2), min_size=6, max_size=6),

@@ -139,7 +139,7 @@ def test_unknown_names_are_refused_with_the_nearest():
         TASKS[1].sample("test", 500)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(TASKS),
     st.integers(0, 2**32 - 1),

@@ -18,7 +18,7 @@ def made(rows, columns, rank, factor, generator):
     return Factors(torch.randn(rank, columns, **draw), torch.randn(rows, rank, **draw), factor)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(sizes, sizes, ranks, st.integers(1, 8), st.integers(0, 99))
 def test_sums_are_exact_and_compression_is_the_best_of_its_rank(rows, columns, terms, rank, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -114,7 +114,7 @@ def test_the_gap_is_second_order_and_only_the_derived_term_takes_it_away(activat
 
 
 @given(scale=st.floats(0.1, 2), count=st.integers(2, 4), seed=st.integers(0, 99))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_the_coefficient_along_c_is_minus_the_scale(scale: float, count: int, seed: int) -> None:
     net = Net((3, 4, 3), "tanh", seed)
     losses = [flat_loss(net.module, task) for task in random_tasks(count, 3, 3, 8, seed)]

@@ -28,7 +28,7 @@ ROOT2 = 2**0.5
     scale=st.floats(0.05, 2),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_derived_bounds_hold_on_every_net(
     activation: str, gain: float, widths: tuple[int, ...], scale: float, seed: int
 ) -> None:

@@ -47,7 +47,7 @@ def plain_interference(vectors: Sequence[Tensor], rank: int, reading: str) -> fl
 
 
 @given(st.integers(0, 10**6), st.integers(2, 4), st.sampled_from([(5, 9), (9, 5), (6, 6)]))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 def test_every_rank_is_the_plain_formula(seed: int, count: int, shape: tuple[int, int]) -> None:
     vectors = random_tasks(seed, count, shape)
     factors = factor_tasks(vectors)
@@ -154,7 +154,7 @@ SETTINGS = st.builds(
 
 
 @given(SETTINGS, st.integers(0, 10**6))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_the_bounds_hold_and_are_ordered(setting: Setting, seed: int) -> None:
     drawn = draw_tasks(setting, seed)
     found, loss = bounds(drawn), measured_interference(drawn)

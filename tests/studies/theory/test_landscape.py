@@ -32,7 +32,7 @@ def inner(a: State, b: State) -> float:
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_plane_is_orthonormal_and_holds_its_three_models(seed: int) -> None:
     base, first, second = model(seed), model(seed + 1), model(seed + 2)
     plane = plane_through(base, first, second)

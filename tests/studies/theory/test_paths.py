@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mergeflow.evaluation import losses
@@ -15,7 +15,6 @@ from studies.theory.landscape import principal_components, principal_plane, roun
 numbers = st.floats(-100, 100).map(lambda number: round(number, 3))
 
 
-@settings(deadline=None)
 @given(st.integers(3, 40), st.floats(0.1, 10), numbers, numbers)
 def test_a_regular_polygon_is_as_round_as_it_should_be(sides: int, radius: float, x: float, y: float) -> None:
     turns = 2 * np.pi * np.arange(sides) / sides
@@ -24,7 +23,6 @@ def test_a_regular_polygon_is_as_round_as_it_should_be(sides: int, radius: float
     assert roundness(path[::-1]) == pytest.approx(roundness(path), rel=1e-4)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(numbers, numbers), min_size=3, max_size=12))
 def test_no_path_is_rounder_than_a_circle(path: list[tuple[float, float]]) -> None:
     assert 0 <= roundness(path) <= 1 + 1e-9
@@ -43,7 +41,6 @@ def test_the_plane_has_the_projection_s_coordinates() -> None:
         assert off == pytest.approx(offs["one"], abs=1e-5)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 7))
 def test_losses_are_torch_s_whatever_the_batch(batch_size: int) -> None:
     generator = torch.Generator().manual_seed(1)

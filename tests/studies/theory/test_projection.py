@@ -36,7 +36,7 @@ def matrix(states: dict[str, State]) -> np.ndarray:
 
 
 @given(count=st.integers(3, 9), components=st.integers(1, 2), seed=st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_equals_sklearn(count: int, components: int, seed: int) -> None:
     states = models(count, seed)
     found = principal_components(states, components)
@@ -55,7 +55,7 @@ def test_equals_sklearn(count: int, components: int, seed: int) -> None:
 
 
 @given(seed=st.integers(0, 10**6), shift=st.floats(-1e3, 1e3), turn=st.randoms(use_true_random=False))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_order_and_origin_do_not_matter(seed: int, shift: float, turn: "object") -> None:
     states = models(6, seed)
     names = list(states)
@@ -69,7 +69,7 @@ def test_order_and_origin_do_not_matter(seed: int, shift: float, turn: "object")
 
 
 @given(seed=st.integers(0, 10**6), block=st.integers(1, 20))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_blocks_do_not_matter(seed: int, block: int) -> None:
     states = models(4, seed)
     whole = centred_gram(states)
@@ -103,7 +103,7 @@ def test_components_are_orthonormal_models_and_rebuild_what_lies_on_the_plane() 
 
 
 @given(count=st.integers(3, 8), more=st.integers(0, 4), seed=st.integers(0, 10**6))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_the_gram_matrix_is_enough_to_place_points_on_the_components_of_some(count: int, more: int, seed: int) -> None:
     states = models(count + more, seed)
     fitted = dict(list(states.items())[more:])  # the last ones

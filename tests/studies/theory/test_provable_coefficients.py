@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mergeflow.analysis.provable.conditions import addition, unlearning
@@ -119,7 +119,6 @@ def test_an_expert_that_changed_nothing_responds_to_nothing() -> None:
 # A task nobody trained
 
 
-@settings(deadline=None)  # the first call imports scipy's programs
 @given(st.lists(st.floats(-1, 1).map(lambda x: round(x, 2)), min_size=1, max_size=4), st.floats(0.05, 0.5))
 def test_the_smallest_coefficients_meet_both_sums_and_are_no_larger_than_the_closed_form(
     gammas: list[float], c: float
