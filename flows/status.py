@@ -22,6 +22,7 @@ from flows.dvc_commands import (
 )
 from mergeflow import layout
 from mergeflow.checkpoints.writer import write_atomically
+from mergeflow.commands.options import print_table
 from mergeflow.documents import Registration, Test, read_registration, read_selection, read_test
 from mergeflow.errors import MergeflowError, first_line, hide_passwords, without_passwords
 from mergeflow.layout import CODE
@@ -167,8 +168,7 @@ def print_summary(root: Path, console: Console) -> None:
     if not path.exists():
         raise MergeflowError(f"{path.name} is missing: run the pipeline first with `mergeflow run`.")
     test = read_test(path)
-    width = max(console.width, 12 + 9 * len(test["rows"]))  # a terminal that is narrower breaks lines, and cuts nothing
-    console.print(result_table(test), width=width, crop=False)
+    print_table(console, result_table(test))
     console.print(f"Chosen on validation: {chosen_arguments(test)}.", highlight=False)
     for line in grid_ends(root):
         console.print(f"[bold yellow]At the end of its grid:[/] {line}", highlight=False, soft_wrap=True)

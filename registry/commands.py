@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mergeflow.checkpoints.fingerprint import short
+from mergeflow.commands.options import print_table
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _add_questions(group: typer.Typer, opened: Opened) -> None:
             count = str(len(version.tasks) or "")
             fingerprint = short(version.fingerprint or "")
             table.add_row(version.version, aliases, version.method, count, shown, fingerprint)
-        Console().print(table)
+        print_table(Console(), table)
 
     @group.command("show")
     def show_(which: Which = "champion", name: Name = None) -> None:
@@ -102,7 +103,7 @@ def _add_questions(group: typer.Typer, opened: Opened) -> None:
                 table.add_row(
                     key, *("" if row[side] is None else f"{row[side]:.4f}" for side in ("left", "right", "change"))
                 )
-        Console().print(table)
+        print_table(Console(), table)
 
     @group.command("history")
     def history_(name: Name = None) -> None:

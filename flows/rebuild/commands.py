@@ -14,6 +14,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from mergeflow.checkpoints.fingerprint import short
+from mergeflow.commands.options import print_table
 from registry.commands import Name, Opened, Which
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _print_unlearnt(console: Console, done: "Unlearnt", task: str, promote: bool
         likely += [f"{100 * trial.figures.recall[task]:.1f} %"] if is_recited else []
         accuracy = f"{100 * trial.figures.accuracy[task]:.2f} %"
         table.add_row(f"{trial.scale:g}", accuracy, *likely, f"{100 * lost[worst]:+.2f} {worst}", mark)
-    console.print(table)
+    print_table(console, table)
     likely = [f", perplexity {math.exp(done.before.loss[task]):.2f}"] if is_text else []
     likely += [f", Rouge-L recall {100 * done.before.recall[task]:.1f} %"] if is_recited else []
     console.print(

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mergeflow.commands.options import Device
+from mergeflow.commands.options import Device, print_table
 from mergeflow.errors import MergeflowError
 
 Base = Annotated[
@@ -199,13 +199,10 @@ def _name(source: str, sources: Sequence[str]) -> str:
 
 
 def _print(title: str, names: Sequence[str], rows: dict[str, list[str]]) -> None:
-    console = Console()
-    if not console.is_terminal:  # a file or pipe: whole names, whatever the width of the screen
-        console = Console(width=160)
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.add_column("model", overflow="fold")
     for name in names:
         table.add_column(name, justify="right")
     for model, cells in rows.items():
         table.add_row(model, *cells)
-    console.print(table, highlight=False)
+    print_table(Console(highlight=False), table)

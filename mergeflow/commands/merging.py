@@ -8,12 +8,12 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, TransferSpeedColumn
 from rich.table import Table
 
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.allocation import reuse_freed_memory
-from mergeflow.commands.options import Force, checked, local
+from mergeflow.commands.options import Force, checked, local, print_table, progress_bars
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def merge(
     console = Console()
     if loaded.device != "cpu":
         console.print(_on_device(loaded, context), highlight=False)
-    columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with progress_bars(console, DownloadColumn(), TransferSpeedColumn()) as bars:
         bar = bars.add_task(loaded.method, total=None)
         made = run(
             loaded,
@@ -223,10 +222,8 @@ def diff(
             name = escape(f"{row.name}\n  {row.change}" if row.change else row.name)
             table.add_row(name, *shown, *(digest[:10] or "missing" for digest in row.digests))
     console = Console()
-    if not console.is_terminal:  # a file or pipe: whole names, whatever the width of the screen
-        console = Console(width=160)
     if table.row_count:
-        console.print(table)
+        print_table(console, table)
     same = sum(row.equal for row in comparison.tensors)
     console.print(f"{same} of {len(comparison.tensors)} tensors are equal.", highlight=False)
     raise typer.Exit(0 if comparison.equal else 1)

@@ -6,10 +6,28 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.measure import Measurement
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from mergeflow.errors import MergeflowError
 
 Force = Annotated[bool, typer.Option("--force", help="Replace the output file even if mergeflow did not make it.")]
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table whole: a terminal that is too narrow breaks its lines, but nothing is cut out of them."""
+    least = Measurement.get(console, console.options.update(max_width=10_000), table).minimum
+    if least > console.width:
+        table.width = least
+    console.print(table, crop=False)
+
+
+def progress_bars(console: Console, *columns: ProgressColumn) -> Progress:
+    """Return bars that show these columns and the time that is left; nothing where there is no terminal."""
+    shown = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
+    return Progress(*shown, console=console, transient=True, disable=not console.is_terminal)
 
 
 def local(context: typer.Context, path: str | Path) -> str:

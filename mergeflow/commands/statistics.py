@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from mergeflow.checkpoints.fingerprint import short
-from mergeflow.commands.options import Device, Force, read_pairs
+from mergeflow.commands.options import Device, Force, progress_bars, read_pairs
 
 Expert = Annotated[Path, typer.Argument(help="The expert's weights.")]
 Task = Annotated[Path, typer.Option(help="The prepared folder of the expert's task.")]
@@ -148,8 +148,6 @@ def _write(out: Path, force: bool, **order: Any) -> None:
 @contextmanager
 def progress_bar(name: str) -> Iterator[Any]:
     """A bar on a terminal, nothing elsewhere; yields the function to call with done and total."""
-    console = Console()
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+    with progress_bars(Console(), MofNCompleteColumn(), TimeElapsedColumn()) as bars:
         bar = bars.add_task(name, total=None)
         yield lambda done, total: bars.update(bar, completed=done, total=total)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 from rich.table import Table
 
 from mergeflow.commands.allocation import reuse_freed_memory
+from mergeflow.commands.options import progress_bars
 
 if TYPE_CHECKING:
     from mergeflow.evaluation.scoring import Score
@@ -76,9 +77,7 @@ def _run(sweep: "Sweep", folder: Path, resolve: Callable[[str], str] | None, con
 
         check_device(sweep.device)
         print_forecast(estimate_sweep_memory(sweep, resolve), console)
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    with bars:
+    with progress_bars(console, MofNCompleteColumn(), TimeElapsedColumn()) as bars:
         bar = bars.add_task("sweep", total=None)
         return run_sweep(
             sweep,

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from mergeflow.commands.options import print_table
 from mergeflow.errors import MergeflowError
 from tasks.commands.expert_inputs import ExpertInputs, OpenedExperts
 
@@ -198,13 +199,13 @@ def show(advice: "Advice", key: str, console: Console) -> None:
             figures = [f"{value:+.2f}" for value in (pair.alpha, pair.changes, pair.cosine)]
             cells = [name, *figures, pair.relation, *ranges]
             table.add_row(*cells, *([] if advice.linear is None else [advice.linear.get(name, "")]))
-        console.print(table)
+        print_table(console, table)
     if advice.cosines is not None:
         table = Table(Column("unlearning", no_wrap=True), "costs most (cosine of the task vectors)", **shared)
         for name in advice.weighed:
             dearest = advice.costs(name)[:_DEARER]
             table.add_row(name, ", ".join(f"{other} ({value:+.2f})" for other, value in dearest))
-        console.print(table)
+        print_table(console, table)
     if advice.theory is not None:
         said = "no λ solves all tasks" if advice.theory.empty else f"λ ≥ {advice.theory.low:.2f}"
         console.print(f"For the sum of all the theory expects: {said}.", highlight=False)

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
+from mergeflow.commands.options import print_table
 from mergeflow.errors import MergeflowError
 from tasks.commands.expert_inputs import ExpertInputs
 
@@ -87,7 +88,7 @@ def show(pairs: Sequence["Pair"], costs: Mapping[str, float], console: Console) 
         table.add_column(column, justify="right", no_wrap=True)
     for name, *cells in layer_rows(pairs):
         table.add_row(names[name], *cells)
-    console.print(table)
+    print_table(console, table)
     table = Table("pair", Column("worst layer", no_wrap=True), title="By pair", **shared)
     for column in ("1 − cos", "baseline", "coef", "LLFC", "CTL"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -102,13 +103,13 @@ def show(pairs: Sequence["Pair"], costs: Mapping[str, float], console: Console) 
             word(pair.verdict["LLFC"]),
             word(pair.verdict["CTL"]),
         )
-    console.print(table)
+    print_table(console, table)
     console.print(sentence(pairs), highlight=False)
     table = Table("pair", title="By what merging will cost", **shared)
     table.add_column(ANSWER.prediction, justify="right", no_wrap=True)
     for name, value in sorted(costs.items(), key=lambda item: -item[1]):
         table.add_row(name, f"{value:.4g}")
-    console.print(table)
+    print_table(console, table)
     console.print(merge_sentence(costs), highlight=False)
 
 
