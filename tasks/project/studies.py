@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,16 +87,22 @@ def _study_files(folder: Path) -> list[Path]:
 
 def _names_in(path: Path) -> list[str]:
     """Return the studies of a file: the keys of its `STUDIES`, or its own name."""
+    return [path.stem] if (names := _declared_names(path.read_bytes())) is None else list(names)
+
+
+@cache
+def _declared_names(code: bytes) -> tuple[str, ...] | None:
+    """Return the keys of a module's `STUDIES`; None where it has none, or is not Python: loading it names the fault."""
     try:
-        body = ast.parse(path.read_bytes()).body
+        body = ast.parse(code).body
     except (SyntaxError, ValueError):
-        return [path.stem]  # loading it names the fault
+        return None
     for node in body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if isinstance(target, ast.Name) and target.id == "STUDIES":
-                return [str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)]
-    return [path.stem]
+                return tuple(str(key.value) for key in node.value.keys if isinstance(key, ast.Constant))
+    return None
 
 
 def load_module(root: Path, module: str) -> ModuleType:

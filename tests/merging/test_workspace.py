@@ -55,8 +55,7 @@ def test_a_method_holds_no_more_than_it_says(name, weights, models, monkeypatch)
             assert held <= unit_bytes(call, model, unit) + 65536, (args, tensor)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize(("workers", "dtype"), [(1, torch.float64), (3, torch.float32)], ids=str)
 @pytest.mark.parametrize("name", ["slerp", "nuslerp", "multislerp", "karcher", "model_stock", "breadcrumbs"])
 def test_a_large_tensor_is_read_again_in_blocks_with_the_same_bits(name, workers, dtype, models, monkeypatch):
     base, experts = models[0], fitting(name, models[1])

@@ -129,10 +129,14 @@ def test_a_new_project_starts_from_a_world(world: str, tmp_path: Path) -> None:
     else:
         sweep = load_sweep(folder / "sweep.yaml")
         assert all(str(path).startswith("inputs/") for path in (sweep.base, *dict(sweep.experts).values()))
-    made = subprocess.run(
-        [sys.executable, folder / "inputs/make.py", "--help"], capture_output=True, text=True, check=True
-    )
-    assert "--out" in made.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", worlds())
+def test_the_inputs_of_a_world_can_be_made(world: str, tmp_path: Path) -> None:
+    make = new_project(tmp_path / "birds", "vision", world) / "inputs/make.py"
+    done = subprocess.run([sys.executable, make, "--help"], capture_output=True, text=True, check=True)
+    assert "--out" in done.stdout
 
 
 def test_an_unknown_world_is_told_with_the_nearest(tmp_path: Path) -> None:
