@@ -60,7 +60,8 @@ def test_new_experts_are_named_where_they_normalise_both():
 def test_margin():
     old, new = make_evidence(0.80), make_evidence(0.81)
     assert not failed(new, old, GateSettings(confidence=None, margin=0.01))  # 0.01 / 0.95 is more than 0.01
-    assert failed(new, old, GateSettings(confidence=None, margin=0.02)) == ["margin"]
+    (reason,) = decide(new, old, GateSettings(confidence=None, margin=0.02)).reasons
+    assert reason.endswith("changes by +1.05 points, needed: a gain of at least 2.00")
 
 
 def test_tolerance_guards_each_task():
