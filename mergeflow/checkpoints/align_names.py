@@ -18,12 +18,12 @@ from mergeflow.checkpoints.lora import EXPERT_STACKS, AddedEntry, DoraEntry, Exp
 from mergeflow.checkpoints.names import (
     IN_OUT_EXPERTS,
     converted,
-    head_and_embedding,
     loaded_name,
     may_be_tied,
     names_in_memory,
     renamed,
     tied_copies,
+    tied_weights,
     untied_config,
 )
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry, view
@@ -359,9 +359,10 @@ def _with_ties(
     base: LazyStateDict, states: dict[str, LazyStateDict], left_out: frozenset[str], notes: list[str]
 ) -> tuple[LazyStateDict, dict[str, LazyStateDict]]:
     """Make inputs agree that store a tied weight (an embedding that is also the head) once, and twice."""
-    states = _heads_with_tokens(base, states)
-    base = _untied(base, states, notes)
-    states = _heads_with_embedding(base, states)
+    class_ties = _class_ties(base, states)
+    states = _heads_with_tokens(base, states, class_ties)
+    base = _untied(base, states, class_ties, notes)
+    states = _heads_with_embedding(base, states, class_ties)
     unknown = any(name not in base for state in states.values() for name in state)
     by_class = tied_copies(config_of(base), base) if unknown else {}
     for expert, state in states.items():
@@ -392,19 +393,25 @@ def _with_ties(
 _SHARING = ("zamba", "zamba2")  # classes that tie whole blocks
 
 
-def _untied(base: LazyStateDict, states: dict[str, LazyStateDict], notes: list[str]) -> LazyStateDict:
+def _class_ties(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> dict[str, str]:
+    """Return the weights that the base's class ties, stored or not; none where no adapter can part or follow them."""
+    adapters = [state for state in states.values() if state.is_task_vector]
+    shared, config = bool(adapters), config_of(base)
+    if config.get("model_type") not in _SHARING:  # asking transformers, which is slow to import, may be of no use
+        shared = any(state.absolute or any(map(_is_table, state.entries.items())) for state in adapters)
+    return tied_weights(config, base) if shared else {}
+
+
+def _untied(
+    base: LazyStateDict, states: dict[str, LazyStateDict], ties: Mapping[str, str], notes: list[str]
+) -> LazyStateDict:
     """Give a base the weights that its class ties to its embedding where an adapter changes only some of them.
 
     A head, the embeddings of T5's and BART's towers and a head's bias are then all stored, because nothing is tied in a
     model whose config.json says so.
     """
     adapters = {name: state for name, state in states.items() if state.is_task_vector}
-    shared = config_of(base).get("model_type") in _SHARING
-    if not shared and not any(
-        state.absolute or any(map(_is_table, state.entries.items())) for state in adapters.values()
-    ):
-        return base  # asking transformers, which is slow to import, is of no use
-    copies = tied_copies(config_of(base), base)
+    copies = {copy: origin for copy, origin in ties.items() if copy not in base}
     weights = {copy: origin for copy, origin in copies.items() if copy.endswith(".weight")}
     alone = [
         (name, copy, origin)
@@ -440,22 +447,24 @@ def _says_untied(state: LazyStateDict) -> LazyStateDict:
     return made
 
 
-def _heads_with_embedding(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> dict[str, LazyStateDict]:
+def _heads_with_embedding(
+    base: LazyStateDict, states: Mapping[str, LazyStateDict], ties: Mapping[str, str]
+) -> dict[str, LazyStateDict]:
     """Change the head as well where an adapter changes its twin, the embedding, and the base's file holds both."""
-    config = config_of(base)
-    head, embedding = head_and_embedding(config, base) or ("", "")
-    alone = [
-        name
-        for name, state in states.items()
-        if state.is_task_vector
-        and embedding in state
-        and head in base
-        and head not in state
-        and not _embedding_alone(state, embedding)
-    ]
-    if not alone or config.get("tie_word_embeddings") is False or _twin(base, head, [embedding]) is None:
-        return dict(states)
-    return {name: _with(state, head, embedding) if name in alone else state for name, state in states.items()}
+    changed = dict(states)
+    for head, embedding in _still_tied(base, ties):
+        for name, state in changed.items():
+            lacks = state.is_task_vector and embedding in state and head not in state
+            if head in base and lacks and not _embedding_alone(state, embedding):
+                changed[name] = _with(state, head, embedding)
+    return changed
+
+
+def _still_tied(base: LazyStateDict, ties: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the ties of weights that hold: those of a file that stores both are equal."""
+    tied = config_of(base).get("tie_word_embeddings") is not False
+    return [pair for pair in ties.items() if tied and pair[0].endswith(".weight")
+            and (pair[0] not in base or _twin(base, pair[0], [pair[1]], ties))]  # fmt: skip
 
 
 def _embedding_alone(state: LazyStateDict, embedding: str) -> bool:
@@ -467,24 +476,18 @@ def _embedding_alone(state: LazyStateDict, embedding: str) -> bool:
     return isinstance(entry, LoraEntry) or (embedding in state.absolute and not isinstance(entry, TokensEntry))
 
 
-def _heads_with_tokens(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> dict[str, LazyStateDict]:
+def _heads_with_tokens(
+    base: LazyStateDict, states: Mapping[str, LazyStateDict], ties: Mapping[str, str]
+) -> dict[str, LazyStateDict]:
     """Let LoRA of a tied head begin from the tokens that the adapter retrained, which PEFT changes in the head too."""
-    config = config_of(base)
-    head, embedding = head_and_embedding(config, base) or ("", "")
     changed = dict(states)
-    if (
-        not embedding
-        or config.get("tie_word_embeddings") is False
-        or (head in base and not _twin(base, head, [embedding]))
-    ):
-        return changed
-    for name, state in states.items():
-        lora, tokens = state.entries.get(head), state.entries.get(embedding)
-        if not isinstance(lora, LoraEntry) or not isinstance(tokens, TokensEntry):
-            continue
-        rows = replace(tokens, weight=tokens.weight or base.entries[embedding])
-        changed[name] = view(state, list(state), {**state.entries, head: AddedEntry(rows, lora)})
-        changed[name].absolute |= {head}
+    for head, embedding in _still_tied(base, ties):
+        for name, state in states.items():
+            lora, tokens = state.entries.get(head), state.entries.get(embedding)
+            if isinstance(lora, LoraEntry) and isinstance(tokens, TokensEntry):
+                rows = replace(tokens, weight=tokens.weight or base.entries[embedding])
+                changed[name] = view(state, list(state), {**state.entries, head: AddedEntry(rows, lora)})
+                changed[name].absolute |= {head}
     return changed
 
 

@@ -106,6 +106,36 @@ def test_an_untied_t5_scales_as_before_also_where_an_older_file_does_not_say_it(
     torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("stored", ["once", "twice"])
+@pytest.mark.parametrize("target", ["head", "attention"])
+@pytest.mark.parametrize(
+    ("name", "table", "head", "attention"),
+    [("RobertaForCausalLM", "word_embeddings", "decoder", "query"), ("CTRLLMHeadModel", "w", "lm_head", "Wq")],
+)
+def test_retrained_tokens_of_a_tied_table_are_its_heads_too(tmp_path, name, table, head, attention, target, stored):
+    """Whatever the class calls them, and whether its file holds the head or not."""
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    model = kind(kind.config_class.from_dict(shrunk(kind.config_class().to_dict())))  # biases of the head are 0
+    model.save_pretrained(tmp_path / "base")
+    copy, origin = next(pair for pair in model.all_tied_weights_keys.items() if pair[0].endswith("weight"))
+    if stored == "twice":
+        tensors = load_file(tmp_path / "base/model.safetensors")
+        save_file({**tensors, copy: tensors[origin].clone()}, tmp_path / "base/model.safetensors", {"format": "pt"})
+    module = head if target == "head" else attention
+    config = peft.LoraConfig(target_modules=[module], trainable_token_indices={table: [5, 9]})
+    wrapped = peft.get_peft_model(model, config).eval()
+    with torch.no_grad():
+        for value in wrapped.parameters():
+            if value.requires_grad:
+                value.add_(0.3 * torch.randn(value.shape))
+    wrapped.save_pretrained(tmp_path / "a")
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base")}
+    merge({**recipe, "experts": {"a": str(tmp_path / "a")}, "out": str(tmp_path / "out")})
+    found = kind.from_pretrained(tmp_path / "out").eval()(TOKENS)
+    torch.testing.assert_close(found.logits, wrapped(TOKENS).logits, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("layers", [None, [1]])
 def test_an_adapter_of_one_block_of_several_tied_ones_changes_it_alone(tmp_path, layers):
     """Zamba's file holds its shared block once; PEFT adapts every copy of it apart."""
