@@ -40,7 +40,7 @@ def mistaken(start: bytes, wanted: str) -> str | None:
     if start.startswith(b"GGUF"):
         return (
             "is a GGUF file, whose quantised weights cannot be merged: merge the original safetensors model, "
-            "and convert the result to GGUF"
+            "or make plain weights of this file with `mergeflow convert`"
         )
     if start.startswith(b"\x89HDF"):
         return "is an HDF5 file, as Keras and TensorFlow write it: save the model as safetensors there first"

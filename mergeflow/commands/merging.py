@@ -237,7 +237,7 @@ def convert(
     shard_size: Annotated[str | None, typer.Option(help="Largest file of a folder, e.g. 5GB.")] = None,
     force: Force = False,
 ) -> None:
-    """Make plain weights of a checkpoint: dequantise int8, fp8, nf4, GPTQ, AWQ, MXFP4 and others, or change the type.
+    """Make plain weights of a checkpoint: dequantise int8, fp8, nf4, GPTQ, AWQ, MXFP4, GGUF, or change the type.
 
     Of a configuration of mergekit, write the recipe that merges as it says, or name what cannot be carried over.
     """

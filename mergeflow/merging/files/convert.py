@@ -1,8 +1,11 @@
 """Make plain weights of a checkpoint: quantised ones dequantised, any of them in another type. Streaming and atomic."""
 
 import json
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from torch import Tensor
@@ -57,10 +60,11 @@ def convert(
 
     Read are int8 and float8 codes with scales per tensor, row, group or block (compressed-tensors, fp8 as DeepSeek's),
     bitsandbytes' LLM.int8 and 4-bit layouts (nf4, fp4, nested), GPTQ (2, 4, 8 bits), AWQ, compressed-tensors' packed
-    integers, and MXFP4 of stacked experts. No library of these formats is needed.
+    integers, and MXFP4 of stacked experts. No library of these formats is needed. A GGUF file is read by transformers
+    and the package gguf, whole in memory, as float32.
 
     Args:
-        source: A checkpoint, as `open_checkpoint` takes it.
+        source: A checkpoint, as `open_checkpoint` takes it, or a GGUF file.
         out: A `.safetensors` file, or a folder, which gets the model's other files too; its config.json says the new
             type and no `quantization_config`.
         dtype: float64, float32, float16 or bfloat16 for all weights; by default each keeps its own, and codes become
@@ -74,6 +78,10 @@ def convert(
     """
     if dtype is not None and dtype not in FLOATS:
         raise MergeflowError(f"dtype '{dtype}': expected one of {', '.join(FLOATS)}.")
+    if is_gguf(Path(source)):
+        target = check_out(str(out), shard_size, {"source": str(source)}, force)
+        with gguf_unpacked(Path(source), target) as folder:
+            return convert(folder, out, dtype, shard_size, force=force)
     with open_checkpoint(source) as state:
         if state.is_task_vector:
             raise MergeflowError(f"'{source}' is a task vector or an adapter: convert the model, or merge it first.")
@@ -90,6 +98,51 @@ def convert(
         single = target.suffix == ".safetensors"
         made = job.into_file(target) if single else job.into_folder(target, shard_size)
         return Converted(target, made, len(job.infos), len(codes.weights))
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file, whatever its name."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
+@contextmanager
+def gguf_unpacked(source: Path, target: Path) -> Iterator[Path]:
+    """Give a folder near `target` with a GGUF file's weights, config and tokenizer as transformers saves them.
+
+    The folder is removed at the end; one that a killed conversion left is replaced.
+
+    Raises:
+        MergeflowError: A package is missing, or transformers cannot read the file.
+    """
+    if missing := [name for name in ("transformers", "gguf", "accelerate") if find_spec(name) is None]:
+        needs = " and ".join(missing)
+        raise MergeflowError(f"'{source}' is a GGUF file, which needs {needs}: pip install 'mergeflow[gguf]'")
+    scratch = target.parent / f".{target.name}.gguf"
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        _save_gguf(source, scratch / source.name)
+        yield scratch / source.name
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _save_gguf(source: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    place = {"pretrained_model_name_or_path": str(source.parent.resolve()), "gguf_file": source.name}
+    try:
+        plain = GgufConfig(dequantize=True)
+        model = AutoModelForCausalLM.from_pretrained(**place, quantization_config=plain, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(**place)
+    except Exception as error:  # its readers raise whatever they meet: an unknown architecture, a file cut short
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise MergeflowError(f"'{source}': transformers cannot read this GGUF file: {reason}") from error
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 class _Job:

