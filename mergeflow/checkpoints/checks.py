@@ -137,6 +137,23 @@ def _both_floating(info: TensorInfo, other: TensorInfo) -> bool:
     return info.dtype.is_floating_point and other.dtype.is_floating_point
 
 
+def check_copied(tensor: str, info: TensorInfo, expert: str, base: Tensor, values: Tensor) -> None:
+    """Check a piece of a tensor of integers or complex numbers, which are the base's in a result.
+
+    Raises:
+        MergeflowError: Integers of a table, which are codes of weights, or complex numbers of an expert differ.
+    """
+    codes = info.dtype.is_complex or (not info.dtype.is_floating_point and len(info.shape) > 1)
+    if codes and not torch.equal(values, base):
+        what = "complex numbers" if info.dtype.is_complex else "integers"
+        reason = "they" if info.dtype.is_complex else "codes of quantised weights"
+        raise MergeflowError(
+            f"tensor '{tensor}' {list(info.shape)} holds {what} that differ between the base and '{expert}': "
+            f"{reason} cannot be merged, and keeping the base's would lose the expert. Merge the weights they "
+            "were made from; what is no weight stays the base's by `ignore`."
+        )
+
+
 def check_finite(name: str, state: Mapping[str, Tensor]) -> None:
     """Check that no tensor holds NaN or infinity.
 

@@ -8,7 +8,7 @@ from functools import partial
 from threading import local
 from typing import TYPE_CHECKING, Any
 
-from mergeflow.checkpoints.checks import all_finite, infos_of, not_finite
+from mergeflow.checkpoints.checks import all_finite, check_copied, infos_of, not_finite
 from mergeflow.checkpoints.fingerprint import BLOCK, raw_bytes
 from mergeflow.checkpoints.header import FLOAT32, FLOAT64, DType, TensorInfo
 from mergeflow.checkpoints.lora import LoraEntry
@@ -287,21 +287,13 @@ class Stacks:
             MergeflowError: Integers of a table, which are codes of weights, or complex numbers are not the base's.
         """
         piece, info = read(self.base, unit.name, unit.start, unit.stop), self.infos[unit.name]
-        codes = info.dtype.is_complex or (not info.dtype.is_floating_point and len(info.shape) > 1)
         if self.on_piece is not None:
             self.on_piece("base", unit.name, unit.start, raw_bytes(piece), piece.itemsize)
         for name, state in self.experts.items():
             if unit.name not in state or name == self.same:
                 continue
             values = read(state, unit.name, unit.start, unit.stop)
-            if codes and not torch.equal(values, piece):
-                what = "complex numbers" if info.dtype.is_complex else "integers"
-                reason = "they" if info.dtype.is_complex else "codes of quantised weights"
-                raise MergeflowError(
-                    f"tensor '{unit.name}' {list(info.shape)} holds {what} that differ between the base and '{name}': "
-                    f"{reason} cannot be merged, and keeping the base's would lose the expert. Merge the weights they "
-                    "were made from; what is no weight stays the base's by `ignore`."
-                )
+            check_copied(unit.name, info, name, piece, values)
             if self.on_piece is not None:
                 self.on_piece(name, unit.name, unit.start, raw_bytes(values), values.itemsize)
         return piece

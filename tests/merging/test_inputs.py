@@ -8,6 +8,7 @@ import torch
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, make_recipe, merge
+from mergeflow.merging.files.vectors import extract
 from tests.checkpoints.test_fitted import WRITERS, copied, llama, pickled, saved
 from tests.merging.helpers import recipe
 
@@ -166,6 +167,8 @@ def test_complex_numbers_are_the_base_s_and_refused_where_they_differ(tmp_path):
         assert (out["w"].tolist(), out["f"].tolist()) == ([1, 1], frequencies.tolist())
     with pytest.raises(MergeflowError, match=r"'f' \[3\] holds complex numbers that differ between the base and 'b'"):
         merge({**plan, "experts": [f"{tmp_path}/b.safetensors"]})
+    with pytest.raises(MergeflowError, match=r"complex numbers that differ between the base and '.*b\.safetensors'"):
+        extract(tmp_path / "base.safetensors", tmp_path / "b.safetensors", tmp_path / "vector.safetensors")
     merge({**plan, "experts": [f"{tmp_path}/b.safetensors"], "ignore": ["f"]})
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.align_names import doubtful, fit_inputs
-from mergeflow.checkpoints.checks import all_finite, not_finite
+from mergeflow.checkpoints.checks import all_finite, check_copied, not_finite
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, scheme_of, short
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import FLOAT32, FLOAT64, TensorInfo
@@ -46,6 +46,8 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike, *, force: bool = Fa
         fitted = fit_inputs(origin, {"expert": opened})
         fitted.check()
         tuned = fitted.experts["expert"]
+        for name in (name for name, info in origin.infos.items() if name in tuned and not info.dtype.is_floating_point):
+            check_copied(name, origin.infos[name], tuned.path, origin[name], tuned[name])
         origin_digest, taken = fingerprint(origin), tuned.metadata.get(BASE)
         if tuned.is_task_vector and taken and not matches(origin, taken, origin_digest):
             raise another_base(tuned.path, taken, origin_digest)
