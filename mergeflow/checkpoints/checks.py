@@ -140,6 +140,10 @@ def _both_floating(info: TensorInfo, other: TensorInfo) -> bool:
 def check_copied(tensor: str, info: TensorInfo, expert: str, base: Tensor, values: Tensor) -> None:
     """Check a piece of a tensor of integers or complex numbers, which are the base's in a result.
 
+    Args:
+        base: The base's piece, [n], or the whole tensor.
+        values: The expert's, likewise.
+
     Raises:
         MergeflowError: Integers of a table, which are codes of weights, or complex numbers of an expert differ.
     """
