@@ -37,7 +37,7 @@ def new(
         str | None,
         typer.Option(
             "--from",
-            help="Real data to start from: real-texts, -pictures, -books or -ocr (`mergeflow docs real-data`).",
+            help="Real data: real-texts, real-pictures, real-books or real-ocr (`mergeflow docs real-data`).",
         ),
     ] = None,
 ) -> None:
