@@ -183,7 +183,7 @@ def print_summary(root: Path, console: Console) -> None:
             highlight=False,
             soft_wrap=True,
         )
-    sources = read_yaml(root / "params.yaml")["tasks"]
+    sources = _section(root, "tasks")
     drawn = [task for task in test["tasks"] if str(sources.get(task)).startswith(EMBEDDED)]
     if drawn:
         which = "Embedded suite" if len(drawn) == len(test["tasks"]) else f"Embedded suite ({', '.join(drawn)})"
@@ -236,7 +236,7 @@ def grid_ends(root: Path) -> Iterator[str]:
     path = root / layout.SELECTION
     if not path.exists():
         return
-    grids = read_yaml(root / "params.yaml")["sweep"]
+    grids = _section(root, "sweep")
     for method, choice in read_selection(path)["methods"].items():
         for name in choice["at_grid_edge"]:
             grid = sorted(value for value in grids.get(method, {}).get(name, []) if isinstance(value, int | float))
@@ -246,6 +246,13 @@ def grid_ends(root: Path) -> Iterator[str]:
             more = [value for value in values_beyond(grid, chosen) if is_valid(method, choice["args"] | {name: value})]
             advice = f"; add {', '.join(map(str, more))} to sweep.{method}.{name}" if more else ""
             yield f"{method} {name} {chosen} of {grid[0]} … {grid[-1]}{advice}"
+
+
+def _section(root: Path, name: str) -> dict[str, Any]:
+    """Return a section of params.yaml, which may have been changed since the run; nothing where there is none."""
+    values = read_yaml(root / "params.yaml")
+    section = values.get(name) if isinstance(values, dict) else None
+    return section if isinstance(section, dict) else {}
 
 
 def values_beyond(grid: Sequence[float], chosen: float) -> list[float]:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
+from mergeflow.errors import MergeflowError, first_line
+
 
 class Scores(TypedDict):
     """Accuracies in [0, 1] on one split. `normalised`: mean over tasks of the accuracy divided by the expert's."""
@@ -104,29 +106,47 @@ class Registration(TypedDict):
     decision: dict[str, Any] | None
 
 
+def read_document(path: Path) -> dict[str, Any]:
+    """Read a document that a stage wrote.
+
+    Raises:
+        MergeflowError: it is damaged.
+        FileNotFoundError: there is none.
+    """
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        if not isinstance(document, dict):
+            raise ValueError("it holds no record")
+    except ValueError as error:
+        raise MergeflowError(
+            f"{path.name} is not what its stage wrote ({first_line(error)}): `mergeflow run` makes it again."
+        ) from None
+    return document
+
+
 def read_training(path: Path) -> Training:
     """Return the record of an expert's training."""
-    return cast(Training, json.loads(path.read_text("utf-8")))
+    return cast(Training, read_document(path))
 
 
 def read_sweep(path: Path) -> Sweep:
     """Return the scored candidates of a method."""
-    return cast(Sweep, json.loads(path.read_text("utf-8")))
+    return cast(Sweep, read_document(path))
 
 
 def read_selection(path: Path) -> Selection:
     """Return the choices on validation."""
-    return cast(Selection, json.loads(path.read_text("utf-8")))
+    return cast(Selection, read_document(path))
 
 
 def read_test(path: Path) -> Test:
     """Return the scores on test."""
-    return cast(Test, json.loads(path.read_text("utf-8")))
+    return cast(Test, read_document(path))
 
 
 def read_registration(path: Path) -> Registration:
     """Read the record of the winner's registration."""
-    return cast(Registration, json.loads(path.read_text("utf-8")))
+    return cast(Registration, read_document(path))
 
 
 def write_document(path: Path, document: Any) -> None:

@@ -1,12 +1,12 @@
 """What a finished run left on disk, as the report needs it: two files must be there, everything else may."""
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mergeflow import layout
+from mergeflow.documents import read_document
 from mergeflow.errors import MergeflowError
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph
@@ -104,10 +104,4 @@ def _required(root: Path, path: str) -> Json:
 
 
 def _optional(path: Path) -> Json | None:
-    try:
-        document: Json = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise MergeflowError(f"{path.name} is not valid JSON ({error}): run the stage that writes it again.") from None
-    return document
+    return read_document(path) if path.exists() else None

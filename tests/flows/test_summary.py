@@ -8,6 +8,7 @@ from rich.console import Console
 
 from flows.status import grid_ends, print_summary
 from mergeflow import layout
+from mergeflow.errors import MergeflowError
 
 
 def printed(root: Path, signs: float) -> str:
@@ -23,6 +24,16 @@ def printed(root: Path, signs: float) -> str:
     with console.capture() as shown:
         print_summary(root, console)
     return shown.get()
+
+
+@pytest.mark.parametrize("path", [layout.TEST, layout.SELECTION, layout.REGISTRATION])
+@pytest.mark.parametrize("text", ["", "[]", '{"rows": [', "\xff"])
+def test_a_damaged_document_is_named(tmp_path: Path, path: str, text: str) -> None:
+    printed(tmp_path, 1.0)
+    (tmp_path / path).write_text(text, encoding="latin-1")
+    (tmp_path / "params.yaml").write_text("")
+    with pytest.raises(MergeflowError, match=rf"{Path(path).name} is not what its stage wrote \(.+\): `mergeflow run`"):
+        print_summary(tmp_path, Console(quiet=True))
 
 
 @pytest.mark.parametrize("methods", [1, 4, 12])

@@ -296,7 +296,7 @@ def test_without_results_it_says_what_to_do_and_writes_nothing(tmp_path):
 def test_a_truncated_file_is_named(make_run):
     root = make_run()
     (root / "outputs/results/geometry.json").write_text('{"tasks": [')
-    with pytest.raises(MergeflowError, match=r"geometry\.json is not valid JSON"):
+    with pytest.raises(MergeflowError, match=r"geometry\.json is not what its stage wrote"):
         written(root)
 
 
