@@ -155,7 +155,8 @@ def training_settings(stage: Stage, values: Any, common: Any) -> dict[str, Any] 
     if not is_study_run and "finetune" not in stage.params:
         return None
     changed = values["runs"][stage.item] if is_study_run else {}
-    return {**(common.get("finetune") or {}), **(changed or {})}
+    parts = [part for part in (common.get("finetune"), changed) if isinstance(part, dict)]  # else validation says so
+    return {name: value for part in parts for name, value in part.items()}
 
 
 def _names(entry: Any) -> list[str]:

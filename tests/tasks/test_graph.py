@@ -6,7 +6,8 @@ import pytest
 
 from mergeflow.errors import MergeflowError
 from tasks.project.digests import CODE_STAGE
-from tasks.project.graph import downstream_closure, find_stage, load_graph, upstream
+from tasks.project.graph import downstream_closure, find_stage, load_graph, training_settings, upstream
+from tasks.project.stage import Stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,6 +99,9 @@ def test_missing_or_broken_files_are_one_message(project: Path) -> None:
     (project / "params.yaml").write_text("{}")
     with pytest.raises(MergeflowError, match="no such key"):
         load_graph(project)
+    stage = Stage("finetune", "a", "work", ("finetune",), (), ())
+    for finetune in ([1], 7, None, {}):
+        assert training_settings(stage, {}, {"finetune": finetune}) == {}
     graph = (project / "dvc.yaml").read_text()
     for text in ("", "stages:\n", "[]", "stages: {a: }"):
         (project / "dvc.yaml").write_text(text)
