@@ -24,7 +24,7 @@ ALLOWED = {
     "mergeflow.errors": set(),
     "mergeflow.layout": set(),
     "mergeflow.version": set(),
-    "mergeflow.documents": set(),
+    "mergeflow.documents": {"mergeflow.errors"},
     "mergeflow.deployments": {"mergeflow.application"},
     "mergeflow.commands": {"mergeflow"},
     "mergeflow.cli": {"mergeflow"},
