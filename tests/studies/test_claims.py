@@ -65,18 +65,24 @@ def test_a_claim_without_what_it_needs_is_not_refuted(
     assert finding.testable or finding.holds is None
 
 
-def test_a_precondition_is_about_the_same_part_of_the_rows() -> None:
+def test_a_claim_about_a_part_of_the_rows_sees_no_other() -> None:
     rows = pd.DataFrame({"suite": ["a", "a", "b", "b"], "room": [5.0, 5.1, 0.1, 0.0], "gain": [1.0, 1.1, -1.0, -1.1]})
     claim = Claim(
         "M1",
-        "It rises.",
+        lambda rows: f"{len(rows)} rows rise.",
         lambda rows: {"gain": rows.gain},
         low=0,
+        also=lambda rows: f"; at most {rows.gain.max():g}",
         needs=needs(lambda rows: {"room": rows.room}, "room", low=1),
     )
     parts = [claim.of_part(lambda rows, name=name: rows[rows.suite == name], f"suite {name}") for name in "ab"]
     findings = [part.judge(rows) for part in parts]
     assert [(one.setting, one.verdict) for one in findings] == [("suite a", "holds"), ("suite b", UNTESTED)]
+    assert [one.claim for one in findings] == ["2 rows rise."] * 2
+    assert [one.measured.rpartition("at most ")[2] for one in findings] == ["1.1", "-1"]
+    decided = Claim("M1", "It rises.", decide=lambda rows: (bool((rows.gain > 0).all()), "so"), setting="whole")
+    part = decided.of_part(lambda rows: rows[rows.suite == "a"])
+    assert (part.judge(rows).verdict, part.setting, decided.judge(rows).verdict) == ("holds", "whole", "does not hold")
 
 
 def test_the_family_is_printed_with_the_parts_that_decide() -> None:
