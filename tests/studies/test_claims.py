@@ -75,7 +75,10 @@ def test_a_claim_about_a_part_of_the_rows_sees_no_other() -> None:
         also=lambda rows: f"; at most {rows.gain.max():g}",
         needs=needs(lambda rows: {"room": rows.room}, "room", low=1),
     )
-    parts = [claim.of_part(lambda rows, name=name: rows[rows.suite == name], f"suite {name}") for name in "ab"]
+    parts = [
+        claim.of_part(lambda rows: rows[rows.suite == "a"], "suite a"),
+        claim.of_part(lambda rows: rows[rows.suite == "b"], "suite b"),
+    ]
     findings = [part.judge(rows) for part in parts]
     assert [(one.setting, one.verdict) for one in findings] == [("suite a", "holds"), ("suite b", UNTESTED)]
     assert [one.claim for one in findings] == ["2 rows rise."] * 2
