@@ -17,7 +17,6 @@ from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph
 from tasks.project.stage import CHOICES
 from tasks.project.studies import find_study_modules
-from tasks.project.study_graph import chosen_graph, write_study_graph
 
 
 def add_task_line(text: str, name: str, source: str) -> str:
@@ -141,6 +140,8 @@ def new_study(root: Path, name: str) -> Path:
         MergeflowError: the name cannot be used or is taken, or studies/params.yaml has faults or cannot be edited; then
             nothing is written.
     """
+    from tasks.project.study_graph import chosen_graph, write_study_graph  # imports numpy
+
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise MergeflowError(f"'{name}' cannot name a study: use a to z, digits and '_'.")
     stages = {stage.name for stage in load_graph(root, studies=True).values()}
