@@ -32,7 +32,7 @@ Of tenses × styles, that taking Δ_C away is worth it comes from the targets in
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from itertools import accumulate
@@ -47,8 +47,6 @@ from matplotlib.figure import Figure
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from mergeflow.data.arrays import SPLITS
-from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import MethodCall
 from mergeflow.merging.direction import CandidateMerger
@@ -63,7 +61,7 @@ from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, less, 
 from studies.lab.claims import Samples
 from studies.lab.plots import ranked_dots, side_by_side
 from studies.lab.rows import samples, select
-from studies.lab.texts import folder_documents, splits_of
+from studies.lab.texts import check_places, folder_documents
 from studies.lab.tuning import CosineSteps, best_scale, combined, drawn_weights, task_vector, trained
 from suites.books import words
 from suites.books.author import SENTENCES, Fact, Style, draw_cast
@@ -244,30 +242,6 @@ class World(NamedTuple):
         return list(dict.fromkeys([*self.domains.values(), *four]))
 
 
-def check_places(tasks: Iterable[Task], root: Path) -> None:
-    """Refuse, before anything is trained, folders that a study cannot read.
-
-    Raises:
-        MergeflowError: listing every place that is missing, or lacks a split.
-    """
-    faults = []
-    for place in (task for task in tasks if isinstance(task, str)):
-        try:
-            lacking = [split for split in SPLITS if split not in splits_of(place, root)]
-        except MergeflowError as error:
-            faults.append(str(error))
-            continue
-        if lacking:
-            faults.append(f"'{place}' has no texts of the split {' and '.join(lacking)}")
-    if faults:
-        raise MergeflowError(
-            "the study language_arithmetic cannot read its texts:\n"
-            + "\n".join(f"  {fault}" for fault in faults)
-            + "\nName each task's texts folder:PATH, a folder with train.txt, validation.txt and test.txt, or with "
-            "folders of these names."
-        )
-
-
 def written(task: Task, split: str, count: int, seed: int, root: Path) -> Iterator[str]:
     """Yield the first texts of a split of a task."""
     if not isinstance(task, str):
@@ -365,7 +339,7 @@ class Bench:
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
     """Return each way to reach a target and each model of three domains, with what is best of them on validation."""
-    check_places(World.of(options.folders).tasks, lab.io.root)
+    check_places(lab.io.stage.name, World.of(options.folders).tasks, lab.io.root)
     rows = lab.by_seed(partial(measure_seed, options), options.seeds)
     analogies, domains = ([row for row in rows if key in row] for key in ("way", "model"))
     return [*with_nearest(analogies), *with_best(domains)]

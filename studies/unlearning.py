@@ -61,7 +61,7 @@ from studies.lab import Claim, Laboratory, Row, Section, Study
 from studies.lab.claims import Samples, needs, with_interval
 from studies.lab.plots import curves, side_by_side
 from studies.lab.rows import samples, select
-from studies.lab.texts import folder_documents
+from studies.lab.texts import check_places, folder_documents
 from studies.lab.tuning import task_vector
 from suites.books.author import Fact
 from suites.books.book import find_book
@@ -337,6 +337,8 @@ class Workshop:
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
     """Return how well each model writes each book, recites it and knows its people, and how alike experts are."""
+    if folders := options.folders:
+        check_places(lab.io.stage.name, [*folders.books.values(), folders.general], lab.io.root)
     return lab.by_seed(partial(measure_seed, lab.io.scratch, lab.device, options), options.seeds)
 
 

@@ -1,9 +1,10 @@
 """Texts of a user's own, read from folders as the modality `causal` reads a task."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby, islice
 from pathlib import Path
 
+from mergeflow.data.arrays import SPLITS
 from mergeflow.data.task import Example
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.sources.folder import open_folder
@@ -22,18 +23,35 @@ def splits_of(place: str, root: Path) -> Mapping[str, Callable[[], Iterator[Exam
     return open_folder(place, place.removeprefix(KIND), 0, root).splits
 
 
-def folder_documents(place: str, split: str, count: int, root: Path | None = None) -> Iterator[str]:
-    """Yield the first documents of a split.
+def check_places(study: str, places: Iterable[object], root: Path) -> None:
+    """Refuse, before anything is trained, folders that a study cannot read.
+
+    Args:
+        places: `folder:PATH`; what is no text is generated, and passed over.
 
     Raises:
-        MergeflowError: the folder has no such split.
+        MergeflowError: listing every place that is missing, or lacks a split.
     """
-    splits = splits_of(place, root or Path.cwd())
-    if split not in splits:
+    faults = []
+    for place in (place for place in places if isinstance(place, str)):
+        try:
+            lacking = [split for split in SPLITS if split not in splits_of(place, root)]
+        except MergeflowError as error:
+            faults.append(str(error))
+            continue
+        if lacking:
+            faults.append(f"'{place}' has no texts of the split {' and '.join(lacking)}")
+    if faults:
         raise MergeflowError(
-            f"'{place}' has no texts of the split {split}: it needs train.txt, validation.txt and test.txt, or folders "
-            "of these names."
+            f"the study {study} cannot read its texts:\n"
+            + "\n".join(f"  {fault}" for fault in faults)
+            + "\nName each task's texts folder:PATH, a folder with train.txt, validation.txt and test.txt, or with "
+            "folders of these names."
         )
-    pieces = (example.read() for example in splits[split]())
+
+
+def folder_documents(place: str, split: str, count: int, root: Path | None = None) -> Iterator[str]:
+    """Yield the first documents of a split; `check_places` has seen that it is there."""
+    pieces = (example.read() for example in splits_of(place, root or Path.cwd())[split]())
     whole = (list(document) for _, document in groupby(pieces, key=lambda piece: piece["document"]))
     yield from islice(("".join(piece["text"] for piece in document) for document in whole), count)

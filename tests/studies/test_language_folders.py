@@ -11,7 +11,8 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.tokenizer import ASSETS
 from studies.lab.analogies import TRAINED
 from studies.lab.rows import per_seed, select
-from studies.language_arithmetic import BASE, INDIVIDUAL, JOINT, Folders, World, check_places, written
+from studies.lab.texts import check_places
+from studies.language_arithmetic import BASE, INDIVIDUAL, JOINT, Folders, World, written
 from tests.causal.small_project import SIZES, tale
 from tests.causal.test_unlearning_examples import CLASSES
 from tests.studies.small_lab import ROOT, run_result
@@ -49,13 +50,13 @@ def test_all_that_is_wrong_with_the_places_is_told_before_anything_is_trained(tm
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/train.txt").write_text(tale("ship", 20, 0))
     with pytest.raises(MergeflowError) as caught:
-        check_places(["folder:mine", "folder:nowhere", "jsonl:mine"], tmp_path)
+        check_places("mine", ["folder:mine", "folder:nowhere", "jsonl:mine"], tmp_path)
     told = str(caught.value)
     assert "'folder:mine' has no texts of the split validation and test" in told
     assert "nowhere" in told
     assert "'jsonl:mine' is not a folder of texts" in told
     assert "folder:PATH, a folder with train.txt, validation.txt and test.txt" in told
-    check_places(World.of(None).tasks, tmp_path)
+    check_places("mine", World.of(None).tasks, tmp_path)
 
 
 def test_attributes_are_two_by_two_and_domains_three() -> None:
