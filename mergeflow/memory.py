@@ -43,10 +43,6 @@ class Tally(TorchDispatchMode):
 
     Each number that is asked of a tensor is 1, a mask lets everything through, and attention takes the kernel that
     devices have.
-
-    Attributes:
-        held: bytes alive now.
-        peak: the most that were alive at once.
     """
 
     def __init__(self) -> None:
@@ -134,8 +130,6 @@ class Need:
     """Bytes of a device at the moment of the peak.
 
     Attributes:
-        weights: of the model and of heads, frozen ones too.
-        gradients: of the trained weights.
         sums: over the examples of a statistic; of a run of training its record: the trained weights at its start, and
             sums of gradients.
         activations: everything else: what the backward pass needs of each example, and temporaries.
@@ -196,7 +190,6 @@ class Workload:
 
         Args:
             work: what is done with the model and the examples.
-            rows: how many examples it is given, all at once on the device.
             sums: how many bytes of sums the device holds for each byte of tensors that the work returns.
         """
         model = blank_model(self.build)
@@ -337,7 +330,6 @@ class Forecast:
     """What is going to be done on a device.
 
     Attributes:
-        devices: names of those that may do it.
         free: free bytes of the fullest of them; None for the processor, which is never too small here.
     """
 
@@ -346,11 +338,7 @@ class Forecast:
     works: tuple[Work, ...]
 
     def refuse(self) -> None:
-        """Refuse what cannot fit.
-
-        Raises:
-            MergeflowError: naming for each piece of work the setting with which it fits.
-        """
+        """Refuse what cannot fit."""
         if self.free is None:
             return
         faults = [
@@ -385,11 +373,7 @@ def largest(most: int, need: Callable[[int], Need], free: int) -> int:
 
 
 def fewer(setting: str, most: int, need: Callable[[int], Need], effect: str, free: int) -> str:
-    """Say how many examples may be on the device at once.
-
-    Args:
-        setting: what decides it, as the user writes it.
-    """
+    """Say how many examples may be on the device at once."""
     rows = largest(most, need, free)
     return f"Set {setting} to {rows}: {effect}." if rows else TOO_SMALL
 

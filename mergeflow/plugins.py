@@ -29,7 +29,6 @@ class Origin:
     """Where a declared thing comes from.
 
     Attributes:
-        place: A path in the project's folder, a file, or an installed package with its version.
         digest: SHA-256 of the source it is made of; None for the things of mergeflow itself, which its version names.
     """
 
@@ -43,11 +42,7 @@ PRIVATE = "_mergeflow_"  # how the names begin under which `load_file` loads mod
 
 @cache
 def entry_points(group: str) -> EntryPoints:
-    """Return the installed entry points of a group, read once a process: to read them takes 35 ms.
-
-    Args:
-        group: for example `mergeflow.methods`.
-    """
+    """Return the installed entry points of a group, read once a process: to read them takes 35 ms."""
     return read_entry_points(group=group)
 
 
@@ -74,9 +69,6 @@ def load_file(path: Path) -> ModuleType:
     """Load a module, or a package by its folder, under a private name, so that it shadows nothing that is installed.
 
     Files beside it are imported relatively: `from .helpers import trim` in methods/mine.py reads methods/helpers.py.
-
-    Raises:
-        MergeflowError: It cannot be read or raises an exception; the message names the file and the line.
     """
     if path.is_file() and (path.suffix != ".py" or "." in path.stem):
         raise MergeflowError(f"'{path}' is not a Python module: name it like my_methods.py.")
@@ -95,15 +87,7 @@ def load_file(path: Path) -> ModuleType:
 
 
 def load_part(package: str, part: str, what: str) -> ModuleType:
-    """Load one module of a package.
-
-    Args:
-        package: The package's name, private where it lies in the project.
-        what: What an error message calls the package.
-
-    Raises:
-        MergeflowError: It is not there, or raises an exception; the message names the file and the line.
-    """
+    """Load one module of a package."""
     name = f"{package}.{part}"
     try:
         return import_module(name)
@@ -125,11 +109,7 @@ def _home(package: str) -> Path:
 
 
 def load_entry_point(point: EntryPoint) -> Any:
-    """Return the module or object that an installed package's entry point names.
-
-    Raises:
-        MergeflowError: It cannot be imported; the message names the package.
-    """
+    """Return the module or object that an installed package's entry point names."""
     try:
         return point.load()
     except (Exception, SystemExit) as error:
@@ -154,13 +134,7 @@ def _broken(what: str, home: Path, error: BaseException) -> MergeflowError:
 
 @dataclass(frozen=True)
 class Place:
-    """A line of Python.
-
-    Attributes:
-        file: It is in this file.
-        line: Its number, from 1.
-        function: It belongs to this function.
-    """
+    """A line of Python."""
 
     file: Path
     line: int
@@ -171,11 +145,7 @@ class Place:
 
 
 def last_place(error: BaseException, belongs: Callable[[FrameType], bool]) -> Place | None:
-    """Return the last line that an error came through in some files, such as a user's; None where it passed none.
-
-    Args:
-        belongs: Whether a frame of it lies in those files.
-    """
+    """Return the last line that an error came through in some files, such as a user's; None where it passed none."""
     walk = traceback.walk_tb(error.__traceback__)
     places = [Place(Path(at.f_code.co_filename), line, at.f_code.co_name) for at, line in walk if belongs(at)]
     return places[-1] if places else None
@@ -255,7 +225,6 @@ class Shelf(Generic[T]):
        `add_file`. Names that begin with an underscore are left out.
 
     Attributes:
-        kind: What people call such a thing: "method".
         declared: The type of the things.
         package: The package of ours that declares some; None where only others do.
         folder: Name of the project's folder and, after "mergeflow.", of the group of entry points.
@@ -279,27 +248,15 @@ class Shelf(Generic[T]):
     _loading: bool = False
 
     def names(self) -> list[str]:
-        """Return all names in alphabetical order.
-
-        Raises:
-            MergeflowError: Two things have one name, or a file cannot be loaded or declares nothing.
-        """
+        """Return all names in alphabetical order."""
         return sorted({*self._own_names(), *self._outside()})
 
     def all(self) -> dict[str, T]:
-        """Return all things by name, in alphabetical order.
-
-        Raises:
-            MergeflowError: As `names`.
-        """
+        """Return all things by name, in alphabetical order."""
         return {name: self.get(name) for name in self.names()}
 
     def get(self, name: str) -> T:
-        """Return one thing.
-
-        Raises:
-            MergeflowError: There is none of this name (the message names the nearest one), or as `names`.
-        """
+        """Return one thing."""
         outside = self._outside()
         if isinstance(name, str) and name in outside:
             return outside[name][0]
@@ -308,21 +265,13 @@ class Shelf(Generic[T]):
         return self._own_things[name]
 
     def origin(self, name: str) -> Origin:
-        """Return where a thing comes from.
-
-        Raises:
-            MergeflowError: As `get`.
-        """
+        """Return where a thing comes from."""
         self.get(name)
         outside = self._outside()
         return outside[name][1] if name in outside else OWN
 
     def add_file(self, path: str | Path) -> list[str]:
-        """Add the things that a Python file declares, for this process; returns their names.
-
-        Raises:
-            MergeflowError: As `names`; then nothing is added.
-        """
+        """Add the things that a Python file declares, for this process; returns their names."""
         place = Path(path).absolute()
         with self._lock:
             before = self._files
@@ -423,10 +372,7 @@ class Parts(Generic[P]):
     holds one instance of `declared`. To find a part imports no other part, so what needs one part depends on it alone.
 
     Attributes:
-        kind: What people call such a package: "modality".
-        declared: The type of the part.
         package: The package of ours whose sub-packages are found.
-        folder: Name of the project's folder and, after "mergeflow.", of the group of entry points.
         part: Name of the module that holds the part.
 
     Example:
@@ -442,20 +388,11 @@ class Parts(Generic[P]):
     part: str
 
     def names(self) -> list[str]:
-        """Return the names of all packages of the kind, in alphabetical order; none is imported.
-
-        Raises:
-            MergeflowError: two of them have one name.
-        """
+        """Return the names of all packages of the kind, in alphabetical order; none is imported."""
         return sorted(self._places())
 
     def get(self, name: str) -> P:
-        """Return the part of one package.
-
-        Raises:
-            MergeflowError: there is no such package (the message names the nearest one), it lacks the part, or it
-                cannot be loaded.
-        """
+        """Return the part of one package."""
         places = self._places()
         if name not in places:
             raise unknown_name(self.kind, name, places)

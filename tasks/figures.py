@@ -48,9 +48,6 @@ class Results:
 
     Attributes:
         sweeps: method to its candidates on validation, in the order of params.yaml.
-        selection: the choices.
-        test: accuracies on the test set, a row per model.
-        geometry: the task vectors' cosines and norms.
         epochs: task to the rows of its expert's training.
     """
 

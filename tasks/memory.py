@@ -39,11 +39,7 @@ def forecast(
     Of the studies' training runs the one that takes most is told, and every other that does not fit.
 
     Args:
-        wanted: device, instead of `run.device`.
         stages: names of those to look at; all of them if None. Whatever judges a model beside them is a study.
-
-    Raises:
-        MergeflowError: there is no such device.
     """
     names = device_names(wanted or params.run.device)
     free = None if "cpu" in names else min(free_bytes(name) for name in names)

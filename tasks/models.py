@@ -16,22 +16,14 @@ from tasks.project.stage import StageIO
 
 
 def choose_device(io: StageIO) -> torch.device:
-    """Return a device that `run.device` allows, held until the stage ends; `auto` is CUDA where there is one.
-
-    Raises:
-        MergeflowError: CUDA is asked for and there is none.
-    """
+    """Return a device that `run.device` allows, held until the stage ends; `auto` is CUDA where there is one."""
     device = torch.device(io.holds.enter_context(device_slot(device_names(io.params.run.device))))
     io.holds.enter_context(arithmetic())  # after the device: who holds none waits for nobody
     return device
 
 
 def load_model(io: StageIO, checkpoint: str, device: torch.device) -> Model:
-    """Return a model of the configured kind with the weights of an output file.
-
-    Args:
-        checkpoint: path of the weights, relative to the project.
-    """
+    """Return a model of the configured kind with the weights of an output file."""
     with open_checkpoint(io.dep(checkpoint)) as state:
         model = modality_of(io).build(io.section("model"), state.metadata)
         model.load(state)
@@ -64,11 +56,7 @@ def load_examples(io: StageIO, split: str, task: str, device: torch.device, head
     """Return one split of one task, judged with a head.
 
     Args:
-        device: of the labels, to which batches go.
         head: of the task, on `device`; None where it has none.
-
-    Raises:
-        MergeflowError: the data do not fit the head.
     """
     return modality_of(io).open(task, io.dep(layout.split(split, task)), split, head, device)
 

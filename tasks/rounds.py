@@ -49,11 +49,7 @@ def tune_round(bench: Workbench, run: IterativeRun, number: int, task: str, repo
 
 
 def write_last_round(bench: Workbench, run: IterativeRun, folder: Path) -> Cost:
-    """Write every task's last expert below `folder`, its trajectory that of all rounds; return the whole cost.
-
-    Args:
-        folder: where each task's folder is made.
-    """
+    """Write every task's last expert below `folder`, its trajectory that of all rounds; return the whole cost."""
     total = Cost()
     for task in run.tasks:
         target = folder / task

@@ -69,11 +69,6 @@ def individual(io: StageIO) -> dict[str, float]:
 
 
 def write_rows(io: StageIO, path: Path, rows: list[Candidate]) -> None:
-    """Write the scored candidates of the stage's method.
-
-    Args:
-        io: the stage; its item is the method.
-        rows: the candidates, in the order of the search.
-    """
+    """Write the scored candidates of the stage's method."""
     sweep: Sweep = {"method": io.item, "split": "validation", "individual": individual(io), "candidates": rows}
     write_document(path, sweep)

@@ -84,15 +84,11 @@ def train(
 
     Args:
         tasks: one task; several for `joint`.
-        seed: of the batch order and of new weights.
         scratch: folder for the resumable state; a killed run continues from it.
         folder: made, with `model.safetensors`, the heads, `training.json` and, by regime, `adapter/` and `epochs/`.
 
     Returns:
         What it cost.
-
-    Raises:
-        MergeflowError: a task has no examples, or the loss is no longer finite.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     base, validate = bench.model(), bench.validation(tasks)
@@ -134,8 +130,6 @@ def write_expert(
 
     Args:
         folder: made by the caller, empty of these files.
-        tasks: those that the model was trained on.
-        rows: the trajectory, a row an epoch or part of one.
         nonlinear: validation accuracy of the network that is not linearised, for that regime.
     """
     name = ",".join(tasks)
@@ -169,11 +163,7 @@ def write_expert(
 
 
 def head_file(folder: Path, tasks: Sequence[str], task: str) -> Path:
-    """Return the file of a task's head in the folder of a model of `tasks`.
-
-    Args:
-        tasks: those that the model was trained on.
-    """
+    """Return the file of a task's head in the folder of a model of `tasks`."""
     return folder / layout.HEAD_FILE if len(tasks) == 1 else folder / "heads" / f"{task}.safetensors"
 
 
@@ -181,8 +171,6 @@ def tuned_model(base: Model, settings: FineTuneSettings, seed: int, tower: str) 
     """Return the module that the regime trains: the base itself, or the base with adapters or linearised.
 
     Args:
-        base: the model with the base's weights.
-        seed: of new weights.
         tower: the part that `linearised` linearises, as the modality names it.
     """
     if settings.regime == "lora":

@@ -1,4 +1,4 @@
-"""Docstrings of all packages: `Args` from three parameters on, which name the parameters; shapes; errors."""
+"""Docstrings of all packages: `Args` name parameters that there are; arrays have shapes."""
 
 import ast
 import re
@@ -68,18 +68,6 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
             yield prefix + node.name, node
 
 
-def refuses(node: Function) -> bool:
-    """Whether a function itself raises an error for people."""
-    inside, waiting = False, [*node.body]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, ast.Raise) and one.exc is not None:
-            inside |= ast.unparse(one.exc).startswith(("MergeflowError(", "unknown_name("))
-        if not isinstance(one, Function | ast.ClassDef | ast.Lambda):
-            waiting += ast.iter_child_nodes(one)
-    return inside
-
-
 def explained(docstring: str) -> set[str]:
     """Return the names that a docstring's `Args` explain."""
     body = re.split(r"^\S", docstring.partition("Args:\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
@@ -105,8 +93,6 @@ def faults(tree: ast.Module, known: Known) -> Iterator[str]:
             names, more = {one.arg for one in given}, {one.arg for one in (node.args.vararg, node.args.kwarg) if one}
             if not explained(text) <= names | more:
                 yield f"{name} takes {sorted(names)}, but its Args are {sorted(explained(text))}"
-        if refuses(node) and "Raises:" not in text:
-            yield f"{name} raises a MergeflowError and does not say when"
         arrays = [one for one in [*types, ast.unparse(node.returns) if node.returns else ""] if ARRAY.fullmatch(one)]
         if arrays and not SHAPE.search(text):
             yield f"{name} takes or returns an array and gives no shape"
@@ -176,7 +162,6 @@ def test_every_public_function_says_what_it_takes(package: str, trees: dict[Path
         ("def f(a, b): '''Add.\n\n    Args:\n        a: one.\n        d: two.\n    '''", "its Args are ['a', 'd']"),
         ("def f(a: Tensor): 'Return nothing.'", "gives no shape"),
         ("def f(a, b, c): '''Add.\n\n    Args: As of `unknown`.\n    '''", "unknown, which does not explain"),
-        ("def f(a):\n    'Check.'\n    raise MergeflowError('no')", "does not say when"),
     ],
 )
 def test_what_a_docstring_lacks_is_found(text: str, fault: str, known: Known) -> None:

@@ -28,12 +28,8 @@ def opened_models(context: typer.Context, models: Sequence[str], base: str | Non
     project's.
 
     Args:
-        context: its object is what follows references, or None.
         models: checkpoints, folders, adapters, ids in the local cache, or references.
         base: what files and adapters were tuned from; None: the project's base, where there is one.
-
-    Raises:
-        MergeflowError: one cannot be read, or its base is missing.
     """
     chosen = base or project_base()
     shared = cache(open_language)

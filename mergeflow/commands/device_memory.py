@@ -8,14 +8,7 @@ from mergeflow.merging.device_memory import in_bytes
 
 
 def print_forecast(forecast: Forecast, console: Console | None = None) -> None:
-    """Print what will be taken, and refuse what cannot fit.
-
-    Args:
-        forecast: the forecast; one without work is passed over.
-
-    Raises:
-        MergeflowError: naming the setting with which it would fit.
-    """
+    """Print what will be taken, and refuse what cannot fit."""
     if forecast.works:
         (console or Console()).print(memory_table(forecast))
         forecast.refuse()

@@ -138,11 +138,7 @@ def _shown(numbers: Mapping[str, Any]) -> str:
 
 
 def _refuse(useless: Sequence[str]) -> None:
-    """End with an error where models gave no number, after the others were told.
-
-    Raises:
-        MergeflowError: there are such models.
-    """
+    """End with an error where models gave no number, after the others were told."""
     if useless:
         raise MergeflowError(f"the loss under {', '.join(useless)} is not a number: these weights are of no use.")
 

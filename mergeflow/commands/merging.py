@@ -76,11 +76,7 @@ def merge(
 
 
 def add_check(app: typer.Typer, check_project: CheckProject | None = None) -> None:
-    """Add `check`; inside a project it checks the project where no recipe is named.
-
-    Args:
-        check_project: takes a device, as `run.device` names it, or None.
-    """
+    """Add `check`; inside a project it checks the project where no recipe is named."""
 
     @app.command("check")
     def check(

@@ -44,11 +44,7 @@ def methods_page() -> str:
 
 
 def method_section(name: str) -> str:
-    """Return the section of one method (or compressor): formula, arguments with ranges, property, source.
-
-    Raises:
-        MergeflowError: There is none of this name.
-    """
+    """Return the section of one method (or compressor): formula, arguments with ranges, property, source."""
     return _section(name, compressors()[name] if name in compressors() else get(name))
 
 

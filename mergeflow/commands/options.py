@@ -31,14 +31,7 @@ def progress_bars(console: Console, *columns: ProgressColumn) -> Progress:
 
 
 def local(context: typer.Context, path: str | Path) -> str:
-    """Return the local path of a checkpoint; in a project, references such as models:/name@alias are followed.
-
-    Args:
-        context: its object is what follows references, or None.
-
-    Raises:
-        MergeflowError: a reference outside a project, or one that leads nowhere.
-    """
+    """Return the local path of a checkpoint; in a project, references such as models:/name@alias are followed."""
     from mergeflow.merging.files.recipe import local_path
 
     return local_path(str(path), context.obj)
@@ -49,11 +42,7 @@ def read_pairs(entries: list[str], option: str, form: str = "NAME=VALUE") -> dic
 
     Args:
         entries: what was given, for example `["digits=digits.safetensors"]`.
-        option: the option's name, for messages.
         form: what an entry looks like, for messages.
-
-    Raises:
-        MergeflowError: an entry of another form, or a name given twice.
 
     Example:
         >>> read_pairs(["a=1", "b=x=y"], "--set")
@@ -72,9 +61,6 @@ def read_pairs(entries: list[str], option: str, form: str = "NAME=VALUE") -> dic
 
 def checked(device: str | None) -> str | None:
     """Return a device if it can be used; None and `auto` are left to those who read them.
-
-    Raises:
-        MergeflowError: it is not the name of a device, or torch sees no such device; the message says why.
 
     Example:
         >>> checked("cpu")

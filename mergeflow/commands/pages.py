@@ -62,12 +62,7 @@ def docs(
 
 
 def page_of_code(name: str, command_line: Any) -> str:
-    """Write one of the pages that come from the code.
-
-    Args:
-        name: one of `FROM_CODE`.
-        command_line: the click group with all commands.
-    """
+    """Write one of the pages that come from the code."""
     from mergeflow.commands.methods_page import methods_page
     from mergeflow.merging.architectures.page import architectures_page
 

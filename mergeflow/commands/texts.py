@@ -35,11 +35,7 @@ def project_base() -> str | None:
 
 
 def project_models() -> list[str]:
-    """Return the files of the project's base, its experts and its merges.
-
-    Raises:
-        MergeflowError: outside of a project of causal models that has run.
-    """
+    """Return the files of the project's base, its experts and its merges."""
     project, base = project_folder(), project_base()
     if project is None or base is None:
         raise MergeflowError("no model is named, and this is not a project of causal models that has run: name some.")
@@ -49,11 +45,7 @@ def project_models() -> list[str]:
 
 
 def project_texts(split: str) -> list[str]:
-    """Return the prepared folders of the project's tasks that are texts.
-
-    Raises:
-        MergeflowError: there are none.
-    """
+    """Return the prepared folders of the project's tasks that are texts."""
     project = project_folder()
     folders = [] if project is None else sorted(project.glob(layout.split(split, "*")))
     if not (paths := [str(folder) for folder in folders if array_file(folder, split, "documents").exists()]):
@@ -69,11 +61,6 @@ def read_texts(
     Args:
         source: `KIND:ADDRESS`, as a task of params.yaml has it; or the folder of a prepared task, whose blocks are as
             long as they were prepared.
-        split: train, validation or test, as the source has it; None: the first of test, validation and train that is
-            there. Nothing is carved.
-
-    Raises:
-        MergeflowError: there are no texts, or they were prepared with another tokenizer.
     """
     folder = root / source
     if (folder / MANIFEST).is_file():
@@ -84,15 +71,7 @@ def read_texts(
 
 
 def prepared_block(source: str, block: int | None) -> int | None:
-    """Return how long the blocks of a prepared task are; None for a source, which is cut as one likes.
-
-    Args:
-        source: as `read_texts` has it, relative to the current folder.
-        block: what was asked for; None: nothing.
-
-    Raises:
-        MergeflowError: another length was asked for.
-    """
+    """Return how long the blocks of a prepared task are; None for a source, which is cut as one likes."""
     if not (Path(source) / MANIFEST).is_file():
         return None
     held = load_manifest(Path(source))["decoding"].get("block")

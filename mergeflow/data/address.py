@@ -30,7 +30,6 @@ class Address:
     """A source, cut into its parts.
 
     Args:
-        kind: what opens it, such as `folder`; empty where the text does not begin with one.
         place: what is between the kind and the transforms.
         transforms: (name, value), in order.
     """
@@ -102,9 +101,6 @@ def open_source(
         templates: prompts with `{}` that replace the source's own.
         root: folder that relative paths in `source` start from; default the working folder. The manifest records
             `source` as it was given, so that it does not depend on where a project lies.
-
-    Raises:
-        MergeflowError: unknown kind, name or transform, a value out of range, missing path, wrong layout or schema.
     """
     address = parse_address(source)
     kind = address.kind or source
@@ -143,12 +139,7 @@ def checked_columns(
     """Return the chosen columns of a table by what they are; all of them are there.
 
     Args:
-        names: of all columns.
         where: what an error message calls the table.
-        roles: what can be chosen.
-
-    Raises:
-        MergeflowError: one is not there, two are one, or there is nothing of that kind to choose.
     """
     for role, name in chosen.items():
         if role not in roles or (role == "text_pair" and "text" not in chosen):
@@ -208,11 +199,7 @@ def _without_validation(raw: RawTask, joined: bool) -> RawTask:
 
 
 def drawn_by(module: str) -> Opener:
-    """Return the opener of a kind `suite:`, whose module is imported when a task of it is first opened.
-
-    Args:
-        module: The full name of a module that has a function `open_suite`.
-    """
+    """Return the opener of a kind `suite:`, whose module is imported when a task of it is first opened."""
 
     def open_drawn(task: str, place: str, seed: int, root: Path) -> RawTask:
         make_importable()

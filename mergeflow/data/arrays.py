@@ -26,8 +26,6 @@ class Split:
     Args:
         arrays: private memory maps: what is written to them never reaches the files. Images have `images` (uint8
             [N, S, S, 3]) and `labels` (int64 [N]).
-        class_names: label i is class_names[i]; empty where the task has no classes.
-        templates: prompts with `{}` for the class name; empty where the task has none.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -44,11 +42,7 @@ class Split:
 
 
 def array_file(folder: Path, split: str, name: str) -> Path:
-    """Return the path of one array of a split.
-
-    Args:
-        name: of the array, such as `labels`.
-    """
+    """Return the path of one array of a split."""
     return folder / f"{split}.{name}.npy"
 
 
@@ -57,9 +51,6 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
 
     Args:
         folder: what `prepare_task` wrote, now or before arrays had names (format version 1).
-
-    Raises:
-        MergeflowError: missing, unreadable, or of another format version.
     """
     path = Path(folder) / MANIFEST
     try:
@@ -95,11 +86,7 @@ def _from_version_1(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def digest_of_split(record: Mapping[str, Any]) -> str:
-    """Return one digest of a split's arrays, by which registered models know what they were trained on.
-
-    Args:
-        record: the split's entry in the manifest.
-    """
+    """Return one digest of a split's arrays, by which registered models know what they were trained on."""
     return hashlib.sha256("".join(array["sha256"] for array in record["arrays"].values()).encode()).hexdigest()
 
 
@@ -134,11 +121,7 @@ def load_split(folder: str | Path, split: str, verify: bool = False) -> Split:
 
 
 def label_error(where: str, label: object, class_names: Sequence[str]) -> MergeflowError:
-    """Return the error for a label that no class name belongs to.
-
-    Args:
-        where: what the message calls the example.
-    """
+    """Return the error for a label that no class name belongs to."""
     return MergeflowError(
         f"{where}: label {label} is outside the class names (0 to {len(class_names) - 1}, "
         f"'{class_names[0]}' to '{class_names[-1]}'). Correct the label or name the class; "

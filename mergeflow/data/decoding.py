@@ -40,7 +40,6 @@ class Decoding:
         settings: what the manifest records of it, such as `image_size`.
         decode: the example, and what an error message calls it besides its path. It runs on several threads, and
             raises a MergeflowError for content that cannot be decoded.
-        schema: the Parquet schema, given the class names.
         size: bytes of the arrays' rows of one example; serves the disk check.
     """
 
@@ -55,8 +54,6 @@ class Preparation:
     """How the data of a modality are prepared; apart from its models, so that training depends on no reader.
 
     Args:
-        sources: kinds of source, by name.
-        transforms: that a source may end in, by name.
         decoding: the section `data` of params.yaml, and the project folder, to how examples become arrays.
     """
 

@@ -29,11 +29,7 @@ class Faults:
             self._shown.append(fault)
 
     def check(self) -> None:
-        """Refuse the task if there was any fault.
-
-        Raises:
-            MergeflowError: one fault in its own words; several, one in a line.
-        """
+        """Refuse the task if there was any fault."""
         if self.count:
             raise MergeflowError(_listed(self._what, self._shown, self.count))
 
@@ -76,11 +72,7 @@ class Copies:
         return self._splits.count(SPLITS.index(split))
 
     def check(self) -> None:
-        """Refuse the same content under two labels, unless the task keeps it.
-
-        Raises:
-            MergeflowError: with both paths and labels of each pair.
-        """
+        """Refuse the same content under two labels, unless the task keeps it."""
         if self._raw.keeps_conflicts or not self.conflicts:
             return
         task, names, faults = self._raw.name, self._raw.strata, []
@@ -102,14 +94,7 @@ class Copies:
 
 
 def check_filled(raw: RawTask, split: str, read: int, left_out: int, remaining: int) -> None:
-    """Refuse a split that is empty, of which transforms leave nothing, or whose examples are all copies.
-
-    Args:
-        remaining: those that are not copies of others.
-
-    Raises:
-        MergeflowError: saying which.
-    """
+    """Refuse a split that is empty, of which transforms leave nothing, or whose examples are all copies."""
     source = raw.source or "the source"
     if not read and split not in raw.splits:
         raise MergeflowError(
@@ -131,14 +116,7 @@ def check_filled(raw: RawTask, split: str, read: int, left_out: int, remaining: 
 
 
 def check_classes(raw: RawTask, per_class: Mapping[str, np.ndarray]) -> list[str]:
-    """Refuse a class without a training or test example; return a warning where validation lacks some.
-
-    Args:
-        per_class: split to examples of each class, int64 [C].
-
-    Raises:
-        MergeflowError: a class that cannot be learnt or is never measured.
-    """
+    """Refuse a class without a training or test example; return a warning where validation lacks some."""
     names = raw.derived_names or ()
     lacking = {split: [name for name, n in zip(names, per_class[split], strict=True) if not n] for split in SPLITS}
     source, faults = raw.source or "the source", []

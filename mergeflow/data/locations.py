@@ -38,23 +38,14 @@ def split_of(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Location:
-    """A file or folder on some file system.
-
-    Args:
-        path: path within it, without protocol and trailing slash.
-    """
+    """A file or folder on some file system."""
 
     files: Any
     path: str
 
     @classmethod
     def open(cls, uri: str) -> "Location":
-        """Return the location of a path or URI that exists.
-
-        Raises:
-            MergeflowError: unknown protocol, protocol whose package is not installed, place that cannot be reached, or
-                nothing there.
-        """
+        """Return the location of a path or URI that exists."""
         try:
             files, path = fsspec.core.url_to_fs(uri)
             exists = files.exists(path)
@@ -109,11 +100,7 @@ class Location:
         return sorted(below)
 
     def _find(self) -> dict[str, Any]:
-        """List the files and folders below, by path, down to links.
-
-        Raises:
-            MergeflowError: a folder cannot be read; `find` of fsspec leaves out all that is in it.
-        """
+        """List the files and folders below, by path, down to links."""
         if type(self.files).walk is not AbstractFileSystem.walk:  # a store of objects, which lists all at once
             listed: dict[str, Any] = self.files.find(self.path, withdirs=True, detail=True)
             return listed
@@ -133,11 +120,7 @@ class Location:
         return inside_of
 
     def _kind_behind(self, path: str, info: Mapping[str, Any]) -> str:
-        """Follow a symbolic link; a link that is left out would make a task smaller unnoticed.
-
-        Raises:
-            MergeflowError: it leads nowhere, or to a folder that it is in.
-        """
+        """Follow a symbolic link; a link that is left out would make a task smaller unnoticed."""
         if self.files.isdir(path):
             if Path(path).parent.resolve().is_relative_to(Path(path).resolve()):
                 raise MergeflowError(f"{path} is a link to a folder that holds it. Remove the link.")
@@ -151,9 +134,6 @@ class Location:
 
 def decoded(content: bytes, path: str) -> str:
     """Return the text that a file holds.
-
-    Raises:
-        MergeflowError: it is not in UTF-8.
 
     Example:
         >>> decoded(b"a cat", "cats.txt")
@@ -176,12 +156,6 @@ def list_shards(location: Location, task_name: str, ending: str = "parquet") -> 
     Args:
         location: a file, or a folder with files named after their split (also val, valid, dev), directly, in `data/`
             or in one folder for each split.
-        task_name: the task's name, for the message.
-        ending: of the files' names, without a dot.
-
-    Raises:
-        MergeflowError: no such files, unknown split names, a split that has only files of another ending, or a numbered
-            set that is not whole.
     """
     if location.is_file():
         return {"train": [location.path]}

@@ -29,11 +29,7 @@ class Package(NamedTuple):
 
 
 def fetch(package: Package, folder: Path) -> Path:
-    """Return the file of a package, downloaded into the folder if it is not there.
-
-    Raises:
-        MergeflowError: The manager is missing, or what it brought has another SHA-256.
-    """
+    """Return the file of a package, downloaded into the folder if it is not there."""
     folder.mkdir(parents=True, exist_ok=True)
     if path := _held(package, folder):
         return path

@@ -150,7 +150,6 @@ def map_ordered(
     """Yield function(item) in the order of `items`, computed by the pool at most `ahead` items ahead.
 
     Args:
-        function: called on the pool's threads.
         items: taken one at a time, as results are asked for.
         ahead: items in work at most, at least 1.
 

@@ -37,10 +37,6 @@ def plan_splits(raw: RawTask, seed: int) -> dict[str, PlannedSplit]:
 
     Returns:
         A plan for each of the three splits, test first: the order in which duplicates are decided.
-
-    Raises:
-        MergeflowError: `train` is empty, a label is outside the class names, or a file's name is not UTF-8, found while
-            carving.
     """
     lacking = [split for split in ("test", "validation") if split not in raw.splits]
     planned = {split: PlannedSplit(split, None, raw.counts.get(split)) for split in raw.splits}
@@ -65,14 +61,7 @@ def plan_splits(raw: RawTask, seed: int) -> dict[str, PlannedSplit]:
 
 
 def check_name(path: str, where: str) -> None:
-    """Refuse a file's name whose bytes are no UTF-8: neither a digest nor Parquet can take it.
-
-    Args:
-        where: what a message calls its place.
-
-    Raises:
-        MergeflowError: naming the file, in escapes that any terminal shows.
-    """
+    """Refuse a file's name whose bytes are no UTF-8: neither a digest nor Parquet can take it."""
     try:
         path.encode()
     except UnicodeEncodeError:

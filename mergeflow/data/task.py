@@ -20,7 +20,6 @@ class Example:
     Args:
         content: what the modality decodes: an encoded image, a text, an array; or a function of no arguments that reads
             it. The function lets a pass skip an example without reading it.
-        path: the name of the example in its source; error messages print it and Parquet stores it.
         label: index into the task's class names; 0 where the task has no classes.
         edits: what transforms do to the decoded content, in order.
     """
@@ -46,9 +45,7 @@ class Place:
     """Where an example stands; with a seed, all that the chance of a transform depends on.
 
     Args:
-        split: the prepared split that it belongs to.
         index: its row in the source's split.
-        seed: of the preparation.
     """
 
     split: str
@@ -61,7 +58,6 @@ class Transform:
     """One step from a task to a task derived from it.
 
     Args:
-        text: as the source writes it, `rotate=45`.
         class_names: the class names after it; None where the task has no classes.
         apply: an example and its place to the example after it, or None where it is left out. It must be a pure
             function and must not read the content: it adds an edit instead.
@@ -77,21 +73,15 @@ class RawTask:
     """A task before preparation: names, and one fresh iterator of examples per call and split.
 
     Args:
-        name: task name.
         class_names: label i is class_names[i]; distinct, not empty. None: the task has no classes.
         templates: prompts with exactly one `{}` where the class name goes. None: the task has no prompts.
         splits: `train` and, where the source has them, `validation` and `test`.
-        source: the address given to `open_source`; goes into the manifest.
-        seed: decides which training examples become the splits that the source lacks.
         counts: examples per split where the source knows it without a pass; serves progress and the disk check.
         keys: per split a cheap iterator of (path, label) in the order of `splits`, where the source can list its
             examples without reading their content.
         ignored_splits: names of splits that the source holds and this task does not use.
         transforms: what derives this task from the source's.
         keeps_conflicts: whether the same content under two labels is kept and counted, as published data sets have it.
-
-    Raises:
-        MergeflowError: less than two classes, duplicated class names, a bad template, an unknown split or no `train`.
     """
 
     name: str

@@ -31,9 +31,6 @@ def choose_classes(value: str, class_names: Sequence[str] | None) -> Transform:
     Args:
         value: labels and ranges of labels: `5-9`, `0,2,4`, `0-3,7`; at least two labels.
 
-    Raises:
-        MergeflowError: not of this form, a label that the task lacks, or fewer than two.
-
     Example:
         >>> choose_classes("0,2-3", ["cat", "dog", "emu", "fox"]).class_names
         ['cat', 'emu', 'fox']
@@ -66,9 +63,6 @@ def shuffle_labels(value: str, class_names: Sequence[str] | None) -> Transform:
     Args:
         value: the seed of the draw, an integer from 0; the preparation's own seed has no say in it.
 
-    Raises:
-        MergeflowError: not such an integer.
-
     Example:
         >>> shuffled = shuffle_labels("7", ["cat", "dog", "emu"])
         >>> [shuffled.apply(Example(None, "", 0), Place("train", row, 0)).label for row in range(6)]
@@ -94,9 +88,6 @@ def take_fraction(value: str, class_names: Sequence[str] | None) -> Transform:
 
     Args:
         value: f, above 0 and at most 1.
-
-    Raises:
-        MergeflowError: not such a number.
 
     Example:
         >>> third = take_fraction("0.3", None)

@@ -24,14 +24,7 @@ ROW_GROUP_BYTES = 32 * 2**20
 
 @contextmanager
 def disk_guard(path: Path, needed: Callable[[], str]) -> Iterator[None]:
-    """Turn a full disk into one error that names the file and the space that is needed.
-
-    Args:
-        needed: returns the needed space in words; called only when the disk is full.
-
-    Raises:
-        MergeflowError: no space or quota left. Other operating-system errors pass unchanged.
-    """
+    """Turn a full disk into one error that names the file and the space that is needed."""
     try:
         yield
     except OSError as error:
@@ -89,7 +82,6 @@ class SplitWriter:
     """The files of a split, open for appending; a context manager. Arrays are opened by the first example.
 
     Args:
-        split: train, validation or test.
         expected: examples that will be written at most, if known; serves the message of a full disk.
     """
 

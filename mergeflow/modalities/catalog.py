@@ -29,11 +29,7 @@ def is_recorded(architecture: str) -> bool:
 
 
 def open_recorded(base: str | Path, device: str | torch.device) -> tuple[Modality, Model]:
-    """Return the modality and the model of a base, with the base's weights.
-
-    Raises:
-        MergeflowError: the file has no such record.
-    """
+    """Return the modality and the model of a base, with the base's weights."""
     modality, section, record = read_record(base)
     with open_checkpoint(base) as state:
         model = modality.build(section, record)
@@ -43,11 +39,7 @@ def open_recorded(base: str | Path, device: str | torch.device) -> tuple[Modalit
 
 
 def read_record(base: str | Path) -> tuple[Modality, Any, Mapping[str, str]]:
-    """Return the modality of a base, its section `model`, and all that its file records; no weight is read.
-
-    Raises:
-        MergeflowError: the file has no such record.
-    """
+    """Return the modality of a base, its section `model`, and all that its file records; no weight is read."""
     with open_checkpoint(base) as state:
         record = dict(state.metadata)
     if SECTION not in record:

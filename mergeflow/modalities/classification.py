@@ -187,15 +187,7 @@ class Classification:
 
 
 def check_classes(task: str, head: Head | None, class_names: Sequence[str]) -> None:
-    """Refuse a head of other classes than the data's.
-
-    Args:
-        head: None where the task has none.
-        class_names: those of the prepared data, in label order.
-
-    Raises:
-        MergeflowError: number or names differ.
-    """
+    """Refuse a head of other classes than the data's."""
     if head is not None and head.class_names != list(class_names):
         raise MergeflowError(
             f"task '{task}': the head has {len(head.class_names)} classes and the data {len(class_names)}, or "
@@ -206,14 +198,7 @@ def check_classes(task: str, head: Head | None, class_names: Sequence[str]) -> N
 def open_split(
     array: str, task: str, folder: Path, split: str, head: Head | None, device: torch.device
 ) -> Classification:
-    """Return a prepared split with one label for each example; the inputs stay on disk.
-
-    Args:
-        head: of the task, on `device`; None where it has none.
-
-    Raises:
-        MergeflowError: there is no such split, or the head is of other classes.
-    """
+    """Return a prepared split with one label for each example; the inputs stay on disk."""
     data = load_split(folder, split)
     check_classes(task, head, data.class_names)
     labels = torch.from_numpy(data.labels.copy()).to(device)
@@ -226,7 +211,6 @@ class Regression:
 
     Attributes:
         numbered: The inputs, the numbers as its labels (floating-point [N], on the model's device), and the head.
-        metric: Its figure, a correlation.
     """
 
     numbered: Classification

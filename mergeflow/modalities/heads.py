@@ -82,11 +82,7 @@ def save_head(head: Head | None, path: str | Path) -> str:
 
 
 def load_head(path: str | Path) -> Head:
-    """Read the head of a task that has one.
-
-    Raises:
-        MergeflowError: as `read_head`, or the file says that there is no head.
-    """
+    """Read the head of a task that has one."""
     head = read_head(path)
     if head is None:
         raise MergeflowError(f"{path} says that its task has no head, but here one is needed.")
@@ -94,11 +90,7 @@ def load_head(path: str | Path) -> Head:
 
 
 def read_head(path: str | Path) -> Head | None:
-    """Read what `save_head` wrote: a head, or None where the task has none.
-
-    Raises:
-        MergeflowError: the file is missing, truncated, or not of a head.
-    """
+    """Read what `save_head` wrote: a head, or None where the task has none."""
     try:
         with safe_open(str(path), framework="pt") as file:
             record = file.metadata() or {}

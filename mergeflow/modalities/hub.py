@@ -18,12 +18,7 @@ def load_splits(
     """Return the data sets of train, validation and test, and the names of the splits that are none of these.
 
     Args:
-        config: of a data set with several; None for the only one.
-        revision: commit, tag or branch; None for the newest.
         renamed: the hub's name of a split to ours, where these differ beyond val, valid and dev.
-
-    Raises:
-        MergeflowError: `datasets` is not installed, nothing can be loaded, or there is no split train.
     """
     try:
         import datasets
@@ -57,13 +52,7 @@ def load_splits(
 
 @dataclass(frozen=True)
 class HubPlace:
-    """A data set by its address.
-
-    Attributes:
-        name: id of the hub, or the path of a local folder.
-        config: of a data set with several; None for the only one.
-        revision: commit, tag or branch; None for the newest.
-    """
+    """A data set by its address."""
 
     name: str
     config: str | None = None
@@ -72,9 +61,6 @@ class HubPlace:
 
 def parse_place(place: str, root: Path) -> HubPlace:
     """Cut `OWNER/NAME[#CONFIG][@REVISION]`; a local folder is a name alone, whatever signs are in it.
-
-    Args:
-        place: what stands behind `hf:`.
 
     Example:
         >>> parse_place("nyu-mll/glue#rte@main", Path())
@@ -92,9 +78,6 @@ def load_tables(place: HubPlace, renamed: Mapping[str, str]) -> tuple[dict[str, 
 
     Args:
         renamed: the hub's name of a split to ours, where these differ beyond val, valid and dev.
-
-    Raises:
-        MergeflowError: `datasets` is not installed, nothing can be loaded, or there is no split train.
     """
     parts, ignored = load_splits(place.name, place.config, place.revision, renamed)
     tables = {

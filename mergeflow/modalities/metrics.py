@@ -151,9 +151,6 @@ ACCURACY = "accuracy"
 def find_metric(name: str) -> Metric | None:
     """Return a figure by name; None for the accuracy, which is a mean as it is.
 
-    Raises:
-        MergeflowError: there is none of that name.
-
     Example:
         >>> find_metric("pearson").name, find_metric("accuracy")
         ('pearson', None)

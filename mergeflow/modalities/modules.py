@@ -19,8 +19,6 @@ def own_generator(seed: int, device: torch.device | None = None, alone: bool = T
     """Seed the global generators for what this thread draws, and give them back as they were.
 
     Args:
-        seed: of the processor's generator and the device's.
-        device: a CUDA device that is drawn on as well.
         alone: whether other threads that ask for it alone wait until it is over: on the processor all threads draw
             from one generator. If not, the processor's generator is left as it is, because others may draw from it.
     """
@@ -65,9 +63,6 @@ def activations(module: nn.Module, layers: Sequence[str], compute: Callable[[], 
 
     Returns:
         Layer → its output; of a submodule that returns several values the first.
-
-    Raises:
-        MergeflowError: The module has no submodule of such a name; the message has the nearest.
 
     Example:
         >>> import torch

@@ -15,7 +15,6 @@ def mlp(widths: Sequence[int], seed: int = 0) -> nn.Sequential:
 
     Args:
         widths: Of the inputs, of every hidden layer, and the number of classes.
-        seed: Of the weights, drawn as torch draws them.
 
     Example:
         >>> mlp([784, 100, 10])(torch.zeros(2, 28, 28)).shape
@@ -32,11 +31,8 @@ class SmallResNet(nn.Module):
     """A residual net for small images: a 3×3 stem and three stages of torchvision's basic blocks.
 
     Args:
-        classes: Number of logits.
         width: Channels of the first stage, at least 8; the others have 2 and 4 times as many. With fewer, oneDNN's
             strided convolutions write out of bounds while training on processors with AVX2 alone (torch 2.15).
-        blocks: In each stage; 3 give ResNet-20.
-        seed: Of the weights.
 
     Raises:
         ValueError: If `width` is below 8.
@@ -113,9 +109,6 @@ def recompute_statistics(module: nn.Module, batches: Sequence[Tensor]) -> None:
     Args:
         module: Changed in place; in evaluation mode at the end.
         batches: Inputs [n, ...] as the module takes them; each counts alike.
-
-    Raises:
-        MergeflowError: There are no batches.
 
     Source:
         Izmailov et al. 2018, Averaging weights leads to wider optima, Section 3.2.

@@ -13,9 +13,6 @@ SOURCES = Shelf("kind of data source", Source, None, "sources", "`Source(…)` o
 def find_preparation(modality: str) -> Preparation:
     """Return a modality's sources, transforms and decoding; among the sources those that others add for it.
 
-    Raises:
-        MergeflowError: there is no such modality, or a source that is added has the name of one of the modality's.
-
     Example:
         >>> sorted(find_preparation("vision").sources)
         ['folder', 'hf', 'parquet', 'suite', 'torchvision']

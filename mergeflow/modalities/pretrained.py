@@ -33,9 +33,6 @@ def find_place(place: str, root: Path, assets: Path) -> str:
 
     Args:
         place: a folder relative to `root` or absolute, the name of an embedded base, or an id `owner/name`.
-
-    Raises:
-        MergeflowError: it is none of these.
     """
     if (root / place).is_dir():
         return str(root / place)
@@ -56,9 +53,6 @@ def check_folder(place: str, root: Path, assets: Path) -> None:
 
     Args:
         place, root, assets: as `find_place` takes them.
-
-    Raises:
-        MergeflowError: it cannot be.
     """
     folder = Path(find_place(place, root, assets))
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -73,10 +67,6 @@ def from_place(what: str, place: str, load: Callable[[], T]) -> T:
 
     Args:
         what: what an error message calls it, such as "the tokenizer".
-        place: as `find_place` returned it.
-
-    Raises:
-        MergeflowError: it cannot be read; the first line of transformers' own message says why.
     """
     try:
         with quiet():
@@ -113,11 +103,7 @@ def load_pretrained(auto: str, what: str, place: str, root: Path, assets: Path) 
 
     Args:
         auto: the class that loads it, such as AutoModel.
-        what: what an error message calls it.
         place, root, assets: as `find_place` takes them.
-
-    Raises:
-        MergeflowError: it cannot be read.
     """
     import torch
 
@@ -131,11 +117,7 @@ def load_pretrained(auto: str, what: str, place: str, root: Path, assets: Path) 
 
 
 def check_whole(place: str, lacking: list[str]) -> None:
-    """Refuse a model whose file lacks weights.
-
-    Raises:
-        MergeflowError: naming three of them.
-    """
+    """Refuse a model whose file lacks weights."""
     if lacking:
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
         raise MergeflowError(f"the model of '{place}' lacks the weights {', '.join(lacking[:3])}{more}: save it whole.")
@@ -148,9 +130,6 @@ def fast_tokenizer(place: str, root: Path, assets: Path, token: str, lacks: str,
         place, root, assets: as `find_place` takes them.
         token: its token that must not be missing, such as `pad_token`.
         hint: the message's end.
-
-    Raises:
-        MergeflowError: there is none, it has no fast form, or it lacks the token.
     """
     source = find_place(place, root, assets)
     tokenizer: Any = from_place("the tokenizer", place, lambda: transformers("AutoTokenizer").from_pretrained(source))
@@ -178,10 +157,6 @@ def check_prepared(manifests: Mapping[str, Any], digest: str, named: str, pretra
 
     Args:
         named: `data.tokenizer` of params.yaml.
-        pretrained: `model.pretrained`.
-
-    Raises:
-        MergeflowError: the manifests of some tasks have another digest; they are all named.
     """
     other = [task for task, manifest in manifests.items() if manifest["decoding"].get("tokenizer") != digest]
     if other:

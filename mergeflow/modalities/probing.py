@@ -37,9 +37,6 @@ def probe(model: Model, examples: Classification, targets: np.ndarray) -> None:
     Args:
         examples: of training; their head is fitted.
         targets: classes, int [N], or numbers, floating-point [N].
-
-    Raises:
-        MergeflowError: the model gives a feature that is not finite.
     """
     head = examples.head
     assert isinstance(head, Head)

@@ -12,10 +12,6 @@ DEFAULT = "vision"
 class Sections:
     """The sections of one modality.
 
-    Attributes:
-        model: Of `model`; it has a field `modality`.
-        data: Of `data`.
-
     Example:
         >>> sorted(SECTIONS.get("vision").model.model_fields)
         ['architecture', 'head', 'modality', 'pretrained']

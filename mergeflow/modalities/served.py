@@ -27,13 +27,10 @@ class Loaded:
     """A registered model ready to answer.
 
     Attributes:
-        modality: What kind of model it is.
-        model: The merged weights in their module, on `device`.
         heads: Task to head, on the CPU; None where the model itself gives the task's logits.
         class_names: Task to its classes in label order.
         decoding: How its examples are stored, as the manifests record it.
         record: The metadata of the weights of its base.
-        device: Where the model computes.
         section: `model` of params.yaml, which decides the module.
     """
 
@@ -53,7 +50,6 @@ class Served:
 
     Attributes:
         inputs: Decoding to the columns of a row, beside `task`, in order.
-        outputs: The columns of an answer.
         example: Decoding to one row that any model of that decoding takes, without `task`.
         answer: Model and columns to the answer's columns, all of the rows' number. It raises one MergeflowError that
             names all rows that cannot be answered.

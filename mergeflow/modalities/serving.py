@@ -21,11 +21,7 @@ _ROWS_NAMED = 10
 
 
 def read_model(folder: Path, device: torch.device) -> Loaded:
-    """Return the model in a registered version's folder, now or before `model.json` named a modality.
-
-    Raises:
-        MergeflowError: the weights or heads are missing, damaged, or not of the model that `model.json` describes.
-    """
+    """Return the model in a registered version's folder, now or before `model.json` named a modality."""
     config = json.loads((folder / "model.json").read_text())
     if "model" not in config:  # every model was one of images
         metadata = {"modality": "vision", "architecture": config["architecture"], "pretrained": "unknown"}
@@ -60,7 +56,6 @@ def classify(
     """Classify each row among its task's classes; of a task of numbers tell the number.
 
     Args:
-        columns: the columns `inputs`, and `task` with the tasks' names.
         read: a row's inputs to what is put into a batch; it raises a MergeflowError for inputs that cannot be read.
         batch: what was read of some rows to what the module takes.
         optional: further columns that an example is read from, None where they are missing.
@@ -68,9 +63,6 @@ def classify(
     Returns:
         `label` (class name, or number) and `probabilities` (class name to probability; nothing for a number), in the
         rows' order.
-
-    Raises:
-        MergeflowError: a column is missing; or rows have an unknown task or unreadable inputs, and all are named.
     """
     check_columns(columns, [*inputs, "task"])
     columns = {**{name: [None] * len(columns["task"]) for name in optional}, **columns}
@@ -98,11 +90,7 @@ def classify(
 
 
 def check_columns(columns: Columns, wanted: Sequence[str]) -> None:
-    """Refuse a request that lacks columns.
-
-    Raises:
-        MergeflowError: it names all that are missing.
-    """
+    """Refuse a request that lacks columns."""
     missing = [name for name in wanted if name not in columns]
     if missing:
         raise MergeflowError(f"the input lacks the column(s) {', '.join(missing)}; expected {', '.join(wanted)}.")
@@ -118,12 +106,7 @@ def read_rows(
     """Return the inputs and the task of each row.
 
     Args:
-        columns: the request, with all of `inputs` and `task`.
-        read: a row's inputs to an example.
         done: what a message says cannot be done with a row.
-
-    Raises:
-        MergeflowError: rows have an unknown task or unreadable inputs, and all are counted and ten are named.
     """
     examples, wrong, tasks = [], [], list(columns["task"])
     for row, values in enumerate(zip(*(columns[name] for name in inputs), strict=True)):

@@ -31,8 +31,6 @@ class Scored:
     Attributes:
         call: The method with all its arguments.
         varied: The arguments that the strategy named.
-        scores: Per task.
-        value: Its objective.
     """
 
     call: MethodCall
@@ -46,9 +44,6 @@ def score_all(method: str, strategy: Strategy, score: Scorer, objective: Objecti
 
     Args:
         strategy: What to try; it is told each objective before it asks again.
-
-    Raises:
-        MergeflowError: Arguments that the method does not take, or what the scorer raises.
 
     Example:
         >>> from mergeflow.search.candidates import grid
@@ -97,9 +92,6 @@ def grid_of(method: str, values: Grid) -> list[Args]:
 
     Two combinations that mean the same call (1 and 1.0) are one candidate.
 
-    Raises:
-        MergeflowError: A combination that the method does not take.
-
     Example:
         >>> grid_of("ties", {"scale": [1.0, 2.0], "keep": [0.1]})
         [{'keep': 0.1, 'scale': 1.0}, {'keep': 0.1, 'scale': 2.0}]
@@ -134,11 +126,7 @@ def check_space(method: str, space: Space, searched: bool) -> Iterator[dict[str,
     """Check what a sweep tries of one method and yield the combinations to validate: all of a grid, or a box's corners.
 
     Args:
-        space: Argument → values, or ranges and choices.
         searched: Whether a search with Optuna tries them, so that ranges are allowed.
-
-    Raises:
-        MergeflowError: unknown method or argument, an empty list, a range that is none, or a value out of range.
     """
     fields = get(method).args.model_fields
     for name in space or {}:
@@ -238,7 +226,6 @@ def line(
         values: Ascending, at least one.
         start: Where to begin; the nearest value is taken.
         fixed: The other arguments.
-        slack: At least 0, in units of the objective.
 
     Example:
         >>> walk = line("scale", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 0.2, slack=0.05)

@@ -20,9 +20,6 @@ def estimate_sweep_memory(sweep: Sweep, resolve: Callable[[str], str] | None = N
 
     Args:
         resolve: turns `models:/…` into a path; None outside of a project.
-
-    Raises:
-        MergeflowError: inputs that are missing or do not fit.
     """
     merging = max(_merging(sweep, resolve), key=lambda need: need.total)
     if sweep.model is None:  # somebody else's scorer: it says itself what it takes

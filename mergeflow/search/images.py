@@ -33,7 +33,6 @@ class ImageScorer:
         model: The image tower, on its device; its weights are overwritten.
         examples: Of validation, by task.
         test: Opens those of test, which are read when they are asked for.
-        judge: Of this model.
     """
 
     def __init__(
@@ -61,12 +60,7 @@ def open_images(
     """Return the scorer of image encoders, and digests of what it looks at.
 
     Args:
-        sweep: A sweep with `model` and `tasks`.
-        folder: Where `source:` tasks are prepared.
         base: The opened base, which the architecture must fit.
-
-    Raises:
-        MergeflowError: a file that is missing or does not fit.
     """
     assert sweep.model is not None
     builds = any(task.head is None for task in sweep.tasks.values())

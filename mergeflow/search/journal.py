@@ -21,9 +21,6 @@ class Journal:
 
     Args:
         path: The file; made when missing, and removed by `close` when nothing was written.
-
-    Raises:
-        MergeflowError: another process is at work.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,14 +42,7 @@ class Journal:
             return {}
 
     def begin(self, inputs: dict[str, Any]) -> None:
-        """Read what is known.
-
-        Args:
-            inputs: Everything the entries depend on but their keys, as JSON values.
-
-        Raises:
-            MergeflowError: the entries belong to other inputs (naming those that differ), or this is not a journal.
-        """
+        """Read what is known."""
         self.entries = self._read(inputs)
 
     def _read(self, inputs: dict[str, Any]) -> dict[str, Any]:

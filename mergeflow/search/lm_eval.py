@@ -14,11 +14,7 @@ from mergeflow.training.arithmetic import arithmetic
 
 
 def lm_eval_scorer(part: LmEvalScore, device: str) -> tuple[CheckedScorer, str]:
-    """Return the scorer, and a digest of the harness's version and of tasks in the included folder.
-
-    Raises:
-        MergeflowError: The harness is not installed, or it knows no task of a name.
-    """
+    """Return the scorer, and a digest of the harness's version and of tasks in the included folder."""
     manager = find_tasks(part)
 
     def score(model: CandidateModel, candidate: Candidate) -> dict[str, float]:
@@ -31,11 +27,7 @@ def lm_eval_scorer(part: LmEvalScore, device: str) -> tuple[CheckedScorer, str]:
 
 
 def find_tasks(part: LmEvalScore) -> Any:
-    """Return the harness's manager of tasks, which knows those of `part`.
-
-    Raises:
-        MergeflowError: The harness is not installed, or it knows no task of a name, or a group of them by it.
-    """
+    """Return the harness's manager of tasks, which knows those of `part`."""
     if find_spec("lm_eval") is None:
         raise MergeflowError(
             "tasks of lm-evaluation-harness need it: install it with `pip install 'mergeflow[lm-eval]'`, or score "
@@ -61,15 +53,7 @@ def _near(task: str, names: Any) -> list[str]:
 
 @arithmetic()
 def evaluate(part: LmEvalScore, folder: Path, split: str, manager: Any, device: str) -> dict[str, Any]:
-    """Run the harness and return `results` by task and metric, and `higher_is_better` by the same.
-
-    Args:
-        folder: of the model, as transformers reads it.
-        manager: of the tasks, from `find_tasks`.
-
-    Raises:
-        MergeflowError: A task has no validation split to choose on.
-    """
+    """Run the harness and return `results` by task and metric, and `higher_is_better` by the same."""
     import lm_eval
 
     output: dict[str, Any] = lm_eval.simple_evaluate(
@@ -88,11 +72,7 @@ def evaluate(part: LmEvalScore, folder: Path, split: str, manager: Any, device: 
 
 
 def _tasks(part: LmEvalScore, split: str, manager: Any) -> list[Any]:
-    """Return the harness's tasks, which look at test only where that is asked for.
-
-    Raises:
-        MergeflowError: A task has no validation split to choose on.
-    """
+    """Return the harness's tasks, which look at test only where that is asked for."""
     from lm_eval.tasks import get_task_dict
 
     tasks = get_task_dict(list(part.lm_eval), manager)

@@ -17,7 +17,6 @@ def optuna_search(method: str, space: Space, wanted: SearchPart, seed: int) -> S
 
     Args:
         space: Argument → range, choices, list of choices, or a fixed value.
-        seed: Of the sampler, where `wanted` gives none.
     """
     import optuna
 

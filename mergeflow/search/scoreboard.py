@@ -41,8 +41,6 @@ class SweepInputs:
     """The opened inputs of a sweep.
 
     Attributes:
-        checkpoints: Base, experts and statistics, read lazily.
-        score: Who scores a model.
         record: A digest of each input, by name.
     """
 
@@ -62,11 +60,7 @@ def open_sweep(
     """Open everything a sweep reads; `source:` tasks are prepared where they are not yet.
 
     Args:
-        resolve: Turns `models:/…` into a path; None outside of a project.
         scheme: Of the fingerprints: that of the journal where there is one.
-
-    Raises:
-        MergeflowError: a file that is missing or does not fit, or a device that is not there.
     """
     check_device(sweep.device)
     scorer = None if sweep.score is None else _open_scorer(sweep)
@@ -125,12 +119,7 @@ _TEST = '["test", '  # how the journal's keys of looks at test begin
 
 
 class Scoreboard:
-    """Scores the models of a sweep.
-
-    Args:
-        journal: What is known; begun.
-        folder: Where model folders are made for scorers that need them.
-    """
+    """Scores the models of a sweep."""
 
     def __init__(self, sweep: Sweep, inputs: SweepInputs, journal: Journal, folder: Path) -> None:
         self._sweep, self._inputs, self._journal, self._folder = sweep, inputs, journal, folder
@@ -147,11 +136,7 @@ class Scoreboard:
         return self._merger.prepared
 
     def references(self) -> tuple[Score, dict[str, float] | None]:
-        """Return the base's score on all tasks, and each task's expert on its own task.
-
-        Raises:
-            MergeflowError: The objective needs an expert of each task, and a task has none.
-        """
+        """Return the base's score on all tasks, and each task's expert on its own task."""
         with _named("base"):
             base = self._known("base", lambda: self._score(self._inputs.checkpoints.base, Candidate("base")))
         self._inputs.score.tasks = self._inputs.score.tasks or tuple(base)
@@ -182,11 +167,7 @@ class Scoreboard:
         return state
 
     def check_grid(self) -> None:
-        """Check, before anything is scored, that every candidate of a grid can be merged.
-
-        Raises:
-            MergeflowError: Naming each method that cannot, with its first candidate.
-        """
+        """Check, before anything is scored, that every candidate of a grid can be merged."""
         faults: dict[str, str] = {}
         checked: MethodCall | None = None
         for method, args in self._sweep.grid():
@@ -211,11 +192,7 @@ class Scoreboard:
         return self._of(call, _with_code(candidate_key(call), call), "validation")
 
     def check_choice(self, call: MethodCall) -> None:
-        """Check that test was not looked at for another winner than this one.
-
-        Raises:
-            MergeflowError: It was.
-        """
+        """Check that test was not looked at for another winner than this one."""
         key = _test_key(call)
         if any(entry.startswith(_TEST) and entry != key for entry in self._journal.entries):
             code = " of this code" if code_of(call) else ""
@@ -226,11 +203,7 @@ class Scoreboard:
             )
 
     def look_at_test(self, call: MethodCall) -> Score:
-        """Return the winner's score on test, which is looked at once.
-
-        Raises:
-            MergeflowError: Another winner was scored on test before.
-        """
+        """Return the winner's score on test, which is looked at once."""
         self.check_choice(call)
         return score_of(self._of(call, _test_key(call), "test"), None)
 
@@ -289,11 +262,7 @@ class Trial:
 
     Attributes:
         number: From 0, in the order of the sweep.
-        method: A name of the catalog.
-        args: All arguments with their defaults.
         varied: Those that the sweep names.
-        score: On validation.
-        objective: What the sweep maximises.
         edges: Arguments that stand at an end of what was tried.
     """
 
@@ -316,17 +285,13 @@ class SweepResult:
     """What a sweep found.
 
     Attributes:
-        sweep: What was asked.
         folder: Where trials.jsonl, trials.parquet and winner.yaml are.
         trials: In the order of the sweep.
-        winner: The trial with the highest objective, the first of equals.
         recipe: The winner, as `mergeflow merge` takes it.
         base: The base itself on all tasks (zero-shot).
         individual: Each task's expert on its own task; missing where a task has none, or where nothing asks for it.
         test: The winner on test, where the sweep asks for that one look.
         scored: How many models were scored now; the others were known from an earlier run.
-        prepared: How many directions were computed.
-        seconds: Wall time.
     """
 
     sweep: Sweep
@@ -352,8 +317,6 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], references: Map
     The columns of tasks are score.<task> where a scorer of the user's gave them.
 
     Args:
-        path: The file; it appears whole.
-        rows: From `Trial.row`.
         references: Accuracies of base and experts, stored as JSON in the file's metadata.
     """
     import pyarrow as pa

@@ -116,11 +116,7 @@ class CheckedScorer:
         self.tasks: Sequence[str] = ()
 
     def __call__(self, model: CandidateModel, candidate: Candidate, only: str | None = None) -> dict[str, float]:
-        """Return the scores.
-
-        Raises:
-            MergeflowError: The scorer failed, or returned something else.
-        """
+        """Return the scores."""
         try:
             output = self._score(model, candidate)
         except MergeflowError as error:
@@ -182,9 +178,6 @@ def command_scorer(part: CommandScore) -> tuple[CheckedScorer, str]:
 
     The command runs without a shell, with {model} and {split} filled in; the candidate stands in the environment
     variable MERGEFLOW_CANDIDATE as JSON.
-
-    Raises:
-        MergeflowError: The command is not a list of words, as a shell would split it.
     """
     try:
         words = shlex.split(part.command)
@@ -257,11 +250,7 @@ def _digest(words: list[str]) -> str:
 
 
 def function_scorer(part: FunctionScore) -> tuple[CheckedScorer, str]:
-    """Return the scorer, and a digest of the function's file.
-
-    Raises:
-        MergeflowError: There is no such module or function, or its module cannot be imported.
-    """
+    """Return the scorer, and a digest of the function's file."""
     place, _, name = part.function.rpartition(":")
     module = _module(place)
     function: Callable[[Any, Candidate], Any] | None = getattr(module, name, None)

@@ -49,10 +49,6 @@ def checkpoints_of(run: Path, window: int | None = None) -> dict[str, Path]:
 
     Args:
         run: A folder of `checkpoint-N` folders (transformers' Trainer writes such), or of files so named.
-        window: How many; all by default.
-
-    Raises:
-        MergeflowError: There is no such folder, or it holds fewer than two.
     """
     if not run.is_dir():
         raise MergeflowError(
@@ -142,14 +138,7 @@ def _made(
 
 
 def _recipe(places: Mapping[str, Path], chosen: Mapping[str, float], out: str | Path) -> Recipe:
-    """Return the recipe of an average; of adapters it has the base that they name.
-
-    Args:
-        chosen: Weights of those that are averaged, in the order of the run.
-
-    Raises:
-        MergeflowError: An adapter that names no base, or as `make_recipe`.
-    """
+    """Return the recipe of an average; of adapters it has the base that they name."""
     # The last checkpoint comes first: its configuration and tokenizer go with the result.
     listed = {name: str(places[name]) for name in reversed(list(chosen))}
     weights = {name: chosen[name] for name in listed}

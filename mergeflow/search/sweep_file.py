@@ -53,7 +53,6 @@ class LmEvalScore(Frozen):
     """Tasks of lm-evaluation-harness (the extra `lm-eval`), by name.
 
     Attributes:
-        lm_eval: Names of tasks.
         metric: Of each task; its first one by default. Where less is better, the score is the negative.
         include: A folder with tasks of your own in the harness's format.
         few_shot: Examples in the prompt; the task's own number by default.
@@ -74,11 +73,7 @@ _KINDS: dict[str, type[ScorePart]] = {"function": FunctionScore, "command": Comm
 
 
 def read_score(value: Any) -> Any:
-    """Return the section `score` as a record.
-
-    Raises:
-        MergeflowError: It names no scorer or several, or a key or value of it is wrong.
-    """
+    """Return the section `score` as a record."""
     if value is None or isinstance(value, ScorePart):
         return value
     if isinstance(value, str):
@@ -158,7 +153,6 @@ class SearchPart(Frozen):
 
     Attributes:
         trials: Trials for each method.
-        sampler: Optuna's sampler.
         seed: Of the sampler; the sweep's by default.
     """
 
@@ -330,11 +324,7 @@ def _check_tasks(sweep: Sweep) -> None:
 
 
 def load_sweep(path: str | Path) -> Sweep:
-    """Read and validate a sweep file. Paths inside it are relative to the current folder, as in a recipe.
-
-    Raises:
-        MergeflowError: The file cannot be read, has a key twice, or any key, value, method or argument in it is wrong.
-    """
+    """Read and validate a sweep file. Paths inside it are relative to the current folder, as in a recipe."""
     place = Path(path)
     values = read_yaml(place, "sweep")
     if not isinstance(values, dict):
@@ -344,9 +334,5 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def make_sweep(values: Mapping[str, Any], origin: str = "sweep") -> Sweep:
-    """Validate a mapping as a sweep.
-
-    Raises:
-        MergeflowError: As `load_sweep`; unknown keys get the nearest right one, and all faults stand in one message.
-    """
+    """Validate a mapping as a sweep."""
     return validated(Sweep, dict(values), origin)

@@ -27,14 +27,7 @@ _BATCH = 16  # samples per forward pass: of a language model each gives a vocabu
 
 
 def make_advice(inputs: ExpertInputs, samples: int, linearity: Path | None) -> "Advice":
-    """Return all advice that the inputs allow.
-
-    Args:
-        linearity: the folder that `mergeflow linearity --out` wrote, if there is one.
-
-    Raises:
-        MergeflowError: fewer than two experts, or a file that cannot be read: then there is nothing to advise on.
-    """
+    """Return all advice that the inputs allow."""
     from mergeflow.analysis.provable.advising import ANSWERED, advise, or_remark
 
     paths = inputs.several("advice is on a merge of at least two")
@@ -125,11 +118,7 @@ _DEARER = 2  # tasks named of those that an unlearning costs most
 
 
 def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
-    """Add the command `advise`.
-
-    Args:
-        project: whether `root` is a project folder, whose experts go by their tasks' names.
-    """
+    """Add the command `advise`."""
 
     @app.command("advise")
     def advise(

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def print_device_memory(root: Path, params: "Params", addresses: Iterable[str], console: Console) -> None:
-    """Say what stages that are about to run will take of a CUDA device; of the processor say nothing.
-
-    Raises:
-        MergeflowError: naming the settings with which it would fit.
-    """
+    """Say what stages that are about to run will take of a CUDA device; of the processor say nothing."""
     if params.run.device == "cpu":
         return
     from mergeflow.commands.device_memory import print_forecast
@@ -49,14 +45,7 @@ def _runs(root: Path, params: "Params", stages: Iterable["Stage"]) -> dict[str, 
 
 
 def check_project(root: Path, wanted: str | None, console: Console) -> None:
-    """Validate params.yaml and say what each stage will take of the device's memory.
-
-    Args:
-        wanted: device, instead of `run.device`.
-
-    Raises:
-        MergeflowError: a parameter is wrong, there is no such device, or a batch does not fit it.
-    """
+    """Validate params.yaml and say what each stage will take of the device's memory."""
     from mergeflow.commands.device_memory import print_forecast
     from tasks.memory import forecast
 

@@ -40,10 +40,8 @@ class ExpertInputs:
     """What the command line says.
 
     Attributes:
-        project: The project folder; None outside of one.
         experts: Checkpoints, or names of the project's tasks; all of these where none is named.
         base: What they were tuned from; in a project its base where it is None.
-        data: Addresses of samples.
         architecture: As `open_network` takes it; in a project its own where it is None.
         resolve: Follows references such as models:/name@alias; None outside of a project.
         recipe: What the experts are, and which of their tensors, instead of `experts`.
@@ -62,9 +60,6 @@ class ExpertInputs:
 
         Args:
             fitting: leave out experts that do not fit the module, where two others do.
-
-        Raises:
-            MergeflowError: something is missing, or does not fit.
         """
         paths = self.several("features of at least two are compared")
         base = self.base_path()
@@ -87,9 +82,6 @@ class ExpertInputs:
         """Base and experts as a merge takes them: names are the base's, adapters and task vectors are added to it.
 
         Tensors that the recipe leaves out are the base's.
-
-        Raises:
-            MergeflowError: one cannot be read.
         """
         from mergeflow.checkpoints.align_names import fit_inputs
         from mergeflow.merging.files.plan import check_whole
@@ -122,25 +114,14 @@ class ExpertInputs:
         return list(self.params.tasks) if self.params else []
 
     def several(self, purpose: str) -> dict[str, str]:
-        """Return the experts' files by name, at least two.
-
-        Args:
-            purpose: why there must be two, for the message.
-
-        Raises:
-            MergeflowError: there are fewer, or one is not there.
-        """
+        """Return the experts' files by name, at least two."""
         experts = self.paths()
         if len(experts) < 2:
             raise MergeflowError(f"{'1 expert is' if experts else 'no expert is'} named; {purpose}.")
         return experts
 
     def paths(self) -> dict[str, str]:
-        """Return the experts' files by name.
-
-        Raises:
-            MergeflowError: an expert that is not there, or is named twice.
-        """
+        """Return the experts' files by name."""
         if self.recipe is not None:
             return dict(self.recipe.experts)
         tasks = self.tasks
@@ -169,11 +150,7 @@ class ExpertInputs:
         return path
 
     def base_path(self) -> str:
-        """Return the base's file.
-
-        Raises:
-            MergeflowError: there is none.
-        """
+        """Return the base's file."""
         base = self.base if self.recipe is None else self.recipe.base
         if base is not None:
             return base

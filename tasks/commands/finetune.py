@@ -62,13 +62,8 @@ def changed_params(
     """Return the content of params.yaml with other tasks, settings and seed.
 
     Args:
-        tasks: their names; an empty list keeps all.
         regime: how experts are made; None keeps the project's.
         changes: settings of `finetune` by dotted name, as YAML text.
-        seed: None keeps the project's.
-
-    Raises:
-        MergeflowError: params.yaml is wrong, or it has no such task.
     """
     from tasks.project.parameters import load_params
 
@@ -95,13 +90,6 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
 
     The stages `multitask` and `finetune` do it, in a project folder of their own with these parameters: it is found
     again after a kill, and removed when every expert is in its place.
-
-    Args:
-        values: the content of params.yaml, as of `changed_params`.
-
-    Raises:
-        MergeflowError: a parameter is wrong, an expert's place is not free, which is found before any training, or
-            training failed; the other tasks' experts are in their places.
     """
     from tasks.commands.device_memory import print_device_memory
     from tasks.project.graph import find_stage, load_graph
@@ -133,11 +121,7 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
 
 
 def check_places(root: Path, target: Path, tasks: Iterable[str]) -> None:
-    """Refuse places of experts that are the pipeline's, where examples are read from, or where anything else lies.
-
-    Raises:
-        MergeflowError: a place is not free.
-    """
+    """Refuse places of experts that are the pipeline's, where examples are read from, or where anything else lies."""
     from mergeflow.data.address import parse_address
     from tasks.project.parameters import load_params
 

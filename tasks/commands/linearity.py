@@ -26,7 +26,6 @@ class Answer:
     """A prediction and what it was worth in the record.
 
     Attributes:
-        prediction: its name in PREDICTIONS.
         within: its rank correlation with the loss of merging, mean over ways of training and seeds.
         across: the same over the pairs of all ways together.
     """
@@ -71,11 +70,7 @@ _SHOWN = 4  # pairs in the picture, those with the largest error
 
 
 def show(pairs: Sequence["Pair"], costs: Mapping[str, float], console: Console) -> None:
-    """Print rows for the layers and the pairs, and what to expect: of features, and of merging.
-
-    Args:
-        costs: pair → by which what its merge costs is predicted.
-    """
+    """Print rows for the layers and the pairs, and what to expect: of features, and of merging."""
     from mergeflow.linearity.affine import word
     from mergeflow.linearity.layers import short_names
 
@@ -183,11 +178,7 @@ def sentence(pairs: Sequence["Pair"]) -> str:
 
 
 def write(pairs: Sequence["Pair"], costs: Mapping[str, float], out: Path) -> None:
-    """Write `result.json`, one Parquet row for each pair, α, layer and sample, and the picture of the worst pairs.
-
-    Args:
-        costs: pair → by which what its merge costs is predicted.
-    """
+    """Write `result.json`, one Parquet row for each pair, α, layer and sample, and the picture of the worst pairs."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -210,11 +201,7 @@ def _middle(pair: "Pair") -> Mapping[str, "Linearity"]:
 
 
 def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
-    """Add the command `linearity`.
-
-    Args:
-        project: whether `root` is a project folder, whose experts go by their tasks' names.
-    """
+    """Add the command `linearity`."""
 
     @app.command("linearity")
     def linearity(

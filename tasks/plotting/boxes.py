@@ -23,7 +23,6 @@ class Box:
         lines: what stands in it; a line that is too long is shortened in the middle.
         left, width: where it begins, and how wide it is.
         top: of its upper edge, from the top of the figure.
-        main: whether it is what the others lead to.
         faulty: whether its text says that something is missing.
     """
 
@@ -56,7 +55,6 @@ def boxes_figure(
     """Draw boxes and the links between them.
 
     Args:
-        links: from the right edge of a box to the left edge of another.
         headings: texts above all boxes, with where each begins.
     """
     width, height = max(box.left + box.width for box in boxes) + 2, max(box.top + box.height for box in boxes) + 2

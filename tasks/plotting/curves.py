@@ -26,14 +26,7 @@ _NORMALISED = "normalised accuracy, %"
 
 
 def scale_curves(sweeps: Sweeps, choices: Mapping[str, Row]) -> Figure | None:
-    """Draw normalised validation accuracy over `scale`: a panel per method, a line per value of its other arguments.
-
-    Args:
-        choices: method to what was chosen of it, in the order that gives a method its colour.
-
-    Returns:
-        The figure; None where no method tried two scales.
-    """
+    """Draw normalised validation accuracy over `scale`: a panel per method, a line per value of its other arguments."""
     shown = {method: rows for method, rows in sweeps.items() if len(_values(rows, "scale")) > 1}
     if not shown:
         return None
@@ -55,14 +48,7 @@ def scale_curves(sweeps: Sweeps, choices: Mapping[str, Row]) -> Figure | None:
 
 
 def argument_curves(sweeps: Sweeps, choices: Mapping[str, Row]) -> Figure | None:
-    """Draw normalised validation accuracy over each other numeric argument (CART's rank), at the best of the rest.
-
-    Args:
-        choices: method to what was chosen of it, in the order that gives a method its colour.
-
-    Returns:
-        The figure; None where no method tried two values.
-    """
+    """Draw normalised validation accuracy over each other numeric argument (CART's rank), at the best of the rest."""
     shown = swept_arguments(sweeps)
     if not shown:
         return None

@@ -34,12 +34,7 @@ def panels(count: int, columns: int, height: float, **shared: Any) -> tuple[Figu
     """Return a figure of panels in rows.
 
     Args:
-        columns: how many at most stand in a row.
         height: of each panel, in inches; the figure is `FULL_WIDTH` wide, of one column `HALF_WIDTH`.
-        shared: passed to matplotlib's `subplots`, such as `sharey=True`.
-
-    Returns:
-        The figure and its panels, row by row.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
@@ -88,7 +83,6 @@ def ring(axes: Axes, x: float, y: float, label: str) -> None:
     """Mark the chosen point and say what it is.
 
     Args:
-        axes: where the curve is; their limits are final.
         label: what it says, above the point, moved to the side where it would leave the panel.
     """
     axes.plot([x], [y], color=INK, marker="o", markersize=12, markerfacecolor="none", markeredgewidth=1.6)
@@ -115,7 +109,6 @@ def legend(target: Axes | Figure, room: float, title: str | None = None, **where
 
     Args:
         room: its width in inches; it has as many columns as go into it.
-        where: passed to matplotlib's `legend`, such as `loc="lower center"`.
     """
     axes = target.axes if isinstance(target, Figure) else [target]
     drawn = [pair for panel in axes for pair in zip(*panel.get_legend_handles_labels(), strict=True)]

@@ -19,10 +19,8 @@ def heat_map(axes: Axes, xs: Sequence[float], ys: Sequence[float], values: Any, 
     """Draw a value for each pair of x and y, dark where it is small.
 
     Args:
-        axes: dressed already; their grid goes.
         xs, ys: rising; a cell reaches halfway to the next one.
         values: [len(ys)][len(xs)].
-        limits: `vmin` and `vmax` of the colours.
     """
     axes.grid(False)
     seamless: Any = {"shading": "nearest", "edgecolor": "face", "linewidth": 0.4}
@@ -32,23 +30,14 @@ def heat_map(axes: Axes, xs: Sequence[float], ys: Sequence[float], values: Any, 
 
 
 def over(axes: Axes, xs: Points, ys: Points, label: str, **style: Any) -> None:
-    """Draw a line or marks over a heat map, white with a dark edge.
-
-    Args:
-        axes: with the heat map; their limits stay.
-        style: passed to matplotlib's `plot`, such as `linestyle="--"`.
-    """
+    """Draw a line or marks over a heat map, white with a dark edge."""
     limits = axes.get_xlim(), axes.get_ylim()
     axes.plot(xs, ys, label=label, path_effects=OUTLINED, **{"color": SURFACE, "linewidth": 1.5, **style})
     axes.set(xlim=limits[0], ylim=limits[1])
 
 
 def colour_bar(axes: Sequence[Axes], drawn: QuadMesh, label: str) -> None:
-    """Put the scale of colours beside the panels that share it.
-
-    Args:
-        drawn: a heat map of theirs.
-    """
+    """Put the scale of colours beside the panels that share it."""
     bar = drawn.figure.colorbar(drawn, ax=list(axes))
     bar.set_label(label, fontsize=NORMAL, color=MUTED)
     bar.ax.tick_params(labelsize=SMALL, labelcolor=MUTED)

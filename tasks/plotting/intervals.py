@@ -13,11 +13,7 @@ Samples = Mapping[Any, Sequence[float]]  # x → one value per seed
 
 
 def curve(axes: Axes, samples: Samples, label: str, number: int, **style: Any) -> None:
-    """Draw the mean of each x's samples as series `number`, with an error bar where an x has two or more.
-
-    Args:
-        number: which of the series' colours and markers.
-    """
+    """Draw the mean of each x's samples as series `number`, with an error bar where an x has two or more."""
     xs = sorted(samples)
     centres, halves = zip(*(mean_interval(samples[x]) for x in xs), strict=True)
     bars = [half if np.isfinite(half) else 0.0 for half in halves]

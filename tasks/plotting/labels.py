@@ -15,11 +15,7 @@ _REACHES = (8.0, 18.0, 30.0, 45.0, 62.0)  # points
 
 
 def place_labels(panel: Axes, labels: Mapping[str, Point], clear: Iterable[Point] = ()) -> None:
-    """Write labels beside their points, each where it covers no other label and no point; far ones get a line.
-
-    Args:
-        panel: with its final limits and size.
-    """
+    """Write labels beside their points, each where it covers no other label and no point; far ones get a line."""
     to_points = panel.transData.transform
     scale = 72 / panel.figure.dpi
     anchors = {text: np.array(to_points(place)) * scale for text, place in labels.items()}

@@ -14,9 +14,6 @@ def base_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def experts_behind_base(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
     """Return task → (accuracy of its expert, of the base) for each expert that is worse than what it was tuned from.
 
-    Args:
-        rows: of a result table: the base's, `individual`, and others.
-
     Example:
         >>> experts_behind_base(
         ...     [
@@ -43,9 +40,6 @@ def model_name(name: str) -> str:
 
 def task_title(test: Mapping[str, Any], task: str) -> str:
     """Return a task's name, with what it is judged by where that is not the accuracy.
-
-    Args:
-        test: content of outputs/results/test.json.
 
     Example:
         >>> task_title({"metrics": {"stars": "spearman"}}, "stars"), task_title({}, "signs")

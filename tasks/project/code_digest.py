@@ -313,11 +313,7 @@ class Code:
         return hashlib.sha256("\n".join([RULES, *sorted(lines)]).encode()).hexdigest()[:LENGTH]
 
     def closure(self, module: str, unused: Collection[str] = ()) -> dict[str, Path]:
-        """Return the file of every module that counts for `module`, by its dotted name, in alphabetical order.
-
-        Raises:
-            MergeflowError: the module is missing, as a stage's is that an upgrade has taken out.
-        """
+        """Return the file of every module that counts for `module`, by its dotted name, in alphabetical order."""
         files: dict[str, Path] = {}
         # With a file of the project's own counts the rest of its folder, which it may import relatively.
         neighbours = [*self._files(str(Path(module).parent))] if module.endswith(".py") else []

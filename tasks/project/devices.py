@@ -16,11 +16,7 @@ POLL_SECONDS = 0.2
 
 
 def device_names(wanted: str) -> list[str]:
-    """Return the devices that `run.device` allows; for `auto` every CUDA device, or the CPU where there is none.
-
-    Raises:
-        MergeflowError: CUDA is asked for and there is none, or the device's number is too high.
-    """
+    """Return the devices that `run.device` allows; for `auto` every CUDA device, or the CPU where there is none."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     every = [f"cuda:{number}" for number in range(count)]
     if wanted == "cpu" or (wanted == "auto" and not every):

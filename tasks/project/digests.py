@@ -38,11 +38,7 @@ def of_older_code(root: Path, key: str, digest: str) -> str:
 
 
 def read_accepted(root: Path) -> list[dict[str, str]]:
-    """Read the acceptances of a project, the oldest first.
-
-    Raises:
-        MergeflowError: the file is not what `mergeflow accept` writes.
-    """
+    """Read the acceptances of a project, the oldest first."""
     path = root / ACCEPTED
     entries = read_yaml(path) if path.exists() else []
     fields = {"stage", "code", "outputs_of", "who", "because", "date"}
@@ -58,9 +54,6 @@ def accept(root: Path, codes: Mapping[str, tuple[str, str]], because: str, who: 
         codes: by a stage's key, the digest of its code today and that of the code that made its outputs.
         because: why they need not be made again.
         who: who decided; by default the user of this machine.
-
-    Raises:
-        MergeflowError: there is no reason.
     """
     if not because.strip():
         raise MergeflowError("say why outputs of older code count: --because 'only a reader of Parquet changed'.")
@@ -199,9 +192,6 @@ def stage_digests(root: Path) -> dict[str, str | dict[str, str]]:
     """Return the digest of the code behind each stage of the project, by the stage's name.
 
     Where the items of a stage have regimes of their own, which are the studies' training runs, each has its digest.
-
-    Raises:
-        MergeflowError: two stages have one name, a module is not Python, or studies/params.yaml has another shape.
     """
     if (root / CHOICES).exists():
         read_study_file(root / CHOICES)

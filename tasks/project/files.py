@@ -17,11 +17,7 @@ PATIENCE = 10.0  # seconds of waiting for a lock before its holder is spoken of
 
 
 def read_yaml(path: Path) -> Any:
-    """Read one YAML file.
-
-    Raises:
-        MergeflowError: the file is missing, is not YAML in UTF-8, or has a key twice; the message has the line.
-    """
+    """Read one YAML file."""
     try:
         content = path.read_bytes()
         return parse_yaml(content.decode(), path.name)

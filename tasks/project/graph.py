@@ -17,9 +17,6 @@ def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
 
     Args:
         studies: also the stages of studies/dvc.yaml, which read those of dvc.yaml.
-
-    Raises:
-        MergeflowError: dvc.yaml or params.yaml is missing or of another shape, or a template's key is not there.
     """
     stages: dict[str, Stage] = {}
     common = read_yaml(root / "params.yaml")
@@ -44,11 +41,7 @@ def _bodies(path: Path) -> dict[str, Any]:
 
 
 def removed_items(root: Path, addresses: Iterable[str]) -> list[Stage]:
-    """Return the former stages of `addresses`, for items that dvc.yaml repeats a stage over and params.yaml lacks.
-
-    Args:
-        addresses: of stages of dvc.yaml that have run; those of other stages and items are left out.
-    """
+    """Return the former stages of `addresses`, for items that dvc.yaml repeats a stage over and params.yaml lacks."""
     values, bodies = read_yaml((root / MAIN).with_name("params.yaml")), _bodies(root / MAIN)
     removed = []
     for address in sorted(addresses):
@@ -60,14 +53,7 @@ def removed_items(root: Path, addresses: Iterable[str]) -> list[Stage]:
 
 
 def find_stage(stages: dict[str, Stage], name: str, item: str | None) -> Stage:
-    """Return the stage `name`, or one item of it.
-
-    Args:
-        stages: by address, as `load_graph` returns them.
-
-    Raises:
-        MergeflowError: there is no such stage or item, or an item is needed and none is named.
-    """
+    """Return the stage `name`, or one item of it."""
     address = name if item is None else f"{name}@{item}"
     for candidate in (address, f"{STUDIES}:{address}"):
         if candidate in stages:
@@ -146,7 +132,6 @@ def training_settings(stage: Stage, values: Any, common: Any) -> dict[str, Any] 
 
     Args:
         values: of the params.yaml beside its dvc.yaml.
-        common: of the project's params.yaml.
 
     Returns:
         The settings as they stand in the files; None for a stage that trains nothing.

@@ -36,13 +36,6 @@ def add_task_line(text: str, name: str, source: str) -> str:
 def add_line(text: str, section: str, name: str, value: Any) -> str:
     """Return the text of a file of parameters with one more entry, the last of a section.
 
-    Args:
-        section: a key at the top level.
-        name: the new entry's key.
-
-    Raises:
-        MergeflowError: the section is written in a way that cannot be edited safely, or there is none.
-
     Example:
         >>> add_line("studies: {}\\n", "studies", "mine", {"run": "experts"})
         'studies: {mine: {run: experts}}\\n'
@@ -64,9 +57,6 @@ def add_line(text: str, section: str, name: str, value: Any) -> str:
 
 def remove_task_line(text: str, name: str) -> str:
     r"""Return the text of params.yaml without a task that stands on a line of its own; as it is where it has none.
-
-    Raises:
-        MergeflowError: `tasks` is written on one line.
 
     Example:
         >>> remove_task_line("tasks:\n  a: suite:x\n  b: folder:b\nseed: 0\n", "b")
@@ -128,18 +118,7 @@ _TAKEN = ("new", "train")  # the command that makes a study, and the stage of th
 
 
 def new_study(root: Path, name: str) -> Path:
-    """Write `studies/NAME.py`, a study that runs as it is, choose it in studies/params.yaml, write studies/dvc.yaml.
-
-    Args:
-        root: the project folder. What it lacks of `studies` is made, with one training run.
-
-    Returns:
-        The study's file.
-
-    Raises:
-        MergeflowError: the name cannot be used or is taken, or studies/params.yaml has faults or cannot be edited; then
-            nothing is written.
-    """
+    """Write `studies/NAME.py`, a study that runs as it is, choose it in studies/params.yaml, write studies/dvc.yaml."""
     from tasks.project.study_graph import chosen_graph, write_study_graph  # imports numpy
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
@@ -195,13 +174,6 @@ def new_project(folder: Path, modality: str, world: str | None = None) -> Path:
         folder: the project folder; its last name is the project's and its registered model's.
         modality: what its models are, one of `modalities()`.
         world: one of `worlds()`, whose files it gets instead of a modality's first choices.
-
-    Returns:
-        The folder.
-
-    Raises:
-        MergeflowError: a name that cannot be used, a folder that holds something, or an unknown modality or world; all
-            of them at once.
     """
     name, starts = folder.name, worlds() if world else modalities()
     start = world or modality

@@ -97,12 +97,7 @@ class StudyParams(ParamsFile):
 
 
 def load_study_params(path: Path, params: Params) -> StudyParams:
-    """Read and validate studies/params.yaml; a run takes from params.yaml's `finetune` what it does not set.
-
-    Raises:
-        MergeflowError: listing every unknown key and every ill-typed value at once, or every run that asks for more
-            tasks than there are or for a merge between its rounds that cannot be.
-    """
+    """Read and validate studies/params.yaml; a run takes from params.yaml's `finetune` what it does not set."""
     raw, file = read_yaml(path), f"{path.parent.name}/{path.name}"
     common = params.finetune.model_dump(mode="json")
     if isinstance(raw, dict) and isinstance(raw.get("runs"), dict):
@@ -128,12 +123,7 @@ def _run(changes: Any, common: dict[str, Any]) -> Any:
 
 
 def load_params(path: Path) -> Params:
-    """Read and validate params.yaml.
-
-    Raises:
-        MergeflowError: listing every unknown key (with the nearest known one) and every ill-typed value at once,
-            or every fault of the methods that are swept.
-    """
+    """Read and validate params.yaml."""
     raw = read_yaml(path)
     if not isinstance(raw, dict):
         raise MergeflowError(f"{path.name} must be a mapping of sections, found {kind_of(raw)}.")
@@ -144,11 +134,7 @@ def load_params(path: Path) -> Params:
 
 
 def params_of(model: Any, data: Any = None) -> type[Params]:
-    """Return the parameters with the sections of the modality that the section `model` names.
-
-    Raises:
-        MergeflowError: no modality has this name, or none is named and the keys are not those of images.
-    """
+    """Return the parameters with the sections of the modality that the section `model` names."""
     if not isinstance(model, dict):  # that alone is the fault: nobody knows what `data` may say
         return create_model("Params", __base__=Params, data=(Any, ...))
     if "modality" not in model:

@@ -41,11 +41,7 @@ def md5_of(path: Path) -> str:
 
 
 def digest_as_dvc(path: Path, of_file: Callable[[Path], str] = md5_of) -> str:
-    """Return the digest that DVC writes into its lock: of a folder the MD5 of the list of its files with theirs.
-
-    Args:
-        of_file: gives the MD5 of a file.
-    """
+    """Return the digest that DVC writes into its lock: of a folder the MD5 of the list of its files with theirs."""
     if path.is_file():
         return of_file(path)
     listed = [{"md5": of_file(file), "relpath": name} for name, file in files_of(path)]
@@ -83,11 +79,7 @@ def sha256_of(path: Path) -> str:
 
 
 def digest(path: Path, of_file: Callable[[Path], str] = sha256_of) -> str:
-    """Return the SHA-256 of a file, or of a folder's sorted relative paths and contents; links are followed.
-
-    Args:
-        of_file: gives the SHA-256 of a file.
-    """
+    """Return the SHA-256 of a file, or of a folder's sorted relative paths and contents; links are followed."""
     if path.is_file():
         return of_file(path)
     whole = hashlib.sha256()
@@ -110,12 +102,6 @@ def check_inputs(root: Path, stage: Stage, of_file: Callable[[Path], str] = sha2
 
     Outputs that nobody has recorded, as in a project beside the project, are not compared. Files of the user's own are
     compared with what the stage read when it ran last, where a file system tells of no change since.
-
-    Args:
-        of_file: gives the SHA-256 of a file.
-
-    Raises:
-        MergeflowError: outputs are neither those that their stages made here nor those that DVC recorded.
     """
     made, locked = _made_here(root), _recorded_by_dvc(root)
     changed = []

@@ -80,9 +80,6 @@ def check_release(
         folder: an empty folder for both runs.
         projects: more projects, of other modalities say, that are run by both from the beginning, in copies.
         regimes: how the small projects train; a release is checked by all of them.
-
-    Raises:
-        MergeflowError: a run fails, or `older` is not mergeflow.
     """
     home = _unpacked(older, folder / "older")
     choices = {f"toy-{regime}": _toy(regime) for regime in regimes}

@@ -56,9 +56,6 @@ def check_worker(driver: Mapping[str, str], stage: str) -> None:
 
     Args:
         driver: what `running_code` says where the run was started.
-
-    Raises:
-        MergeflowError: something differs; the message has both sides.
     """
     here = running_code()
     differences = [
@@ -95,12 +92,7 @@ def run_stage(root: Path, stage: Stage, force: bool = False, work: Callable[[Sta
     """Bring the outputs of `stage` up to date. Return False where nothing had to be done.
 
     Args:
-        force: run even if inputs, parameters and outputs are unchanged.
         work: builds the outputs; another machine may do it.
-
-    Raises:
-        MergeflowError: an input is missing or bad, a parameter is wrong, or the disk is full (DiskFull). Outputs that
-            were there before stay as they were.
     """
     state = root / STATE
     lock = state / "locks" / f"{stage.folder_name}.lock"
@@ -161,9 +153,6 @@ def open_stage(root: Path, stage: Stage, of_file: Callable[[Path], str] | None =
 
     Args:
         of_file: SHA-256 of a file, which the caller keeps; None: this call's own.
-
-    Raises:
-        MergeflowError: an input is missing or not what its stage made, or a parameter is wrong.
     """
     compute_on_one_thread()
     params = load_params(root / "params.yaml")
@@ -267,11 +256,7 @@ def _users_inputs(io: StageIO) -> list[str]:
 
 
 def is_up_to_date(root: Path, stage: Stage, fingerprint: str) -> bool:
-    """Whether the outputs are those that the stage made with this fingerprint.
-
-    Args:
-        fingerprint: of its parameters, inputs and code as they are now.
-    """
+    """Whether the outputs are those that the stage made with this fingerprint."""
     manifest = read_manifest(_manifest(root, stage))
     if manifest["fingerprint"] is None or not all((root / out).exists() for out in stage.outs):
         return False
@@ -325,10 +310,6 @@ def _build(io: StageIO, done: Path, work: Callable[[StageIO], None]) -> None:
 
 def check_disk(error: BaseException, *folders: Path) -> None:
     """Tell a full disk as such, where an error that says something else came of it.
-
-    Args:
-        error: what was raised, such as by a database that cannot write.
-        folders: where was written.
 
     Raises:
         DiskFull: the error says so, or a folder's disk has no room.

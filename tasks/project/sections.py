@@ -71,14 +71,7 @@ Part = TypeVar("Part", bound=Frozen)
 
 
 def read_section(root: Path, name: str, section: type[Part]) -> Part:
-    """Read and validate one section of the project's params.yaml; the others are not looked at.
-
-    Args:
-        section: what it may say.
-
-    Raises:
-        MergeflowError: no such section, or all that is wrong in it.
-    """
+    """Read and validate one section of the project's params.yaml; the others are not looked at."""
     values = read_yaml(root / "params.yaml")
     if not isinstance(values, dict) or name not in values:
         raise MergeflowError(f"params.yaml in {root} has no section '{name}'.")

@@ -26,15 +26,12 @@ class Stage:
 
     Attributes:
         name: the stage's name, for example `finetune`.
-        item: the item's key, for example `digits`; None for a stage that is not repeated.
         module: the module whose function `run` does the work, from dvc.yaml's `meta.run`: its dotted name, or the
             path of a file of the project.
         params: dotted keys of params.yaml that the stage may read; those of another file after its name and ":".
             The digest of its code, which every stage declares as a parameter too, is not among them.
         deps: paths the stage may read, relative to the project folder.
         outs: paths the stage makes.
-        frozen: run by name only, never by the pipeline.
-        file: the dvc.yaml that has the stage.
         regime: of a stage that trains, the regime that the parameters name; it decides which code the stage uses.
         digest_by_item: whether the item's code has a digest of its own; else all items of the stage share one.
         systems: of a study, the papers' systems that it covers, from dvc.yaml's `meta.systems`; there may be none.
@@ -79,10 +76,7 @@ class StageIO:
     """What a stage may touch. A path or parameter that dvc.yaml does not declare is an error in the project.
 
     Attributes:
-        stage: the stage that runs.
-        root: the project folder.
         scratch: a folder that outlives a killed run with the same inputs and parameters; for resumable state.
-        params: the validated parameters.
         studies: the validated studies/params.yaml, for the stages of studies/dvc.yaml.
         report: called as `report(what, done, total)` while the stage works.
         costs: what a stage adds to its cost record.
@@ -106,11 +100,7 @@ class StageIO:
         return self.stage.item
 
     def dep(self, path: str) -> Path:
-        """Return the path of an input.
-
-        Raises:
-            MergeflowError: the stage does not declare it, as a study of somebody's own may, or it is withheld.
-        """
+        """Return the path of an input."""
         if not any(covers(dep, path) for dep in self.stage.deps):
             raise MergeflowError(
                 f"{self.stage.address} does not declare {path}, which it reads. A study names the runs and splits that "

@@ -63,9 +63,6 @@ def find_study_modules(root: Path) -> dict[str, str]:
     """Return, by the study's name, its module: a dotted name, or the path of a file in the project.
 
     A file holds the study of its own name, or those that it names in `STUDIES = {"name": …}`. No study is imported.
-
-    Raises:
-        MergeflowError: a study of the project has the name of one of the papers'.
     """
     package = [Path(folder) for folder in import_module(PAPERS).__path__]
     files = {path: f"{PAPERS}.{path.stem}" for folder in package for path in _study_files(folder)}
@@ -106,11 +103,7 @@ def _declared_names(code: bytes) -> tuple[str, ...] | None:
 
 
 def load_module(root: Path, module: str) -> ModuleType:
-    """Return the module of a stage, which dvc.yaml names by its dotted name or as a file of the project.
-
-    Raises:
-        MergeflowError: the file cannot be loaded; the message names the line.
-    """
+    """Return the module of a stage, which dvc.yaml names by its dotted name or as a file of the project."""
     return load_file(root / module) if module.endswith(".py") else import_module(module)
 
 
@@ -125,11 +118,7 @@ def module_file(root: Path, module: str) -> Path:
 
 
 def study_text(root: Path, module: str) -> tuple[str, str]:
-    """Return the title and the text of a study: its module's docstring, without importing it.
-
-    Raises:
-        MergeflowError: the module is not Python.
-    """
+    """Return the title and the text of a study: its module's docstring, without importing it."""
     path = module_file(root, module)
     try:
         text = ast.get_docstring(ast.parse(path.read_bytes())) or ""
@@ -142,11 +131,7 @@ def study_text(root: Path, module: str) -> tuple[str, str]:
 
 
 def load_declaration(root: Path, module: str, name: str) -> Declaration:
-    """Load a study's declaration.
-
-    Raises:
-        MergeflowError: its module cannot be loaded, or lacks the study.
-    """
+    """Load a study's declaration."""
     study = declared_study(load_module(root, module), name)
     if not isinstance(study, Declaration):
         raise MergeflowError(
@@ -173,12 +158,7 @@ def is_embedded(root: Path) -> bool:
 
 @dataclass(frozen=True)
 class Study:
-    """A study and the project that it reads.
-
-    Attributes:
-        root: that project's folder.
-        stage: the study's stage in its graph.
-    """
+    """A study and the project that it reads."""
 
     root: Path
     stage: Stage

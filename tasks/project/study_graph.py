@@ -26,11 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def read_study_file(path: Path) -> dict[str, Any]:
-    """Return the file's content, unless it is no mapping of seeds, runs and studies, or its seeds or runs cannot be.
-
-    Raises:
-        MergeflowError: the file is not UTF-8, is not YAML, or has another shape; all faults of it at once.
-    """
+    """Return the file's content, unless it is no mapping of seeds, runs and studies, or its seeds or runs cannot be."""
     file = f"{path.parent.name}/{path.name}"
     try:
         content = parse_yaml(path.read_text("utf-8"), file)
@@ -100,8 +96,6 @@ class ChosenStudy:
     """A study of the project, with what its declaration makes of the project's choices.
 
     Attributes:
-        name: the study's name.
-        module: its module, by dotted name or as a file of the project.
         runs: the training runs that it reads.
         splits: the prepared splits that it reads.
         systems: the papers' systems that it covers.
@@ -115,14 +109,7 @@ class ChosenStudy:
 
 
 def check_study_options(root: Path, params: StudyParams) -> list[ChosenStudy]:
-    """Check the section of each study in studies/params.yaml against what the study declares.
-
-    Returns:
-        The project's studies, in the order of studies/params.yaml.
-
-    Raises:
-        MergeflowError: listing every fault of every study at once.
-    """
+    """Check the section of each study in studies/params.yaml against what the study declares."""
     modules = find_study_modules(root)
     chosen, faults = [], unchosen(root, params.studies)
     for name, section in params.studies.items():
@@ -172,11 +159,7 @@ _JUDGING = ["tasks", "model", "evaluation"]
 
 
 def study_graph(root: Path, params: StudyParams) -> str:
-    """Return the text of studies/dvc.yaml.
-
-    Raises:
-        MergeflowError: listing what is wrong in the choices of any study.
-    """
+    """Return the text of studies/dvc.yaml."""
     chosen = check_study_options(root, params)
     stages = {study.name: _body(root, study, params.studies[study.name]) for study in chosen}
     training = {_TRAIN: _training()} if params.runs else {}  # DVC takes no `foreach` over nothing
@@ -184,11 +167,7 @@ def study_graph(root: Path, params: StudyParams) -> str:
 
 
 def check_study_graph(root: Path, params: StudyParams) -> None:
-    """Check the choices of every study, and that studies/dvc.yaml is what they and the declarations ask for.
-
-    Raises:
-        MergeflowError: listing what is wrong.
-    """
+    """Check the choices of every study, and that studies/dvc.yaml is what they and the declarations ask for."""
     if study_graph(root, params) != (root / STUDIES).read_text("utf-8"):
         raise MergeflowError(
             f"{STUDIES} is not what the studies declare and {CHOICES} chooses: run `mergeflow study`, which writes it."
@@ -196,32 +175,20 @@ def check_study_graph(root: Path, params: StudyParams) -> None:
 
 
 def chosen_graph(root: Path) -> str:
-    """Return the text of studies/dvc.yaml for what the project's studies/params.yaml chooses.
-
-    Raises:
-        MergeflowError: listing what is wrong in the shape of that file, in its values, or in the choices of any study.
-    """
+    """Return the text of studies/dvc.yaml for what the project's studies/params.yaml chooses."""
     read_study_file(root / CHOICES)
     return study_graph(root, load_study_params(root / CHOICES, load_params(root / "params.yaml")))
 
 
 def write_study_graph(root: Path) -> None:
-    """Bring studies/dvc.yaml up to date; a file that says the same already is not touched.
-
-    Raises:
-        MergeflowError: as `chosen_graph`.
-    """
+    """Bring studies/dvc.yaml up to date; a file that says the same already is not touched."""
     text = chosen_graph(root)
     if not (root / STUDIES).exists() or (root / STUDIES).read_text("utf-8") != text:
         write_text(root / STUDIES, text)
 
 
 def names_differ(root: Path) -> bool:
-    """Whether studies/dvc.yaml lacks a study that studies/params.yaml chooses, or has another one. Imports no study.
-
-    Raises:
-        MergeflowError: a study in the project's own folder has no choices, or as `read_study_file`.
-    """
+    """Whether studies/dvc.yaml lacks a study that studies/params.yaml chooses, or has another one. Imports no study."""
     if not (root / CHOICES).exists():
         return False
     sections = read_study_file(root / CHOICES).get("studies") or {}

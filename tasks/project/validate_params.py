@@ -20,13 +20,7 @@ BASE = "base"  # the stage that makes the base
 
 
 def validate_params(root: Path) -> Params:
-    """Read and validate params.yaml with the sources of its tasks, as far as their addresses say; nothing is opened.
-
-    Raises:
-        MergeflowError: the file is not UTF-8, a file in `methods/` cannot be loaded, a parameter is wrong, or tasks
-            or the base have paths where nothing is, tasks have sources of an unknown kind or unknown transforms, or a
-            method cannot be swept by the pipeline; all of one sort at once.
-    """
+    """Read and validate params.yaml with the sources of its tasks, as far as their addresses say; nothing is opened."""
     path = root / "params.yaml"
     read_yaml(path)  # first: a file that cannot be read is told before what it would name
     METHODS.names()  # a file that cannot be loaded is told once, not for each method in params.yaml
@@ -63,11 +57,7 @@ def _faults(source: str, preparation: Preparation, root: Path | None) -> Iterato
 
 
 def check_base(root: Path, params: Params) -> None:
-    """Refuse a base that the stage `base` could not make, as far as its names and settings say.
-
-    Raises:
-        MergeflowError: an unknown architecture, tag or base, a folder of another kind, or data of another size.
-    """
+    """Refuse a base that the stage `base` could not make, as far as its names and settings say."""
     from mergeflow.modalities.catalog import MODALITIES  # here, because it imports torch
 
     check = MODALITIES.get(params.lookup("model.modality")).check_base

@@ -58,7 +58,6 @@ def inline(name: str, svg: str) -> str:
     """Return an SVG as part of a page: no prolog, colours as variables, identifiers that start with the figure's name.
 
     Args:
-        name: the figure; unique on the page.
         svg: the file as `tasks.plotting` writes it.
     """
     root = ElementTree.fromstring(svg)

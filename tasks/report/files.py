@@ -21,9 +21,7 @@ class RunFiles:
 
     Attributes:
         params: params.yaml, but model, tasks and seed of the run as far as it wrote them down.
-        selection: the choices on validation.
         sweeps: method to its scored candidates; those of a method that has none are left out.
-        experts: task to the record of its expert's training, where there is one.
         geometry: norms and cosines of the task vectors; None where the file is missing.
         registration: what became of the winner in the registry; None where the file is missing.
         costs: a record per stage that has one, in the order in which they started.
@@ -42,11 +40,7 @@ class RunFiles:
 
 
 def read_run(root: Path) -> RunFiles:
-    """Read the run in the project folder `root`.
-
-    Raises:
-        MergeflowError: there are no results yet, a file is not JSON, or the look at test was at another selection.
-    """
+    """Read the run in the project folder `root`."""
     selection, test = _required(root, layout.SELECTION), _required(root, layout.TEST)
     _check_one_run(selection, test)
     tasks = selection["tasks"]

@@ -48,15 +48,6 @@ def write_report(root: Path, target: Path) -> Path:
 
     The page is a view: it is made from what the stages wrote and from nothing else, so the same files give the same
     bytes. Figures, cost records and the registration are shown where they exist.
-
-    Args:
-        target: the file to write; it appears whole or not at all.
-
-    Returns:
-        `target`.
-
-    Raises:
-        MergeflowError: the pipeline has no results yet, or a file of it cannot be read.
     """
     run = read_run(root)
     page = render(run, texts_table(root, run), unlearned_table(root, run))
@@ -65,12 +56,7 @@ def write_report(root: Path, target: Path) -> Path:
 
 
 def render(run: RunFiles, texts: Table | None = None, unlearned: Table | None = None) -> str:
-    """Return the page of a run.
-
-    Args:
-        texts: of a project of texts, those whose answer changed.
-        unlearned: of causal models, how a version goes on that has unlearned a task.
-    """
+    """Return the page of a run."""
     environment = Environment(
         loader=FileSystemLoader(_PARTS),
         autoescape=True,

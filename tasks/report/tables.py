@@ -25,9 +25,7 @@ class Cell:
 
     Attributes:
         order: what sorting compares: a number, or a text.
-        strong: shown in bold.
         depth: strength of the background, 0 to 1.
-        note: shown on hover.
         badges: short remarks beside the text.
     """
 

@@ -65,11 +65,7 @@ def texts_table(root: Path, run: RunFiles) -> Table | None:
 
 
 def unlearned_table(root: Path, run: RunFiles) -> Table | None:
-    """Return how the newest version that has unlearned a task of texts goes on, beside the version it was made of.
-
-    Args:
-        run: its files; versions of another registered model are not shown.
-    """
+    """Return how the newest version that has unlearned a task of texts goes on, beside the version it was made of."""
     record = _read_kept(root / UNLEARNED_TEXTS)
     if run.registration is None or not record or record["model"] != run.registration["model"]:
         return None
@@ -83,11 +79,7 @@ def unlearned_table(root: Path, run: RunFiles) -> Table | None:
 
 
 def keep_unlearned(root: Path, facts: Mapping[str, Any]) -> None:
-    """Keep what `unlearned_table` shows.
-
-    Args:
-        facts: the version, the one it was made of, the task, its weight and the texts.
-    """
+    """Keep what `unlearned_table` shows."""
     write_atomically(root / UNLEARNED_TEXTS, json.dumps(facts, indent=1) + "\n")
 
 

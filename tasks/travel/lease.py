@@ -157,9 +157,6 @@ def _repeated(seconds: float, action: Callable[[], None], share: int = 0) -> Ite
     """Do something every few seconds in a thread of its own while the block runs.
 
     It fails in silence: a store that does not answer for a minute must not end hours of training.
-
-    Args:
-        share: pause for at least so many times what the action took.
     """
     end = threading.Event()
 

@@ -38,13 +38,7 @@ class StoreError(MergeflowError):
 
 
 class Store:
-    """A folder of any file system that fsspec opens.
-
-    Attributes:
-        uri: its address.
-        sent: bytes that this object has put there.
-        fetched: bytes that it has brought from there.
-    """
+    """A folder of any file system that fsspec opens."""
 
     def __init__(self, uri: str, cache_folder: Path | None = None) -> None:
         """Open the store.
@@ -190,11 +184,7 @@ class Store:
         self.sent += sum(path.stat().st_size for path in files.values())
 
     def _fetch_files(self, files: Mapping[Path, str], listed_in: str = "") -> None:
-        """Bring files, through the cache where there is one, and hash each.
-
-        Args:
-            listed_in: the folder's listing, which has to go too where one of its files is no good.
-        """
+        """Bring files, through the cache where there is one, and hash each."""
         places = {target: self._place(md5) or target for target, md5 in files.items()}
         there = {place for target, place in places.items() if place != target and _is(place, files[target])}
         wanted = {place: files[target] for target, place in places.items() if place not in there}

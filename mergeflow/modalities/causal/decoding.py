@@ -25,9 +25,6 @@ def causal_decoding(tokenizer: CausalTokenizer, block: int) -> Decoding:
     `places` (int64 [N], which document, and which of its pieces).
     A question: `ids` (int32 [N, 2 · block], the question's tokens and then those of each choice), `ends`
     (int32 [N, 17], where the question and each choice end), `answers` (int64 [N]).
-
-    Args:
-        block: tokens that a model sees at once.
     """
 
     def decode(example: Example, where: str) -> Decoded:

@@ -53,7 +53,6 @@ def greedy(module: LanguageModule, given: Sequence[Sequence[int]], tokens: int, 
     """Return the likeliest tokens behind prompts of one length, as many for each whatever comes.
 
     Args:
-        given: the prompts' tokens, [n][L].
         tokens: how many are written: an end token would stop a row, and what is behind it would be padding.
     """
     prompts = torch.tensor([list(ids) for ids in given], device=next(module.parameters()).device)
@@ -145,7 +144,6 @@ def recited(
         passages: texts; of a passage the tokens behind the first `prompt + tokens` play no part.
 
     Raises:
-        MergeflowError: the package rouge-score is not installed.
         ValueError: a passage is shorter than the prompt and a token.
     """
     encoded = [tokenizer.encode(passage)[: prompt + tokens] for passage in passages]
@@ -164,9 +162,6 @@ def rouge_l(reference: str, written: str) -> tuple[float, float]:
 
     Returns:
         Both in [0, 1].
-
-    Raises:
-        MergeflowError: the package is not installed.
 
     Example:
         >>> [round(value, 3) for value in rouge_l("the red boat is old", "the boat was old")]

@@ -22,34 +22,21 @@ from mergeflow.modality import Base, Modality, Model
 
 
 def build(section: ModelSection, record: Mapping[str, str]) -> LanguageModel:
-    """Return the model whose configuration is in the base's record, its weights of no meaning.
-
-    Raises:
-        MergeflowError: the base's weights have no record of a model.
-    """
+    """Return the model whose configuration is in the base's record, its weights of no meaning."""
     if "config" not in record:
         raise MergeflowError("the base's weights have no record of a causal model: run the stage `base` again.")
     return build_model(record["config"])
 
 
 def check_base(section: ModelSection, data: DataSection, root: Path) -> None:
-    """Check the places of base and tokenizer, of which nothing is read.
-
-    Raises:
-        MergeflowError: one of them is none.
-    """
+    """Check the places of base and tokenizer, of which nothing is read."""
     find_place(data.tokenizer, root, ASSETS)
     if section.pretrained != "none":
         check_folder(section.pretrained, root, ASSETS)
 
 
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
-    """Write the base with its configuration and tokenizer in the record.
-
-    Raises:
-        MergeflowError: the model cannot be loaded or drawn, does not know the tokenizer's tokens or a block's
-            positions, or texts were prepared with another tokenizer.
-    """
+    """Write the base with its configuration and tokenizer in the record."""
     tokenizer = load_tokenizer(data.tokenizer if section.pretrained == "none" else section.pretrained, base.root)
     check_prepared(manifests, tokenizer.digest, data.tokenizer, section.pretrained)
     if section.pretrained == "none":
@@ -65,11 +52,7 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
 def open_examples(
     task: str, folder: Path, split: str, head: Head | None, device: torch.device
 ) -> PackedText | Questions:
-    """Return one prepared split: texts as blocks, or questions.
-
-    Raises:
-        MergeflowError: the training split is shorter than a block.
-    """
+    """Return one prepared split: texts as blocks, or questions."""
     if head is not None:
         raise MergeflowError(
             f"task '{task}' has a head, which a causal model has no use for: run the stage `base` again."

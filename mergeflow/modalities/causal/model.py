@@ -74,11 +74,7 @@ class LanguageModel:
 
     @torch.no_grad()
     def load(self, state: State) -> None:
-        """Copy weights into the existing parameters.
-
-        Raises:
-            MergeflowError: listing every missing, unexpected and misshapen tensor.
-        """
+        """Copy weights into the existing parameters."""
         expected = self.state()
         check_fit("the state", state, expected)
         for name, tensor in expected.items():
@@ -86,11 +82,7 @@ class LanguageModel:
 
 
 def build_model(config: str) -> LanguageModel:
-    """Return the model of a configuration, its weights of no meaning.
-
-    Args:
-        config: config.json as `architecture_text` wrote it.
-    """
+    """Return the model of a configuration, its weights of no meaning."""
     return LanguageModel(_drawn(json.loads(config), 0))
 
 
@@ -99,13 +91,6 @@ def draw_model(values: Mapping[str, Any], seed: int, tokens: int) -> tuple[Langu
 
     Args:
         values: of config.json; `vocab_size` may be missing.
-        tokens: of the tokenizer's vocabulary.
-
-    Returns:
-        The model in float32, and its configuration as a text.
-
-    Raises:
-        MergeflowError: `model_type` is missing or is not one of a causal model, or the other values do not fit it.
     """
     if "model_type" not in values:
         raise MergeflowError(
@@ -133,25 +118,14 @@ def _drawn(values: Mapping[str, Any], seed: int) -> LanguageModule:
 
 
 def load_model(place: str, root: Path) -> tuple[LanguageModel, str]:
-    """Load a pre-trained causal model.
-
-    Returns:
-        The model in float32, and its configuration as a text.
-
-    Raises:
-        MergeflowError: it cannot be read, is not a causal model, or lacks weights.
-    """
+    """Load a pre-trained causal model."""
     model, lacking = load_pretrained("AutoModelForCausalLM", "the causal model", place, root, ASSETS)
     check_whole(place, lacking)
     return LanguageModel(LanguageModule(model).eval()), architecture_text(model.config.to_dict())
 
 
 def check_vocabulary(model: LanguageModel, tokens: int, block: int) -> None:
-    """Refuse a tokenizer with more tokens, or blocks with more positions, than the model knows.
-
-    Raises:
-        MergeflowError: naming both numbers.
-    """
+    """Refuse a tokenizer with more tokens, or blocks with more positions, than the model knows."""
     config = model.module.whole.config
     if tokens > config.vocab_size:
         raise MergeflowError(

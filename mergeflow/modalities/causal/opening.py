@@ -17,26 +17,14 @@ from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenize
 
 @dataclass(frozen=True)
 class Opened:
-    """A causal model, and what its texts are tokens by.
-
-    Attributes:
-        model: With the weights that were loaded last.
-        config: Its configuration, as the base's record has it.
-    """
+    """A causal model, and what its texts are tokens by."""
 
     model: LanguageModel
     config: str
     tokenizer: CausalTokenizer
 
     def load(self, path: str | Path) -> None:
-        """Load other weights of the same architecture; second names of tied weights are passed over.
-
-        Args:
-            path: a checkpoint: a file, or a folder in the layout of Hugging Face.
-
-        Raises:
-            MergeflowError: it cannot be read, does not fit, or has two weights where the model has a tied one.
-        """
+        """Load other weights of the same architecture; second names of tied weights are passed over."""
         tied = self.model.tied()
         with open_checkpoint(path) as state:
             if state.is_task_vector:
@@ -50,11 +38,7 @@ class Opened:
             self.model.load({name: state[name] for name in state if name not in tied})
 
     def save(self, folder: Path, state: Mapping[str, Tensor] | None = None) -> None:
-        """Write a folder that transformers reads: config.json, the tokenizer, model.safetensors.
-
-        Args:
-            state: the weights; those of the model by default.
-        """
+        """Write a folder that transformers reads: config.json, the tokenizer, model.safetensors."""
         write_companions({"config": self.config, **self.tokenizer.record}, folder)
         state = self.model.state() if state is None else state
         write_checkpoint(folder / "model.safetensors", state, {"format": "pt"})
@@ -66,11 +50,6 @@ def open_language(base: str, root: Path, tokenizer: CausalTokenizer | None = Non
     Args:
         base: the file of weights that the stage `base` wrote, a folder in the layout of Hugging Face, the name of an
             embedded base, or an id of the hub.
-        root: what a relative folder starts from.
-        tokenizer: of a folder that has none; its own by default.
-
-    Raises:
-        MergeflowError: it cannot be read, is not a causal model, or has fewer rows than its tokenizer has tokens.
     """
     if not is_recorded(base):
         model, config = load_model(base, root)
@@ -106,11 +85,7 @@ def is_causal(record: Mapping[str, str]) -> bool:
 
 
 def write_companions(record: Mapping[str, str], folder: Path) -> None:
-    """Write what a folder of transformers has beside the weights: config.json and the tokenizer.
-
-    Args:
-        record: `config`, `tokenizer`, `end` and perhaps `start` of a base's metadata.
-    """
+    """Write what a folder of transformers has beside the weights: config.json and the tokenizer."""
     from tokenizers import Tokenizer
 
     folder.mkdir(parents=True, exist_ok=True)

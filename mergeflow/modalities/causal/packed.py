@@ -84,9 +84,6 @@ def windows(blocks: Blocks, stride: int) -> tuple[Blocks, Tensor]:
         The windows, whose `ids` share memory where they overlap; and int64 [N], the place of the first token in each
         that no window before it has predicted: 1 in the first one, block − stride in the others.
 
-    Raises:
-        MergeflowError: such windows do not overlap.
-
     Example:
         >>> over, first = windows(cut(np.arange(7), 4, 0), 2)
         >>> [row[:n].tolist() for row, n in zip(*over, strict=True)], first.tolist()
@@ -115,9 +112,6 @@ class PackedText:
     """One split of a task of texts; an example is a block.
 
     A token is predicted from those before it in its block; the first one of a block is not predicted.
-
-    Attributes:
-        device: Where batches go.
     """
 
     task: str

@@ -25,9 +25,6 @@ def perplexity(
         start: the token that the model's tokenizer puts before every text. Then each block begins with it, as all that
             the model was trained on did, and the first token of a block is predicted too. None: there is none.
 
-    Raises:
-        MergeflowError: a stride with which windows do not overlap.
-
     Example:
         >>> from torch import nn
         >>> from mergeflow.modality import Network
@@ -45,16 +42,7 @@ def perplexity(
 def total_loss(
     model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None, start: int | None = None
 ) -> tuple[float, int]:
-    """Return −Σ_j log p(x_j | x_<j) in nats, summed in float64, and how many tokens are predicted.
-
-    Args:
-        batch_size: blocks that are computed at once.
-        stride: as `perplexity` has it.
-        start: as `perplexity` has it.
-
-    Raises:
-        MergeflowError: as `perplexity`.
-    """
+    """Return −Σ_j log p(x_j | x_<j) in nats, summed in float64, and how many tokens are predicted."""
     blocks, first = examples.blocks, torch.ones(len(examples), dtype=torch.int64)
     if stride is not None:
         blocks, first = windows(blocks, stride)

@@ -40,7 +40,6 @@ class Questions:
         ends: int32 [N, K + 1]: where the question and each choice end; what is behind the last repeats its end.
         answers: int64 [N], on the processor.
         end: The id that fills rows.
-        device: Where batches go.
     """
 
     task: str

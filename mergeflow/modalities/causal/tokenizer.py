@@ -30,11 +30,7 @@ class CausalTokenizer:
 
     @classmethod
     def of_record(cls, record: Mapping[str, str]) -> "CausalTokenizer":
-        """Return the tokenizer that a base's metadata hold.
-
-        Args:
-            record: `tokenizer`, `end` and, where there is one, `start`.
-        """
+        """Return the tokenizer that a base's metadata hold."""
         start = record.get("start")
         return cls(record["tokenizer"], int(record["end"]), None if start is None else int(start))
 
@@ -91,22 +87,14 @@ class CausalTokenizer:
         return text
 
     def decode_further(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """Decode ids that follow other ones: with the blank between them, which many tokenizers drop in front.
-
-        Args:
-            before: what stands in front; its text is left out.
-        """
+        """Decode ids that follow other ones: with the blank between them, which many tokenizers drop in front."""
         start, whole = self.decode(before), self.decode([*before, *ids])
         # They differ where a character lies in both: then its first bytes are no text without the rest.
         return whole.removeprefix(start) if whole.startswith(start) else self.decode(ids)
 
 
 def load_tokenizer(place: str, root: Path) -> CausalTokenizer:
-    """Load the tokenizer of a base.
-
-    Raises:
-        MergeflowError: there is none, it has no fast form, or no token that ends a text.
-    """
+    """Load the tokenizer of a base."""
     lacks, hint = "no token that ends a text (eos_token)", ", which documents are joined by: add it there."
     tokenizer, content = fast_tokenizer(place, root, ASSETS, "eos_token", lacks, hint)
     return CausalTokenizer(content, int(tokenizer.eos_token_id), tokenizer.bos_token_id)

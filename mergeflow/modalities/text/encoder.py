@@ -79,12 +79,7 @@ def _of_group(module: TextEncoder, group: Group, layers: Sequence[str]) -> dict[
 
 
 def build_encoder(config: str, pooling: str) -> TextEncoder:
-    """Return the encoder of a configuration, its weights of no meaning.
-
-    Args:
-        config: config.json as `architecture_text` wrote it.
-        pooling: as `TextEncoder` takes it.
-    """
+    """Return the encoder of a configuration, its weights of no meaning."""
     values = json.loads(config)
     with quiet(), own_generator(0):
         architecture = transformers("AutoConfig").for_model(values.pop("model_type"), **values)
@@ -92,14 +87,7 @@ def build_encoder(config: str, pooling: str) -> TextEncoder:
 
 
 def load_encoder(place: str, root: Path, pooling: str) -> tuple[TextEncoder, str]:
-    """Load a pre-trained encoder.
-
-    Returns:
-        The encoder in float32, and its configuration as a text.
-
-    Raises:
-        MergeflowError: it cannot be read, is not an encoder, or lacks weights.
-    """
+    """Load a pre-trained encoder."""
     model, lacking = load_pretrained("AutoModel", "the model", place, root, ASSETS)
     config = model.config
     decodes = any(getattr(config, name, False) for name in ("is_encoder_decoder", "is_decoder"))
@@ -118,11 +106,7 @@ def load_encoder(place: str, root: Path, pooling: str) -> tuple[TextEncoder, str
 
 @torch.no_grad()
 def check_length(encoder: TextEncoder, pad: int, max_length: int) -> None:
-    """Refuse texts that may be longer than the positions that an encoder knows.
-
-    Raises:
-        MergeflowError: `data.max_length` is larger than the encoder's positions.
-    """
+    """Refuse texts that may be longer than the positions that an encoder knows."""
     other = 0 if pad else 1
     try:
         encoder(TokenBatch((Group(torch.full((1, max_length), other), None, None),), None))
@@ -139,12 +123,6 @@ def check_padding(encoder: TextEncoder, pad: int, max_length: int, place: str) -
     """Refuse an encoder whose features of a text depend on the padding after it, and so on what it is batched with.
 
     ConvBERT's convolutions look at padding, Nystromformer's landmarks are means over it; both take a mask.
-
-    Args:
-        place: as params.yaml names the model.
-
-    Raises:
-        MergeflowError: features differ by more than rounding.
     """
     config: Any = encoder.get_submodule(encoder.part).config
     text = torch.arange(max(1, max_length // 2))[None] % config.vocab_size

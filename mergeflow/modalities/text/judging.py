@@ -10,10 +10,6 @@ from mergeflow.modalities.metrics import METRICS, find_metric
 def judged_by(value: str, class_names: Sequence[str] | None) -> Transform:
     """Judge the task by a figure; its examples stay as they are.
 
-    Raises:
-        MergeflowError: an unknown name, a figure of classes for a task of numbers and the reverse, or F1 for a task
-            that has not two classes.
-
     Example:
         >>> judged_by("f1", ["no", "yes"]).text
         'metric=f1'

@@ -31,33 +31,20 @@ from mergeflow.modality import Base, Modality, Model, Network
 
 
 def build(section: ModelSection, record: Mapping[str, str]) -> Model:
-    """Return the encoder whose configuration is in the base's record, its weights of no meaning.
-
-    Raises:
-        MergeflowError: the base's weights have no record of an encoder.
-    """
+    """Return the encoder whose configuration is in the base's record, its weights of no meaning."""
     if "config" not in record:
         raise MergeflowError("the base's weights have no record of an encoder: run the stage `base` again.")
     return Network(build_encoder(record["config"], section.pooling))
 
 
 def check_base(section: ModelSection, data: DataSection, root: Path) -> None:
-    """Check the places of base and tokenizer, of which nothing is read.
-
-    Raises:
-        MergeflowError: one of them is none.
-    """
+    """Check the places of base and tokenizer, of which nothing is read."""
     find_place(data.tokenizer, root, ASSETS)
     check_folder(section.pretrained, root, ASSETS)
 
 
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
-    """Write the pre-trained encoder with its configuration and tokenizer in the record, and a drawn head for each task.
-
-    Raises:
-        MergeflowError: the encoder cannot be loaded or takes no texts of `data.max_length` tokens, or texts were
-            prepared with another tokenizer.
-    """
+    """Write the encoder with its configuration and tokenizer in the record, and a drawn head for each task."""
     tokenizer = load_tokenizer(section.pretrained, base.root, data.max_length)
     check_prepared(manifests, tokenizer.digest, data.tokenizer, section.pretrained)
     encoder, config = load_encoder(section.pretrained, base.root, section.pooling)
@@ -73,11 +60,7 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
 def open_examples(
     task: str, folder: Path, split: str, head: Head | None, device: torch.device
 ) -> Classification | Regression:
-    """Return one prepared split; tokens stay on disk.
-
-    Args:
-        head: of the task, on `device`; None where the estimate needs none.
-    """
+    """Return one prepared split; tokens stay on disk."""
     data = load_split(folder, split)
     check_classes(task, head, data.class_names)
     segments = data.arrays.get("segments")

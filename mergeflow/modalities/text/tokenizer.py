@@ -56,11 +56,7 @@ class TextTokenizer:
         return backend
 
     def encode(self, text: str, text_pair: str | None = None) -> Encoded:
-        """Return the tokens of a text, or of two with what the tokenizer puts around and between them.
-
-        Raises:
-            MergeflowError: a text is empty, or the tokenizer leaves nothing of it.
-        """
+        """Return the tokens of a text, or of two with what the tokenizer puts around and between them."""
         for name, value in (("text", text), ("text_pair", text_pair)):
             if value is not None and not value.strip():
                 raise MergeflowError(f"its {name} is empty: give it some words, or remove the row.")
@@ -71,11 +67,7 @@ class TextTokenizer:
 
 
 def load_tokenizer(place: str, root: Path, max_length: int) -> TextTokenizer:
-    """Load the tokenizer of a base.
-
-    Raises:
-        MergeflowError: there is none, it has no fast form, or no token for padding.
-    """
+    """Load the tokenizer of a base."""
     hint = ": name a base of an encoder that was saved whole."
     tokenizer, content = fast_tokenizer(place, root, ASSETS, "pad_token", "no token for padding", hint)
     segments = "token_type_ids" in tokenizer.model_input_names

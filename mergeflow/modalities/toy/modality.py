@@ -24,11 +24,7 @@ def build(section: ModelSection, record: Mapping[str, str]) -> Model:
 
 
 def check_base(section: ModelSection, data: DataSection, root: Path) -> None:
-    """Check that the net takes the examples.
-
-    Raises:
-        MergeflowError: they have another number of inputs.
-    """
+    """Check that the net takes the examples."""
     if data.inputs != section.widths[0]:
         raise MergeflowError(
             f"data.inputs is {data.inputs}, but model.widths begins with {section.widths[0]}: make them equal."
@@ -36,11 +32,7 @@ def check_base(section: ModelSection, data: DataSection, root: Path) -> None:
 
 
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
-    """Write the drawn net, and where tasks have heads a drawn one for each, which training goes on from.
-
-    Raises:
-        MergeflowError: the examples have another number of inputs than the net, or more classes than its logits.
-    """
+    """Write the drawn net, and where tasks have heads a drawn one for each, which training goes on from."""
     check_base(section, data, base.root)
     write_checkpoint(base.model, build(section, {}).state(), {"role": "base"})
     if section.head == "none":

@@ -14,7 +14,6 @@ class FeedForward(nn.Module):
     Args:
         widths: D_0 (input), ..., D_L (features); layer l has the weight W_l of shape [D_l, D_{l−1}].
         activation: φ, a name of `ACTIVATIONS`.
-        dtype: of the weights and the arithmetic.
         seed: of the weights, whose entries are N(0, 2 / fan-in).
         logits: whether the last layer has no activation.
 

@@ -24,13 +24,7 @@ def open_toy(task: str, place: str, seed: int, root: Path) -> RawTask:
     `clouds`: a Gaussian cloud around a mean of the task's own, labelled by a linear teacher of the task's own.
 
     Args:
-        task: the task's name; with the option `seed` it decides everything that is drawn.
         place: the name, and options of `DEFAULTS` that change.
-        seed: not used: nothing is left to be divided into splits.
-        root: not used: no file is read.
-
-    Raises:
-        MergeflowError: an unknown name or option, or a value that is not a whole number above 0.
     """
     name, *changes = place.split(",")
     if name not in NAMES:

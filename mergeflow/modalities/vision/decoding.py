@@ -10,14 +10,7 @@ from mergeflow.modalities.vision.images import encode_png, pixel_digest, resize,
 
 
 def image_decoding(image_size: int) -> Decoding:
-    """Return how labelled images become the arrays `images` (uint8 [N, S, S, 3]) and `labels` (int64 [N]).
-
-    Args:
-        image_size: S, pixels, at least 1.
-
-    Raises:
-        MergeflowError: a size below 1.
-    """
+    """Return how labelled images become the arrays `images` (uint8 [N, S, S, 3]) and `labels` (int64 [N])."""
     if image_size < 1:
         raise MergeflowError(f"image_size is {image_size}; expected at least 1 pixel.")
 
@@ -31,16 +24,11 @@ def decode_example(example: Example, image_size: int, where: str) -> Decoded:
     """Read and decode one example and derive all that is stored of it.
 
     Args:
-        example: the example.
-        image_size: S, pixels.
         where: what an error message calls the example besides its path, such as "task 'x', split train, row 3".
 
     Returns:
         `images`, the pixels at S x S, and `labels`; the SHA-256 of the pixels at the original resolution; and for
         Parquet the encoded bytes (the source's own, or a PNG of a drawn or edited image).
-
-    Raises:
-        MergeflowError: the bytes cannot be read or decoded, or hold more than 8 bits a channel.
     """
     try:
         raw = example.read()

@@ -16,16 +16,7 @@ def build_head(clip: ClipModel, class_names: Sequence[str], templates: Sequence[
     w_c = n(1/|P| Σ_p n(text(p(c)))) with n(x) = x / ||x||.
 
     Args:
-        clip: the model whose text tower and logit scale are used.
         templates: prompts in which `{}` stands for the class name.
-
-    Returns:
-        The head, float32 on the CPU.
-
-    Raises:
-        MergeflowError: if there is no class, no template, a class twice, or a template without `{}`.
-
-    Source: Radford et al. 2021 (CLIP), section 3.1.4.
     """
     _check_prompts(class_names, templates)
     device = next(clip.model.parameters()).device

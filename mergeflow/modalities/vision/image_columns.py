@@ -40,10 +40,6 @@ def find_columns(
         numbered: class names by label for data whose labels are bare numbers or truth values; else there is an error.
         chosen: the names of columns that are chosen, by what they are: `image`, `label`.
 
-    Raises:
-        MergeflowError: a column is missing or ambiguous, of the wrong type, or the label has no class names. The
-            message prints the columns found and those expected.
-
     Example:
         >>> find_columns(image_schema(["cat", "dog"]), "pets.parquet")
         ('image', 'label', ['cat', 'dog'])

@@ -25,12 +25,8 @@ def to_rgb(image: ImageInput, what: str, way_out: str = "Restore or remove it.")
     Grey values of 16 bits become the nearest of 8.
 
     Args:
-        image: encoded bytes or a PIL image.
         what: how an error message names the image.
         way_out: the advice that an error message gives when the bytes are not an image.
-
-    Raises:
-        MergeflowError: undecodable bytes, too many pixels for Pillow's limit, or values without a known range.
 
     Example:
         >>> to_rgb(Image.new("L", (4, 2), 7), "grey").getpixel((0, 0))
@@ -84,10 +80,6 @@ def pixel_digest(rgb: Image.Image) -> bytes:
 
 def resize(rgb: Image.Image, image_size: int) -> np.ndarray:
     """Resize the shorter side to S with bicubic interpolation and crop the centre, as CLIP's preprocessing does.
-
-    Args:
-        rgb: picture of any size.
-        image_size: S, pixels.
 
     Returns:
         uint8 array [S, S, 3].

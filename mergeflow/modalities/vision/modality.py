@@ -32,9 +32,6 @@ def check_base(section: ModelSection, data: DataSection, root: Path) -> str:
 
     Returns:
         What `load_clip` takes as `pretrained`: a local file or folder is named relative to the project folder.
-
-    Raises:
-        MergeflowError: the architecture, the weights or the size of the images cannot be.
     """
     local = root / section.pretrained
     pretrained = str(local) if local.exists() else section.pretrained
@@ -48,11 +45,7 @@ def check_base(section: ModelSection, data: DataSection, root: Path) -> str:
 
 
 def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, Any], base: Base) -> None:
-    """Write the pre-trained image tower, and one head for each task: zero-shot, or to be fitted and trained.
-
-    Raises:
-        MergeflowError: the weights cannot be loaded, or the images are prepared at another size than the model takes.
-    """
+    """Write the pre-trained image tower, and one head for each task: zero-shot, or to be fitted and trained."""
     clip = load_clip(section.architecture, check_base(section, data, base.root))
     record = {"architecture": section.architecture, "pretrained": section.pretrained, "role": "base"}
     write_checkpoint(base.model, image_model(clip).state(), record)

@@ -36,9 +36,7 @@ class ClipModel:
     """A CLIP model and what goes with it.
 
     Args:
-        model: open_clip's CLIP.
         tokenizer: list of N texts to ids, int64 [N, context].
-        image_size: side of the square input in pixels.
         mean: per-channel mean of pixels in 0..1.
         std: per-channel standard deviation of pixels in 0..1.
     """
@@ -59,12 +57,6 @@ def load_clip(
         architecture: any open_clip architecture (ViT-B-32, ViT-B-16, ViT-L-14, ...) or `pocket-clip`.
         pretrained: an open_clip tag of the architecture; the name of a shipped base (`pocket8`); the path of a local
             checkpoint, safetensors preferred, or of a folder that open_clip saved; None for random weights.
-        device: where the model goes; torch's default device if None.
-        seed: of the random weights.
-
-    Raises:
-        MergeflowError: for an unknown architecture or tag, a missing or damaged file, and for names or shapes that
-            do not fit the architecture, all of them listed.
 
     Example:
         >>> clip = load_clip("pocket-clip", "pocket8")
@@ -89,12 +81,7 @@ def load_clip(
 
 
 def find_weights(architecture: str, pretrained: str | None) -> Path | None:
-    """Return the local file that `pretrained` means; None for a tag of open_clip or for no weights. None is read.
-
-    Raises:
-        MergeflowError: the architecture or tag is unknown, there is no such file, or it is a folder of another kind or
-            architecture.
-    """
+    """Return the local file that `pretrained` means; None for a tag of open_clip or for no weights. None is read."""
     import open_clip
 
     open_clip.add_model_config(_CONFIGS)

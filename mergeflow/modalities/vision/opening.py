@@ -11,12 +11,8 @@ def open_model(
     """Load an architecture.
 
     Args:
-        architecture: An open_clip architecture, or pocket-clip.
         pretrained: A tag or local file with the whole CLIP, where the text tower is needed.
         image_size: Side of the images in pixels, where the caller counts on one.
-
-    Raises:
-        MergeflowError: unknown architecture or tag, or an image size that is not the architecture's.
     """
     clip = load_clip(architecture, pretrained, device)
     if image_size not in (None, clip.image_size):
@@ -32,10 +28,6 @@ def check_head(task: str, head: Head, class_names: list[str], clip: ClipModel) -
 
     Args:
         head: of C classes on features [n, D].
-        class_names: those of the data, in label order.
-
-    Raises:
-        MergeflowError: the head's classes or its width do not fit.
     """
     differing = [f"{a!r} / {b!r}" for a, b in zip(head.class_names, class_names, strict=False) if a != b]
     if len(head.class_names) != len(class_names) or differing:

@@ -23,9 +23,6 @@ def rotate(value: str, class_names: Sequence[str] | None) -> Transform:
     Args:
         value: the angle in degrees, from -360 to 360.
 
-    Raises:
-        MergeflowError: not such a number.
-
     Example:
         >>> picture = Image.new("RGB", (8, 8), "white")
         >>> turned = rotate("45", None).apply(Example(picture, ""), Place("train", 0, 0))
@@ -51,9 +48,6 @@ def colour(value: str, class_names: Sequence[str] | None) -> Transform:
     Args:
         value: r, from 0 to 1.
         class_names: of the task; each must name a number ("7", "handwritten digit seven"), in any order.
-
-    Raises:
-        MergeflowError: not such a number, or a class that does not name a number.
 
     Example:
         >>> digit = Example(Image.new("RGB", (8, 8), "white"), "", label=7)

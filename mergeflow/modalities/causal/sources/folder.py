@@ -21,9 +21,6 @@ def open_folder(task: str, place: str, seed: int, root: Path) -> RawTask:
     Args:
         place: path or URI. Files named after splits (train.txt), or in folders that are, make these; others are all of
             the training split, from which validation and test are carved, section by section of about 8 KiB.
-
-    Raises:
-        MergeflowError: missing path, no text file, one of another ending, or only some files named after splits.
     """
     location = Location.open(rooted(place, root))
     if location.is_file():

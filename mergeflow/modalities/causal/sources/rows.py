@@ -36,11 +36,7 @@ def task_of(
     """Return the task that tables of rows amount to: of texts, or of questions where there is a column of choices.
 
     Args:
-        ignored: splits of the source that are not used; a test split whose answers are secret joins them.
         selected: the column of texts, as {"text": NAME}.
-
-    Raises:
-        MergeflowError: columns of neither.
     """
     if not selected and "test" in tables and _is_secret(tables["test"], where["test"]):
         tables, where, ignored = without_test(tables, where, ignored, "answers")
@@ -118,9 +114,6 @@ def open_hub(task: str, place: str, seed: int, root: Path, columns: Mapping[str,
 
     Args:
         place: `OWNER/NAME[#CONFIG][@REVISION]`, or a local folder.
-
-    Raises:
-        MergeflowError: `datasets` is not installed, the hub cannot be reached, or other columns.
     """
     tables, ignored = load_tables(parse_place(place, root), {})
     return task_of(task, tables, {split: f"{place}, {split}" for split in tables}, seed, ignored, columns)

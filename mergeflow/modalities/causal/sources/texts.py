@@ -19,9 +19,6 @@ def pieces(text: str, limit: int = PIECE) -> Iterator[str]:
     Args:
         limit: bytes of a piece in UTF-8, at most; at least 4.
 
-    Yields:
-        Its pieces, which joined are the text.
-
     Example:
         >>> list(pieces("one two three", 8))
         ['one two', ' three']
@@ -70,11 +67,7 @@ def _examples(documents: Documents) -> Iterator[Example]:
 
 
 def checked(text: str, name: str) -> str:
-    """Return a text that UTF-8 can write.
-
-    Raises:
-        MergeflowError: it has half of a surrogate pair, as JSON may.
-    """
+    """Return a text that UTF-8 can write."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

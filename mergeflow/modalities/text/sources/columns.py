@@ -48,9 +48,6 @@ def find_columns(names: Sequence[str], where: str, chosen: Mapping[str, str] | N
     Args:
         chosen: the names of columns by what they are: `text`, `text_pair`, `label`; the names say it of the others.
 
-    Raises:
-        MergeflowError: the names say it of none, or of several; or a chosen column is not there.
-
     Example:
         >>> find_columns(["idx", "sentence1", "sentence2", "label"], "rte.tsv")
         Columns(text='sentence1', pair='sentence2', label='label')
@@ -86,14 +83,6 @@ def task_of(
     Labels are classes where they are texts, whole numbers, truth values, or named by the metadata; they are numbers
     where they are floating-point, or decimal with places behind the point. A test split whose labels are all -1 is one
     whose labels are kept secret: it is left out, and validation becomes test.
-
-    Args:
-        ignored: splits of the source that are not used.
-        selected: columns, as `find_columns` takes them.
-
-    Raises:
-        MergeflowError: columns that are not of texts and labels or differ between splits, a label that train lacks, or
-            rows without a text or label.
     """
     columns = {split: find_columns(table.column_names, where[split], selected) for split, table in tables.items()}
     if len(set(columns.values())) > 1:
@@ -153,8 +142,6 @@ def without_test(
     """Return tables, places and ignored splits without a test split of which a data set keeps something to itself.
 
     Args:
-        tables: of each split, test among them; validation becomes test where there is one.
-        ignored: splits of the source that are not used; test joins them.
         secret: what is kept, in the plural.
     """
     remaining, named, test_note = dict(tables), dict(where), f"test (its {secret} are secret)"

@@ -38,11 +38,6 @@ def open_rows(
         task_of: the task's name, tables and their names in messages by split, and a seed to the task.
         place: path or URI. A folder holds files named after their split; one file is a training split from which the
             others are carved.
-        columns: those that are chosen; the others go by their names.
-
-    Raises:
-        MergeflowError: missing path, unknown split names, a file that cannot be read, two columns of one name, files of
-            one split whose columns differ in type, or columns that `task_of` does not take.
     """
     location = Location.open(rooted(place, root))
     tables, where = {}, {}

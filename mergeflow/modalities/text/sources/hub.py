@@ -22,10 +22,6 @@ def open_hub(task: str, place: str, seed: int, root: Path, columns: Mapping[str,
 
     Args:
         place: `OWNER/NAME[#CONFIG][@REVISION]`, or a local folder.
-        columns: those that are chosen; the others go by their names.
-
-    Raises:
-        MergeflowError: `datasets` is not installed, the hub cannot be reached, or columns are not of texts.
     """
     source = parse_place(place, root)
     is_glue = source.name.rpartition("/")[2] == "glue"

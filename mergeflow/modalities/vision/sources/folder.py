@@ -22,10 +22,6 @@ def open_folder(task_name: str, uri: str, templates: Sequence[str], seed: int) -
         uri: path or fsspec URI of the folder. When it holds a folder `train`, its folders are splits (train;
             validation, val or valid; test) and the class folders are below; else its folders are the classes.
         templates: prompts with `{}`.
-
-    Raises:
-        MergeflowError: missing path, no class folders, unsupported split folder, a class that `train` lacks, or a file
-            in a class folder that is not an image.
     """
     location = Location.open(uri)
     if location.is_file():
@@ -60,14 +56,7 @@ def open_folder(task_name: str, uri: str, templates: Sequence[str], seed: int) -
 
 
 def open_loose(task_name: str, uri: str, seed: int) -> RawTask:
-    """Open every image below a folder, whatever its layout, as one split without classes.
-
-    Args:
-        seed: decides the chance in transforms.
-
-    Raises:
-        MergeflowError: missing path, or no images below it.
-    """
+    """Open every image below a folder, whatever its layout, as one split without classes."""
     location = Location.open(uri)
     items = [(parts, 0) for parts in location.list_files() if _is_image(parts)]
     if location.is_file() or not items:

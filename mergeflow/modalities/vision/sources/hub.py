@@ -22,10 +22,6 @@ def open_hub(task_name: str, place: str, seed: int, root: Path, columns: Mapping
 
     Args:
         place: `NAME[#CONFIG][@REVISION]`; NAME one of the real data sets, an id `owner/name`, or a local folder.
-        columns: those that are chosen; the others go by type and metadata.
-
-    Raises:
-        MergeflowError: `datasets` is not installed, unknown name, hub unreachable or switched off, wrong columns.
     """
     # An id of the hub is a path only where there is such a folder, which may have any name; an id has neither sign.
     address = str(root / place) if (root / place).is_dir() else place

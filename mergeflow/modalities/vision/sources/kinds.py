@@ -79,11 +79,7 @@ SOURCES: Mapping[str, Opener] = {
 
 
 def open_samples(source: str) -> RawTask:
-    """Open images that are looked at without their labels: of a folder without classes, all images below it.
-
-    Raises:
-        MergeflowError: as of `open_images`.
-    """
+    """Open images that are looked at without their labels: of a folder without classes, all images below it."""
     # suite:NAME has many tasks; its address names one after a slash.
     task = source.partition("?")[0].rpartition("/")[2].rpartition(":")[2]
     return open_source(task, source, {**SOURCES, "folder": _any_folder}, TRANSFORMS)

@@ -26,10 +26,6 @@ def open_parquet(
             `data/` or in one folder per split. One file is a training split from which the others are carved.
         templates: prompts with `{}`.
         chosen: columns, as `find_columns` takes them.
-
-    Raises:
-        MergeflowError: missing path, no shards or unknown split names, missing shard of a numbered set, corrupt file,
-            wrong schema, or shards that disagree about columns or class names.
     """
     location = Location.open(uri)
     shards = list_shards(location, task_name)

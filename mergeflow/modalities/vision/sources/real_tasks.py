@@ -22,8 +22,6 @@ class RealTask:
     Args:
         name: its usual name, which is also that of the torchvision class where there is one.
         hub_id: data set of the Hugging Face hub that holds images and labels.
-        templates: CLIP's prompts.
-        aliases: other names people write.
         hub_config: configuration of the hub's data set, where it has several.
         hub_splits: the hub's split -> ours, where the hub's name for it says something else.
         hub_names: class names by label, where the hub's labels are bare numbers or truth values.
@@ -358,11 +356,7 @@ def find_real_task(name: str) -> RealTask | None:
 
 
 def get_real_task(name: str) -> RealTask:
-    """Return the real task of a name, alias or hub id.
-
-    Raises:
-        MergeflowError: an unknown name; the message has the nearest known one.
-    """
+    """Return the real task of a name, alias or hub id."""
     task = find_real_task(name)
     if task is None:
         raise unknown_name("real data set", name, REAL_TASKS)

@@ -56,12 +56,7 @@ def file_rows(items: Iterable[tuple[Path, int]], root: Path) -> Rows:
 
 
 def array_rows(images: Any, labels: Any, split: str) -> Rows:
-    """Return the rows of a data set that torchvision holds as arrays: images uint8 [N, H, W] or [N, H, W, 3].
-
-    Args:
-        images: uint8 [N, H, W] or [N, H, W, 3].
-        labels: [N].
-    """
+    """Return the rows of a data set that torchvision holds as arrays: images uint8 [N, H, W] or [N, H, W, 3]."""
     keys = [(f"{split}/{row:06d}.png", int(label)) for row, label in enumerate(labels)]
     return Rows(keys, lambda row: Image.fromarray(images[row]))
 
@@ -70,7 +65,6 @@ def like_mnist(root: Path, classes: Sequence[str], train: str = "train", test: s
     """Read a data set in MNIST's format from the files as they are downloaded, packed by gzip, or unpacked.
 
     Args:
-        root: the folder with `raw`.
         train: how the names of the training split's two files begin.
         test: and those of the test split's.
     """
@@ -98,11 +92,7 @@ def select_rows(rows: Rows, wanted: dict[str, set[str]], base: Path) -> dict[str
     """Return the rows of every official list.
 
     Args:
-        rows: all that the data set holds.
         base: the folder that these names start from.
-
-    Raises:
-        MergeflowError: a list names files that are not there.
     """
     there = {path for path, _ in rows.keys}
     for split, paths in wanted.items():
@@ -364,9 +354,6 @@ def open_torchvision(task_name: str, place: str, seed: int, root: Path) -> RawTa
         place: `NAME[@ROOT]`, ROOT as given to torchvision, default `inputs/torchvision`. RESISC45, which torchvision
             lacks, is read from ROOT/NWPU-RESISC45/CLASS/*.jpg.
         root: what a relative ROOT starts from.
-
-    Raises:
-        MergeflowError: unknown name, or files missing, damaged or incomplete under ROOT.
     """
     name, _, own_root = place.partition("@")
     task = get_real_task(name)
