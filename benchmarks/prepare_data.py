@@ -11,7 +11,7 @@ from PIL import Image
 
 from mergeflow.data.prepare import prepare_task
 from mergeflow.data.task import Example, RawTask
-from mergeflow.modalities.vision.decoding import image_decoding
+from mergeflow.modalities.vision.preparation import image_decoding
 
 CLASSES = 10
 

@@ -42,8 +42,7 @@ from mergeflow.evaluation.averages import mean
 from mergeflow.merging import configure
 from mergeflow.merging.matrices import is_matrix, rank_of
 from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import POCKET, ClipModel, image_model, load_clip
+from mergeflow.modalities.vision.models import POCKET, ClipModel, build_head, image_model, load_clip
 from mergeflow.modality import Model
 from mergeflow.training import FineTuneSettings, IterativeRun, fine_tune
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid

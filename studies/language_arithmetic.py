@@ -50,9 +50,8 @@ from torch import Tensor
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import MethodCall
 from mergeflow.merging.direction import CandidateMerger
+from mergeflow.modalities.causal.modality import PackedText, cut, perplexity
 from mergeflow.modalities.causal.model import LanguageModel, load_model
-from mergeflow.modalities.causal.packed import PackedText, cut
-from mergeflow.modalities.causal.perplexity import perplexity
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenizer
 from mergeflow.modality import State
 from mergeflow.search.candidates import grid, grid_of, score_all

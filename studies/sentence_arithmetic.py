@@ -46,12 +46,10 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.evaluation.accuracy import example_scores
-from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.classification import Classification, probe
 from mergeflow.modalities.heads import Head
 from mergeflow.modalities.metrics import find_metric
-from mergeflow.modalities.probing import probe
-from mergeflow.modalities.text.batches import stack
-from mergeflow.modalities.text.encoder import TextEncoder, check_length, load_encoder
+from mergeflow.modalities.text.modality import TextEncoder, check_length, load_encoder, stack
 from mergeflow.modalities.text.tokenizer import TextTokenizer, load_tokenizer
 from mergeflow.modality import Network, State
 from studies.lab import Claim, Laboratory, Row, Section, Study, table

@@ -46,12 +46,10 @@ from torch import Tensor
 from mergeflow.analysis.provable.correlation import correlations
 from mergeflow.data.task import Example
 from mergeflow.evaluation.accuracy import accuracies
-from mergeflow.modalities.causal.decoding import causal_decoding
 from mergeflow.modalities.causal.generation import recited
+from mergeflow.modalities.causal.modality import PackedText, Questions, cut, perplexity
 from mergeflow.modalities.causal.model import LanguageModel, load_model
-from mergeflow.modalities.causal.packed import PackedText, cut
-from mergeflow.modalities.causal.perplexity import perplexity
-from mergeflow.modalities.causal.questions import Questions
+from mergeflow.modalities.causal.preparation import causal_decoding
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenizer
 from mergeflow.modality import Model
 from mergeflow.training.loop import fine_tune

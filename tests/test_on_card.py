@@ -31,15 +31,13 @@ from mergeflow.merging.device_memory import check_room
 from mergeflow.merging.files.plan import open_inputs
 from mergeflow.modalities.catalog import MODALITIES, open_recorded
 from mergeflow.modalities.causal.generation import continued
+from mergeflow.modalities.causal.modality import PackedText, perplexity
 from mergeflow.modalities.causal.model import LanguageModule
-from mergeflow.modalities.causal.packed import PackedText
-from mergeflow.modalities.causal.perplexity import perplexity
 from mergeflow.modalities.causal.sections import Generation
 from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.served import SERVED
 from mergeflow.modalities.serving import read_model
-from mergeflow.modalities.vision.models import image_model
-from mergeflow.modalities.vision.opening import open_model
+from mergeflow.modalities.vision.models import image_model, open_model
 from mergeflow.search.sweep import TABLE
 from mergeflow.training import FineTuneSettings, fine_tune
 from mergeflow.training.arithmetic import arithmetic

@@ -37,11 +37,9 @@ from mergeflow.data.prepare import prepare_task
 from mergeflow.evaluation import example_scores
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head
-from mergeflow.modalities.text.batches import Tokens
-from mergeflow.modalities.text.encoder import TextEncoder, build_encoder, load_encoder
-from mergeflow.modalities.text.preparation import TRANSFORMS, decoding
+from mergeflow.modalities.text.modality import TextEncoder, Tokens, build_encoder, load_encoder
+from mergeflow.modalities.text.preparation import SOURCES, TRANSFORMS, decoding
 from mergeflow.modalities.text.sections import DataSection
-from mergeflow.modalities.text.sources.kinds import SOURCES
 from mergeflow.modality import Network
 
 TASKS = ("sentiment", "paraphrase", "inference", "answers")

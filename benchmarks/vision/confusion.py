@@ -18,8 +18,7 @@ from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.evaluation import accuracies, mean
 from mergeflow.merging import FactorCache, MethodCall, configure, prepare
 from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import POCKET, image_model, load_clip
+from mergeflow.modalities.vision.models import POCKET, build_head, image_model, load_clip
 from mergeflow.modality import Model
 from mergeflow.training import FineTuneSettings, fine_tune
 from suites.pocket import SuiteTask, get_suite

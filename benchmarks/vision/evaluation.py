@@ -35,9 +35,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from mergeflow.evaluation import example_scores
 from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.images import encode_png, resize, to_rgb
-from mergeflow.modalities.vision.models import POCKET, ClipModel, image_model, load_clip
+from mergeflow.modalities.vision.models import POCKET, ClipModel, build_head, image_model, load_clip
 from suites.pocket import SuiteTask, get_suite
 
 Batches = Iterable[tuple[Tensor, Tensor]]

@@ -8,9 +8,8 @@ import torch
 
 from mergeflow import layout
 from mergeflow.commands.texts import project_texts, read_texts
-from mergeflow.modalities.causal.opening import Opened, open_language
-from mergeflow.modalities.causal.packed import PackedText
-from mergeflow.modalities.causal.perplexity import perplexity
+from mergeflow.modalities.causal.modality import PackedText, perplexity
+from mergeflow.modalities.causal.model import Opened, open_language
 
 
 def score(state, candidate):

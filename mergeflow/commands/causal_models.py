@@ -15,7 +15,7 @@ from mergeflow.commands.texts import project_base
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from mergeflow.modalities.catalog import is_recorded
-from mergeflow.modalities.causal.opening import Opened, open_language
+from mergeflow.modalities.causal.model import Opened, open_language
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
 

@@ -67,7 +67,7 @@ def perplexity(
     from mergeflow.commands.device_memory import print_forecast
     from mergeflow.commands.texts import prepared_block, project_models, project_texts, read_texts
     from mergeflow.evaluation.memory import estimate_perplexity_memory
-    from mergeflow.modalities.causal.perplexity import total_loss
+    from mergeflow.modalities.causal.modality import total_loss
     from mergeflow.training.arithmetic import arithmetic
 
     sources = data or project_texts(split or "validation")

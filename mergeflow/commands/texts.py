@@ -13,11 +13,9 @@ from mergeflow.data.arrays import MANIFEST, array_file
 from mergeflow.data.task import Place, RawTask
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.linearity.networks import transformed
-from mergeflow.modalities.causal.decoding import causal_decoding
-from mergeflow.modalities.causal.modality import open_examples
-from mergeflow.modalities.causal.opening import is_causal
-from mergeflow.modalities.causal.packed import PackedText, cut, stream
-from mergeflow.modalities.causal.preparation import TRANSFORMS
+from mergeflow.modalities.causal.modality import PackedText, cut, open_examples, stream
+from mergeflow.modalities.causal.model import is_causal
+from mergeflow.modalities.causal.preparation import TRANSFORMS, causal_decoding
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer
 from mergeflow.modalities.preparing import find_preparation
 from mergeflow.plugins import project_folder

@@ -65,7 +65,7 @@ class Transform:
 
     text: str
     class_names: Sequence[str] | None
-    apply: Callable[[Example, Place], Example | None]
+    apply: Callable[[Example, Place], Example | None] = lambda example, _: example
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from mergeflow.merging.learned.adamerging import Learned, learn
 from mergeflow.modalities.catalog import is_recorded, open_recorded
 from mergeflow.modalities.classification import Classification, Regression
 from mergeflow.modalities.heads import load_head, read_head
-from mergeflow.modalities.vision.models import ClipModel, image_model
-from mergeflow.modalities.vision.opening import check_head, open_model
+from mergeflow.modalities.vision.models import ClipModel, check_head, image_model, open_model
 from mergeflow.modality import Examples, Modality, Model, Predictions
 from mergeflow.training.arithmetic import arithmetic
 

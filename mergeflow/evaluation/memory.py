@@ -64,8 +64,7 @@ def estimate_perplexity_memory(config: str, batch_size: int, block: int, device:
     Args:
         config: the model's config.json.
     """
-    from mergeflow.modalities.causal.modality import MODALITY
-    from mergeflow.modalities.causal.perplexity import perplexity
+    from mergeflow.modalities.causal.modality import MODALITY, perplexity
 
     workload = Workload.of(MODALITY, None, {"config": config}, SimpleNamespace(block=block), 1)
     assert workload is not None

@@ -22,8 +22,7 @@ from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.modalities.catalog import is_recorded, open_recorded
 from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modalities.heads import Head, load_head
-from mergeflow.modalities.vision.models import image_model
-from mergeflow.modalities.vision.opening import check_head, open_model
+from mergeflow.modalities.vision.models import check_head, image_model, open_model
 from mergeflow.modality import Model, Predictions
 from mergeflow.training.arithmetic import arithmetic
 

@@ -265,8 +265,7 @@ def count_classes(name: str, base: Mapping[str, Tensor]) -> int:
 
 def _pictures(size: int, encode: Callable[[nn.Module, Tensor], Any]) -> Callable[[str, int], Featured]:
     def read(source: str, count: int) -> Featured:
-        from mergeflow.modalities.vision.decoding import image_decoding
-        from mergeflow.modalities.vision.sources.kinds import open_samples
+        from mergeflow.modalities.vision.preparation import image_decoding, open_samples
 
         if Path(source).is_dir():
             return Samples(read_prepared(Path(source), count), encode)

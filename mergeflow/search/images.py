@@ -16,11 +16,9 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.accuracy import Judge
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import load_head
-from mergeflow.modalities.vision.decoding import image_decoding
-from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import ClipModel, image_model
-from mergeflow.modalities.vision.opening import check_head, open_model
-from mergeflow.modalities.vision.sources.kinds import open_images as open_source
+from mergeflow.modalities.vision.models import ClipModel, build_head, check_head, image_model, open_model
+from mergeflow.modalities.vision.preparation import image_decoding
+from mergeflow.modalities.vision.preparation import open_images as open_source
 from mergeflow.modality import Examples, Model, check_fit
 from mergeflow.search.scorer import Candidate, CandidateModel
 from mergeflow.search.sweep_file import Sweep

@@ -77,7 +77,7 @@ def _write_recorded(base: Path, folder: Path) -> None:
     """Write configuration and tokenizer where the base is the file of a causal project, which records them."""
     if not base.is_file():
         return
-    from mergeflow.modalities.causal.opening import is_causal, write_companions
+    from mergeflow.modalities.causal.model import is_causal, write_companions
 
     with open_checkpoint(base) as state:
         if is_causal(state.metadata):

@@ -18,11 +18,8 @@ from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.modules import own_generator
 from mergeflow.modalities.nets import on_pixels
-from mergeflow.modalities.vision.decoding import image_decoding
-from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import ClipModel, ImageEncoder, load_clip
-from mergeflow.modalities.vision.sources.kinds import open_images
-from mergeflow.modalities.vision.transforms import PARITY, colour
+from mergeflow.modalities.vision.models import ClipModel, ImageEncoder, build_head, load_clip
+from mergeflow.modalities.vision.preparation import PARITY, colour, image_decoding, open_images
 from mergeflow.modality import Model, Network, State
 from mergeflow.training import FineTuneSettings
 from studies.lab.tuning import drawn_weights, trained

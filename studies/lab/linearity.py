@@ -22,9 +22,7 @@ from mergeflow.linearity.affine import DIRECTION, LENGTH, TRIVIAL, Linearity, co
 from mergeflow.linearity.networks import transformed
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import SmallResNet, mlp, on_pixels, pixels, recompute_statistics, resnet18
-from mergeflow.modalities.vision.decoding import image_decoding
-from mergeflow.modalities.vision.sources.kinds import open_images
-from mergeflow.modalities.vision.transforms import rotate
+from mergeflow.modalities.vision.preparation import image_decoding, open_images, rotate
 from mergeflow.modality import Examples, Model, Network, State
 from mergeflow.training import FineTuneSettings
 from studies.lab.claims import Claim, Samples

@@ -7,7 +7,7 @@ from pathlib import Path
 from mergeflow.data.arrays import SPLITS
 from mergeflow.data.task import Example
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.causal.sources.folder import open_folder
+from mergeflow.modalities.causal.preparation import open_folder
 
 KIND = "folder:"
 

@@ -23,7 +23,7 @@ from torch.nn.functional import normalize
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.toy.net import ACTIVATIONS, FeedForward
+from mergeflow.modalities.toy.modality import ACTIVATIONS, FeedForward
 from mergeflow.modalities.toy.preparation import open_toy
 from mergeflow.modalities.vision.models import ImageEncoder
 from mergeflow.modality import Model, Network

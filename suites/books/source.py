@@ -6,7 +6,7 @@ from pathlib import Path
 from mergeflow.data.arrays import SPLITS
 from mergeflow.data.task import RawTask
 from mergeflow.errors import unknown_name
-from mergeflow.modalities.causal.sources.texts import text_task
+from mergeflow.modalities.causal.preparation import text_task
 from suites.books.suite import NAME, documents, tasks
 
 

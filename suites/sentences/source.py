@@ -6,7 +6,7 @@ from pathlib import Path
 from mergeflow.data.task import RawTask
 from mergeflow.errors import unknown_name
 from mergeflow.modalities.metrics import ACCURACY
-from mergeflow.modalities.text.judging import judged_by, of_pairs
+from mergeflow.modalities.text.preparation import judged_by, of_pairs
 from suites.sentences.suite import get_text_suite
 
 

@@ -164,7 +164,7 @@ class _Answer(NamedTuple):
 
 def changed_passages(root: Path, winner: str, tasks: Sequence[str]) -> list[Changed]:
     """Return where expert and merge write other texts: of each task those where the merge lost most words."""
-    from mergeflow.modalities.causal.opening import open_language
+    from mergeflow.modalities.causal.model import open_language
 
     opened = open_language(layout.BASE_MODEL, root)
     changed: list[Changed] = []
@@ -188,8 +188,7 @@ def _answers(opened: Any, folder: Path, task: str) -> list[_Answer]:
     import torch
 
     from mergeflow.modalities.causal.generation import go_on, held_out
-    from mergeflow.modalities.causal.modality import open_examples
-    from mergeflow.modalities.causal.questions import Questions
+    from mergeflow.modalities.causal.modality import Questions, open_examples
 
     if passages := held_out(folder, "validation", PASSAGES):
         continued = go_on(opened.model.module, opened.tokenizer, passages)

@@ -11,12 +11,10 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data.address import open_source
 from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.causal.modality import PackedText, cut, perplexity
 from mergeflow.modalities.causal.model import load_model
-from mergeflow.modalities.causal.packed import PackedText, cut
-from mergeflow.modalities.causal.perplexity import perplexity
-from mergeflow.modalities.causal.preparation import TRANSFORMS, decoding
+from mergeflow.modalities.causal.preparation import SOURCES, TRANSFORMS, decoding
 from mergeflow.modalities.causal.sections import DataSection
-from mergeflow.modalities.causal.sources.kinds import SOURCES
 from mergeflow.modalities.causal.tokenizer import ASSETS, load_tokenizer
 from suites.books.book import TITLES, find_book, general
 from suites.books.pretraining import PretrainSettings, batches, make_tokenizer, pretrain

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mergeflow.modalities.causal.packed import cut, stream
-from mergeflow.modalities.causal.sources.texts import pieces
+from mergeflow.modalities.causal.modality import cut, stream
+from mergeflow.modalities.causal.preparation import pieces
 
 END = 9
 

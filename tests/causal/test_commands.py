@@ -21,7 +21,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import accuracies
 from mergeflow.memory import Forecast
 from mergeflow.modalities.causal.modality import MODALITY
-from mergeflow.modalities.causal.opening import open_language
+from mergeflow.modalities.causal.model import open_language
 from mergeflow.modalities.causal.tokenizer import ASSETS
 from mergeflow.search.lm_eval import find_tasks
 from mergeflow.search.sweep import run_sweep
@@ -90,7 +90,7 @@ def test_every_model_is_foretold_with_its_longest_blocks(monkeypatch: pytest.Mon
         "mergeflow.commands.texts.prepared_block", lambda source, block: 48 if source == "held" else None
     )
     monkeypatch.setattr("mergeflow.commands.texts.read_texts", lambda *_: None)
-    monkeypatch.setattr("mergeflow.modalities.causal.perplexity.total_loss", lambda *_: (10.0, 10))
+    monkeypatch.setattr("mergeflow.modalities.causal.modality.total_loss", lambda *_: (10.0, 10))
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_: module)
     app = Typer(pretty_exceptions_enable=False)
     language.add_commands(app)

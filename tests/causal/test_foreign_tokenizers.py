@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from mergeflow.commands.texts import read_texts
 from mergeflow.data.task import Example
-from mergeflow.modalities.causal.decoding import causal_decoding
+from mergeflow.modalities.causal.preparation import causal_decoding
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer
 
 

@@ -21,9 +21,8 @@ from mergeflow.evaluation.adamerging import entropies
 from mergeflow.merging import configure, load_recipe, merge, prepare
 from mergeflow.merging.compression.compressor import compressors, configure_compressor
 from mergeflow.merging.compression.suite_file import compress, extract_task
-from mergeflow.modalities.causal.modality import MODALITY
-from mergeflow.modalities.causal.opening import open_language
-from mergeflow.modalities.causal.perplexity import perplexity
+from mergeflow.modalities.causal.modality import MODALITY, perplexity
+from mergeflow.modalities.causal.model import open_language
 from mergeflow.modalities.heads import save_head
 from registry.artifacts import ModelFiles, save_pyfunc
 from tests.causal.small_project import TASKS

@@ -14,9 +14,8 @@ from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe, merge
 from mergeflow.modalities.causal.generation import continued
+from mergeflow.modalities.causal.modality import PackedText, cut, perplexity, total_loss
 from mergeflow.modalities.causal.model import build_model, check_vocabulary, draw_model, load_model
-from mergeflow.modalities.causal.packed import PackedText, cut
-from mergeflow.modalities.causal.perplexity import perplexity, total_loss
 from mergeflow.modalities.causal.sections import Generation
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
 from mergeflow.training.linearised import LinearisedModel

@@ -19,8 +19,7 @@ from mergeflow.evaluation import example_scores
 from mergeflow.evaluation.adamerging import entropies
 from mergeflow.evaluation.statistics import diagonal_fisher, input_grams
 from mergeflow.modalities.catalog import open_recorded
-from mergeflow.modalities.causal.modality import MODALITY
-from mergeflow.modalities.causal.questions import Questions
+from mergeflow.modalities.causal.modality import MODALITY, Questions
 from mergeflow.modalities.classification import Subset
 from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modality import Examples, Model

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from flows.rebuild.unlearn import Passages
 from mergeflow.modalities.causal.generation import recited, rouge_l
+from mergeflow.modalities.causal.modality import PackedText, cut
 from mergeflow.modalities.causal.model import load_model
-from mergeflow.modalities.causal.packed import PackedText, cut
 from mergeflow.modalities.causal.tokenizer import load_tokenizer
 from suites.books.book import general
 

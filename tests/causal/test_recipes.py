@@ -13,9 +13,8 @@ from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe, merge
 from mergeflow.merging.catalog import methods
-from mergeflow.modalities.causal.modality import MODALITY
-from mergeflow.modalities.causal.opening import Opened, open_language
-from mergeflow.modalities.causal.perplexity import perplexity
+from mergeflow.modalities.causal.modality import MODALITY, perplexity
+from mergeflow.modalities.causal.model import Opened, open_language
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
 from tests.causal.small_project import make_base, save_tokenizer

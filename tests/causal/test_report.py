@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mergeflow import layout
 from mergeflow.modalities.causal.generation import PROMPT, WRITTEN, go_on, held_out
 from mergeflow.modalities.causal.modality import MODALITY
-from mergeflow.modalities.causal.opening import open_language
+from mergeflow.modalities.causal.model import open_language
 from tasks.report import texts, write_report
 from tasks.report.files import read_run
 from tasks.report.texts import UNLEARNED_TEXTS, texts_table, unlearned_table

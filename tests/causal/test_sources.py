@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.causal.sources.folder import open_folder
-from mergeflow.modalities.causal.sources.kinds import SOURCES
+from mergeflow.modalities.causal.preparation import SOURCES, open_folder
 
 
 def question(number: int, answer: Any, choices: Sequence[str] = ("a cat", "a dog")) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def test_what_prepares_reaches_every_reader_and_drawing() -> None:
     found = readers(reached("tasks.prepare") | reached("mergeflow.modalities.vision.preparation"))
     drawings = [f"suites.pocket.drawn.{path.stem}" for path in (ROOT / "suites/pocket/drawn").glob("[a-z]*.py")]
     assert len(drawings) >= 20
-    assert {*drawings, "mergeflow.modalities.vision.sources.parquet"} <= set(found)
+    assert {*drawings, "mergeflow.modalities.vision.sources.files"} <= set(found)
 
 
 @pytest.mark.slow

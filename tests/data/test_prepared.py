@@ -21,9 +21,8 @@ from mergeflow.data.decoding import Decoded, Decoding
 from mergeflow.data.prepare import prepare_task
 from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.images import encode_png
-from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.vision.preparation import image_decoding, open_images
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,9 +17,7 @@ from mergeflow.data.prepare import prepare_task
 from mergeflow.data.task import Example, Place, RawTask
 from mergeflow.data.transforms import chance
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.decoding import decode_example, image_decoding
-from mergeflow.modalities.vision.sources.kinds import open_images
-from mergeflow.modalities.vision.transforms import TRANSFORMS
+from mergeflow.modalities.vision.preparation import TRANSFORMS, decode_example, image_decoding, open_images
 
 COUNTS = {"train": 400, "validation": 60, "test": 100}
 DIGITS = tuple(str(digit) for digit in range(10))

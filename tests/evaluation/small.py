@@ -16,9 +16,8 @@ from mergeflow.data.task import Example, RawTask
 from mergeflow.evaluation import CandidateScorer
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import load_head, save_head
-from mergeflow.modalities.vision.decoding import image_decoding
-from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import image_model, load_clip
+from mergeflow.modalities.vision.models import build_head, image_model, load_clip
+from mergeflow.modalities.vision.preparation import image_decoding
 from mergeflow.modality import Network
 from tests.once import once
 

@@ -14,10 +14,8 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import CandidateScorer, example_scores, losses, mean
 from mergeflow.merging import configure
 from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.vision.decoding import image_decoding
-from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import image_model, load_clip
-from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.vision.models import build_head, image_model, load_clip
+from mergeflow.modalities.vision.preparation import image_decoding, open_images
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
 from mergeflow.training.arithmetic import arithmetic

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from flows.rebuild.unlearn import Bounds, Figures, Tried, choose, written
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.causal.packed import PackedText, cut
-from mergeflow.modalities.causal.questions import Questions
+from mergeflow.modalities.causal.modality import PackedText, Questions, cut
 
 BEFORE = Figures({"tale": 0.6, "rest": 0.6}, {"tale": 1.0, "rest": 1.0})
 BOUNDS = Bounds()

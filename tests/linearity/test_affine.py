@@ -11,7 +11,7 @@ from mergeflow.linearity.layers import check_layers, find_layers
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head
 from mergeflow.modalities.nets import SmallResNet, on_pixels
-from mergeflow.modalities.toy.net import FeedForward
+from mergeflow.modalities.toy.modality import FeedForward
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.modality import Model, Network, State
 from studies.theory.linearity import front, stitch

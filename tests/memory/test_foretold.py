@@ -20,9 +20,8 @@ from mergeflow.evaluation.statistics import StatisticOrder, write_statistic
 from mergeflow.memory import Forecast, answering_need, placed
 from mergeflow.merging import make_recipe
 from mergeflow.modalities.catalog import MODALITIES
+from mergeflow.modalities.causal.modality import Blocks, PackedText, perplexity
 from mergeflow.modalities.causal.model import build_model
-from mergeflow.modalities.causal.packed import Blocks, PackedText
-from mergeflow.modalities.causal.perplexity import perplexity
 from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modalities.vision.images import encode_png

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from mergeflow.analysis.geometry import cosine_matrix
 from mergeflow.merging import configure, prepare
+from mergeflow.modalities.classification import logistic, ridge
 from mergeflow.modalities.metrics import METRICS
-from mergeflow.modalities.probing import logistic, ridge
 from studies.theory.gradients import cosines_to_first
 from studies.theory.interference import factor_tasks, row_space_interference
 from studies.theory.landscape import centred_gram, cosines_from

@@ -12,8 +12,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceCl
 
 from mergeflow import layout
 from mergeflow.checkpoints import read_state
-from mergeflow.modalities.text.batches import Group, TokenBatch
-from mergeflow.modalities.text.encoder import load_encoder
+from mergeflow.modalities.text.modality import Group, TokenBatch, load_encoder
 from tasks.project.new import new_project
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_graph import check_study_options

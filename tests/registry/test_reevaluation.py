@@ -14,8 +14,8 @@ from mergeflow.data import load_split
 from mergeflow.data.prepare import prepare_task
 from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.decoding import image_decoding
 from mergeflow.modalities.vision.images import encode_png
+from mergeflow.modalities.vision.preparation import image_decoding
 from registry.gates import Evidence, GateSettings
 from registry.promotion import promote, register
 from registry.stage import evaluate_version

@@ -11,8 +11,7 @@ import yaml
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.data import SPLITS, load_split
 from mergeflow.modalities.heads import save_head
-from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import image_model, load_clip
+from mergeflow.modalities.vision.models import build_head, image_model, load_clip
 from studies.commands.study import find_studies
 from studies.lab import runs
 from studies.lab.study import ROWS, Result, Study, read_rows

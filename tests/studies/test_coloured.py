@@ -17,7 +17,7 @@ from mergeflow.linearity.networks import transformed
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import mlp
 from mergeflow.modalities.vision.models import _check_tag
-from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.vision.preparation import open_images
 from studies.adviser import WAYS
 from studies.coloured import middle_of_best
 from studies.lab.digits import (

@@ -11,7 +11,7 @@ import yaml
 from mergeflow.data.address import parse_address
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.models import find_weights
-from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.vision.preparation import open_images
 from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS, get_real_task
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.study_graph import study_graph

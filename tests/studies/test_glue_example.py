@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from mergeflow.modalities.text.sources.hub import GLUE
+from mergeflow.modalities.text.preparation import GLUE
 from studies.lab.rows import select
 from studies.lab.study import read_rows
 from tests.project_folder import run_pipeline

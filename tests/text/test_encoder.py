@@ -8,8 +8,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer, FNetConfig, FNetModel, T5Config, T5EncoderModel
 
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.text.batches import Tokens, groups, stack
-from mergeflow.modalities.text.encoder import build_encoder, check_length, load_encoder, watched
+from mergeflow.modalities.text.modality import Tokens, build_encoder, check_length, groups, load_encoder, stack, watched
 from mergeflow.modalities.text.tokenizer import load_tokenizer
 from tests.text.small_project import make_base
 

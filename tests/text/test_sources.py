@@ -13,9 +13,8 @@ from mergeflow.data import load_manifest
 from mergeflow.data.address import open_source
 from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.text.preparation import TRANSFORMS, decoding
+from mergeflow.modalities.text.preparation import SOURCES, TRANSFORMS, decoding
 from mergeflow.modalities.text.sections import DataSection
-from mergeflow.modalities.text.sources.kinds import SOURCES
 
 Rows = list[dict[str, Any]]
 ROWS: Rows = [{"text": f"the cat is {'very ' * k}nice", "label": ["no", "yes"][k % 2]} for k in range(20)]
@@ -121,17 +120,17 @@ def test_a_data_set_in_the_layout_of_the_hub_whose_test_labels_are_secret(base: 
 
 
 def test_glue_has_its_own_figures(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mergeflow.modalities import hub
+    from mergeflow.modalities import tables
 
     glue(tmp_path / "glue", ["bad", "good"])
-    read = hub.load_splits
+    read = tables.load_splits
     asked: list[tuple[Any, ...]] = []
 
     def local(*names: Any) -> Any:
         asked.append(names[:3])
         return read(str(tmp_path / "glue"), None, None, names[3])
 
-    monkeypatch.setattr(hub, "load_splits", local)
+    monkeypatch.setattr(tables, "load_splits", local)
     raw = open_source("cola", "hf:nyu-mll/glue#cola@main", SOURCES, TRANSFORMS, root=tmp_path)
     assert asked == [("nyu-mll/glue", "cola", "main")]
     assert [one.text for one in raw.transforms] == ["metric=matthews"]
@@ -381,7 +380,7 @@ def test_parts_of_a_split_whose_columns_differ_in_type_are_refused(tmp_path: Pat
 
 
 def test_a_local_folder_is_a_name_alone_whatever_signs_are_in_it(tmp_path: Path) -> None:
-    from mergeflow.modalities.hub import HubPlace, parse_place
+    from mergeflow.modalities.tables import HubPlace, parse_place
 
     (tmp_path / "glue#rte@main").mkdir()
     assert parse_place("glue#rte@main", tmp_path) == HubPlace(str(tmp_path / "glue#rte@main"))

@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from mergeflow.data.prepare import prepare_task
-from mergeflow.modalities.vision.decoding import image_decoding
-from mergeflow.modalities.vision.sources.kinds import SOURCES, open_images
+from mergeflow.modalities.vision.preparation import SOURCES, image_decoding, open_images
 from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS
 
 DOCS = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")

@@ -20,9 +20,8 @@ from PIL import Image
 from mergeflow.data import load_split
 from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.decoding import image_decoding
-from mergeflow.modalities.vision.image_columns import image_schema
-from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.vision.preparation import image_decoding, open_images
+from mergeflow.modalities.vision.sources.files import image_schema
 
 
 def encoded(seed: int, kind: str = "PNG", size: int = 12) -> bytes:

@@ -13,8 +13,7 @@ from PIL import Image
 from mergeflow.data import load_split
 from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.decoding import image_decoding
-from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.vision.preparation import image_decoding, open_images
 from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS
 
 
@@ -118,7 +117,7 @@ def test_splits_that_are_not_used_are_listed(own_cache: Path, monkeypatch: pytes
 def test_an_offline_hub_is_one_clear_error(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     code = (
-        "from mergeflow.modalities.vision.sources.kinds import open_images\n"
+        "from mergeflow.modalities.vision.preparation import open_images\n"
         "from mergeflow.errors import MergeflowError\n"
         "try: open_images('dtd', 'hf:DTD')\n"
         "except MergeflowError as error: print(error)\n"

@@ -18,8 +18,7 @@ from PIL import Image
 from mergeflow.data import load_split
 from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.decoding import image_decoding
-from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.vision.preparation import image_decoding, open_images
 from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS, clip_class_names, find_real_task
 
 

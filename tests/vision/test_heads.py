@@ -11,9 +11,8 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head, load_head, save_head
-from mergeflow.modalities.vision.heads import build_head
 from mergeflow.modalities.vision.modality import MODALITY
-from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.models import ImageEncoder, build_head, load_clip
 from mergeflow.modalities.vision.sections import DataSection, ModelSection
 from mergeflow.modality import Base
 from suites.pocket import get_suite

@@ -1,24 +1,325 @@
 """Causal language models as a modality: the whole model is merged, and no task has a head."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.catalog import SECTION
 from mergeflow.modalities.causal.model import LanguageModel, build_model, check_vocabulary, draw_model, load_model
-from mergeflow.modalities.causal.packed import Blocks, PackedText, cut, stream
-from mergeflow.modalities.causal.questions import Questions
 from mergeflow.modalities.causal.sections import DataSection, ModelSection
 from mergeflow.modalities.causal.tokenizer import ASSETS, load_tokenizer
 from mergeflow.modalities.heads import Head
+from mergeflow.modalities.modules import activations
 from mergeflow.modalities.pretrained import check_folder, check_prepared, find_place
 from mergeflow.modality import Base, Modality, Model
+
+_ROWS = 8192  # that are read at once: 17 MiB
+
+
+class Blocks(NamedTuple):
+    """All tokens of a split.
+
+    Attributes:
+        ids: int32 [N, block]; behind a shorter block stands the end token.
+        lengths: int64 [N], 2 … block.
+    """
+
+    ids: Tensor
+    lengths: Tensor
+
+
+def stream(ids: np.ndarray, lengths: np.ndarray, documents: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Return the tokens of all pieces in a row, int32 [T], an end token where a text ends or its next piece is missing.
+
+    Args:
+        ids: int32 [P, R], the end token behind each piece's tokens.
+        lengths: int [P], each less than R.
+        documents: int64 [P], which document.
+        places: int64 [P], which of its pieces.
+
+    Example:
+        >>> stream(np.array([[5, 6, 0], [7, 0, 0], [8, 0, 0]]), np.array([2, 1, 1]), np.array([0, 0, 1]), np.arange(3))
+        array([5, 6, 7, 0, 8, 0])
+    """
+    goes_on = (np.diff(documents) == 0) & (np.diff(places) == 1)
+    taken = lengths + np.append(~goes_on, True)
+    columns = np.arange(ids.shape[1])
+    return np.concatenate(
+        [ids[at : at + _ROWS][columns < taken[at : at + _ROWS, None]] for at in range(0, len(ids), _ROWS)]
+    )
+
+
+def cut(tokens: np.ndarray, block: int, end: int) -> Blocks:
+    """Cut tokens into blocks: every token is in one block, once, and no block has a single token.
+
+    The first token of a block is predicted from nothing and has no loss, so a single one would have no loss at all: the
+    block before it gives it its last token.
+
+    Args:
+        tokens: int [T], T ≥ 2.
+        block: tokens of a block, at least 3.
+        end: what stands behind a shorter block.
+
+    Example:
+        >>> [row[:n].tolist() for row, n in zip(*cut(np.arange(7), 3, 0))]
+        [[0, 1, 2], [3, 4], [5, 6]]
+    """
+    count = -(-len(tokens) // block)
+    lengths = np.full(count, block)
+    lengths[-1] = len(tokens) - (count - 1) * block
+    if count > 1 and lengths[-1] == 1:
+        lengths[-2:] = block - 1, 2
+    ids = np.full((count, block), end, np.int32)
+    ids[np.arange(block) < lengths[:, None]] = tokens
+    return Blocks(torch.from_numpy(ids), torch.from_numpy(lengths))
+
+
+def windows(blocks: Blocks, stride: int) -> tuple[Blocks, Tensor]:
+    """Lay windows as long as a block over the same tokens, so that each but the first token of all is new in one.
+
+    Args:
+        stride: tokens between the beginnings of two windows, 1 to block − 1.
+
+    Returns:
+        The windows, whose `ids` share memory where they overlap; and int64 [N], the place of the first token in each
+        that no window before it has predicted: 1 in the first one, block − stride in the others.
+
+    Example:
+        >>> over, first = windows(cut(np.arange(7), 4, 0), 2)
+        >>> [row[:n].tolist() for row, n in zip(*over, strict=True)], first.tolist()
+        ([[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6]], [1, 2, 2])
+    """
+    block = blocks.ids.shape[1]
+    if not 1 <= stride < block:
+        raise MergeflowError(
+            f"the stride is {stride}; expected 1 to {block - 1}: a window of {block} tokens begins with one that the "
+            "window before it has predicted."
+        )
+    tokens = blocks.ids[torch.arange(block) < blocks.lengths[:, None]]
+    starts = torch.arange(0, max(len(tokens) - block + stride, 1), stride)
+    behind = int(starts[-1]) + block - len(tokens)
+    padded = torch.cat([tokens, tokens[-1:].expand(behind)])
+    first = torch.full_like(starts, block - stride)
+    first[0] = 1
+    return Blocks(padded.unfold(0, block, stride), (len(tokens) - starts).clamp(max=block)), first
+
+
+IGNORED = -100  # the target where nothing is predicted: behind a block's end
+
+
+@dataclass(frozen=True)
+class PackedText:
+    """One split of a task of texts; an example is a block.
+
+    A token is predicted from those before it in its block; the first one of a block is not predicted.
+    """
+
+    task: str
+    blocks: Blocks
+    device: torch.device
+    head: None = None
+    metric: None = None
+
+    def __len__(self) -> int:
+        return len(self.blocks.lengths)
+
+    def loss(self, model: Model, rows: Tensor) -> Tensor:
+        r"""Return −(1/M) Σ log p(x_j | x_<j) over the M predicted tokens of `rows`, a scalar [], in nats."""
+        logits, targets = self._predicted(model, rows)
+        return cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+    def scores(self, model: Model, rows: Tensor) -> Tensor:
+        """Return the next-token accuracy of each of `rows`, float32 [n] in [0, 1].
+
+        It is the share of a block's predicted tokens that are the likeliest one.
+        """
+        logits, targets = self._predicted(model, rows)
+        right = (logits.argmax(dim=2) == targets).sum(dim=1)
+        return right / (targets != IGNORED).sum(dim=1)
+
+    def log_p(self, model: Model, rows: Tensor) -> Tensor:
+        """Return log p(· | x_<j) for every predicted token of `rows`, [m, V]; m is n·(block − 1), less at the end."""
+        logits, targets = self._predicted(model, rows)
+        return logits[targets != IGNORED].log_softmax(dim=1)
+
+    def token_losses(self, model: Model, rows: Tensor) -> Tensor:
+        """Return −log p of each predicted token of `rows`, one block after the other, float32 [m]."""
+        logits, targets = self._predicted(model, rows)
+        losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none")
+        return losses[targets.flatten() != IGNORED]
+
+    def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return the outputs of the named submodules for `rows`, [n, block, ...] each."""
+        ids = self.blocks.ids[rows].to(self.device, torch.int64)
+        return activations(model.module, layers, lambda: model.module(ids))
+
+    def _predicted(self, model: Model, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits [n, block, V] in float32 or wider, and the token that each place predicts, [n, block]."""
+        ids = self.blocks.ids[rows].to(self.device, torch.int64)
+        places = torch.arange(1, ids.shape[1] + 1)
+        following = torch.cat([ids[:, 1:], ids[:, :1]], dim=1)
+        inside = (places < self.blocks.lengths[rows][:, None]).to(self.device)
+        logits: Tensor = model.module(ids)
+        logits = logits.float() if logits.dtype.itemsize < 4 else logits
+        return logits, following.masked_fill(~inside, IGNORED)
+
+
+# The log-likelihood of a choice that a question does not have. Not −∞, of which p·log p is not a number.
+_ABSENT = -1e4
+
+
+class _Batch(NamedTuple):
+    """The choices of some questions, each behind its question.
+
+    ids: int64 [c, L], the end token behind them. choice: bool [c, L], True where a token is predicted that belongs to
+    the choice. places: which question, and which of its choices, int64 [c] each.
+    """
+
+    ids: Tensor
+    choice: Tensor
+    places: tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Questions:
+    r"""One split of a task of questions, each with choices of which one is right.
+
+    The likelihood of a choice is that of its tokens behind the question's: ℓ_k = Σ_j log p(x_kj | question, x_k,<j). It
+    is not divided by the choice's length.
+
+    Attributes:
+        ids: int32 [N, R]: the question's tokens, then those of each choice; it may lie on disk.
+        ends: int32 [N, K + 1]: where the question and each choice end; what is behind the last repeats its end.
+        answers: int64 [N], on the processor.
+        end: The id that fills rows.
+    """
+
+    task: str
+    ids: np.ndarray
+    ends: np.ndarray
+    answers: Tensor
+    end: int
+    device: torch.device
+    head: None = None
+    metric: None = None
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def loss(self, model: Model, rows: Tensor) -> Tensor:
+        """Return −(1/M) Σ log p over the M tokens of the right choices of `rows`, a scalar [], in nats."""
+        batch = self._batch(rows, self.answers[rows])
+        log_p = self._tokens(model, batch)
+        return -log_p[batch.choice].mean()
+
+    def scores(self, model: Model, rows: Tensor) -> Tensor:
+        """Return 1 where the right choice has the largest likelihood, else 0: float32 [n]."""
+        return (self.likelihoods(model, rows).argmax(dim=1).cpu() == self.answers[rows]).float()
+
+    def log_p(self, model: Model, rows: Tensor) -> Tensor:
+        """Return log-probabilities of the choices, [n, K]: the log-softmax of their log-likelihoods."""
+        return self.likelihoods(model, rows).log_softmax(dim=1)
+
+    def likelihoods(self, model: Model, rows: Tensor) -> Tensor:
+        """Return ℓ of each choice, [n, K] in nats; −10⁴ where a question has fewer than K choices."""
+        batch = self._batch(rows)
+        log_p = self._tokens(model, batch).masked_fill(~batch.choice, 0.0).sum(dim=1)
+        likelihoods = log_p.new_full((len(rows), self.ends.shape[1] - 1), _ABSENT)
+        return likelihoods.index_put(batch.places, log_p)
+
+    def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
+        """Return the outputs of the named submodules for the right choices of `rows`, [n, L, ...] each."""
+        batch = self._batch(rows, self.answers[rows])
+        return activations(model.module, layers, lambda: model.module(batch.ids))
+
+    def _tokens(self, model: Model, batch: _Batch) -> Tensor:
+        """Return the log-probability of each place's next token, [c, L] in float32 or wider."""
+        logits: Tensor = model.module(batch.ids)
+        logits = logits.float() if logits.dtype.itemsize < 4 else logits
+        following = batch.ids.roll(-1, dims=1)
+        return -cross_entropy(logits.transpose(1, 2), following, reduction="none")
+
+    def _batch(self, rows: Tensor, only: Tensor | None = None) -> _Batch:
+        """Return all choices of `rows`, or of each the choice `only`."""
+        numbers = rows.numpy()
+        ids, ends = np.asarray(self.ids[numbers]), np.asarray(self.ends[numbers])
+        wanted = [
+            (row, choice)
+            for row in range(len(numbers))
+            for choice in ([int(only[row])] if only is not None else range(int((np.diff(ends[row]) > 0).sum())))
+        ]
+        sequences = [
+            np.append(ids[row, : ends[row, 0]], ids[row, ends[row, k] : ends[row, k + 1]]) for row, k in wanted
+        ]
+        longest = max(map(len, sequences))
+        filled = np.full((len(sequences), longest), self.end, np.int64)
+        choice = np.zeros((len(sequences), longest), bool)
+        for line, ((row, _), tokens) in enumerate(zip(wanted, sequences, strict=True)):
+            filled[line, : len(tokens)] = tokens
+            choice[line, ends[row, 0] - 1 : len(tokens) - 1] = True  # a token is predicted by the place before it
+        question, number = (torch.tensor(column, device=self.device) for column in zip(*wanted, strict=True))
+        there, told_there = (torch.from_numpy(part).to(self.device) for part in (filled, choice))
+        return _Batch(there, told_there, (question, number))
+
+
+def perplexity(
+    model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None, start: int | None = None
+) -> float:
+    r"""Return exp(−(1/M) Σ_j log p(x_j | x_<j)) over all M predicted tokens of a split, at least 1.
+
+    Without a stride x_<j are the tokens before x_j in its block, and the first token of a block is not predicted. With
+    one they are at least the block − stride tokens before x_j, or all there are, and only the first token of the split
+    is not predicted.
+
+    Args:
+        batch_size: blocks that are computed at once; it changes the result by rounding alone.
+        stride: tokens between the beginnings of two windows as long as a block, 1 to block − 1; None for blocks that do
+            not overlap. It takes block / stride times as long.
+        start: the token that the model's tokenizer puts before every text. Then each block begins with it, as all that
+            the model was trained on did, and the first token of a block is predicted too. None: there is none.
+
+    Example:
+        >>> from torch import nn
+        >>> from mergeflow.modality import Network
+        >>> from mergeflow.modalities.causal.modality import Blocks
+        >>> even = Network(nn.Embedding.from_pretrained(torch.zeros(5, 5)))  # gives every token the same chance
+        >>> blocks = Blocks(torch.tensor([[1, 2, 3, 0]], dtype=torch.int32), torch.tensor([3]))
+        >>> round(perplexity(even, PackedText("tales", blocks, torch.device("cpu"))), 4)
+        5.0
+    """
+    total, count = total_loss(model, examples, batch_size, stride, start)
+    return math.exp(total / count)
+
+
+@torch.inference_mode()
+def total_loss(
+    model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None, start: int | None = None
+) -> tuple[float, int]:
+    """Return −Σ_j log p(x_j | x_<j) in nats, summed in float64, and how many tokens are predicted."""
+    blocks, first = examples.blocks, torch.ones(len(examples), dtype=torch.int64)
+    if stride is not None:
+        blocks, first = windows(blocks, stride)
+    if start is not None:
+        ids = torch.cat([torch.full_like(blocks.ids[:, :1], start), blocks.ids], dim=1)
+        blocks, first = Blocks(ids, blocks.lengths + 1), torch.where(first > 1, first + 1, 1)
+    examples = replace(examples, blocks=blocks)
+    total, count, places = 0.0, 0, torch.arange(1, blocks.ids.shape[1])
+    for rows in torch.arange(len(examples)).split(batch_size):
+        losses = examples.token_losses(model, rows)
+        new = (places >= first[rows][:, None])[places < blocks.lengths[rows][:, None]]
+        losses = losses[new.to(losses.device)].double()
+        total, count = total + float(losses.sum()), count + len(losses)
+    return total, count
 
 
 def build(section: ModelSection, record: Mapping[str, str]) -> LanguageModel:

@@ -8,9 +8,8 @@ from typing import Any
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.served import Columns, Loaded, Served
 from mergeflow.modalities.serving import classify
-from mergeflow.modalities.text.batches import TokenBatch, stack
-from mergeflow.modalities.text.judging import PAIRS
-from mergeflow.modalities.text.tokenizer import Encoded, TextTokenizer
+from mergeflow.modalities.text.modality import TokenBatch, stack
+from mergeflow.modalities.text.tokenizer import PAIRS, Encoded, TextTokenizer
 
 
 def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:

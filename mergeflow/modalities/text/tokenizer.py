@@ -10,6 +10,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.pretrained import fast_tokenizer
 
 ASSETS = Path(__file__).with_name("assets")
+PAIRS = "pairs"  # what a manifest says among its transforms of a task whose examples are two texts
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,16 @@ import torch
 
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.classification import Classification, open_split
+from mergeflow.modalities.classification import Classification, open_split, warm
 from mergeflow.modalities.heads import Head, drawn_head, save_head
-from mergeflow.modalities.probing import warm
-from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import ImageEncoder, find_weights, image_model, image_size_of, load_clip
+from mergeflow.modalities.vision.models import (
+    ImageEncoder,
+    build_head,
+    find_weights,
+    image_model,
+    image_size_of,
+    load_clip,
+)
 from mergeflow.modalities.vision.sections import DataSection, ModelSection
 from mergeflow.modality import Base, Modality, Model
 

@@ -1,9 +1,9 @@
-"""CLIP models through open_clip: loading by tag or file, and the image encoder that experts and merges share."""
+"""CLIP models and the pocket-clip: loaded, checked, and their zero-shot heads."""
 
 import json
 import logging
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.modalities.heads import Head
 from mergeflow.modalities.modules import own_generator
 from mergeflow.modalities.vision.tokenizer import WordTokenizer, knows_vocabulary
 from mergeflow.modality import Network, check_fit
@@ -334,3 +335,76 @@ def image_model(clip: ClipModel) -> Network:
         56
     """
     return Network(ImageEncoder(clip))
+
+
+@torch.no_grad()
+def build_head(clip: ClipModel, class_names: Sequence[str], templates: Sequence[str]) -> Head:
+    r"""Build a zero-shot head: for each class the mean of its prompts' text features.
+
+    w_c = n(1/|P| Σ_p n(text(p(c)))) with n(x) = x / ||x||.
+
+    Args:
+        templates: prompts in which `{}` stands for the class name.
+    """
+    _check_prompts(class_names, templates)
+    device = next(clip.model.parameters()).device
+    clip.model.eval()
+    rows = []
+    for name in class_names:
+        tokens = clip.tokenizer([template.replace("{}", name) for template in templates]).to(device)
+        features = clip.model.encode_text(tokens).float()
+        mean = torch.nn.functional.normalize(features, dim=-1).mean(dim=0)
+        rows.append(torch.nn.functional.normalize(mean, dim=0))
+    return Head(torch.stack(rows).cpu(), float(clip.model.logit_scale.exp()), list(class_names))
+
+
+def _check_prompts(class_names: Sequence[str], templates: Sequence[str]) -> None:
+    if not class_names or not templates:
+        raise MergeflowError(
+            f"a head needs at least one class and one template; found {len(class_names)} and {len(templates)}."
+        )
+    twice = sorted({name for name in class_names if list(class_names).count(name) > 1})
+    if twice:
+        raise MergeflowError(f"class names occur more than once: {', '.join(twice)}. Give every label its own name.")
+    bare = [template for template in templates if "{}" not in template]
+    if bare:
+        raise MergeflowError(f"templates without a place for the class name: {bare}. Write {{}} where it belongs.")
+
+
+def open_model(
+    architecture: str, device: str, *, pretrained: str | None = None, image_size: int | None = None
+) -> ClipModel:
+    """Load an architecture.
+
+    Args:
+        pretrained: A tag or local file with the whole CLIP, where the text tower is needed.
+        image_size: Side of the images in pixels, where the caller counts on one.
+    """
+    clip = load_clip(architecture, pretrained, device)
+    if image_size not in (None, clip.image_size):
+        raise MergeflowError(
+            f"model.image_size is {image_size}, but {architecture} takes {clip.image_size}: "
+            f"set it to {clip.image_size}, or leave it out."
+        )
+    return clip
+
+
+def check_head(task: str, head: Head, class_names: list[str], clip: ClipModel) -> None:
+    """Refuse a head of other classes than the data's, or of other features than the model's.
+
+    Args:
+        head: of C classes on features [n, D].
+    """
+    differing = [f"{a!r} / {b!r}" for a, b in zip(head.class_names, class_names, strict=False) if a != b]
+    if len(head.class_names) != len(class_names) or differing:
+        difference = f": {differing[0]} (head / data)" if differing else ""
+        raise MergeflowError(
+            f"task '{task}': the head has {len(head.class_names)} classes and the data {len(class_names)}{difference}. "
+            "Build the head from this data's class names."
+        )
+    width = clip.model.visual.output_dim
+    if head.weight.shape[1] != width:
+        raise MergeflowError(
+            f"task '{task}': the head takes features of {head.weight.shape[1]} numbers, the model gives {width}: "
+            "use a head built with this architecture."
+        )

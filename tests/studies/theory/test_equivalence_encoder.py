@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.vision.heads import build_head
-from mergeflow.modalities.vision.models import ImageEncoder, load_clip
+from mergeflow.modalities.vision.models import ImageEncoder, build_head, load_clip
 from mergeflow.modality import Network
 from mergeflow.training import FineTuneSettings
 from mergeflow.training import fine_tune as train

@@ -29,10 +29,9 @@ from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head, drawn_head
-from mergeflow.modalities.vision.decoding import image_decoding
-from mergeflow.modalities.vision.image_columns import image_schema
 from mergeflow.modalities.vision.models import ClipModel, image_model, load_clip
-from mergeflow.modalities.vision.sources.kinds import open_images
+from mergeflow.modalities.vision.preparation import image_decoding, open_images
+from mergeflow.modalities.vision.sources.files import image_schema
 from mergeflow.training import FineTuneSettings, fine_tune
 
 HERE = Path(__file__).resolve().parent

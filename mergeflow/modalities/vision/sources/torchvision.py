@@ -15,7 +15,7 @@ from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.images import ImageInput
 from mergeflow.modalities.vision.sources import DEFAULT_TEMPLATES
-from mergeflow.modalities.vision.sources.folder import open_folder
+from mergeflow.modalities.vision.sources.files import open_folder
 from mergeflow.modalities.vision.sources.real_tasks import RealTask, clip_class_names, get_real_task
 
 

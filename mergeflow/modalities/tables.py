@@ -1,25 +1,112 @@
-"""Rows of texts in files: Parquet, JSON lines, and tables with commas or tabs between their columns."""
+"""Tables of rows: Parquet, JSON lines, and data sets of the Hugging Face hub through the package `datasets`."""
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from mergeflow.data.address import Opener, rooted
-from mergeflow.data.locations import Location, list_shards
+from mergeflow.data.address import rooted
+from mergeflow.data.locations import Location, list_shards, split_of
 from mergeflow.data.task import RawTask
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.text.sources.columns import LABELS, PAIRS, SINGLES, task_of
+
+
+def load_splits(
+    hub_id: str, config: str | None, revision: str | None, renamed: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the data sets of train, validation and test, and the names of the splits that are none of these.
+
+    Args:
+        renamed: the hub's name of a split to ours, where these differ beyond val, valid and dev.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise MergeflowError(
+            f"hf:{hub_id} needs the package 'datasets', which is not installed. "
+            "Install it with: pip install 'mergeflow[hub]'"
+        ) from error
+    parts: dict[str, Any] = {}
+    ignored = []
+    try:
+        for name in datasets.get_dataset_split_names(hub_id, config, revision=revision):
+            split = renamed.get(str(name)) or split_of(str(name))
+            if split is None or split in parts:
+                ignored.append(str(name))
+            else:
+                parts[split] = datasets.load_dataset(hub_id, config, split=name, revision=revision)
+    # The hub's client raises its own, the HTTP library's and the parsers' errors; all mean "no data from there".
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise MergeflowError(
+            f"hf:{hub_id} cannot be loaded ({type(error).__name__}: {first}). Check the name and the network; with "
+            "HF_HUB_OFFLINE set only data sets in the local cache can be read. A snapshot on disk can be read "
+            "with parquet:FOLDER."
+        ) from error
+    if "train" not in parts:
+        names = ", ".join([*parts, *ignored]) or "none"
+        raise MergeflowError(f"hf:{hub_id}: splits found: {names}; expected at least train.")
+    return parts, ignored
+
+
+class HubPlace(NamedTuple):
+    """A data set by its address."""
+
+    name: str
+    config: str | None = None
+    revision: str | None = None
+
+
+def parse_place(place: str, root: Path) -> HubPlace:
+    """Cut `OWNER/NAME[#CONFIG][@REVISION]`; a local folder is a name alone, whatever signs are in it.
+
+    Example:
+        >>> parse_place("nyu-mll/glue#rte@main", Path())
+        HubPlace(name='nyu-mll/glue', config='rte', revision='main')
+    """
+    if Path(rooted(place, root)).is_dir():
+        return HubPlace(rooted(place, root))
+    rest, _, revision = place.partition("@")
+    name, _, config = rest.partition("#")
+    return HubPlace(name, config or None, revision or None)
+
+
+def load_tables(place: HubPlace, renamed: Mapping[str, str]) -> tuple[dict[str, pa.Table], list[str]]:
+    """Return the table of each split, with the metadata that name classes, and the splits that are not used.
+
+    Args:
+        renamed: the hub's name of a split to ours, where these differ beyond val, valid and dev.
+    """
+    parts, ignored = load_splits(*place, renamed)
+    tables = {
+        split: part.with_format("arrow")[:].replace_schema_metadata(part.features.arrow_schema.metadata)
+        for split, part in parts.items()
+    }
+    return tables, ignored
+
+
+def open_hub(
+    task_of: Callable[..., RawTask],
+    task: str,
+    place: str,
+    seed: int,
+    root: Path,
+    columns: Mapping[str, str] | None = None,
+) -> RawTask:
+    """Open a data set of the hub, or a local folder, as a task; `datasets` downloads it to its own cache once.
+
+    Args: As of `open_rows`.
+    """
+    tables, ignored = load_tables(parse_place(place, root), {})
+    return task_of(task, tables, {split: f"{place}, {split}" for split in tables}, seed, ignored, columns)
+
 
 Chosen: TypeAlias = Mapping[str, str]  # names of columns by what they are: text, text_pair, label
 Read: TypeAlias = Callable[[IO[bytes], Chosen], pa.Table]
-
-_TEXTS = {*SINGLES, *(name for pair in PAIRS for name in pair)}
 
 
 def open_rows(
@@ -131,61 +218,17 @@ def _unequal(name: str, values: Sequence[Any], numbers: Sequence[int]) -> pa.Arr
     return pa.ArrowInvalid(f"the column '{name}' has {earlier} and {later}; expected values of one type")
 
 
-def _separated(stream: IO[bytes], chosen: Chosen, delimiter: str, quotes: bool) -> pa.Table:
-    import pyarrow.csv as pv
+def without_test(
+    tables: Mapping[str, pa.Table], where: Mapping[str, str], ignored: Sequence[str], secret: str
+) -> tuple[dict[str, pa.Table], dict[str, str], list[str]]:
+    """Return tables, places and ignored splits without a test split of which a data set keeps something to itself.
 
-    texts = {*_TEXTS, *(name for role, name in chosen.items() if role != "label")}
-    labels = {*LABELS, chosen.get("label")} - {*texts}
-    content = stream.read()
-    head = content[: content.find(b"\n") + 1 or None].decode()  # a file in UTF-16 is told by its first line
-    if delimiter == "," and "," not in head and ";" in head:
-        delimiter = ";"  # as Excel writes where the comma is the decimal sign
-
-    def read(as_written: Iterable[str]) -> pa.Table:
-        return pv.read_csv(
-            pa.BufferReader(content),
-            parse_options=pv.ParseOptions(
-                delimiter=delimiter, quote_char='"' if quotes else False, newlines_in_values=quotes
-            ),
-            convert_options=pv.ConvertOptions(
-                column_types=dict.fromkeys(as_written, pa.string()), strings_can_be_null=False
-            ),
-        )
-
-    try:
-        table = read(texts)  # they stay texts where all of a file look like numbers, or like "null"
-    except pa.ArrowInvalid:
-        content.decode()  # where the fault is the encoding, the error names the byte
-        raise
-    if table.num_columns == 1 and not table.column_names[0].isidentifier():
-        signs = "tabs" if delimiter == "\t" else "commas"
-        raise pa.ArrowInvalid(f"{table.column_names[0]!r} is its one column; expected names with {signs} between them")
-    numbers = [
-        column.name
-        for column in table.schema
-        if column.name in labels and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
-    ]
-    if not numbers or len(numbers) > len(set(numbers)):  # columns of one name are refused later
-        return table
-    written = read({*texts, *numbers})
-    return table if all(_are_numbers(table[name], written[name]) for name in numbers) else written
-
-
-def _are_numbers(values: pa.ChunkedArray, written: pa.ChunkedArray) -> bool:
-    """Whether cells that read as numbers are no more than that: `01` is another class than `1`, and `+1` is a class."""
-    cells = [
-        (value, cell.strip())
-        for value, cell in zip(values.to_pylist(), written.to_pylist(), strict=True)
-        if value is not None
-    ]
-    if pa.types.is_integer(values.type):
-        return all(cell == str(value) for value, cell in cells)
-    return not all(cell.lstrip("+-").isdecimal() for _, cell in cells)  # whole numbers that no integer holds
-
-
-FILES: Mapping[str, Opener] = {
-    "parquet": partial(open_rows, task_of, parquet_table, "parquet"),
-    "jsonl": partial(open_rows, task_of, partial(lines_table, names={*_TEXTS, *LABELS}), "jsonl"),
-    "csv": partial(open_rows, task_of, partial(_separated, delimiter=",", quotes=True), "csv"),
-    "tsv": partial(open_rows, task_of, partial(_separated, delimiter="\t", quotes=False), "tsv"),
-}
+    Args:
+        secret: what is kept, in the plural.
+    """
+    remaining, named, test_note = dict(tables), dict(where), f"test (its {secret} are secret)"
+    del remaining["test"]
+    if "validation" in remaining:
+        remaining["test"], named["test"] = remaining.pop("validation"), named["validation"]
+        test_note += ", for which validation stands"
+    return remaining, named, [*ignored, test_note]

@@ -1,1 +1,0 @@
-"""Where texts and questions with choices come from."""

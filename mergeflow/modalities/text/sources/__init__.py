@@ -1,1 +1,0 @@
-"""Where texts come from: files of rows, the Hugging Face hub, an embedded suite."""
