@@ -99,7 +99,8 @@ def open_hub(
 ) -> RawTask:
     """Open a data set of the hub, or a local folder, as a task; `datasets` downloads it to its own cache once.
 
-    Args: As of `open_rows`.
+    Args:
+        place: `OWNER/NAME[#CONFIG][@REVISION]`, or a local folder.
     """
     tables, ignored = load_tables(parse_place(place, root), {})
     return task_of(task, tables, {split: f"{place}, {split}" for split in tables}, seed, ignored, columns)
