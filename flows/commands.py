@@ -16,7 +16,7 @@ from tasks.commands import advise, finetune, linearity
 from tasks.project.new import new_project
 
 if TYPE_CHECKING:
-    from mergeflow.search.scoreboard import SweepResult
+    from mergeflow.search.sweep import SweepResult
 
 # Nothing this project starts reports home. The word "true": Prefect does not take "1".
 QUIET = {

@@ -58,7 +58,7 @@ from mergeflow.analysis.provable.ranges import scales_of_lengths, scales_of_theo
 from mergeflow.evaluation.averages import draw_subsets, mean
 from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.search.candidates import score_all
-from mergeflow.search.optuna import optuna_search
+from mergeflow.search.sweep import optuna_search
 from mergeflow.search.sweep_file import SearchPart
 from studies.lab import Claim, Laboratory, Row, Section, Study, grid
 from studies.lab.claims import Parts, Samples, Verdict, all_within, with_interval

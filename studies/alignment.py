@@ -30,8 +30,8 @@ from studies.lab.claims import with_interval
 from studies.lab.rows import Samples, steps
 from studies.lab.tuning import task_vector
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
-from tasks.plotting.heat import numbered
 from tasks.plotting.palette import INK, MUTED, SERIES
+from tasks.plotting.panels import numbered
 
 QUARTILES = {0.25: "lower quartile", 0.5: "median", 0.75: "upper quartile"}
 

@@ -56,8 +56,8 @@ from studies.theory.landscape import (
     roundness,
 )
 from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, panels
-from tasks.plotting.intervals import curve
 from tasks.plotting.palette import INK, MUTED, SERIES, SURFACE
+from tasks.plotting.panels import curve
 
 SHOWN = 0.08  # CART's rank ratio that is marked, as in the paper's figures
 LOWER = 0.1  # nat, of Σ L_t: what counts as lower

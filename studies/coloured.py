@@ -65,7 +65,7 @@ from studies.lab.rows import samples, select
 from studies.lab.tuning import task_vector
 from studies.theory.coefficients import out_of_domain
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
-from tasks.plotting.heat import OUTLINED, colour_bar, heat_map, numbered, over
+from tasks.plotting.panels import OUTLINED, colour_bar, heat_map, numbered, over
 
 FIRST, TARGET = 0.95, 0.9
 CASES = {"irrelevant": 0.5, "aligned": 0.9, "contradictory": 0.05}

@@ -39,8 +39,8 @@ from studies.lab.methods import measure_file
 from studies.lab.rows import select, shares
 from studies.lab.study import Tables
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
-from tasks.plotting.intervals import curve
 from tasks.plotting.palette import MUTED
+from tasks.plotting.panels import curve
 
 RUN = "experts"
 SIZES = ("file", "own", "one_task", "all_experts", "needs_base", "formula_bits")

@@ -60,8 +60,8 @@ from studies.theory.laboratory import (
     truncated,
 )
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
-from tasks.plotting.heat import colour_bar, heat_map, over
 from tasks.plotting.palette import INK
+from tasks.plotting.panels import colour_bar, heat_map, over
 from tasks.project.sections import Section
 
 # What is measured in the one-layer Transformer

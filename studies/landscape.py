@@ -32,8 +32,8 @@ from studies.lab import Claim, Laboratory, Row, Section, Study, per_seed, select
 from studies.lab.rows import Samples, each, samples, steps
 from studies.theory.landscape import Grid, angle_between, measure_grid, plane_through, valley
 from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, new_figure
-from tasks.plotting.labels import place_labels
 from tasks.plotting.palette import INK, MUTED, SURFACE
+from tasks.plotting.panels import place_labels
 
 LEVELS = (0, 5, 10, 20, 30, 40, 50, 60, 80, 100)  # error in %
 _COLOURS = LinearSegmentedColormap.from_list("error", ["#3f97cc", "#b9d9ec", SURFACE])

@@ -58,8 +58,8 @@ from studies.lab.methods import (
 from studies.lab.rows import select, shares
 from studies.lab.study import Tables
 from tasks.plotting.drawing import FULL_WIDTH, NORMAL, SMALL, dress, legend, new_figure, plain, series_style
-from tasks.plotting.intervals import curve
 from tasks.plotting.palette import INK
+from tasks.plotting.panels import curve
 
 BASELINES = ("task_arithmetic", "ties", "consensus")
 LADDER = ("zero_shot", "average", "task_arithmetic", "cart", "individual")

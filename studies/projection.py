@@ -47,8 +47,8 @@ from studies.lab.inputs import State, mean_accuracy
 from studies.lab.rows import Samples
 from studies.theory.landscape import centred_gram, cosines_from, distances, principal_coordinates
 from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, new_figure, panels, plain, series_style
-from tasks.plotting.labels import place_labels
 from tasks.plotting.palette import GRID, INK, LIGHT, SERIES, SURFACE
+from tasks.plotting.panels import place_labels
 
 AGAINST = "task_arithmetic"  # what DARE is, but for its mask
 BETWEEN = (0.25, 0.5, 0.75)  # where on the line between two merges a barrier is looked for

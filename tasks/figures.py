@@ -11,7 +11,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from mergeflow import layout
-from tasks.plotting.curves import argument_curves, scale_curves
+from tasks.plotting.curves import (
+    accuracy_series,
+    argument_curves,
+    argument_series,
+    cosine_series,
+    scale_curves,
+    scale_series,
+    training_series,
+    write_series,
+)
 from tasks.plotting.drawing import (
     FULL_WIDTH,
     HALF_WIDTH,
@@ -27,14 +36,6 @@ from tasks.plotting.drawing import (
 )
 from tasks.plotting.palette import GRID, INK, MUTED, SERIES
 from tasks.plotting.rows import model_name, task_title
-from tasks.plotting.series import (
-    accuracy_series,
-    argument_series,
-    cosine_series,
-    scale_series,
-    training_series,
-    write_series,
-)
 from tasks.project.stage import StageIO
 
 Row = Mapping[str, Any]

@@ -7,8 +7,7 @@ from typing import Any
 from mergeflow import layout
 from mergeflow.documents import Candidate, Sweep, write_document
 from mergeflow.evaluation import CandidateScorer, mean, normalised
-from mergeflow.search.candidates import Strategy, climb, grid, grid_of, remembered, score_all
-from mergeflow.search.journal import Journal
+from mergeflow.search.candidates import Journal, Strategy, climb, grid, grid_of, remembered, score_all
 from tasks.models import choose_device, expert_summary, load_for_experts, load_model, load_states
 from tasks.project.stage import StageIO
 

@@ -65,8 +65,8 @@ STAGES = (*PIPELINE, "figures", "register")
 UNLEARNING = {f"studies.unlearning:{name}" for name in ("Corpus", "measure_seed")}
 # Another program's: lm-evaluation-harness loads the model itself, on the device whose name it is handed.
 FOREIGN = {
-    "mergeflow.search.lm_eval:lm_eval_scorer",
-    "mergeflow.search.lm_eval:evaluate",
+    "mergeflow.search.scorer:lm_eval_scorer",
+    "mergeflow.search.scorer:evaluate",
     "mergeflow.commands.language:lm_eval",
     *(f"flows.runners:{name}.run" for name in ("Cluster", "_Dask", "_Ray")),  # whether the cluster gives one
 }

@@ -161,7 +161,7 @@ def lm_eval(
     """Judge causal models by tasks of lm-evaluation-harness, which is installed with mergeflow[lm-eval]."""
     from mergeflow.commands.causal_models import opened_models
     from mergeflow.errors import unknown_name
-    from mergeflow.search.lm_eval import evaluate, find_tasks, metrics_of
+    from mergeflow.search.scorer import evaluate, find_tasks, metrics_of
     from mergeflow.search.sweep_file import LmEvalScore
 
     if split not in ("validation", "test"):

@@ -15,7 +15,7 @@ from mergeflow.commands.options import progress_bars
 
 if TYPE_CHECKING:
     from mergeflow.evaluation.scoring import Score
-    from mergeflow.search.scoreboard import SweepResult, Trial
+    from mergeflow.search.sweep import SweepResult, Trial
     from mergeflow.search.sweep_file import Sweep
 
 SweepLogger = Callable[["SweepResult"], str]

@@ -8,7 +8,7 @@ from mergeflow.memory import Forecast, Need, Work, described, fewer, forecast_on
 from mergeflow.merging.device_memory import device_bytes
 from mergeflow.merging.engine import BUFFER, default_workers, units_of
 from mergeflow.merging.files.plan import Inputs, open_inputs
-from mergeflow.search.scoreboard import largest_rank_ratio
+from mergeflow.search.sweep import largest_rank_ratio
 from mergeflow.search.sweep_file import Sweep
 
 _CLASSES = 1000  # of a task that is not prepared yet: more than most have, and they take little

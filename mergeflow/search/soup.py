@@ -14,7 +14,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import Recipe, make_recipe, merge, prepare
 from mergeflow.merging.files.output import identity_of
 from mergeflow.merging.files.plan import open_inputs
-from mergeflow.search.journal import Journal
+from mergeflow.search.candidates import Journal
 from mergeflow.search.scorer import Candidate, CandidateModel, command_scorer, function_scorer
 from mergeflow.search.sweep_file import CommandScore, FunctionScore, ScorePart, read_score
 from mergeflow.version import version
@@ -163,7 +163,7 @@ class _SoupScores:
         elif isinstance(part, CommandScore):
             self._score, digest = command_scorer(part)
         else:
-            from mergeflow.search.lm_eval import lm_eval_scorer
+            from mergeflow.search.scorer import lm_eval_scorer
 
             self._score, digest = lm_eval_scorer(part, "cpu")
         facts = {"version": version(), "score": part.model_dump(mode="json"), "files of the scorer": digest}

@@ -14,8 +14,8 @@ from mergeflow.evaluation.averages import mean_interval
 from studies.lab.claims import with_interval
 from studies.lab.rows import samples
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure, number_ticks, panels, plain, series_style
-from tasks.plotting.intervals import curve, round_axis
 from tasks.plotting.palette import MUTED, SERIES
+from tasks.plotting.panels import curve, round_axis
 
 Names = str | Sequence[str]
 DASHES: Any = ((0, (4, 3)), "-.", (0, (1, 2)), (0, (8, 2)))  # of levels

@@ -16,10 +16,8 @@ from mergeflow.checkpoints.writer import write_atomically
 from tasks.plotting.drawing import to_svg
 from tasks.plotting.palette import DARK, LIGHT
 from tasks.plotting.rows import base_row, experts_behind_base, model_name
-from tasks.report.decision import decision_figure
-from tasks.report.drawings import drawings, inline
 from tasks.report.files import RunFiles, read_run
-from tasks.report.lineage import base_facts, lineage_figure, origin
+from tasks.report.pictures import base_facts, decision_figure, drawings, inline, lineage_figure, origin
 from tasks.report.tables import (
     Table,
     arguments_text,

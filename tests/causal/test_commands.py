@@ -23,7 +23,7 @@ from mergeflow.memory import Forecast
 from mergeflow.modalities.causal.modality import MODALITY
 from mergeflow.modalities.causal.model import open_language
 from mergeflow.modalities.causal.tokenizer import ASSETS
-from mergeflow.search.lm_eval import find_tasks
+from mergeflow.search.scorer import find_tasks
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import LmEvalScore, make_sweep
 from tests.card import driver

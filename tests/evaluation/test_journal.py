@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
-from mergeflow.search.journal import Journal
+from mergeflow.search.candidates import Journal
 
 INPUTS = {"base": "a", "split": "validation"}
 

@@ -18,7 +18,7 @@ import torch
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import catalog, configure, merge, prepare
-from mergeflow.search.lm_eval import _score, find_tasks, metrics_of
+from mergeflow.search.scorer import _metric_score, find_tasks, metrics_of
 from mergeflow.search.sweep import SweepResult, run_sweep
 from mergeflow.search.sweep_file import LmEvalScore, load_sweep, make_sweep
 
@@ -390,7 +390,7 @@ def test_killed_it_goes_on_and_removes_what_the_kill_left(models: Path):
 
 
 def test_the_harness_is_asked_for_where_it_is_missing(models: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("mergeflow.search.lm_eval.find_spec", lambda name: None)
+    monkeypatch.setattr("mergeflow.search.scorer.find_spec", lambda name: None)
     with pytest.raises(MergeflowError, match=r"install it with `pip install 'mergeflow\[lm-eval\]'`, or score"):
         sweep({"lm_eval": ["arc_easy"]})
 
@@ -405,13 +405,13 @@ def test_a_metric_behind_several_filters_keeps_theirs():
         "exact_match,flexible-extract": 0.4,
         "bleu": 2,
     }
-    assert _score("gsm8k", result, better, "exact_match,flexible-extract") == 0.4
-    assert _score("gsm8k", result, better, None) == 0.1, "the first"
-    assert _score("gsm8k", result, better, "bleu") == -2
+    assert _metric_score("gsm8k", result, better, "exact_match,flexible-extract") == 0.4
+    assert _metric_score("gsm8k", result, better, None) == 0.1, "the first"
+    assert _metric_score("gsm8k", result, better, "bleu") == -2
     with pytest.raises(MergeflowError, match=r"several filters: .* exact_match,strict-match or exact_match,flexible"):
-        _score("gsm8k", result, better, "exact_match")
+        _metric_score("gsm8k", result, better, "exact_match")
     with pytest.raises(MergeflowError, match="unknown metric of gsm8k 'bleau'"):
-        _score("gsm8k", result, better, "bleau")
+        _metric_score("gsm8k", result, better, "bleau")
 
 
 def test_a_group_of_the_harness_is_refused_before_anything_is_judged(monkeypatch: pytest.MonkeyPatch):
@@ -421,7 +421,7 @@ def test_a_group_of_the_harness_is_refused_before_anything_is_judged(monkeypatch
     harness.TaskManager = lambda include_path: SimpleNamespace(**known)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lm_eval", ModuleType("lm_eval"))
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", harness)
-    monkeypatch.setattr("mergeflow.search.lm_eval.find_spec", lambda name: True)
+    monkeypatch.setattr("mergeflow.search.scorer.find_spec", lambda name: True)
     assert find_tasks(LmEvalScore(lm_eval=["cola"])).all_tags == ["glue"]
     for name in ("glue", "mmlu"):
         with pytest.raises(MergeflowError, match=f"'{name}' is a group or tag of lm-evaluation-harness"):

@@ -9,7 +9,7 @@ from mergeflow.evaluation import CandidateScorer, accuracies
 from mergeflow.merging import configure, prepare
 from mergeflow.merging.direction import CandidateMerger
 from mergeflow.modalities.vision.models import image_model, load_clip
-from mergeflow.search.scoreboard import largest_rank_ratio
+from mergeflow.search.sweep import largest_rank_ratio
 from tests.card import card
 from tests.evaluation.small import TASKS, make_scorer
 

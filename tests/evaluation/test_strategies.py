@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import MethodCall
 from mergeflow.search.candidates import (
+    Journal,
     Scored,
     Strategy,
     best_on_line,
@@ -22,8 +23,7 @@ from mergeflow.search.candidates import (
     remembered,
     score_all,
 )
-from mergeflow.search.journal import Journal
-from mergeflow.search.optuna import optuna_search
+from mergeflow.search.sweep import optuna_search
 from mergeflow.search.sweep_file import SearchPart
 
 GRID = {"keep": [0.1, 0.2, 0.4], "scale": [0.5, 1.0, 1.5, 2.0, 3.0]}

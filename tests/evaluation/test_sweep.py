@@ -23,8 +23,7 @@ from mergeflow.evaluation import accuracies, normalised
 from mergeflow.merging import configure, load_recipe, merge, prepare
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import image_model, load_clip
-from mergeflow.search.scoreboard import SweepResult
-from mergeflow.search.sweep import run_sweep
+from mergeflow.search.sweep import SweepResult, run_sweep
 from mergeflow.search.sweep_file import make_sweep
 from tests.evaluation.small import TASKS, load_head, sweep_values
 

@@ -14,9 +14,8 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.recipe import make_recipe
 from mergeflow.training.trajectory import Cost
 from tasks.report import write_report
-from tasks.report.drawings import inline
 from tasks.report.files import read_run
-from tasks.report.lineage import lineage_figure
+from tasks.report.pictures import inline, lineage_figure
 
 HOSTILE = "<script>alert('x')</script>\"&"
 

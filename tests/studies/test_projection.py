@@ -12,7 +12,7 @@ from studies.lab.rows import select
 from studies.lab.study import ROWS, read_rows
 from studies.projection import Options, Space, barrier, mergeable
 from tasks.plotting.drawing import new_figure
-from tasks.plotting.labels import place_labels
+from tasks.plotting.panels import place_labels
 from tests.studies.small_lab import run_study
 
 FEW = ["task_arithmetic", "ties", "breadcrumbs", "dare", "della"]
