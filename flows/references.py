@@ -42,7 +42,7 @@ def _version_of_alias(root: Path, name: str, alias: str) -> str:
 
 
 def _weights(root: Path, name: str, which: str) -> Path:
-    from mergeflow.modalities.serving import weights_file
+    from mergeflow.modalities.served import WEIGHTS
     from registry.store import LOCK_SECONDS, connect, file_lock
     from registry.versions import find_version
 
@@ -54,15 +54,15 @@ def _weights(root: Path, name: str, which: str) -> Path:
     with file_lock(root / ".mergeflow" / "locks", f"files of {place.name}", LOCK_SECONDS):
         if not _holds(place, source) or not _is_whole(store, name, number, place):
             _fetch(store, name, number, source, place)
-    return weights_file(place / "model")
+    return place / "model" / WEIGHTS
 
 
 def _holds(place: Path, source: str) -> bool:
     """Return whether a folder holds the files of a version's source, all of them."""
-    from mergeflow.modalities.serving import weights_file
+    from mergeflow.modalities.served import WEIGHTS
 
     noted = place / _SOURCE
-    return noted.is_file() and noted.read_text() == source and weights_file(place / "model").is_file()
+    return noted.is_file() and noted.read_text() == source and (place / "model" / WEIGHTS).is_file()
 
 
 def _is_whole(store: "Store", name: str, number: str, place: Path) -> bool:

@@ -24,7 +24,7 @@ from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import matches, open_checkpoint
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.served import SERVED, WEIGHTS_FILES, Kind, Served
+from mergeflow.modalities.served import SERVED, WEIGHTS, Kind, Served
 from registry.gates import Evidence
 from registry.logging import FINGERPRINT
 from registry.store import Store, mlflow
@@ -80,9 +80,7 @@ def check_part(version: ModelVersion, part: str, folder: Path) -> None:
         now = digest(folder)
         same = now == recorded
     elif part == MODEL and weights is not None:  # of the days when the weights alone were recorded
-        from mergeflow.modalities.serving import weights_file  # it imports torch, which listing versions does without
-
-        with open_checkpoint(weights_file(folder)) as state:
+        with open_checkpoint(folder / WEIGHTS) as state:
             same = matches(state, weights)
         now, recorded = "another one", short(weights)
     else:
@@ -114,7 +112,6 @@ def reading(version: ModelVersion) -> Iterator[None]:
 
 
 _SCORES = "scores.safetensors"
-_ANSWERS = "correct.safetensors"  # of former days: 1 where the model was right
 
 
 def write_evidence(folder: Path, evidence: Evidence) -> None:
@@ -157,11 +154,8 @@ def read_evidence(store: Store, version: ModelVersion) -> Evidence:
 def load_evidence(folder: Path) -> Evidence:
     """Return the evidence in a folder; what fails raises one of `UNREADABLE`."""
     document = json.loads((folder / "evidence.json").read_text())
-    scores_file = next((folder / name for name in (_SCORES, _ANSWERS) if (folder / name).exists()), folder / _SCORES)
-    scores = {task: values.astype(np.float32) for task, values in load_file(scores_file).items()}
+    scores = load_file(folder / _SCORES)
     criteria = [Criterion(**criterion) for criterion in document.pop("criteria", ())]
-    for task, former in document.pop("forgotten", {}).items():  # of former days: the accuracy alone
-        criteria.append(Criterion(task, False, "accuracy", former["accuracy"], former["at_most"]))
     return Evidence(scores=scores, criteria=criteria, **document)
 
 
@@ -326,7 +320,7 @@ def input_example(files: ModelFiles) -> pd.DataFrame:
 
 def _copy_weights(inside: Path, files: ModelFiles) -> None:
     (inside / "heads").mkdir(parents=True)
-    _place(files.weights, inside / WEIGHTS_FILES[0])
+    _place(files.weights, inside / WEIGHTS)
     heads = {}
     for number, (task, path) in enumerate(sorted(files.heads.items())):
         heads[task] = f"heads/{number:03d}.safetensors"  # a task's name need not be a file name

@@ -20,7 +20,7 @@ from mlflow.exceptions import MlflowException
 from mergeflow import layout
 from mergeflow.documents import read_registration
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.modalities.served import WEIGHTS_FILES
+from mergeflow.modalities.served import WEIGHTS
 from registry.artifacts import (
     EVIDENCE,
     MODEL,
@@ -56,7 +56,7 @@ class Event:
         who: person or process.
         why: in words.
         at: UTC time, ISO 8601.
-        id: tells events of one number apart; those of former days have none.
+        id: tells events of one number apart.
     """
 
     sequence: int
@@ -332,7 +332,7 @@ def serves(store: Store, source: str, tasks: Collection[str]) -> bool:
             evidence = load_evidence(folder)
     except UNREADABLE:
         return False
-    return set(evidence.accuracy) == set(tasks) and any(file.path.endswith(WEIGHTS_FILES) for file in inside)
+    return set(evidence.accuracy) == set(tasks) and any(file.path.endswith(WEIGHTS) for file in inside)
 
 
 @dataclass(frozen=True)

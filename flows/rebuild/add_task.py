@@ -14,7 +14,6 @@ from flows.rebuild.scratch import (
     lay_out,
     link_files,
     link_manifest,
-    model_file,
     note_rebuild,
     register_view,
     stage_making,
@@ -249,7 +248,7 @@ def _check_expert(root: Path, name: str, source: str) -> None:
 
 def _check_base(root: Path, origin: Mapping[str, Any]) -> None:
     recorded = origin["base"]["fingerprint"]
-    with open_checkpoint(model_file(root / origin["base"]["path"])) as state:
+    with open_checkpoint(root / origin["base"]["path"] / layout.MODEL_FILE) as state:
         digest = fingerprint(state, scheme_of(recorded))
     if digest != recorded:
         raise MergeflowError(

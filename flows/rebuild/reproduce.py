@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from flows.rebuild.scratch import base_of, expert_of, gather, link_files, name_as_recipe, split_of, stage_making
+from flows.rebuild.scratch import base_of, expert_of, gather, link_files, split_of, stage_making
 from mergeflow import layout
 from mergeflow.checkpoints import LazyStateDict, fingerprint, open_checkpoint
 from mergeflow.checkpoints.fingerprint import scheme_of, short
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.heads import read_head
-from mergeflow.modalities.serving import weights_file
+from mergeflow.modalities.served import WEIGHTS
 from registry.lineage import environment, environment_changes
 from registry.stage import replay
 from registry.store import Store
@@ -80,7 +80,7 @@ def reproduce(
     origin["experts"] |= origin.get("unlearned", {})
     with scratch_project(root, "reproduce") as scratch:
         registered = download_model(store, stored, scratch / "registered")
-        digest = _fingerprint(weights_file(registered), str(version.fingerprint))
+        digest = _fingerprint(registered / WEIGHTS, str(version.fingerprint))
         if digest != version.fingerprint:
             raise MergeflowError(
                 f"the weights that the registry holds for version {version.version} of '{name}' have the digest "
@@ -92,7 +92,6 @@ def reproduce(
             _link_frozen_heads(registered, scratch)
             _retrain(root, scratch, origin, report)
         report(f"merging {len(origin['experts'])} experts by {recipe['method']}")
-        name_as_recipe(recipe, scratch)
         made = replay(recipe, scratch, scratch / "replayed.safetensors")
         same = made.fingerprint == digest
         return Reproduction(
@@ -103,7 +102,7 @@ def reproduce(
             fingerprint=made.fingerprint,
             registered=digest,
             experts={task: task not in made.other_inputs for task in origin["experts"]} if from_data else {},
-            differences={} if same else largest_differences(made.path, weights_file(registered)),
+            differences={} if same else largest_differences(made.path, registered / WEIGHTS),
             environment=environment_changes(origin["environment"], environment()),
             found=places,
             seconds=made.seconds,

@@ -21,9 +21,6 @@ from tasks.project.scratch_project import link, write_params
 from tasks.project.stage import STATE, Stage, StageIO, covers
 from tasks.sweep import sweep_near
 
-# The weights of a base or an expert: as the stages write them, and as they did before there were other modalities.
-MODEL_FILES = (layout.MODEL_FILE, "image_encoder.safetensors")
-
 
 @dataclass(frozen=True)
 class Ancestor:
@@ -47,13 +44,14 @@ class Ancestor:
 def base_of(origin: dict[str, Any]) -> Ancestor:
     """Return the base of a version's origin, with the heads of its tasks."""
     base, heads = origin["base"], [layout.head(task).removeprefix(f"{layout.BASE}/") for task in origin["experts"]]
-    return Ancestor("the base", base["path"], base["dvc"], (*MODEL_FILES, *heads), _weights(base["fingerprint"]))
+    return Ancestor("the base", base["path"], base["dvc"], (layout.MODEL_FILE, *heads), _weights(base["fingerprint"]))
 
 
 def expert_of(origin: dict[str, Any], task: str) -> Ancestor:
     """Return one expert of a version's origin."""
     facts = origin["experts"][task]
-    return Ancestor(f"the expert '{task}'", facts["path"], facts["dvc"], MODEL_FILES, _weights(facts["fingerprint"]))
+    is_it = _weights(facts["fingerprint"])
+    return Ancestor(f"the expert '{task}'", facts["path"], facts["dvc"], (layout.MODEL_FILE,), is_it)
 
 
 def split_of(origin: dict[str, Any], task: str, split: str) -> Ancestor:
@@ -69,26 +67,6 @@ def split_of(origin: dict[str, Any], task: str, split: str) -> Ancestor:
         return digest_of_split(load_manifest(folder)["splits"][split]) == facts["sha256"]
 
     return Ancestor(f"the {split} split of '{task}'", facts["path"], facts["dvc"], (), is_it)
-
-
-def model_file(folder: Path) -> Path:
-    """Return the file of the weights in the folder of a base or an expert, by its name of today or of former days."""
-    return next((folder / name for name in MODEL_FILES if (folder / name).exists()), folder / layout.MODEL_FILE)
-
-
-def name_as_recipe(recipe: Mapping[str, Any], scratch: Path) -> None:
-    """Give the weights that a recipe of former days names the names that it has for them."""
-    for path in (scratch / name for name in (recipe["base"], *recipe["experts"].values())):
-        weights = model_file(path.parent)
-        if weights.exists() and not path.exists():
-            link(weights, path)
-
-
-def _name_model(folder: Path) -> None:
-    """Give weights of former days the name of today too: recipes have the one, stages read the other."""
-    weights = model_file(folder)
-    if weights.exists() and weights.name != layout.MODEL_FILE:
-        link(weights, folder / layout.MODEL_FILE)
 
 
 def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, str]:
@@ -110,7 +88,6 @@ def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, st
             there = _all_files(root / ancestor.path)
             names = [name for name in ancestor.files if name in there] or there
             link_files(root / ancestor.path, target / ancestor.path, {name: name for name in names})
-            _name_model(target / ancestor.path)
             places[ancestor.path] = "the project"
         else:
             absent.append(ancestor)
@@ -135,7 +112,7 @@ def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, st
 
 def _weights(expected: str) -> Callable[[Path], bool]:
     def is_it(folder: Path) -> bool:
-        with open_checkpoint(model_file(folder)) as state:
+        with open_checkpoint(folder / layout.MODEL_FILE) as state:
             return matches(state, expected)
 
     return is_it
@@ -186,7 +163,6 @@ def _from_dvc(root: Path, wanted: list[Ancestor], target: Path) -> dict[str, str
             for name, md5 in chosen.items():
                 if (path := Path(cache.oid_to_path(md5))).exists():
                     link(path, target / ancestor.path / name)
-            _name_model(target / ancestor.path)
             if _proven(ancestor, target / ancestor.path):
                 places[ancestor.path] = "DVC's remote" if fetched else "DVC's cache"
     return places

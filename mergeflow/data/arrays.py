@@ -47,11 +47,7 @@ def array_file(folder: Path, split: str, name: str) -> Path:
 
 
 def load_manifest(folder: str | Path) -> dict[str, Any]:
-    """Return the manifest of a prepared task.
-
-    Args:
-        folder: what `prepare_task` wrote, now or before arrays had names (format version 1).
-    """
+    """Return the manifest of a prepared task, which `prepare_task` wrote."""
     path = Path(folder) / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
@@ -62,27 +58,12 @@ def load_manifest(folder: str | Path) -> dict[str, Any]:
     except ValueError as error:
         raise MergeflowError(f"{path}: not valid JSON ({error}). {_AGAIN}") from error
     version = (manifest.get("format"), manifest.get("format_version")) if isinstance(manifest, dict) else (None, None)
-    if version == (FORMAT, 1) and "splits" in manifest and "image_size" in manifest:
-        manifest = _from_version_1(manifest)
-    elif version != (FORMAT, FORMAT_VERSION):
+    if version != (FORMAT, FORMAT_VERSION):
         raise MergeflowError(f"{path}: found format {version}, expected {(FORMAT, FORMAT_VERSION)}. {_AGAIN}")
     lacking = [name for name in _FIELDS if name not in manifest] or [s for s in SPLITS if s not in manifest["splits"]]
     if lacking:
         raise MergeflowError(f"{path}: no {', '.join(lacking)}. {_AGAIN}")
     return manifest
-
-
-def _from_version_1(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest of images from before arrays had names; registered models were trained on such data."""
-    size = manifest["image_size"]
-
-    def named(record: Mapping[str, Any]) -> dict[str, Any]:
-        images = {"dtype": "uint8", "shape": [size, size, 3], "sha256": record["pixels_sha256"]}
-        labels = {"dtype": "int64", "shape": [], "sha256": record["labels_sha256"]}
-        return {**record, "arrays": {"images": images, "labels": labels}}
-
-    splits = {split: named(record) for split, record in manifest["splits"].items()}
-    return {**manifest, "decoding": {"image_size": size}, "transforms": [], "warnings": [], "splits": splits}
 
 
 def digest_of_split(record: Mapping[str, Any]) -> str:

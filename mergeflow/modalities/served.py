@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from mergeflow.modalities.heads import Head
     from mergeflow.modality import Modality, Model
 
-# The weights of a registered model: as they are written, and as they were before there were other modalities.
-WEIGHTS_FILES = ("model.safetensors", "encoder.safetensors")
+WEIGHTS = "model.safetensors"  # of a registered model, in the folder of its version
 
 # optional text: a column that may be missing. shares: numbers by name that sum to 1, or no numbers.
 Kind = Literal["bytes", "text", "optional text", "number", "shares"]

@@ -14,35 +14,27 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import Head, read_head
 from mergeflow.modalities.sections import SECTIONS
-from mergeflow.modalities.served import SERVED, WEIGHTS_FILES, Columns, Loaded
+from mergeflow.modalities.served import SERVED, WEIGHTS, Columns, Loaded
 from mergeflow.schema import validated
 
 _ROWS_NAMED = 10
 
 
 def read_model(folder: Path, device: torch.device) -> Loaded:
-    """Return the model in a registered version's folder, now or before `model.json` named a modality."""
+    """Return the model in a registered version's folder."""
     config = json.loads((folder / "model.json").read_text())
-    if "model" not in config:  # every model was one of images
-        metadata = {"modality": "vision", "architecture": config["architecture"], "pretrained": "unknown"}
-        config |= {"model": metadata, "decoding": {"image_size": config["image_size"]}}
     name = config["model"]["modality"]
     modality = MODALITIES.get(name)
     section: Any = validated(SECTIONS.get(name).model, config["model"], f"{folder / 'model.json'}, model")
     record: dict[str, str] = config.get("record", {})
     model = modality.build(section, record)
-    with open_checkpoint(weights_file(folder)) as state:
+    with open_checkpoint(folder / WEIGHTS) as state:
         model.load(state)
     model.module.eval().to(device)
     heads = {task: read_head(folder / file) for task, file in config["heads"].items()}
-    names = config.get("class_names", {})  # before tasks could lack a head, heads alone said what the classes are
+    names = config["class_names"]
     class_names = {task: names[task] if head is None else head.class_names for task, head in heads.items()}
     return Loaded(modality, model, heads, class_names, config["decoding"], record, device, section)
-
-
-def weights_file(folder: Path) -> Path:
-    """Return the file of the merged weights in a registered version's folder, by today's name or the former one."""
-    return next((folder / name for name in WEIGHTS_FILES if (folder / name).exists()), folder / WEIGHTS_FILES[0])
 
 
 def classify(

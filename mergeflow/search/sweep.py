@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints import LazyStateDict, fingerprint, write_text
-from mergeflow.checkpoints.fingerprint import SCHEME, scheme_of
 from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.scoring import Score, score_of
@@ -156,13 +155,8 @@ def open_sweep(
     folder: Path,
     resolve: Callable[[str], str] | None = None,
     say: Callable[[str], None] = lambda _: None,
-    scheme: str = SCHEME,
 ) -> Iterator[SweepInputs]:
-    """Open everything a sweep reads; `source:` tasks are prepared where they are not yet.
-
-    Args:
-        scheme: Of the fingerprints: that of the journal where there is one.
-    """
+    """Open everything a sweep reads; `source:` tasks are prepared where they are not yet."""
     check_device(sweep.device)
     scorer = None if sweep.score is None else _open_scorer(sweep)
     # The average takes any experts and needs no statistics: it opens and checks what all methods share.
@@ -174,10 +168,10 @@ def open_sweep(
         record = {
             "version": version(),
             "split": sweep.split,
-            "base": fingerprint(checkpoints.base, scheme),
-            **{f"expert {name}": fingerprint(state, scheme) for name, state in checkpoints.experts.items()},
+            "base": fingerprint(checkpoints.base),
+            **{f"expert {name}": fingerprint(state) for name, state in checkpoints.experts.items()},
             **{
-                f"{kind} {name}": fingerprint(state, scheme)
+                f"{kind} {name}": fingerprint(state)
                 for kind, states in checkpoints.data.items()
                 for name, state in states.items()
             },
@@ -486,7 +480,7 @@ def run_sweep(
     total = _trial_count(sweep)
     with (
         Journal(place / JOURNAL) as journal,
-        open_sweep(sweep, place, resolve, lambda what: tell(what, 0, total), _scheme(journal)) as inputs,
+        open_sweep(sweep, place, resolve, lambda what: tell(what, 0, total)) as inputs,
     ):
         journal.begin(inputs.record)
         board = Scoreboard(sweep, inputs, journal, place)
@@ -515,12 +509,6 @@ def run_sweep(
             result = replace(result, test=board.look_at_test(call), scored=board.scored)
             write_winner(place / WINNER, result)
     return replace(result, seconds=time.monotonic() - began)
-
-
-def _scheme(journal: Journal) -> str:
-    """Return the scheme of a journal's fingerprints: one from before schemes had names goes on with its own."""
-    base = journal.recorded().get("base")
-    return SCHEME if base is None else scheme_of(str(base))
 
 
 def _trials(sweep: Sweep, board: Scoreboard, individual: dict[str, float] | None) -> Iterator[Trial]:

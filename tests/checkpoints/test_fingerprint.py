@@ -18,7 +18,6 @@ from mergeflow.merging import check_recipe, make_recipe, merge
 from mergeflow.merging.compression.compressor import configure_compressor
 from mergeflow.merging.compression.suite_file import compress, extract_task
 from mergeflow.merging.files.vectors import add, extract
-from mergeflow.search.sweep import Journal, _scheme
 from registry.stage import replay
 from tests.merging.helpers import awkward, recipe
 from tests.merging.test_folder import stop, written
@@ -143,11 +142,3 @@ def test_a_recorded_recipe_replays_in_its_scheme(files: Path) -> None:
     assert (made.fingerprint, made.other_inputs) == (before.fingerprint, ())
     known["fingerprints"]["a"] = RECORDED["long"]
     assert replay(known, files, files / "again.safetensors").other_inputs == ("a",)
-
-
-def test_a_sweep_goes_on_in_the_scheme_of_its_journal(tmp_path: Path) -> None:
-    for base, scheme in (("ab" * 32, "sha256"), ("blake3:" + "ab" * 32, "blake3")):
-        with Journal(tmp_path / f"{scheme}.jsonl") as journal:
-            assert _scheme(journal) == "blake3"  # a new one
-            journal.begin({"base": base})
-            assert _scheme(journal) == scheme

@@ -1,7 +1,6 @@
 """The prepared form of any modality, guards against what cannot be measured, and the form of version 1."""
 
 import hashlib
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mergeflow.data import digest_of_split, load_manifest, load_split
+from mergeflow.data import load_manifest, load_split
 from mergeflow.data.decoding import Decoded, Decoding
 from mergeflow.data.prepare import prepare_task
 from mergeflow.data.task import Example, RawTask
@@ -115,31 +114,6 @@ def test_what_reads_a_prepared_split_imports_no_reader_and_no_parquet() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
-
-
-def as_version_1(folder: Path) -> dict[str, Any]:
-    """Write a prepared task's manifest again as it was before arrays had names; return that."""
-    manifest = load_manifest(folder)
-    manifest["format_version"], manifest["image_size"] = 1, manifest.pop("decoding")["image_size"]
-    for name in ("transforms", "warnings"):
-        del manifest[name]
-    for record in manifest["splits"].values():
-        arrays = record.pop("arrays")
-        record.pop("left_out")
-        record["pixels_sha256"], record["labels_sha256"] = (arrays[name]["sha256"] for name in ("images", "labels"))
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    return manifest
-
-
-def test_data_from_before_arrays_had_names_are_read_and_have_the_digest_that_versions_refer_to(tmp_path: Path) -> None:
-    new = prepare_task(open_images("digits", "suite:pocket8"), tmp_path, image_decoding(8))["splits"]["validation"]
-    images = load_split(tmp_path, "validation").images.copy()
-    old = as_version_1(tmp_path)["splits"]["validation"]
-    split = load_split(tmp_path, "validation", verify=True)
-    assert np.array_equal(split.images, images)
-    recorded = hashlib.sha256((old["pixels_sha256"] + old["labels_sha256"]).encode()).hexdigest()
-    assert digest_of_split(load_manifest(tmp_path)["splits"]["validation"]) == recorded == digest_of_split(new)
-    assert load_manifest(tmp_path)["decoding"] == {"image_size": 8}
 
 
 def picture(seed: int) -> bytes:

@@ -6,15 +6,13 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
-from registry.artifacts import DIGESTS, input_example, read_evidence
-from registry.gates import Evidence, GateSettings, comparable
+from registry.artifacts import input_example
+from registry.gates import Evidence, GateSettings
 from registry.promotion import Force, Promotion, promote, register, repair, rollback
 from registry.versions import (
     METHOD,
@@ -362,20 +360,6 @@ def test_files_come_back_as_they_were_registered(store, make_candidate, tmp_path
     assert not (folder / "model.safetensors").is_symlink()
     assert json.loads((folder / "recipe.json").read_text()) == {"method": "ties"}
     assert not any((tmp_path / ".mergeflow/registry").iterdir())
-
-
-def test_answers_of_former_days_are_scores(store, make_candidate):
-    register(store, "merged", make_candidate(1))
-    store.client.delete_model_version_tag("merged", "1", DIGESTS)
-    version = store.client.get_model_version("merged", "1")
-    now, folder = read_evidence(store, version), Path(version.source.removeprefix("file://")) / "evidence"
-    answers = {task: scores.astype(np.uint8) for task, scores in now.scores.items()}
-    (folder / "scores.safetensors").unlink()
-    save_file(answers, folder / "correct.safetensors")
-    then = read_evidence(store, version)
-    assert {scores.dtype for scores in then.scores.values()} == {np.dtype(np.float32)}
-    np.testing.assert_equal(vars(then), vars(now))
-    assert comparable(then, now)
 
 
 def test_a_full_disk_registers_nothing(store, make_candidate, monkeypatch):

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -19,17 +18,16 @@ from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import scoring_server
 from PIL import Image
 
-from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
+from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.models import image_model, load_clip
 from registry.artifacts import save_pyfunc
 from registry.gates import GateSettings
 from registry.promotion import Candidate, promote, register
 from registry.store import mlflow
-from registry.versions import current, load
+from registry.versions import current
 
 from .conftest import CLASSES
-from .test_damage import as_of_former_days
 
 
 @pytest.fixture
@@ -141,25 +139,6 @@ def test_scoring_over_http_in_process(model):
     assert client.post("/invocations", json=null).status_code == 400
     assert client.post("/invocations", json={"dataframe_records": [{"task": "digits"}]}).status_code == 400
     assert client.post("/invocations", content=b"{", headers={"content-type": "application/json"}).status_code == 400
-
-
-def test_a_version_of_former_days_is_read_by_today_s_code(store, real):
-    register(store, "merged", real)
-    folder = Path(store.client.get_model_version("merged", "1").source.removeprefix("file://"))
-    inside = folder / "artifacts/model"
-    asked = rows((picture(1), "digits"), (picture(2), "signs"))
-    as_of_former_days(store, real.files)
-    now = load(store, "merged", 1).predict(asked)
-    config = json.loads((inside / "model.json").read_text())
-    before = {"architecture": "pocket-clip", "image_size": 32, "heads": config["heads"]}
-    (inside / "model.json").write_text(json.dumps(before))
-    shutil.move(inside / "model.safetensors", inside / "encoder.safetensors")
-    (folder / "served_model.py").write_text("from mergeflow.vision.data import to_rgb  # which has moved\n")
-    then = load(store, "merged", 1).predict(asked)
-    pd.testing.assert_frame_equal(then, now)
-    with open_checkpoint(real.files.weights) as state:
-        same = replace(real, fingerprint=fingerprint(state))
-    assert not register(store, "merged", same).new  # its files are all there
 
 
 def test_it_loads_where_registry_is_not_installed_and_nobody_answers(real, tmp_path, monkeypatch, capfd):

@@ -86,11 +86,6 @@ def test_a_question_with_too_few_or_too_many_texts_is_refused(loaded: Loaded) ->
         ask(loaded, task=["same"], text=["the cat is red"])
 
 
-def test_a_version_of_former_days_answers_whatever_it_is_asked(loaded: Loaded) -> None:
-    record = {name: value for name, value in loaded.record.items() if name != "transforms"}
-    assert ask(replace(loaded, record=record), task=["same"], text=["the cat is red"])["label"]
-
-
 def test_mlflow_loads_it_and_it_answers_its_own_example(folder: Path) -> None:
     check_pyfunc(folder, SERVED.get("text"))
     config = json.loads((folder / "artifacts/model/model.json").read_text())

@@ -23,8 +23,7 @@ def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:
         if not isinstance(text, str) or not isinstance(pair, str | None):
             wrong = text if not isinstance(text, str) else pair
             raise MergeflowError(f"its text is of the type {type(wrong).__name__}; expected a text.")
-        if row["task"] in transforms:  # versions of former days do not say which tasks are of pairs
-            _check_number(row["task"], PAIRS in transforms[row["task"]], pair)
+        _check_number(row["task"], PAIRS in transforms.get(row["task"], ()), pair)
         return tokenizer.encode(text, pair)
 
     def batch(rows: list[Encoded]) -> TokenBatch:
