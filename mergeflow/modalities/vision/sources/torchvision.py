@@ -104,24 +104,57 @@ def select_rows(rows: Rows, wanted: dict[str, set[str]], base: Path) -> dict[str
     return {split: rows.only(paths) for split, paths in wanted.items()}
 
 
-def _cars(root: Path) -> Found:
-    from torchvision.datasets import StanfordCars
+def _listed(name: str, folder: str, *splits: str, **options: Any) -> Reader:
+    """Return the reader of a data set whose class lists each split's files below `folder`."""
 
-    parts = {split: StanfordCars(root, split=split, loader=str) for split in ("train", "test")}
-    rows = {split: files_of(part, root / "stanford_cars") for split, part in parts.items()}
-    return parts["train"].classes, rows
+    def read(root: Path) -> Found:
+        from torchvision import datasets
+
+        parts = {split: getattr(datasets, name)(root, split=split, loader=str, **options) for split in splits}
+        # torchvision numbers the classes of each split for itself.
+        if len({tuple(part.classes) for part in parts.values()}) > 1:
+            counts = {split: len(part.classes) for split, part in parts.items()}
+            raise MergeflowError(
+                f"{name} under '{root}': the label lists name different classes ({counts}); restore them."
+            )
+        rows = {split.replace("val", "validation"): files_of(part, root / folder) for split, part in parts.items()}
+        return parts["train"].classes, rows
+
+    return read
 
 
-def _dtd(root: Path) -> Found:
-    from torchvision.datasets import DTD
+def _like_mnist(name: str) -> Reader:
+    """Return the reader of a data set that torchvision keeps as it keeps MNIST."""
 
-    parts = {name: DTD(root, split=name, partition=1, loader=str) for name in ("train", "val", "test")}
-    # torchvision numbers the classes of each split for itself.
-    if len({tuple(part.classes) for part in parts.values()}) > 1:
-        counts = {name: len(part.classes) for name, part in parts.items()}
-        raise MergeflowError(f"DTD under '{root}': the label lists name different classes ({counts}); restore them.")
-    rows = {name.replace("val", "validation"): files_of(part, root / "dtd/dtd/images") for name, part in parts.items()}
-    return parts["train"].classes, rows
+    def read(root: Path) -> Found:
+        from torchvision import datasets
+
+        return like_mnist(root / name, getattr(datasets, name).classes)
+
+    return read
+
+
+def _cifar(name: str) -> Reader:
+    def read(root: Path) -> Found:
+        from torchvision import datasets
+
+        parts = {split: getattr(datasets, name)(root, train=split == "train") for split in ("train", "test")}
+        rows = {split: array_rows(part.data, part.targets, split) for split, part in parts.items()}
+        return parts["train"].classes, rows
+
+    return read
+
+
+def _channels_first(name: str) -> Reader:
+    def read(root: Path) -> Found:
+        from torchvision import datasets
+
+        parts = {split: getattr(datasets, name)(root, split=split) for split in ("train", "test")}
+        rows = {split: array_rows(part.data.transpose(0, 2, 3, 1), part.labels, split) for split, part in parts.items()}
+        # Without a list of names the labels are numbers.
+        return getattr(parts["train"], "classes", [str(label) for label in range(10)]), rows
+
+    return read
 
 
 def _eurosat(root: Path) -> Found:
@@ -145,12 +178,6 @@ def _gtsrb(root: Path) -> Found:
     base = root / "gtsrb/GTSRB"
     parts = {split: GTSRB(root, split=split)._samples for split in ("train", "test")}
     return numbers, {s: file_rows(((Path(p), int(c)) for p, c in items), base) for s, items in parts.items()}
-
-
-def _mnist(root: Path) -> Found:
-    from torchvision.datasets import MNIST
-
-    return like_mnist(root / "MNIST", MNIST.classes)
 
 
 def _resisc45(root: Path) -> Found:
@@ -185,32 +212,17 @@ def _sun397(root: Path) -> Found:
     return dataset.classes, {"train": rows}
 
 
-def _svhn(root: Path) -> Found:
-    from torchvision.datasets import SVHN
-
-    parts = {split: SVHN(root, split=split) for split in ("train", "test")}
-    rows = {split: array_rows(part.data.transpose(0, 2, 3, 1), part.labels, split) for split, part in parts.items()}
-    return [str(digit) for digit in range(10)], rows
-
-
 _RESISC45_LISTS = {"train": "train", "validation": "val", "test": "test"}
 EIGHT: dict[str, Reader] = {
-    "StanfordCars": _cars,
-    "DTD": _dtd,
+    "StanfordCars": _listed("StanfordCars", "stanford_cars", "train", "test"),
+    "DTD": _listed("DTD", "dtd/dtd/images", "train", "val", "test", partition=1),
     "EuroSAT": _eurosat,
     "GTSRB": _gtsrb,
-    "MNIST": _mnist,
+    "MNIST": _like_mnist("MNIST"),
     "RESISC45": _resisc45,
     "SUN397": _sun397,
-    "SVHN": _svhn,
+    "SVHN": _channels_first("SVHN"),
 }
-
-
-def _cifar100(root: Path) -> Found:
-    from torchvision.datasets import CIFAR100
-
-    parts = {"train": CIFAR100(root, train=True), "test": CIFAR100(root, train=False)}
-    return parts["train"].classes, {split: array_rows(part.data, part.targets, split) for split, part in parts.items()}
 
 
 def _fer2013(root: Path) -> Found:
@@ -225,14 +237,6 @@ def _fer2013(root: Path) -> Found:
             )
         rows[split] = array_rows([image.numpy() for image in images], labels, split)
     return [str(label) for label in range(7)], rows
-
-
-def _flowers102(root: Path) -> Found:
-    from torchvision.datasets import Flowers102
-
-    parts = {name: Flowers102(root, split=name, loader=str) for name in ("train", "val", "test")}
-    base = root / "flowers-102"
-    return Flowers102.classes, {name.replace("val", "validation"): files_of(p, base) for name, p in parts.items()}
 
 
 def _oxford_pet(root: Path) -> Found:
@@ -268,22 +272,13 @@ def _hdf5_rows(part: Any, name: str) -> Rows:
     return Rows(keys, read)
 
 
-def _stl10(root: Path) -> Found:
-    from torchvision.datasets import STL10
-
-    parts = {split: STL10(root, split=split) for split in ("train", "test")}
-    rows = {split: array_rows(part.data.transpose(0, 2, 3, 1), part.labels, split) for split, part in parts.items()}
-    # Without its list of names the labels are numbers; `numbered` knows their names.
-    return getattr(parts["train"], "classes", [str(label) for label in range(10)]), rows
-
-
 SIX_OF_FOURTEEN: dict[str, Reader] = {
-    "CIFAR100": _cifar100,
+    "CIFAR100": _cifar("CIFAR100"),
     "FER2013": _fer2013,
-    "Flowers102": _flowers102,
+    "Flowers102": _listed("Flowers102", "flowers-102", "train", "val", "test"),
     "OxfordIIITPet": _oxford_pet,
     "PCAM": _pcam,
-    "STL10": _stl10,
+    "STL10": _channels_first("STL10"),
 }
 
 
@@ -294,49 +289,13 @@ def _emnist(root: Path) -> Found:
     return like_mnist(root / "EMNIST", EMNIST.classes_split_dict["digits"], f"{prefix}-train", f"{prefix}-test")
 
 
-def _cifar10(root: Path) -> Found:
-    from torchvision.datasets import CIFAR10
-
-    parts = {"train": CIFAR10(root, train=True), "test": CIFAR10(root, train=False)}
-    return parts["train"].classes, {split: array_rows(part.data, part.targets, split) for split, part in parts.items()}
-
-
-def _food101(root: Path) -> Found:
-    from torchvision.datasets import Food101
-
-    parts = {split: Food101(root, split=split, loader=str) for split in ("train", "test")}
-    base = root / "food-101" / "images"
-    return parts["train"].classes, {split: files_of(part, base) for split, part in parts.items()}
-
-
-def _fashion_mnist(root: Path) -> Found:
-    from torchvision.datasets import FashionMNIST
-
-    return like_mnist(root / "FashionMNIST", FashionMNIST.classes)
-
-
-def _rendered_sst2(root: Path) -> Found:
-    from torchvision.datasets import RenderedSST2
-
-    parts = {name: RenderedSST2(root, split=name, loader=str) for name in ("train", "val", "test")}
-    base = root / "rendered-sst2"
-    rows = {name.replace("val", "validation"): files_of(part, base) for name, part in parts.items()}
-    return parts["train"].classes, rows
-
-
-def _kmnist(root: Path) -> Found:
-    from torchvision.datasets import KMNIST
-
-    return like_mnist(root / "KMNIST", KMNIST.classes)
-
-
 SIX_OF_TWENTY: dict[str, Reader] = {
     "EMNIST": _emnist,
-    "CIFAR10": _cifar10,
-    "Food101": _food101,
-    "FashionMNIST": _fashion_mnist,
-    "RenderedSST2": _rendered_sst2,
-    "KMNIST": _kmnist,
+    "CIFAR10": _cifar("CIFAR10"),
+    "Food101": _listed("Food101", "food-101/images", "train", "test"),
+    "FashionMNIST": _like_mnist("FashionMNIST"),
+    "RenderedSST2": _listed("RenderedSST2", "rendered-sst2", "train", "val", "test"),
+    "KMNIST": _like_mnist("KMNIST"),
 }
 
 
