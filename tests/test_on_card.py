@@ -236,9 +236,12 @@ def answer_texts(outputs: Path, out: Path, device: str) -> Any:
     """Answer as a server of texts does."""
     record = dict(open_checkpoint(outputs / "base/model.safetensors").metadata)
     heads = {task: outputs / f"experts/{task}/head.safetensors" for task in TEXTS}
-    decoding = load_manifest(outputs / "data/manifests/mood")["decoding"]
-    model = {"modality": "text", "pretrained": "inputs/base"}
-    save_pyfunc(out / "model", ModelFiles(outputs / "base/model.safetensors", heads, model, decoding, record=record))
+    manifests = {task: load_manifest(outputs / f"data/manifests/{task}") for task in TEXTS}
+    decoding, model = manifests["mood"]["decoding"], {"modality": "text", "pretrained": "inputs/base"}
+    transforms = {task: manifest["transforms"] for task, manifest in manifests.items()}
+    weights = outputs / "base/model.safetensors"
+    files = ModelFiles(weights, heads, model, decoding, record=record, transforms=transforms)
+    save_pyfunc(out / "model", files)
     loaded = read_model(out / "model/artifacts/model", torch.device(device))
     rows = {"task": ["mood", "same"], "text": ["the red cat is nice", "the cat is red"], "text_pair": [None, "red cat"]}
     return [list(row.values()) for row in SERVED.get("text").answer(loaded, rows)["probabilities"]]
