@@ -213,16 +213,6 @@ def _sun397(root: Path) -> Found:
 
 
 _RESISC45_LISTS = {"train": "train", "validation": "val", "test": "test"}
-EIGHT: dict[str, Reader] = {
-    "StanfordCars": _listed("StanfordCars", "stanford_cars", "train", "test"),
-    "DTD": _listed("DTD", "dtd/dtd/images", "train", "val", "test", partition=1),
-    "EuroSAT": _eurosat,
-    "GTSRB": _gtsrb,
-    "MNIST": _like_mnist("MNIST"),
-    "RESISC45": _resisc45,
-    "SUN397": _sun397,
-    "SVHN": _channels_first("SVHN"),
-}
 
 
 def _fer2013(root: Path) -> Found:
@@ -272,16 +262,6 @@ def _hdf5_rows(part: Any, name: str) -> Rows:
     return Rows(keys, read)
 
 
-SIX_OF_FOURTEEN: dict[str, Reader] = {
-    "CIFAR100": _cifar("CIFAR100"),
-    "FER2013": _fer2013,
-    "Flowers102": _listed("Flowers102", "flowers-102", "train", "val", "test"),
-    "OxfordIIITPet": _oxford_pet,
-    "PCAM": _pcam,
-    "STL10": _channels_first("STL10"),
-}
-
-
 def _emnist(root: Path) -> Found:
     from torchvision.datasets import EMNIST
 
@@ -289,7 +269,21 @@ def _emnist(root: Path) -> Found:
     return like_mnist(root / "EMNIST", EMNIST.classes_split_dict["digits"], f"{prefix}-train", f"{prefix}-test")
 
 
-SIX_OF_TWENTY: dict[str, Reader] = {
+READERS: Mapping[str, Reader] = {
+    "StanfordCars": _listed("StanfordCars", "stanford_cars", "train", "test"),
+    "DTD": _listed("DTD", "dtd/dtd/images", "train", "val", "test", partition=1),
+    "EuroSAT": _eurosat,
+    "GTSRB": _gtsrb,
+    "MNIST": _like_mnist("MNIST"),
+    "RESISC45": _resisc45,
+    "SUN397": _sun397,
+    "SVHN": _channels_first("SVHN"),
+    "CIFAR100": _cifar("CIFAR100"),
+    "FER2013": _fer2013,
+    "Flowers102": _listed("Flowers102", "flowers-102", "train", "val", "test"),
+    "OxfordIIITPet": _oxford_pet,
+    "PCAM": _pcam,
+    "STL10": _channels_first("STL10"),
     "EMNIST": _emnist,
     "CIFAR10": _cifar("CIFAR10"),
     "Food101": _listed("Food101", "food-101/images", "train", "test"),
@@ -297,9 +291,6 @@ SIX_OF_TWENTY: dict[str, Reader] = {
     "RenderedSST2": _listed("RenderedSST2", "rendered-sst2", "train", "val", "test"),
     "KMNIST": _like_mnist("KMNIST"),
 }
-
-
-READERS: Mapping[str, Reader] = {**EIGHT, **SIX_OF_FOURTEEN, **SIX_OF_TWENTY}
 
 
 def open_torchvision(task_name: str, place: str, seed: int, root: Path) -> RawTask:
