@@ -126,23 +126,23 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         aten.zeros.default if func is aten._efficientzerotensor.default else func
     )  # zeros without memory, of C++ alone
     plain_args, plain_kwargs = tree_map_only(OnCard, lambda value: value.values, (args, kwargs))
-    found = func(*plain_args, **plain_kwargs)
+    result = func(*plain_args, **plain_kwargs)
     if pinned:
-        found.is_pinned = lambda device=None: True
-    known = {id(value.values): value for value in tensors if isinstance(value, OnCard)}
+        result.is_pinned = lambda device=None: True
+    wrapped_values = {id(value.values): value for value in tensors if isinstance(value, OnCard)}
 
     def wrapped(value: Any) -> Any:
         if not isinstance(value, Tensor) or isinstance(value, OnCard):
             return value
-        if id(value) in known:  # in place: the same tensor comes back
-            same = known[id(value)]
+        if id(value) in wrapped_values:  # in place: the same tensor comes back
+            same = wrapped_values[id(value)]
             if same.shape != value.shape:  # `squeeze_`, with which a product with a vector ends
                 with no_dispatch():
                     func(same, *args[1:], **kwargs)
             return same
         return OnCard(value, number) if on_card else value
 
-    return tree_map(wrapped, found)
+    return tree_map(wrapped, result)
 
 
 def _check_devices(func: Any, args: Any, tensors: list[Tensor]) -> None:
@@ -234,8 +234,8 @@ _plain_load = torch.load
 
 def _load(*args: Any, map_location: Any = "cpu", **kwargs: Any) -> Any:
     """Read as torch does, and move where `map_location` says."""
-    found = _plain_load(*args, map_location="cpu", **kwargs)
-    return tree_map_only(Tensor, lambda value: value.to(map_location), found)
+    loaded = _plain_load(*args, map_location="cpu", **kwargs)
+    return tree_map_only(Tensor, lambda value: value.to(map_location), loaded)
 
 
 _plain_submit = ThreadPoolExecutor.submit

@@ -17,8 +17,8 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
         name: of the folder, unique in the run.
         make: makes the folder whose path it gets, which is not there yet.
     """
-    own = factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    base = factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     folder, done = shared / name / "made", shared / name / "done"
     (shared / name).mkdir(exist_ok=True)
     with FileLock(shared / f"{name}.lock"):

@@ -24,7 +24,7 @@ def takers() -> dict[str, Any]:
 
     Settings that only name a device are left out: what reads them is in the list.
     """
-    found: dict[str, Any] = {}
+    by_place: dict[str, Any] = {}
     for path in (path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))):
         text = path.read_text()
         if "device" not in text:
@@ -36,8 +36,8 @@ def takers() -> dict[str, Any]:
                 for part in place.split("."):
                     thing = getattr(thing, part)
                 if not (isinstance(thing, type) and issubclass(thing, BaseModel)):
-                    found[f"{module}:{place}"] = thing
-    return found
+                    by_place[f"{module}:{place}"] = thing
+    return by_place
 
 
 def _places(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
@@ -50,8 +50,8 @@ def _places(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
 def _takes(node: ast.AST) -> bool:
     if isinstance(node, ast.FunctionDef):
         args = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-        return any(one.arg == "device" for one in args)
-    fields = [one.target for one in getattr(node, "body", []) if isinstance(one, ast.AnnAssign)]
+        return any(argument.arg == "device" for argument in args)
+    fields = [field.target for field in getattr(node, "body", []) if isinstance(field, ast.AnnAssign)]
     return any(isinstance(field, ast.Name) and field.id == "device" for field in fields)
 
 

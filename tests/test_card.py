@@ -58,8 +58,8 @@ def test_gradients_and_optimisers_give_the_processor_s_bits() -> None:
     with card():
         there = copy.deepcopy(plain).to("cuda")
         assert all(isinstance(p, OnCard) for p in there.parameters())
-        found = train(there, inputs.to("cuda"))
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+        trained = train(there, inputs.to("cuda"))
+    assert all(torch.equal(a, b) for a, b in zip(trained, expected, strict=True))
 
 
 def test_it_is_gone_afterwards() -> None:

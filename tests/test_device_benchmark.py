@@ -35,17 +35,17 @@ def test_a_rehearsal_of_three_pieces_fills_the_page(tmp_path: Path, monkeypatch:
     page = tmp_path / "page.md"
     page.write_text(PAGE)
     called(monkeypatch, "--page", page, "--out", tmp_path)
-    text, (_, found) = page.read_text(), device.read_pieces(tmp_path)
+    text, (_, results) = page.read_text(), device.read_pieces(tmp_path)
     for name in (name for piece in device.PIECES.values() for name in piece):
-        assert found[name]["rows"], name
-        assert not found[name]["fault"]
+        assert results[name]["rows"], name
+        assert not results[name]["fault"]
         assert f"| `{name}`" in text
     assert "a rehearsal" in text
-    assert found["pipeline"]["rows"][-1]["same order"] is True
-    assert found["adamerging"]["rows"][-1]["of that of T = 2"] == 1.0
-    assert [row["largest difference"] for row in found["statistics"]["rows"]] == [0.0, 0.0]
-    assert all(row["foretold GiB"] > 0 for row in found["finetune"]["rows"])
-    assert {row["precision"] for row in found["finetune"]["rows"]} == {"float32", "bfloat16"}
+    assert results["pipeline"]["rows"][-1]["same order"] is True
+    assert results["adamerging"]["rows"][-1]["of that of T = 2"] == 1.0
+    assert [row["largest difference"] for row in results["statistics"]["rows"]] == [0.0, 0.0]
+    assert all(row["foretold GiB"] > 0 for row in results["finetune"]["rows"])
+    assert {row["precision"] for row in results["finetune"]["rows"]} == {"float32", "bfloat16"}
 
 
 @pytest.mark.slow
@@ -54,8 +54,8 @@ def test_judging_and_candidates_rehearsed() -> None:
     assert not rows["fault"]
     assert [row["precision"] for row in rows["rows"]][:3] == ["float32", "tf32", "bfloat16"]
     assert {row["same scores"] for row in rows["rows"][:2]} == {1.0}  # the processor knows no TF32
-    found = device.rehearsed(device.PIECES[2]["candidates"][1])
-    assert [row["method"] for row in found["rows"]] == ["task_arithmetic", "ties"]
+    result = device.rehearsed(device.PIECES[2]["candidates"][1])
+    assert [row["method"] for row in result["rows"]] == ["task_arithmetic", "ties"]
 
 
 def test_a_section_that_fails_does_not_end_a_rehearsal_and_is_measured_again(
@@ -76,9 +76,9 @@ def test_a_section_that_fails_does_not_end_a_rehearsal_and_is_measured_again(
     for _ in range(2):
         with pytest.raises(SystemExit, match="broken failed: see above"):
             called(monkeypatch, "--all", "--rehearse", "--out", tmp_path)
-    found = json.loads((tmp_path / "piece-1.json").read_text())
-    assert (found["broken"]["rows"], found["broken"]["fault"]) == ([{"a": 1}], "ZeroDivisionError: of nothing")
-    assert found["whole"]["rows"] == [{"b": 2}]
+    results = json.loads((tmp_path / "piece-1.json").read_text())
+    assert (results["broken"]["rows"], results["broken"]["fault"]) == ([{"a": 1}], "ZeroDivisionError: of nothing")
+    assert results["whole"]["rows"] == [{"b": 2}]
     assert runs == ["broken", "whole", "broken"]
 
 
@@ -99,14 +99,14 @@ def test_a_cards_table_replaces_its_older_one_and_leaves_the_rest() -> None:
         {"model": "L/14", "batch": 64, "images/s": 2000.0, "same": True},
         {"model": "a|b", "images/s": 1},
     ]
-    found = {"judging": {"rows": rows, "fault": "stopped after 2 s"}}
-    once = device.with_table(PAGE, ABOUT, found)
-    assert once == device.with_table(once, ABOUT, found)
+    results = {"judging": {"rows": rows, "fault": "stopped after 2 s"}}
+    once = device.with_table(PAGE, ABOUT, results)
+    assert once == device.with_table(once, ABOUT, results)
     assert once.startswith("# On a card\n\n## Measured\n\n### A card\n\ntorch 2.\n")
     assert once.endswith("\n\n### Another\n\nstays\n")
     assert "old" not in once
     assert "| L/14, 64 | images/s 2000, same True |\n|  | a/b | images/s 1 |\n|  |  | **stopped after 2 s** |" in once
-    assert device.with_table("# On a card\n", ABOUT, found).startswith("# On a card\n\n### A card\n")
+    assert device.with_table("# On a card\n", ABOUT, results).startswith("# On a card\n\n### A card\n")
 
 
 def test_pieces_of_two_machines_make_no_table(tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ def test_the_machine_is_described_where_there_is_a_card(monkeypatch: pytest.Monk
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda number: shown)
     asked = SimpleNamespace(stdout="570.1\n")
     monkeypatch.setattr("benchmarks.device.subprocess.run", lambda *args, **kwargs: asked)
-    found = device.machine(rehearse=False)
-    assert (found["device"], found["memory"], found["driver"]) == ("a card", "80 GiB", "570.1")
+    machine = device.machine(rehearse=False)
+    assert (machine["device"], machine["memory"], machine["driver"]) == ("a card", "80 GiB", "570.1")
 
 
 @pytest.mark.slow

@@ -65,12 +65,12 @@ def test_readme_counts_the_methods() -> None:
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_in_the_documents_exist(page: Path, group: typer.core.TyperGroup) -> None:
-    known = every_command(group)
+    commands = every_command(group)
     for line in re.findall(r"(?:^|`)mergeflow ([a-z][a-z-]*[^`#|;&\n]*)", page.read_text(), re.MULTILINE):
         words = line.split()
-        command = known.get(" ".join(words[:2])) or known.get(words[0])
+        command = commands.get(" ".join(words[:2])) or commands.get(words[0])
         assert command, line
-        options = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+        options = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         assert set(re.findall(r"(?<!\S)--[\w-]+", line)) <= {*options, "--help"}, line
 
 
@@ -86,7 +86,9 @@ def test_the_page_of_commands_has_every_command_and_option(group: typer.core.Typ
 
 def test_every_argument_of_a_command_has_help(group: typer.core.TyperGroup) -> None:
     commands = every_command(group).items()
-    assert [(words, one.name) for words, command in commands for one in command.params if not one.help] == []
+    assert [
+        (words, parameter.name) for words, command in commands for parameter in command.params if not parameter.help
+    ] == []
 
 
 def test_params_yaml_names_every_parameter() -> None:
@@ -136,7 +138,10 @@ def test_a_release_has_one_version_everywhere() -> None:
 
 def test_the_licence_of_every_direct_dependency_is_listed() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    wanted = [
+        *project["dependencies"],
+        *(requirement for extra in project["optional-dependencies"].values() for requirement in extra),
+    ]
     names = {re.split(r"[\[<>=!]", text)[0] for text in wanted} - {"mergeflow"}
     listed = (ROOT / "LICENCES.md").read_text()
     assert [name for name in sorted(names) if not re.search(rf"\b{re.escape(name)}\b", listed)] == []
@@ -152,4 +157,4 @@ def test_pages_that_code_and_choices_name_exist() -> None:
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} | FROM_CODE.keys()
     for path in [*files, ROOT / "params.yaml", ROOT / "prefect.yaml"]:
         named = re.findall(r"\bdocs/([a-z-]+)\.md|`mergeflow docs ([a-z-]+)", path.read_text(encoding="utf-8"))
-        assert {one or other for one, other in named} <= pages, path
+        assert {page or other for page, other in named} <= pages, path

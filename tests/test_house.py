@@ -62,15 +62,15 @@ def tree_of(path: Path) -> ast.Module:
 @cache
 def imports(path: Path) -> dict[str, list[str]]:
     """Return the modules that a file imports, inside functions and for types alone too, with the names it takes."""
-    found: dict[str, list[str]] = {}
+    imported: dict[str, list[str]] = {}
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            found |= {alias.name: [] for alias in node.names}
+            imported |= {alias.name: [] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.setdefault(node.module, []).extend(alias.name for alias in node.names)
+            imported.setdefault(node.module, []).extend(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             raise AssertionError(f"{path}: relative import")
-    return found
+    return imported
 
 
 def within(module: str, package: str) -> bool:
@@ -86,7 +86,7 @@ def test_imports_go_downhill(package: str) -> None:
         for module in imports(path):
             if module.split(".")[0] in PACKAGES:
                 allowed = ALLOWED[package] | {package}
-                assert any(within(module, one) for one in allowed), f"{path.relative_to(ROOT)} imports {module}"
+                assert any(within(module, room) for room in allowed), f"{path.relative_to(ROOT)} imports {module}"
 
 
 def test_every_part_of_the_library_has_its_row() -> None:
@@ -98,8 +98,8 @@ def test_every_part_of_the_library_has_its_row() -> None:
 @cache
 def files() -> dict[str, Path]:
     """Return all files by their modules' names."""
-    found = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in found}
+    paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
 def reached(path: Path) -> set[str]:
@@ -118,7 +118,7 @@ def test_no_rooms_import_each_other() -> None:
     rooms = {name: name.rpartition(".")[0] for name, path in files().items() if path.name != "__init__.py"}
     arrows: dict[str, set[str]] = {room: set() for room in rooms.values()}
     for name, room in rooms.items():
-        others = {rooms[one] for one in reached(files()[name]) if one in rooms}
+        others = {rooms[module] for module in reached(files()[name]) if module in rooms}
         arrows[room] |= {other for other in others if not (within(other, room) or within(room, other))}
     TopologicalSorter(arrows).prepare()
 
@@ -161,12 +161,14 @@ def test_reading_params_yaml_imports_neither_torch_nor_scipy(folder: str) -> Non
 def test_front_doors_name_what_they_have() -> None:
     """`from mergeflow.memory import *` failed at a name that had gone."""
     lost = {}
-    for path in (found for package in PACKAGES for found in (ROOT / package).rglob("__init__.py")):
+    for path in (package_path for package in PACKAGES for package_path in (ROOT / package).rglob("__init__.py")):
         module = tree_of(path)
         listed = [
-            one.value for one in module.body if isinstance(one, ast.Assign) and ast.unparse(one.targets) == "__all__"
+            statement.value
+            for statement in module.body
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets) == "__all__"
         ]
-        bound = {name for one in ast.walk(module) for name in _bound(one)}
+        bound = {name for statement in ast.walk(module) for name in _bound(statement)}
         if listed and "__getattr__" not in bound and (names := set(ast.literal_eval(listed[0])) - bound):
             lost[str(path.relative_to(ROOT))] = names
     assert not lost

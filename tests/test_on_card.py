@@ -126,8 +126,8 @@ def test_every_stage_runs_and_leaves_what_it_leaves_on_the_processor(project: Pa
     models = [path.relative_to(plain) for path in sorted((plain / "outputs").rglob("*.safetensors"))]
     assert models
     for path in models:
-        with open_checkpoint(project / path) as found, open_checkpoint(plain / path) as expected:
-            assert fingerprint(dict(found)) == fingerprint(dict(expected)), path
+        with open_checkpoint(project / path) as actual, open_checkpoint(plain / path) as expected:
+            assert fingerprint(dict(actual)) == fingerprint(dict(expected)), path
     for name in ("results/test.json", "results/selection.json", "sweeps/cart.json"):
         assert (project / "outputs" / name).read_bytes() == (plain / "outputs" / name).read_bytes()
 
@@ -143,9 +143,9 @@ def serve(project: Path) -> None:
 
 def judge_again(project: Path) -> None:
     store = connect(project_root=project)
-    known = read_evidence(store, store.client.get_model_version("nets", find_version(store, "nets", 1).version))
-    splits = {task: project / f"outputs/data/validation/{task}" for task in known.accuracy}
-    assert evaluate_version(store, "nets", 1, splits, known, device="cuda").accuracy == known.accuracy
+    evidence = read_evidence(store, store.client.get_model_version("nets", find_version(store, "nets", 1).version))
+    splits = {task: project / f"outputs/data/validation/{task}" for task in evidence.accuracy}
+    assert evaluate_version(store, "nets", 1, splits, evidence, device="cuda").accuracy == evidence.accuracy
 
 
 def opened(world: Path, device: str, split: str = "validation") -> dict[str, Any]:
@@ -160,12 +160,19 @@ def judge(world: Path, out: Path, device: str) -> Any:
     model, tasks = image_model(open_model("pocket-clip", device)), opened(world, device)
     base, *experts = (dict(open_checkpoint(world / name)) for name in FILES)
     model.load(experts[0])
-    found, gradients = entropy_gradient(model, tasks, experts[0], 4)
+    gradient_of_entropy, gradients = entropy_gradient(model, tasks, experts[0], 4)
     plain = {name: value.cpu() for name, value in gradients.items()}
     scorer = CandidateScorer(model, tasks, base, dict(zip(TASKS, experts, strict=True)), device=device)
     calls = [configure("average"), configure("cart"), configure("cart", {"scale": 2.0})]
     scores = [scorer.candidate(call) for call in calls]
-    return accuracies(model, tasks, 4), losses(model, tasks, 4), entropies(model, tasks, base, 4), found, plain, scores
+    return (
+        accuracies(model, tasks, 4),
+        losses(model, tasks, 4),
+        entropies(model, tasks, base, 4),
+        gradient_of_entropy,
+        plain,
+        scores,
+    )
 
 
 def train(world: Path, out: Path, device: str) -> Any:
@@ -190,19 +197,19 @@ def sweep(world: Path, out: Path, device: str) -> Any:
 
 
 def take_statistics(world: Path, out: Path, device: str) -> Any:
-    found = []
+    states = []
     for kind in ("fisher", "gram"):
         done = call(world, kind, "red", out / f"{kind}.safetensors", "--samples", "4", "--device", device)
         assert done.exit_code == 0, done.output
-        found.append({name: value.clone() for name, value in open_checkpoint(out / f"{kind}.safetensors").items()})
-    return found
+        states.append({name: value.clone() for name, value in open_checkpoint(out / f"{kind}.safetensors").items()})
+    return states
 
 
 @arithmetic()
 def adapt(world: Path, out: Path, device: str) -> Any:
     assert estimate_coefficients_memory(order(world), device).works
-    found = learn_coefficients(make_recipe({**recipe_values(world, steps=2), "device": device}), order(world), out)
-    return found.coefficients, found.losses
+    learned = learn_coefficients(make_recipe({**recipe_values(world, steps=2), "device": device}), order(world), out)
+    return learned.coefficients, learned.losses
 
 
 def combine(world: Path, out: Path, device: str) -> Any:
@@ -215,9 +222,9 @@ def combine(world: Path, out: Path, device: str) -> Any:
         with open_inputs(made) as inputs:
             assert check_room(inputs.call, inputs.model, inputs.base.infos, device)
     with open_checkpoint(merge(made).path) as merged:
-        kept = {name: merged[name].clone() for name in merged}
+        copied = {name: merged[name].clone() for name in merged}
     packed = compress(configure_compressor("tall_mask"), base, experts, device=device).tensors
-    return prepare(configure("cart"), base, experts, device=device).direction, packed, kept
+    return prepare(configure("cart"), base, experts, device=device).direction, packed, copied
 
 
 def adapt_texts(outputs: Path, out: Path, device: str) -> Any:
@@ -228,8 +235,8 @@ def adapt_texts(outputs: Path, out: Path, device: str) -> Any:
     heads = {task: str(outputs / f"experts/{task}/head.safetensors") for task in TEXTS}
     recipe = {"method": "adamerging", "args": {"steps": 2}, "base": base, "experts": experts, "device": device}
     order = AdamergeOrder(base, folders, heads)
-    found = learn_coefficients(make_recipe(recipe), order, out)
-    return found.coefficients, found.losses
+    learned = learn_coefficients(make_recipe(recipe), order, out)
+    return learned.coefficients, learned.losses
 
 
 def answer_texts(outputs: Path, out: Path, device: str) -> Any:
@@ -254,14 +261,14 @@ def tell_tales(outputs: Path, out: Path, device: str) -> Any:
     model.module.whole.tie_weights()  # `to` makes two of one weight: tensors here are a class of their own
     places = {task: outputs / f"data/validation/{task}" for task in TALES}
     tasks = {task: modality.open(task, places[task], "validation", None, torch.device(device)) for task in TALES}
-    found = accuracies(model, tasks, 4), losses(model, tasks, 4), entropies(model, tasks, model.state(), 4)
+    measures = accuracies(model, tasks, 4), losses(model, tasks, 4), entropies(model, tasks, model.state(), 4)
     text = tasks["trees"]
     assert isinstance(text, PackedText)
     surprise = perplexity(model, text)
     settings = FineTuneSettings(steps=2, batch_size=4, warmup=0.0)
     fine_tune(model, [tasks["trees"]], settings, 0, out / "saved.pt", lambda: 0.5)
     written = continued(model.module, [[100, 101]], Generation(tokens=5), 256)
-    return *found, surprise, {name: value.cpu() for name, value in model.state().items()}, written
+    return *measures, surprise, {name: value.cpu() for name, value in model.state().items()}, written
 
 
 def ask_for_perplexity(outputs: Path, out: Path, device: str) -> Any:

@@ -24,7 +24,7 @@ class Plan(Frozen):
     mixed: list[bool | int] | Task = Field([])
 
 
-def told(values: Any) -> str:
+def refusal(values: Any) -> str:
     with pytest.raises(MergeflowError) as caught:
         validated(Plan, values, "plan.yaml")
     return str(caught.value)
@@ -39,12 +39,12 @@ def told(values: Any) -> str:
     ],
 )
 def test_a_wrong_key_gets_the_nearest_right_one_wherever_it_stands(values: Any, place: str):
-    assert told(values) == f"plan.yaml: unknown {place} 'shaer': did you mean 'share'? Known: folder, share."
+    assert refusal(values) == f"plan.yaml: unknown {place} 'shaer': did you mean 'share'? Known: folder, share."
 
 
 def test_all_faults_are_told_at_once():
     values = {"task": {}, "tasks": {"a": {"share": -1}, "b": {"folder": "x", "share": float("nan")}}}
-    assert told(values).splitlines() == [
+    assert refusal(values).splitlines() == [
         "plan.yaml has 4 faults:",
         "  - tasks.a.folder is missing",
         "  - tasks.a.share: must be greater than 0, found -1",

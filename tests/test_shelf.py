@@ -35,8 +35,8 @@ def project(tmp_path, monkeypatch):
     for name in ("params.yaml", "dvc.yaml"):
         (tmp_path / name).touch()
     (tmp_path / "methods").mkdir()
-    own = catalog.METHODS
-    shelf = Shelf(own.kind, own.declared, own.package, own.folder, own.how)
+    catalogue = catalog.METHODS
+    shelf = Shelf(catalogue.kind, catalogue.declared, catalogue.package, catalogue.folder, catalogue.how)
     monkeypatch.setattr(catalog, "METHODS", shelf)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -77,7 +77,7 @@ def test_outside_the_project_its_methods_are_unknown(project, tmp_path_factory, 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("def broken(:\n", r"'.*methods/mine\.py' cannot be loaded, line 1 of mine\.py: SyntaxError: invalid syntax"),
         ("\n1 / 0\n", r"mine\.py' cannot be loaded, line 2 of mine\.py: ZeroDivisionError: division by zero"),
@@ -91,10 +91,10 @@ def test_outside_the_project_its_methods_are_unknown(project, tmp_path_factory, 
         (DOUBLED.replace("NAME", "ties"), "two methods are named 'ties': one of 'mergeflow' and one of 'methods/mine"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named(project, text, told):
+def test_a_file_that_cannot_be_used_is_named(project, text, message):
     write(project / "methods/mine.py", text)
     for _ in range(2):
-        with pytest.raises(MergeflowError, match=told):
+        with pytest.raises(MergeflowError, match=message):
             methods()
 
 
@@ -109,8 +109,8 @@ def test_files_import_each_other_relatively_and_a_digest_is_of_all_that_they_imp
     write(project / "methods/_factor.py", "FACTOR = 2\n")
     text = DOUBLED.replace("NAME", "doubled").replace("\n\n\nclass", "\nfrom ._factor import FACTOR\n\n\nclass", 1)
     write(project / "methods/mine.py", text)
-    one = catalog.METHODS.origin("doubled").digest
-    assert one is not None
+    digest = catalog.METHODS.origin("doubled").digest
+    assert digest is not None
 
     def digest_elsewhere(folder, factor):
         write(project / folder / "_factor.py", f"FACTOR = {factor}\n")
@@ -119,8 +119,8 @@ def test_files_import_each_other_relatively_and_a_digest_is_of_all_that_they_imp
         assert shelf.add_file(file) == ["doubled"]
         return shelf.origin("doubled").digest
 
-    assert digest_elsewhere("same", 2) == one
-    assert digest_elsewhere("other", 3) != one
+    assert digest_elsewhere("same", 2) == digest
+    assert digest_elsewhere("other", 3) != digest
 
 
 def test_a_package_is_loaded_by_its_folder(project):

@@ -48,22 +48,22 @@ class Known:
             if isinstance(node, ast.Assign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 self.documents.setdefault(ast.unparse(node.targets[0]), []).append(str(after.value.value))
             if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
-                methods = [one for one in node.body if isinstance(one, Function)]
-                self.promises |= {(one.name, *(given.arg for given in parameters(one))) for one in methods}
+                methods = [statement for statement in node.body if isinstance(statement, Function)]
+                self.promises |= {(method.name, *(given.arg for given in parameters(method))) for method in methods}
 
 
 def parameters(node: Function) -> list[ast.arg]:
     given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    return [one for one in given if one.arg not in ("self", "cls") and not one.arg.startswith("_")]
+    return [argument for argument in given if argument.arg not in ("self", "cls") and not argument.arg.startswith("_")]
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
     """Yield the public functions and methods of a module."""
-    waiting: list[tuple[str, ast.stmt]] = [("", one) for one in tree.body]
+    waiting: list[tuple[str, ast.stmt]] = [("", statement) for statement in tree.body]
     while waiting:
         prefix, node = waiting.pop()
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            waiting += [(f"{node.name}.", one) for one in node.body]
+            waiting += [(f"{node.name}.", statement) for statement in node.body]
         elif isinstance(node, Function) and not node.name.startswith("_"):
             yield prefix + node.name, node
 
@@ -74,26 +74,33 @@ def explained(docstring: str) -> set[str]:
     return {name for names in ENTRY.findall(body) for name in names.split(", ")}
 
 
-def faults(tree: ast.Module, known: Known) -> Iterator[str]:
+def faults(tree: ast.Module, declared: Known) -> Iterator[str]:
     """Yield what docstrings lack, or say of parameters that are not there."""
     for name, node in functions(tree):
         given = parameters(node)
-        types = [ast.unparse(one.annotation) for one in given if one.annotation]
-        if types and all("typer." in text or text in known.options for text in types):
+        types = [ast.unparse(argument.annotation) for argument in given if argument.annotation]
+        if types and all("typer." in text or text in declared.options for text in types):
             continue  # a command: its options have their help (tests/test_docs.py)
-        text, promised = ast.get_docstring(node) or "", (name.rpartition(".")[2], *(one.arg for one in given))
-        if promised in known.promises and "." in name and not text:
+        text, promised = ast.get_docstring(node) or "", (name.rpartition(".")[2], *(argument.arg for argument in given))
+        if promised in declared.promises and "." in name and not text:
             continue
         if reference := REFERENCE.search(text):
-            names, there = {one.arg for one in given}, known.documents.get(reference[1], [])
-            if not (fitting := [one for one in there if names <= explained(one)]):
+            names, there = {argument.arg for argument in given}, declared.documents.get(reference[1], [])
+            if not (fitting := [docstring for docstring in there if names <= explained(docstring)]):
                 yield f"{name} has the arguments of {reference[1]}, which does not explain {sorted(names)}"
             text += "\n".join(fitting)
         elif "Args:" in text:
-            names, more = {one.arg for one in given}, {one.arg for one in (node.args.vararg, node.args.kwarg) if one}
+            names, more = (
+                {argument.arg for argument in given},
+                {argument.arg for argument in (node.args.vararg, node.args.kwarg) if argument},
+            )
             if not explained(text) <= names | more:
                 yield f"{name} takes {sorted(names)}, but its Args are {sorted(explained(text))}"
-        arrays = [one for one in [*types, ast.unparse(node.returns) if node.returns else ""] if ARRAY.fullmatch(one)]
+        arrays = [
+            annotation
+            for annotation in [*types, ast.unparse(node.returns) if node.returns else ""]
+            if ARRAY.fullmatch(annotation)
+        ]
         if arrays and not SHAPE.search(text):
             yield f"{name} takes or returns an array and gives no shape"
 
@@ -105,11 +112,11 @@ def trees() -> dict[Path, ast.Module]:
 
 
 @pytest.fixture(scope="module")
-def known(trees: dict[Path, ast.Module]) -> Known:
-    found = Known()
+def declared(trees: dict[Path, ast.Module]) -> Known:
+    everything = Known()
     for tree in trees.values():
-        found.add(tree)
-    return found
+        everything.add(tree)
+    return everything
 
 
 def habits(tree: ast.Module) -> Iterator[str]:
@@ -138,8 +145,8 @@ def messages(tree: ast.Module) -> Iterator[str]:
 
 
 def test_what_users_read_has_no_habits_either(trees: dict[Path, ast.Module]) -> None:
-    own = [path for path in trees if path.parts[0] in ("mergeflow", "registry", "flows", "tasks")]
-    texts = {path: "\n".join(messages(trees[path])) for path in own}
+    read_by_users = [path for path in trees if path.parts[0] in ("mergeflow", "registry", "flows", "tasks")]
+    texts = {path: "\n".join(messages(trees[path])) for path in read_by_users}
     texts |= {path: path.read_text() for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]}
     for pattern, limit in READ.items():
         uses = [
@@ -150,10 +157,10 @@ def test_what_users_read_has_no_habits_either(trees: dict[Path, ast.Module]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_public_function_says_what_it_takes(package: str, trees: dict[Path, ast.Module], known: Known) -> None:
+def test_every_public_function_says_what_it_takes(package: str, trees: dict[Path, ast.Module], declared: Known) -> None:
     read = [path for path in trees if path.parts[0] == package and path.parent.name != "studies"]  # nobody calls those
     assert read
-    assert [f"{path}: {fault}" for path in read for fault in faults(trees[path], known)] == []
+    assert [f"{path}: {fault}" for path in read for fault in faults(trees[path], declared)] == []
 
 
 @pytest.mark.parametrize(
@@ -164,9 +171,9 @@ def test_every_public_function_says_what_it_takes(package: str, trees: dict[Path
         ("def f(a, b, c): '''Add.\n\n    Args: As of `unknown`.\n    '''", "unknown, which does not explain"),
     ],
 )
-def test_what_a_docstring_lacks_is_found(text: str, fault: str, known: Known) -> None:
-    (found,) = faults(ast.parse(text), known)
-    assert fault in found
+def test_what_a_docstring_lacks_is_found(text: str, fault: str, declared: Known) -> None:
+    (reported,) = faults(ast.parse(text), declared)
+    assert fault in reported
 
 
 def test_what_is_said_once_need_not_be_said_again() -> None:
@@ -178,6 +185,6 @@ def test_what_is_said_once_need_not_be_said_again() -> None:
         "def paint(a, b, c) -> np.ndarray: '''Paint.\n\n    Args: As of `Paint`.\n    '''\n"
         "def command(a: typer.Context, b: Force, c: Force): 'Do it.'\n"
     )
-    known = Known()
-    known.add(tree)
-    assert list(faults(tree, known)) == []
+    declared = Known()
+    declared.add(tree)
+    assert list(faults(tree, declared)) == []

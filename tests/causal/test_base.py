@@ -46,11 +46,11 @@ def test_the_shipped_base_has_its_recipe_and_its_tokenizer() -> None:
 @pytest.mark.slow
 def test_batches_are_texts_one_after_the_other() -> None:
     words = make_tokenizer(300)
-    found = torch.cat(list(batches(TINY, words))).flatten()
+    tokens = torch.cat(list(batches(TINY, words))).flatten()
     wanted = [
         token for number in range(6) for token in (*words(general(number, part="pre-training"))["input_ids"], 299)
     ]
-    assert found.tolist() == wanted[: len(found)]
+    assert tokens.tolist() == wanted[: len(tokens)]
 
 
 def test_every_book_has_sixty_thousand_tokens() -> None:
@@ -63,13 +63,13 @@ def test_the_base_writes_like_other_authors_but_not_like_these() -> None:
     model, _ = load_model("books", Path())
     tokenizer = load_tokenizer("books", Path())
 
-    def found(texts: list[str]) -> float:
+    def surprise(texts: list[str]) -> float:
         ids = [token for text in texts for token in (*tokenizer.encode(text), tokenizer.end)]
         return perplexity(model, PackedText("tales", cut(np.array(ids), 128, tokenizer.end), torch.device("cpu")))
 
-    other = found([general(number, part="general/test") for number in range(30)])
+    other = surprise([general(number, part="general/test") for number in range(30)])
     assert other < 7
-    assert found([find_book("harbour").chapter(9)]) > 1.2 * other
+    assert surprise([find_book("harbour").chapter(9)]) > 1.2 * other
 
 
 def test_windows_that_overlap_give_every_token_a_context() -> None:

@@ -105,20 +105,20 @@ def test_every_model_is_foretold_with_its_longest_blocks(monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_in_a_project_base_experts_and_merges_are_judged_on_validation(run: Run) -> None:
-    found = run("perplexity", "--json")
-    assert len(found) == 1 + 3 + 4
-    assert all(set(texts) == {"ships", "trees"} for texts in found.values())  # the colours are questions
-    assert found[EXPERT]["ships"]["perplexity"] < found["outputs/merged/average.safetensors"]["ships"]["perplexity"]
-    assert found["outputs/merged/average.safetensors"]["ships"]["perplexity"] < found[BASE]["ships"]["perplexity"]
+    report = run("perplexity", "--json")
+    assert len(report) == 1 + 3 + 4
+    assert all(set(texts) == {"ships", "trees"} for texts in report.values())  # the colours are questions
+    assert report[EXPERT]["ships"]["perplexity"] < report["outputs/merged/average.safetensors"]["ships"]["perplexity"]
+    assert report["outputs/merged/average.safetensors"]["ships"]["perplexity"] < report[BASE]["ships"]["perplexity"]
     table = run("perplexity")
-    assert f"{found[BASE]['trees']['perplexity']:.3f}" in table
-    assert f"trees {found[BASE]['trees']['tokens']}" in table
+    assert f"{report[BASE]['trees']['perplexity']:.3f}" in table
+    assert f"trees {report[BASE]['trees']['tokens']}" in table
 
 
 def test_it_is_the_perplexity_of_transformers_own_loss(run: Run, project: Path, base: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(tale("ship", 40, 1))
     (tmp_path / "two.md").write_text(tale("tree", 25, 2))
-    found = run("perplexity", base, "--base", base, "--data", f"folder:{tmp_path}", "--block", "45", "--json")
+    report = run("perplexity", base, "--base", base, "--data", f"folder:{tmp_path}", "--block", "45", "--json")
     model, words = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
     ids = [id for name in ("one.txt", "two.md") for id in (*words((tmp_path / name).read_text())["input_ids"], 256)]
     total, count = 0.0, 0
@@ -127,7 +127,7 @@ def test_it_is_the_perplexity_of_transformers_own_loss(run: Run, project: Path, 
         with torch.no_grad():
             total += float(model(input_ids=block, labels=block).loss) * (block.shape[1] - 1)
         count += block.shape[1] - 1
-    (numbers,) = found[str(base)].values()
+    (numbers,) = report[str(base)].values()
     assert numbers["tokens"] == count
     assert numbers["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
     asked = ("--data", f"folder:{tmp_path}", "--block", "45", "--stride", "44", "--json")
@@ -140,15 +140,15 @@ def test_a_folder_says_itself_what_it_is_and_an_expert_saved_as_one_is_the_same(
     opened = open_language(BASE, Path())
     opened.load(EXPERT)
     opened.save(tmp_path / "saved")
-    found = run("perplexity", tmp_path / "saved", EXPERT, "--data", "outputs/data/validation/ships", "--json")
-    assert found[str(tmp_path / "saved")] == found[EXPERT]
+    report = run("perplexity", tmp_path / "saved", EXPERT, "--data", "outputs/data/validation/ships", "--json")
+    assert report[str(tmp_path / "saved")] == report[EXPERT]
     words = AutoTokenizer.from_pretrained(tmp_path / "saved")
     assert words.eos_token == "<end>"
     assert words("a ship")["input_ids"] == opened.tokenizer.encode("a ship")
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--data", "outputs/data/validation/colours"), "has questions with choices; a perplexity is one of texts"),
         (("--data", "jsonl:inputs/colours.jsonl"), "has questions with choices"),
@@ -160,8 +160,8 @@ def test_a_folder_says_itself_what_it_is_and_an_expert_saved_as_one_is_the_same(
         (("--base", "outputs/vectors/ships.safetensors"), "does not say that it is a causal model"),
     ],
 )
-def test_what_has_no_perplexity_is_refused(run: Run, words: tuple[str, ...], told: str) -> None:
-    with pytest.raises(MergeflowError, match=told):
+def test_what_has_no_perplexity_is_refused(run: Run, words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(MergeflowError, match=message):
         run("perplexity", *words)
 
 
@@ -194,8 +194,8 @@ def judged(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str | Path) ->
     language.add_commands(app)
     asked = ["perplexity", *map(str, words), "--data", "folder:texts", "--block", "45", "--json"]
     result = CliRunner().invoke(app, asked, catch_exceptions=False, standalone_mode=False)
-    found: dict[str, Any] = json.loads(result.stdout)
-    return {model: texts["folder:texts"] for model, texts in found.items()}
+    report: dict[str, Any] = json.loads(result.stdout)
+    return {model: texts["folder:texts"] for model, texts in report.items()}
 
 
 def own_loss(folder: Path, model: torch.nn.Module) -> float:
@@ -221,12 +221,12 @@ def test_a_folder_is_judged_by_its_own_tokens_and_ties_whatever_the_base(
     save_tokenizer(tmp_path / "untied")
     make_base(tmp_path / "turned")
     turn_vocabulary(tmp_path / "turned")
-    found = judged(monkeypatch, tmp_path, base, "untied", "wordless", "turned", "--base", base)
-    assert found["untied"]["loss"] == pytest.approx(own_loss(tmp_path / "untied", untied), rel=1e-5)
-    assert found["wordless"] == found["untied"]
-    own = AutoModelForCausalLM.from_pretrained(tmp_path / "turned")
-    assert found["turned"]["loss"] == pytest.approx(own_loss(tmp_path / "turned", own), rel=1e-5)
-    assert found["turned"]["loss"] != pytest.approx(found[str(base)]["loss"], rel=1e-5)
+    judgement = judged(monkeypatch, tmp_path, base, "untied", "wordless", "turned", "--base", base)
+    assert judgement["untied"]["loss"] == pytest.approx(own_loss(tmp_path / "untied", untied), rel=1e-5)
+    assert judgement["wordless"] == judgement["untied"]
+    turned = AutoModelForCausalLM.from_pretrained(tmp_path / "turned")
+    assert judgement["turned"]["loss"] == pytest.approx(own_loss(tmp_path / "turned", turned), rel=1e-5)
+    assert judgement["turned"]["loss"] != pytest.approx(judgement[str(base)]["loss"], rel=1e-5)
     with pytest.raises(MergeflowError, match=r"'lm_head.weight' is another weight than 'model.embed_tokens.weight'"):
         judged(monkeypatch, tmp_path, "untied/model.safetensors", "--base", base)
 
@@ -251,15 +251,15 @@ def test_an_adapter_is_judged_on_the_base_that_it_names(
                 weight.normal_(std=0.5, generator=torch.Generator().manual_seed(1))
     model.save_pretrained(tmp_path / "adapter")
     wanted = own_loss(base, model.eval())
-    found = judged(monkeypatch, tmp_path, base, "adapter")
-    assert found["adapter"]["loss"] == pytest.approx(wanted, rel=1e-5)
-    assert found[str(base)]["loss"] != pytest.approx(wanted, rel=1e-3)
-    assert judged(monkeypatch, tmp_path, "adapter", "--base", base)["adapter"] == found["adapter"]
+    judgement = judged(monkeypatch, tmp_path, base, "adapter")
+    assert judgement["adapter"]["loss"] == pytest.approx(wanted, rel=1e-5)
+    assert judgement[str(base)]["loss"] != pytest.approx(wanted, rel=1e-3)
+    assert judged(monkeypatch, tmp_path, "adapter", "--base", base)["adapter"] == judgement["adapter"]
     path = tmp_path / "adapter/adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": "elsewhere/base"}))
     with pytest.raises(MergeflowError, match=r"adapter was made for 'elsewhere/base', which is not on this machine"):
         judged(monkeypatch, tmp_path, "adapter")
-    assert judged(monkeypatch, tmp_path, "adapter", "--base", base)["adapter"] == found["adapter"]
+    assert judged(monkeypatch, tmp_path, "adapter", "--base", base)["adapter"] == judgement["adapter"]
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers and PEFT
@@ -269,8 +269,8 @@ def test_an_adapter_is_judged_on_the_base_of_a_project(run: Run, project: Path, 
     model.save_pretrained(tmp_path / "adapter")
     path = tmp_path / "adapter/adapter_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": None}))
-    found = run("perplexity", tmp_path / "adapter", BASE, "--json")
-    assert found[str(tmp_path / "adapter")]["ships"]["loss"] != found[BASE]["ships"]["loss"]
+    report = run("perplexity", tmp_path / "adapter", BASE, "--json")
+    assert report[str(tmp_path / "adapter")]["ships"]["loss"] != report[BASE]["ships"]["loss"]
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:
@@ -287,9 +287,9 @@ def test_a_loss_that_is_none_is_named_and_a_huge_one_has_an_infinite_perplexity(
     with torch.no_grad():
         model.lm_head.weight *= 1e6
     model.save_pretrained(tmp_path / "huge")
-    found = judged(monkeypatch, tmp_path, "huge")["huge"]
-    assert found["perplexity"] is None
-    assert found["loss"] > 800
+    judgement = judged(monkeypatch, tmp_path, "huge")["huge"]
+    assert judgement["perplexity"] is None
+    assert judgement["loss"] > 800
     with torch.no_grad():
         model.lm_head.weight *= float("nan")
     model.save_pretrained(tmp_path / "broken")
@@ -299,8 +299,8 @@ def test_a_loss_that_is_none_is_named_and_a_huge_one_has_an_infinite_perplexity(
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, MergeflowError)
     assert "the loss under broken is not a number" in str(result.exception)
-    told = [texts["folder:texts"]["loss"] for texts in json.loads(result.stdout).values()]
-    assert told == [None, found["loss"]]
+    losses = [texts["folder:texts"]["loss"] for texts in json.loads(result.stdout).values()]
+    assert losses == [None, judgement["loss"]]
 
 
 def test_tokens_are_counted_by_model_where_they_differ(
@@ -312,13 +312,13 @@ def test_tokens_are_counted_by_model_where_they_differ(
     model.resize_token_embeddings(258)
     model.save_pretrained(tmp_path / "wide")
     save_tokenizer(tmp_path / "wide", "ship")
-    found = judged(monkeypatch, tmp_path, base, "wide")
+    judgement = judged(monkeypatch, tmp_path, base, "wide")
     app = Typer(pretty_exceptions_enable=False)
     language.add_commands(app)
     words = ["perplexity", str(base), "wide", "--data", "folder:texts", "--block", "45"]
-    told = CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False).stdout
-    assert "do not compare" in told
-    assert f"wide: folder:texts {found['wide']['tokens']}" in told
+    printed = CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False).stdout
+    assert "do not compare" in printed
+    assert f"wide: folder:texts {judgement['wide']['tokens']}" in printed
 
 
 def test_a_prepared_text_keeps_its_blocks(run: Run) -> None:
@@ -338,9 +338,9 @@ def test_a_saved_model_has_the_token_that_its_tokenizer_begins_with(tmp_path: Pa
 
 def test_of_thousands_of_tasks_the_nearest_are_told() -> None:
     pytest.importorskip("lm_eval", reason="needs mergeflow[lm-eval]")
-    with pytest.raises(MergeflowError, match="did you mean 'hellaswag'") as told:
+    with pytest.raises(MergeflowError, match="did you mean 'hellaswag'") as raised:
         find_tasks(LmEvalScore(lm_eval=["helaswag"]))
-    assert len(str(told.value)) < 600
+    assert len(str(raised.value)) < 600
     with pytest.raises(MergeflowError, match=r"nosuch.*Known: .*, "):
         find_tasks(LmEvalScore(lm_eval=["zzz_nosuch"]))
 
@@ -361,13 +361,13 @@ def cloze(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 @pytest.mark.nightly
 def test_the_harness_finds_of_files_of_a_project_what_the_project_finds(run: Run, project: Path, cloze: Path) -> None:
     expert = "outputs/experts/colours/model.safetensors"
-    found = run("lm-eval", BASE, expert, "--task", "colours_cloze", "--include-path", cloze, "--json")
+    report = run("lm-eval", BASE, expert, "--task", "colours_cloze", "--include-path", cloze, "--json")
     questions = MODALITY.open("colours", project / "outputs/data/validation/colours", "validation", None, "cpu")
     opened = open_language(BASE, Path())
     for model in (BASE, expert):
         opened.load(model)
         wanted = accuracies(opened.model, {"colours": questions})["colours"]
-        assert found[model] == {"colours_cloze acc": pytest.approx(wanted)}
+        assert report[model] == {"colours_cloze acc": pytest.approx(wanted)}
     with pytest.raises(MergeflowError, match="did you mean 'colours_cloze'"):
         run("lm-eval", BASE, "--task", "colours_close", "--include-path", cloze)
 
@@ -377,11 +377,11 @@ def test_a_sweep_over_files_of_a_project_is_scored_by_the_harness(run: Run, tmp_
     experts = {task: f"outputs/experts/{task}/model.safetensors" for task in ("ships", "trees", "colours")}
     score = {"lm_eval": ["colours_cloze"], "include": str(cloze)}
     sweep = {"base": BASE, "experts": experts, "score": score, "methods": {"average": {}}}
-    found = run_sweep(make_sweep(sweep), tmp_path / "sweep")
+    result = run_sweep(make_sweep(sweep), tmp_path / "sweep")
     same = run(
         "lm-eval", "outputs/merged/average.safetensors", "--task", "colours_cloze", "--include-path", cloze, "--json"
     )
-    assert found.winner.score.mean == same["outputs/merged/average.safetensors"]["colours_cloze acc"]
+    assert result.winner.score.mean == same["outputs/merged/average.safetensors"]["colours_cloze acc"]
 
 
 def test_blocks_begin_with_the_token_that_a_tokenizer_begins_every_text_with(
@@ -396,13 +396,13 @@ def test_blocks_begin_with_the_token_that_a_tokenizer_begins_every_text_with(
     start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="! $A", special_tokens=[("!", start)])
     tokenizer.save_pretrained(tmp_path / "begins")
-    found = judged(monkeypatch, tmp_path, "plain", "begins")
+    judgement = judged(monkeypatch, tmp_path, "plain", "begins")
     ids = [*tokenizer(tale("ship", 40, 1), add_special_tokens=False)["input_ids"], end]
     model, total, count = AutoModelForCausalLM.from_pretrained(base), 0.0, 0
     for at in range(0, len(ids), 45):
         block = torch.tensor([[start, *ids[at : at + 45]]])
         total += float(model(block, labels=block).loss.detach()) * (block.shape[1] - 1)
         count += block.shape[1] - 1
-    assert found["begins"]["tokens"] == count == len(ids)
-    assert found["begins"]["loss"] == pytest.approx(total / count, rel=1e-5)
-    assert found["plain"]["tokens"] < count
+    assert judgement["begins"]["tokens"] == count == len(ids)
+    assert judgement["begins"]["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert judgement["plain"]["tokens"] < count

@@ -41,19 +41,19 @@ def test_the_tokens_of_a_long_text_are_those_of_the_whole(tmp_path: Path, make, 
     text = between.join(["one two"] * 300)
     (tmp_path / "text.txt").write_text(text)
     tokenizer = CausalTokenizer(make().to_str(), 0)
-    found = read_texts("folder:text.txt", None, tokenizer, 32, torch.device("cpu"), tmp_path).blocks
-    inside = torch.arange(found.ids.shape[1]) < found.lengths[:, None]
-    assert found.ids[inside].tolist() == [*tokenizer.encode(text), 0]
+    blocks = read_texts("folder:text.txt", None, tokenizer, 32, torch.device("cpu"), tmp_path).blocks
+    inside = torch.arange(blocks.ids.shape[1]) < blocks.lengths[:, None]
+    assert blocks.ids[inside].tolist() == [*tokenizer.encode(text), 0]
 
 
 @pytest.mark.parametrize("question", ["is it so: ", "is it so:", "is it so:\n"])
 def test_a_question_and_its_choice_have_the_tokens_of_the_whole(question: str) -> None:
     tokenizer, choices = CausalTokenizer(of_gpt2().to_str(), 0), ["yes", "no"]
     content = {"text": question, "choices": choices, "answer": 0}
-    found = causal_decoding(tokenizer, 64).decode(Example(content, "here"), "rows").arrays
-    asked, ends = int(found["ends"][0]), found["ends"]
+    arrays = causal_decoding(tokenizer, 64).decode(Example(content, "here"), "rows").arrays
+    asked, ends = int(arrays["ends"][0]), arrays["ends"]
     for number, choice in enumerate(choices):
-        ids = np.append(found["ids"][:asked], found["ids"][ends[number] : ends[number + 1]])
+        ids = np.append(arrays["ids"][:asked], arrays["ids"][ends[number] : ends[number + 1]])
         blank = "" if question[-1].isspace() else " "
         assert ids.tolist() == tokenizer.encode(question + blank + choice)
 

@@ -37,7 +37,11 @@ def test_a_project_of_causal_models_lives_as_one_of_images_does(project: Path, t
         folder, store, MODEL, "champion", "trees", bounds=Bounds(lose=0.9, rise=9, fall=0.9), scales=[-0.5, -1.0]
     )
     assert set(done.before.loss) == {"ships", "trees"}  # the colours are questions
-    assert {one.form for one in done.chosen.criteria if one.task == "trees"} == {"accuracy", "loss", "recall"}
+    assert {criterion.form for criterion in done.chosen.criteria if criterion.task == "trees"} == {
+        "accuracy",
+        "loss",
+        "recall",
+    }
     assert set(done.before.recall) == {"ships", "trees"}
     assert done.chosen.figures.recall.keys() == done.before.recall.keys()
     assert done.chosen.figures.loss["trees"] > done.before.loss["trees"]
@@ -48,7 +52,7 @@ def test_a_project_of_causal_models_lives_as_one_of_images_does(project: Path, t
     assert f"How version {done.rebuilt.version}, which has unlearned trees" in page
     assert all(html.escape(text, quote=False) in page for pair in shown.values() for text in pair)
     reasons = {gate.reason: gate.passed for gate in done.rebuilt.decision.gates if gate.name == "forgotten"}
-    assert reasons == {one.reason: one.holds for one in done.chosen.criteria if not one.kept}
+    assert reasons == {criterion.reason: criterion.holds for criterion in done.chosen.criteria if not criterion.kept}
     assert reproduce(folder, store, MODEL, done.rebuilt.version, from_data=False).same
     assert isinstance(load(store, MODEL, done.rebuilt.version).predict(asked[:1])["continuation"][0], str)
 

@@ -68,7 +68,7 @@ def recipe_of(project: Path, out: Path, method: str, **more: Any) -> Path:
 def interference(base: State, merged: State, experts: dict[str, State], name: str) -> float:
     """Σ_t ‖(τ − τ_t) τ_tᵀ‖² / ‖τ_t‖² of one matrix."""
     tau, taus = merged[name] - base[name], [expert[name] - base[name] for expert in experts.values()]
-    return sum(float(((tau - own) @ own.T).square().sum() / own.square().sum()) for own in taus)
+    return sum(float(((tau - part) @ part.T).square().sum() / part.square().sum()) for part in taus)
 
 
 def test_adamerging_learns_without_heads_and_lowers_the_entropy(
@@ -118,10 +118,10 @@ def test_an_expert_comes_back_from_the_file_of_all(
 ) -> None:
     weights = project / "outputs/base/model.safetensors"
     compress(configure_compressor(name), base, experts).write(tmp_path / "suite.safetensors")
-    found = extract_task(tmp_path / "suite.safetensors", "ships", weights)
-    assert found.keys() == base.keys()
+    extracted = extract_task(tmp_path / "suite.safetensors", "ships", weights)
+    assert extracted.keys() == base.keys()
     model, text, scores = open_language(str(weights), Path()).model, opened(project, "ships"), []
-    for state in (experts["ships"], found, base):
+    for state in (experts["ships"], extracted, base):
         model.load(state)
         scores.append(math.log(perplexity(model, text)))
     assert scores[1] < scores[0] + 0.6 * (scores[2] - scores[0])
@@ -150,8 +150,8 @@ def test_texts_are_continued_over_http(project: Path, tmp_path: Path) -> None:
     def post(*rows: dict[str, Any]) -> Any:
         return client.post("/invocations", json={"dataframe_records": list(rows)})
 
-    one, two = {"task": "ships", "text": "the ship "}, {"task": "trees", "text": "a"}
-    alone, both = post(one), post(two, one)
+    first, two = {"task": "ships", "text": "the ship "}, {"task": "trees", "text": "a"}
+    alone, both = post(first), post(two, first)
     assert alone.status_code == both.status_code == 200, alone.text
     assert alone.json()["predictions"][0] == both.json()["predictions"][1]
     refused = post({"task": "shps", "text": "a"}, {"task": "ships", "text": " "})

@@ -56,20 +56,20 @@ def test_with_a_stride_every_token_is_predicted_once_as_transformers_predicts_it
     model, _ = load_model(family.name, family.parent)
     texts, plain = texts_of(family), AutoModelForCausalLM.from_pretrained(family).eval()
     ids = torch.cat([row[:length] for row, length in zip(*texts.blocks, strict=True)]).long()
-    total, count, known = 0.0, 0, 1
+    total, count, predicted_to = 0.0, 0, 1
     for start in range(0, len(ids), stride):
         window = ids[None, start : start + 32]
         labels = window.clone()
-        labels[0, : known - start] = -100
-        new = min(start + 32, len(ids)) - known
+        labels[0, : predicted_to - start] = -100
+        new = min(start + 32, len(ids)) - predicted_to
         with torch.no_grad():
             total, count = total + new * float(plain(input_ids=window, labels=labels).loss), count + new
-        known += new
-        if known == len(ids):
+        predicted_to += new
+        if predicted_to == len(ids):
             break
-    found, predicted = total_loss(model, texts, 4, stride)
+    loss, predicted = total_loss(model, texts, 4, stride)
     assert predicted == count == len(ids) - 1
-    assert found == pytest.approx(total, rel=1e-5)
+    assert loss == pytest.approx(total, rel=1e-5)
     assert perplexity(model, texts, 3, stride) == pytest.approx(math.exp(total / count), rel=1e-5)
 
 
@@ -91,9 +91,9 @@ def test_generation_is_that_of_transformers(family: Path) -> None:
         (Generation(tokens=12), {"do_sample": False}),
         (Generation(tokens=12, temperature=0.8, seed=3), {}),
     ]:
-        found = continued(model.module, prompts, how, tokenizer.end)
-        assert found == continued(model.module, prompts, how, tokenizer.end)
-        for prompt, new in zip(prompts, found, strict=True):
+        continuations = continued(model.module, prompts, how, tokenizer.end)
+        assert continuations == continued(model.module, prompts, how, tokenizer.end)
+        for prompt, new in zip(prompts, continuations, strict=True):
             asked = asked or {"do_sample": True, "temperature": 0.8, "top_k": 0}
             torch.manual_seed(how.seed)
             ids = torch.tensor([prompt])
@@ -144,14 +144,14 @@ def test_adapters_and_tangents_begin_as_the_base_and_learn(base: Path) -> None:
     before = texts.loss(model, rows).item()
     adapted = LoraModel.of(model, LoraSettings(rank=4, alpha=8, targets=["q_proj", "down_proj"]))
     tangent = LinearisedModel.of(load_model(base.name, base.parent)[0])
-    for one in (adapted, tangent):
-        assert texts.loss(one, rows).item() == pytest.approx(before, abs=1e-5)
-        optimiser = torch.optim.Adam([p for p in one.module.parameters() if p.requires_grad], lr=0.01)
+    for network in (adapted, tangent):
+        assert texts.loss(network, rows).item() == pytest.approx(before, abs=1e-5)
+        optimiser = torch.optim.Adam([p for p in network.module.parameters() if p.requires_grad], lr=0.01)
         for _ in range(12):
             optimiser.zero_grad()
-            texts.loss(one, rows).backward()
+            texts.loss(network, rows).backward()
             optimiser.step()
-        after = texts.loss(one, rows).item()
+        after = texts.loss(network, rows).item()
         assert after < before - 0.05
     assert adapted.state().keys() == tangent.state().keys() == load_model(base.name, base.parent)[0].state().keys()
     plain = load_model(base.name, base.parent)[0]
@@ -182,8 +182,8 @@ def test_adapters_of_gpt2_whose_matrices_store_inputs_first_are_those_of_peft(tm
         "c_fc",
     }
     adapted.module.save(tmp_path / "adapter")
-    told = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
-    assert told["fan_in_fan_out"] is True
+    adapter_config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert adapter_config["fan_in_fan_out"] is True
     plain = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(tmp_path / "gpt2"), tmp_path / "adapter"
     ).eval()

@@ -62,13 +62,15 @@ def test_texts_are_stored_whole_and_held_out_in_sections(project: Path) -> None:
     stored = {
         split: load_split(project / f"outputs/data/{split}/ships", split) for split in ("train", "validation", "test")
     }
-    places = {(int(d), int(p)) for one in stored.values() for d, p in zip(one.documents, one.places, strict=True)}
-    assert len(places) == sum(len(one) for one in stored.values())
+    places = {
+        (int(d), int(p)) for blocks in stored.values() for d, p in zip(blocks.documents, blocks.places, strict=True)
+    }
+    assert len(places) == sum(len(blocks) for blocks in stored.values())
     assert {document for document, _ in places} == {0, 1, 2}
     sections = {(int(d), int(p) // 16) for d, p in zip(stored["test"].documents, stored["test"].places, strict=True)}
     assert len(sections) <= 2 < len(stored["test"])
     whole = "".join((project / f"inputs/ships/{n}.txt").read_text() for n in range(3))
-    total = sum(int(one.lengths.sum()) for one in stored.values())
+    total = sum(int(blocks.lengths.sum()) for blocks in stored.values())
     assert total == len(whole.encode())  # a token a byte
     train = opened(project, "ships", "train")
     assert int(train.blocks.lengths.sum()) > int(stored["train"].lengths.sum())  # end tokens
@@ -78,8 +80,8 @@ def test_experts_and_merges_are_models_of_transformers(project: Path, tmp_path: 
     shutil.copy(project / "inputs/base/config.json", tmp_path)
     for path in ("experts/ships/model.safetensors", "merged/cart.safetensors"):
         shutil.copyfile(project / "outputs" / path, tmp_path / "model.safetensors")
-        plain, told = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
-        assert not told["missing_keys"] | told["unexpected_keys"]
+        plain, loading = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+        assert not loading["missing_keys"] | loading["unexpected_keys"]
         for name, tensor in load_file(tmp_path / "model.safetensors").items():
             assert torch.equal(plain.state_dict()[name], tensor)
 
@@ -89,15 +91,15 @@ def test_the_likeliest_choice_answers_a_question(project: Path, model: Model) ->
     assert isinstance(questions, Questions)
     plain = AutoModelForCausalLM.from_pretrained(project / "inputs/base").eval()
     rows = torch.tensor([4, 0, 7])
-    found = questions.likelihoods(model, rows)
+    likelihoods = questions.likelihoods(model, rows)
     for line, row in enumerate(rows.tolist()):
         ends, ids = questions.ends[row], torch.from_numpy(np.asarray(questions.ids[row])).long()
         for k in range(3):
             tokens = torch.cat([ids[: ends[0]], ids[ends[k] : ends[k + 1]]])
             log_p = plain(input_ids=tokens[None]).logits[0].log_softmax(dim=1)
             expected = sum(log_p[at - 1, tokens[at]] for at in range(int(ends[0]), len(tokens)))
-            torch.testing.assert_close(found[line, k], expected)
-    assert found.shape == (3, 16)
+            torch.testing.assert_close(likelihoods[line, k], expected)
+    assert likelihoods.shape == (3, 16)
     assert questions.log_p(model, rows).exp().sum(dim=1).tolist() == pytest.approx([1, 1, 1])
     right = questions.likelihoods(model, rows).argmax(dim=1) == questions.answers[rows]
     assert questions.scores(model, rows).tolist() == right.float().tolist()
@@ -191,13 +193,13 @@ def test_a_registered_model_goes_on_from_a_text(project: Path, model: Model) -> 
     tasks = dict.fromkeys(TASKS)
     loaded = Loaded(modality, expert, tasks, {task: [] for task in tasks}, decoding, record, CPU)
     answer = SERVED.get("causal").answer
-    found = answer(loaded, {"task": ["ships", "trees"], "text": ["the ship ", "the ship "]})["continuation"]
+    continuations = answer(loaded, {"task": ["ships", "trees"], "text": ["the ship ", "the ship "]})["continuation"]
     tokenizer = AutoTokenizer.from_pretrained(project / "inputs/base")
     ids = tokenizer("the ship ", return_tensors="pt")["input_ids"]
     plain = AutoModelForCausalLM.from_pretrained(project / "inputs/base").eval()
     plain.load_state_dict(expert.state(), strict=False)
     new = plain.generate(ids, max_new_tokens=32, do_sample=False, pad_token_id=256)[0, ids.shape[1] :]
-    assert found == [tokenizer.decode(new, skip_special_tokens=True)] * 2
+    assert continuations == [tokenizer.decode(new, skip_special_tokens=True)] * 2
     with pytest.raises(MergeflowError, match=r"2 of 2 rows cannot be answered. row 0: .*empty.* row 1: unknown task"):
         answer(loaded, {"task": ["ships", "shps"], "text": [" ", "a"]})
     assert len(example_scores(expert, opened(project, "ships"), 2)) == len(opened(project, "ships"))

@@ -20,9 +20,9 @@ WORDS = st.lists(st.sampled_from(["red", "boat", "old", "the", "a"]), min_size=1
 def common(first: list[str], second: list[str]) -> int:
     """The length of the longest common subsequence, by the recursion of its definition."""
     rows = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
-    for i, one in enumerate(first):
+    for i, token in enumerate(first):
         for j, other in enumerate(second):
-            rows[i + 1][j + 1] = rows[i][j] + 1 if one == other else max(rows[i][j + 1], rows[i + 1][j])
+            rows[i + 1][j + 1] = rows[i][j] + 1 if token == other else max(rows[i][j + 1], rows[i + 1][j])
     return rows[-1][-1]
 
 
@@ -61,7 +61,7 @@ def test_what_unlearning_asks_for_is_the_mean_over_the_passages_that_are_long_en
     tokenizer = load_tokenizer("books", Path())
     texts = [general(number, part="general/test") for number in range(3)]
     held = Passages(tokenizer, {"long": [*texts, "Too short."], "short": ["Too short."]})
-    expected = sum(one.recall for one in recited(model.module, tokenizer, texts)) / 3
+    expected = sum(text.recall for text in recited(model.module, tokenizer, texts)) / 3
     assert 0 < expected < 1
     for batch_size in (2, 8):
         assert held.recall(model, batch_size) == {"long": pytest.approx(expected)}

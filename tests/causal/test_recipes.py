@@ -45,9 +45,11 @@ def test_a_chat_vector_gives_a_domains_model_what_instruction_tuning_changed(
     for name, file in files.items():
         opened.load(project / file)
         opened.save(tmp_path / "models" / name)
-    told = json.loads((tmp_path / "models/instruct/tokenizer_config.json").read_text())
+    tokenizer_config = json.loads((tmp_path / "models/instruct/tokenizer_config.json").read_text())
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    (tmp_path / "models/instruct/tokenizer_config.json").write_text(json.dumps({**told, "chat_template": template}))
+    (tmp_path / "models/instruct/tokenizer_config.json").write_text(
+        json.dumps({**tokenizer_config, "chat_template": template})
+    )
     values = yaml.safe_load((ROOT / "examples/recipes/chat_vector.yaml").read_text())
     merge(make_recipe({**values, "weights": {"instruct": 0.5}}))
     base, instruct, domain = (read_state(project / file) for file in files.values())
@@ -55,12 +57,12 @@ def test_a_chat_vector_gives_a_domains_model_what_instruction_tuning_changed(
     for name, value in merged.items():
         torch.testing.assert_close(value, domain[name] + 0.5 * (instruct[name] - base[name]), rtol=1e-5, atol=1e-6)
     assert any(template in path.read_text() for path in (tmp_path / "merged/domain-chat").glob("*.j*"))
-    found: dict[str, dict[str, float]] = {}
+    surprises: dict[str, dict[str, float]] = {}
     for name in (*(f"models/{name}" for name in files), "merged/domain-chat"):
         opened.load(tmp_path / name)
-        found[Path(name).name] = {task: surprise(opened, project, task) for task in ("trees", "ships")}
-    assert found["domain-chat"]["trees"] < found["domain"]["trees"]  # it took the style
-    assert found["domain-chat"]["ships"] < found["base"]["ships"]  # and kept the domain
+        surprises[Path(name).name] = {task: surprise(opened, project, task) for task in ("trees", "ships")}
+    assert surprises["domain-chat"]["trees"] < surprises["domain"]["trees"]  # it took the style
+    assert surprises["domain-chat"]["ships"] < surprises["base"]["ships"]  # and kept the domain
 
 
 def test_a_chat_model_brings_the_tokens_of_its_format_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,21 +81,21 @@ def test_a_chat_model_brings_the_tokens_of_its_format_along(tmp_path: Path, monk
             model.to(torch.bfloat16)
         model.save_pretrained(f"models/{name}")
         save_tokenizer(tmp_path / "models" / name, *(["<|im_start|>", "<|im_end|>"] if name == "instruct" else []))
-    told = tmp_path / "models/instruct/tokenizer_config.json"
+    config_file = tmp_path / "models/instruct/tokenizer_config.json"
     template = "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
-    told.write_text(json.dumps({**json.loads(told.read_text()), "chat_template": template}))
+    config_file.write_text(json.dumps({**json.loads(config_file.read_text()), "chat_template": template}))
     values = yaml.safe_load((ROOT / "examples/recipes/chat_vector.yaml").read_text())
     with pytest.raises(MergeflowError, match="'instruct' has 259 rows for tokens, the base 257; `tokenizer_source"):
         merge(make_recipe(values))
     merge(make_recipe({**values, "tokenizer_source": "instruct", "weights": {"instruct": 0.5}}))
 
-    found, loaded = AutoModelForCausalLM.from_pretrained("merged/domain-chat", output_loading_info=True)
+    reloaded, loaded = AutoModelForCausalLM.from_pretrained("merged/domain-chat", output_loading_info=True)
     assert not any(loaded.values())
     words, told_by_base = (AutoTokenizer.from_pretrained(name) for name in ("merged/domain-chat", "models/base"))
     asked = words.apply_chat_template([{"role": "user", "content": "hi"}])
     assert asked["input_ids"] == [257, *told_by_base("hi")["input_ids"], 258]
     base, instruct, domain = (read_state(tmp_path / "models" / name) for name in ("base", "instruct", "domain"))
-    merged = found.state_dict()
+    merged = reloaded.state_dict()
     rows, norm = "model.embed_tokens.weight", "model.norm.weight"
     expected = domain[rows] + 0.5 * (instruct[rows][:257].float() - base[rows])
     torch.testing.assert_close(merged[rows][:257], expected, rtol=1e-5, atol=1e-6)
@@ -109,11 +111,14 @@ def test_three_domains_are_merged_by_every_method_of_the_example(
     values: dict[str, Any] = yaml.safe_load((ROOT / "examples/sweeps/domains.yaml").read_text())
     assert set(values["methods"]) == set(methods()) - OTHERS
     shutil.copyfile(ROOT / "examples/sweeps/domains.py", tmp_path / "domains.py")
-    first = {name: {key: found[:1] for key, found in args.items()} for name, args in values["methods"].items()}
+    first = {
+        name: {key: values_of_arg[:1] for key, values_of_arg in args.items()}
+        for name, args in values["methods"].items()
+    }
     experts = {task: EXPERT.format(task) for task in ("ships", "trees", "colours")}
     values |= {"experts": experts, "score": f"{tmp_path / 'domains.py'}:score", "methods": first}
-    found = run_sweep(make_sweep(values), tmp_path / "sweep")
-    assert {trial.method for trial in found.trials} == set(values["methods"])
-    assert set(found.base.accuracy) == {"ships", "trees"}  # the colours are questions
-    assert all(found.winner.score.accuracy[task] > found.base.accuracy[task] for task in ("ships", "trees"))
-    assert found.test is not None
+    result = run_sweep(make_sweep(values), tmp_path / "sweep")
+    assert {trial.method for trial in result.trials} == set(values["methods"])
+    assert set(result.base.accuracy) == {"ships", "trees"}  # the colours are questions
+    assert all(result.winner.score.accuracy[task] > result.base.accuracy[task] for task in ("ships", "trees"))
+    assert result.test is not None

@@ -44,15 +44,15 @@ def test_a_model_that_would_be_asked_for_minutes_is_not_asked(project: Path, mon
 def test_a_text_goes_on_as_transformers_generates_it(project: Path, base: Path) -> None:
     passages = held_out(project / layout.split("validation", "ships"), "validation", 3)
     opened = open_language(str(base), Path())
-    found = go_on(opened.model.module, opened.tokenizer, [*passages, "too short"])
+    continuations = go_on(opened.model.module, opened.tokenizer, [*passages, "too short"])
     words, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base).eval()
-    assert len(found) == len(passages) == 3
-    for passage, one in zip(passages, found, strict=True):
+    assert len(continuations) == len(passages) == 3
+    for passage, continuation in zip(passages, continuations, strict=True):
         ids = words(passage, return_tensors="pt")["input_ids"]
-        assert one.prompt + one.own == words.decode(ids[0, : PROMPT + WRITTEN])
+        assert continuation.prompt + continuation.own == words.decode(ids[0, : PROMPT + WRITTEN])
         new = model.generate(ids[:, :PROMPT], max_new_tokens=WRITTEN, min_new_tokens=WRITTEN, do_sample=False)
-        assert one.written == words.decode(new[0, PROMPT:])
-        assert one.right == int((new[0, PROMPT:] == ids[0, PROMPT : PROMPT + WRITTEN]).sum())
+        assert continuation.written == words.decode(new[0, PROMPT:])
+        assert continuation.right == int((new[0, PROMPT:] == ids[0, PROMPT : PROMPT + WRITTEN]).sum())
     assert held_out(project / layout.split("validation", "colours"), "validation", 3) == []
 
 

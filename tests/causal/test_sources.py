@@ -25,12 +25,12 @@ def write(folder: Path, **splits: list[dict[str, Any]]) -> Path:
 @pytest.mark.parametrize("secret", ["", "-1", -1, None])
 def test_a_test_split_whose_answers_are_secret_is_not_used(secret: Any, tmp_path: Path) -> None:
     """As HellaSwag has it: the answers of test are empty, and validation stands for it."""
-    known = [question(k, str(k % 2)) for k in range(4)]
-    write(tmp_path / "rows", train=known, validation=known[:2], test=[question(k, secret) for k in range(3)])
+    questions = [question(k, str(k % 2)) for k in range(4)]
+    write(tmp_path / "rows", train=questions, validation=questions[:2], test=[question(k, secret) for k in range(3)])
     raw = SOURCES["jsonl"]("swag", "rows", 0, tmp_path)
     assert raw.ignored_splits == ("test (its answers are secret), for which validation stands",)
     assert {split: len(list(examples())) for split, examples in raw.splits.items()} == {"train": 4, "test": 2}
-    write(tmp_path / "two", train=known, test=[question(9, secret)])
+    write(tmp_path / "two", train=questions, test=[question(9, secret)])
     raw = SOURCES["jsonl"]("swag", "two", 0, tmp_path)
     assert (raw.ignored_splits, list(raw.splits)) == (("test (its answers are secret)",), ["train"])
 
@@ -53,8 +53,8 @@ def test_a_folder_reads_endings_in_capitals_and_tells_what_it_does_not_read(tmp_
     (tmp_path / "two.Md").write_text("other words")
     for about in ("LICENSE", "metadata.json"):
         (tmp_path / about).write_text("about them")
-    found = open_folder("task", str(tmp_path), 0, tmp_path)
-    assert len(list(found.splits["train"]())) == 2
+    source = open_folder("task", str(tmp_path), 0, tmp_path)
+    assert len(list(source.splits["train"]())) == 2
     (tmp_path / "three.rst").write_text("more words")
     with pytest.raises(MergeflowError, match=r"holds 'three.rst', which is not read as text"):
         open_folder("task", str(tmp_path), 0, tmp_path)

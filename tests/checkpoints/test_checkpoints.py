@@ -22,13 +22,13 @@ DTYPES = [
 @pytest.fixture
 def state():
     generator = torch.Generator().manual_seed(0)
-    found = {
+    tensors = {
         f"t{index}": torch.randint(0, 2, (3, index + 1), generator=generator).to(dtype)
         for index, dtype in enumerate(DTYPES)
     }
     large = torch.randn(BLOCK + 5, generator=generator)
     return {
-        **found,
+        **tensors,
         "scalar": torch.tensor(2.5),
         "empty": torch.zeros(0, 3),
         "large": large,
@@ -50,16 +50,16 @@ def same(a, b):
 def test_round_trip_and_both_ways_with_the_reference_implementation(state, tmp_path):
     written = write_checkpoint(tmp_path / "ours.safetensors", state, {"note": "é"})
     assert written == fingerprint(state)
-    with open_checkpoint(tmp_path / "ours.safetensors") as found:
-        same(found, state)
-        assert found.metadata == {"note": "é"}
-        assert fingerprint(found) == written
-        assert torch.equal(found.read("large", 3, 9), state["large"][3:9])
+    with open_checkpoint(tmp_path / "ours.safetensors") as checkpoint:
+        same(checkpoint, state)
+        assert checkpoint.metadata == {"note": "é"}
+        assert fingerprint(checkpoint) == written
+        assert torch.equal(checkpoint.read("large", 3, 9), state["large"][3:9])
     same(load_file(tmp_path / "ours.safetensors"), state)
     save_file({name: value.contiguous() for name, value in state.items()}, tmp_path / "theirs.safetensors")
-    with open_checkpoint(tmp_path / "theirs.safetensors") as found:
-        same(found, state)
-        assert fingerprint(found) == written
+    with open_checkpoint(tmp_path / "theirs.safetensors") as checkpoint:
+        same(checkpoint, state)
+        assert fingerprint(checkpoint) == written
 
 
 def test_the_fingerprint_sees_names_types_shapes_and_bytes_alone(state, tmp_path):
@@ -99,9 +99,9 @@ def _umask():
 def test_tied_tensors_are_written_whole_and_remembered(tmp_path):
     shared = torch.randn(3, 3)
     write_checkpoint(tmp_path / "a.safetensors", {"a": shared, "b": shared, "c": shared[:1]})
-    with open_checkpoint(tmp_path / "a.safetensors") as found:
-        assert found.tied == {"b": "a"}
-        same(found, {"a": shared, "b": shared, "c": shared[:1]})
+    with open_checkpoint(tmp_path / "a.safetensors") as checkpoint:
+        assert checkpoint.tied == {"b": "a"}
+        same(checkpoint, {"a": shared, "b": shared, "c": shared[:1]})
 
 
 def test_sharded_folders_and_their_faults(tmp_path):
@@ -115,8 +115,8 @@ def test_sharded_folders_and_their_faults(tmp_path):
 
     say({"a": "one.safetensors", "b": "two.safetensors"})
     for path in (tmp_path, index):
-        with open_checkpoint(path) as found:
-            same(found, {**first, **second})
+        with open_checkpoint(path) as checkpoint:
+            same(checkpoint, {**first, **second})
     say({"a": "one.safetensors", "b": "three.safetensors"})
     with pytest.raises(MergeflowError, match=r"'three\.safetensors', which is missing"):
         open_checkpoint(tmp_path)
@@ -138,9 +138,9 @@ def test_pickled_state_dicts(tmp_path):
             {"model": {"module." + name: value for name, value in weights.items()}},
         ):
             torch.save(saved, tmp_path / "w.pt", _use_new_zipfile_serialization=not legacy)
-            with open_checkpoint(tmp_path / "w.pt") as found:
-                same(found, weights)
-                assert torch.equal(found.read("a", 1, 3), weights["a"].reshape(-1)[1:3])
+            with open_checkpoint(tmp_path / "w.pt") as checkpoint:
+                same(checkpoint, weights)
+                assert torch.equal(checkpoint.read("a", 1, 3), weights["a"].reshape(-1)[1:3])
     torch.save({"a": torch.ones(2), 3: torch.ones(2)}, tmp_path / "w.bin")
     with pytest.raises(MergeflowError, match="not named tensors: 3"):
         open_checkpoint(tmp_path / "w.bin")
@@ -191,10 +191,10 @@ def test_lora_adapters_are_task_vectors(adapter, tmp_path):
     from mergeflow.merging import make_recipe, merge
 
     folder, down, up, config = adapter
-    with open_checkpoint(folder) as found:
-        assert found.is_task_vector
-        torch.testing.assert_close(found["mlp.weight"], 3 * up @ down)
-        assert torch.equal(found.read("mlp.weight", 3, 9), found["mlp.weight"].reshape(-1)[3:9])
+    with open_checkpoint(folder) as opened:
+        assert opened.is_task_vector
+        torch.testing.assert_close(opened["mlp.weight"], 3 * up @ down)
+        assert torch.equal(opened.read("mlp.weight", 3, 9), opened["mlp.weight"].reshape(-1)[3:9])
     base = {"mlp.weight": torch.randn(4, 5), "head.weight": torch.ones(2, 2), "norm": torch.ones(3)}
     write_checkpoint(tmp_path / "base.safetensors", base)
     values = {"method": "average", "base": str(tmp_path / "base.safetensors"), "experts": [str(folder)]}
@@ -204,8 +204,8 @@ def test_lora_adapters_are_task_vectors(adapter, tmp_path):
         assert torch.equal(merged["head.weight"], torch.full((2, 2), 3.0))  # a module trained whole, not a difference
         assert torch.equal(merged["norm"], base["norm"])
     (folder / "adapter_config.json").write_text(json.dumps({**config, "use_rslora": True, "fan_in_fan_out": True}))
-    with open_checkpoint(folder) as found:
-        torch.testing.assert_close(found["mlp.weight"], (6 / 2**0.5 * up @ down).T)
+    with open_checkpoint(folder) as opened:
+        torch.testing.assert_close(opened["mlp.weight"], (6 / 2**0.5 * up @ down).T)
 
 
 @pytest.mark.parametrize(
@@ -232,8 +232,8 @@ def test_adapters_that_cannot_be_merged(adapter, change, message):
 def test_any_alpha_is_a_factor(adapter, alpha):
     folder, down, up, config = adapter
     (folder / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": alpha}))
-    with open_checkpoint(folder) as found:
-        torch.testing.assert_close(found["mlp.weight"], alpha / 2 * up @ down)
+    with open_checkpoint(folder) as opened:
+        torch.testing.assert_close(opened["mlp.weight"], alpha / 2 * up @ down)
 
 
 @pytest.mark.parametrize("end", ["lora_B.weight", "lora_embedding_B", "lora_magnitude_vector"])
@@ -250,8 +250,8 @@ def test_a_folder_with_an_adapter_and_a_model_is_ambiguous(adapter):
     write_checkpoint(folder / "model.safetensors", {"mlp.weight": torch.ones(4, 5)})
     with pytest.raises(MergeflowError, match=r"holds an adapter and a model: name 'model.safetensors' if"):
         open_checkpoint(folder)
-    with open_checkpoint(folder / "model.safetensors") as found:
-        assert set(found) == {"mlp.weight"}
+    with open_checkpoint(folder / "model.safetensors") as checkpoint:
+        assert set(checkpoint) == {"mlp.weight"}
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -276,10 +276,10 @@ def test_adapters_that_peft_itself_writes(tmp_path, rslora):
                 value.copy_(torch.randn_like(value))
     wrapped.save_pretrained(tmp_path / "adapter")
     expected = wrapped.merge_and_unload().state_dict()
-    with open_checkpoint(tmp_path / "adapter") as found:
-        assert set(found) == {"layers.0.attn.weight", "layers.0.mlp.weight", "head.weight", "head.bias"}
-        for name, value in found.items():
-            torch.testing.assert_close(value + (0 if name in found.absolute else base[name]), expected[name])
+    with open_checkpoint(tmp_path / "adapter") as opened:
+        assert set(opened) == {"layers.0.attn.weight", "layers.0.mlp.weight", "head.weight", "head.bias"}
+        for name, value in opened.items():
+            torch.testing.assert_close(value + (0 if name in opened.absolute else base[name]), expected[name])
 
 
 def test_paths_that_hold_nothing(tmp_path):
@@ -321,8 +321,8 @@ def test_headers_are_taken_and_refused_as_by_the_official_reader(tmp_path, name,
         with pytest.raises(MergeflowError, match="not a valid safetensors file"):
             open_checkpoint(path)
         return
-    with open_checkpoint(path) as found:
-        assert {key: found[key].tolist() for key in found} == official
+    with open_checkpoint(path) as checkpoint:
+        assert {key: checkpoint[key].tolist() for key in checkpoint} == official
 
 
 def test_shards_may_lie_in_a_folder_below(tmp_path):
@@ -332,8 +332,8 @@ def test_shards_may_lie_in_a_folder_below(tmp_path):
         )
     places = {f"w{number}": f"weights/part-{number}.safetensors" for number in (1, 2)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    with open_checkpoint(tmp_path) as found:
-        assert {name: float(found[name][0]) for name in found} == {"w1": 1.0, "w2": 2.0}
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert {name: float(checkpoint[name][0]) for name in checkpoint} == {"w1": 1.0, "w2": 2.0}
 
 
 def test_checks_of_states():

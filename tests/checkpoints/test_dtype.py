@@ -13,6 +13,6 @@ def test_every_type_of_the_format_is_torchs(dtype: DType) -> None:
 
 
 def test_a_type_that_the_format_lacks_is_known_all_the_same() -> None:
-    found = dtype_of(torch.complex128)
-    assert (found.torch, found.itemsize, found.is_complex) == (torch.complex128, 16, True)
-    assert found not in DTYPES.values()
+    dtype = dtype_of(torch.complex128)
+    assert (dtype.torch, dtype.itemsize, dtype.is_complex) == (torch.complex128, 16, True)
+    assert dtype not in DTYPES.values()

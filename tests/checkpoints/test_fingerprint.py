@@ -87,12 +87,12 @@ def test_a_merge_stopped_before_the_schemes_goes_on(files: Path, monkeypatch: py
         patch.setattr("tests.merging.test_folder.merge", partial(merge, scheme="sha256"))
         stop(files, monkeypatch, after=2)
     journal = files / ".out.journal"
-    found = json.loads(journal.read_text())
-    assert found.pop("scheme") == "sha256"
-    journal.write_text(json.dumps(found))  # as it was written before
+    entries = json.loads(journal.read_text())
+    assert entries.pop("scheme") == "sha256"
+    journal.write_text(json.dumps(entries))  # as it was written before
     result, made = written(files, monkeypatch)
     assert made
-    assert not set(found["shards"]) & set(made)
+    assert not set(entries["shards"]) & set(made)
     assert (result.fingerprint, result.inputs) == (whole.fingerprint, whole.inputs)
     assert result.inputs["base"] == RECORDED["awkward"]
 
@@ -124,9 +124,9 @@ def test_a_header_that_names_the_base_in_another_scheme_does_not_refuse_it(files
 
 def test_a_compressed_suite_of_before_opens(files: Path) -> None:
     base, experts = awkward(torch.float32)
-    found = compress(configure_compressor("tall_mask"), base, experts)
-    found.write(files / "new.safetensors")
-    replace(found, base=RECORDED["awkward"]).write(files / "old.safetensors")
+    compressed = compress(configure_compressor("tall_mask"), base, experts)
+    compressed.write(files / "new.safetensors")
+    replace(compressed, base=RECORDED["awkward"]).write(files / "old.safetensors")
     for name in ("new", "old"):
         extract_task(files / f"{name}.safetensors", "expert0", files / "base.safetensors")
     with pytest.raises(MergeflowError, match=r"is not the base .*…, not dce42c36c03d…"):
@@ -137,8 +137,8 @@ def test_a_recorded_recipe_replays_in_its_scheme(files: Path) -> None:
     values = {"method": "ties", "base": "base.safetensors", "experts": {"a": "expert0.safetensors"}}
     paths = {"base": str(files / "base.safetensors"), "experts": {"a": str(files / "expert0.safetensors")}}
     before = merge({**values, **paths}, files / "before.safetensors", scheme="sha256")
-    known = {**values, "base_fingerprint": before.inputs["base"], "fingerprints": {"a": before.inputs["a"]}}
-    made = replay(known, files, files / "again.safetensors")
+    record = {**values, "base_fingerprint": before.inputs["base"], "fingerprints": {"a": before.inputs["a"]}}
+    made = replay(record, files, files / "again.safetensors")
     assert (made.fingerprint, made.other_inputs) == (before.fingerprint, ())
-    known["fingerprints"]["a"] = RECORDED["long"]
-    assert replay(known, files, files / "again.safetensors").other_inputs == ("a",)
+    record["fingerprints"]["a"] = RECORDED["long"]
+    assert replay(record, files, files / "again.safetensors").other_inputs == ("a",)

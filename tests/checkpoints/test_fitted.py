@@ -84,18 +84,20 @@ def test_a_mixture_that_meets_a_dense_base_is_refused_at_once():
         for kind in kinds
     ]
     tensors = [
-        {**dict.fromkeys(shared, torch.zeros(2)), **dict.fromkeys(own, torch.zeros(3))} for own in (dense, listed)
+        {**dict.fromkeys(shared, torch.zeros(2)), **dict.fromkeys(names, torch.zeros(3))} for names in (dense, listed)
     ]
     base, expert = (
-        LazyStateDict("", {name: TensorEntry(one) for name, one in made.items()}, infos_of(made), {})
+        LazyStateDict("", {name: TensorEntry(tensor) for name, tensor in made.items()}, infos_of(made), {})
         for made in tensors
     )
     began = time.process_time()
     fit = fit_inputs(base, {"a": expert})
-    with pytest.raises(MergeflowError, match=r"has 1536 tensors '.*experts\.\*\.up_proj.*unknown.*nearest is") as told:
+    with pytest.raises(
+        MergeflowError, match=r"has 1536 tensors '.*experts\.\*\.up_proj.*unknown.*nearest is"
+    ) as raised:
         fit.check()
     assert time.process_time() - began < 5
-    assert str(told.value).count("\n") < 12
+    assert str(raised.value).count("\n") < 12
 
 
 def test_an_untied_head_is_not_taken_for_a_copy(tmp_path):
@@ -201,9 +203,9 @@ def test_what_wrappers_put_into_names_is_taken_out(tmp_path, prefix, suffix):
     for at, state in enumerate((plain, inner, {prefix + name: value for name, value in plain.items()})):
         path = tmp_path / f"{at}.{suffix}"
         torch.save(state, path) if suffix == "pt" else save_file(state, path)
-        with open_checkpoint(path) as found:
-            assert set(found) == set(plain)
-            assert torch.equal(found["visual.proj"], plain["visual.proj"])
+        with open_checkpoint(path) as checkpoint:
+            assert set(checkpoint) == set(plain)
+            assert torch.equal(checkpoint["visual.proj"], plain["visual.proj"])
     experts = [str(tmp_path / f"{at}.{suffix}") for at in (0, 1)]
     merge(
         {
@@ -213,8 +215,8 @@ def test_what_wrappers_put_into_names_is_taken_out(tmp_path, prefix, suffix):
             "out": str(tmp_path / "o.safetensors"),
         }
     )
-    with open_checkpoint(tmp_path / "o.safetensors") as found:
-        assert set(found) == set(plain)
+    with open_checkpoint(tmp_path / "o.safetensors") as checkpoint:
+        assert set(checkpoint) == set(plain)
 
 
 def test_wrapped_shards_and_names_that_collide(tmp_path):
@@ -222,9 +224,9 @@ def test_wrapped_shards_and_names_that_collide(tmp_path):
         save_file({f"_orig_mod.w{at}": torch.ones(2)}, tmp_path / f"{at}.safetensors")
     index = {"weight_map": {f"_orig_mod.w{at}": f"{at}.safetensors" for at in range(2)}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with open_checkpoint(tmp_path) as found:
-        assert set(found) == {"w0", "w1"}
-        assert found.shards == (("w0",), ("w1",))
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert set(checkpoint) == {"w0", "w1"}
+        assert checkpoint.shards == (("w0",), ("w1",))
     save_file({"w": torch.ones(2), "_orig_mod.w": torch.ones(2)}, tmp_path / "twice.safetensors")
     with pytest.raises(MergeflowError, match=r"'_orig_mod\.w'.* both 'w'"):
         open_checkpoint(tmp_path / "twice.safetensors")
@@ -274,9 +276,9 @@ def test_weight_norm_and_rows_of_new_tokens_are_told(tmp_path):
         assert "1 weights with weight norm" in "".join(fit.notes)
         with pytest.raises(
             MergeflowError, match=r"\[6, 2\], base has \[4, 2\]; its rows are of more tokens: `tokenizer_so"
-        ) as told:
+        ) as raised:
             fit.check()
-        assert "1 mismatch " in str(told.value)
+        assert "1 mismatch " in str(raised.value)
 
 
 def test_eight_bit_floats_are_compared(tmp_path):

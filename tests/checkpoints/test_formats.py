@@ -64,8 +64,8 @@ def test_the_order_of_files_is_that_of_from_pretrained(tmp_path, layout):
     write_checkpoint(tmp_path / "model.safetensors", state, {"format": "pt"})
     torch.save(old.state_dict(), tmp_path / "pytorch_model.bin")
     expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).model.norm.weight
-    with open_checkpoint(tmp_path) as found:
-        assert torch.equal(found["model.norm.weight"], expected)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert torch.equal(checkpoint["model.norm.weight"], expected)
 
 
 def test_a_stale_index_does_not_hide_a_good_file(tmp_path):

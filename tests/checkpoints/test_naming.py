@@ -46,8 +46,10 @@ def test_a_merge_of_both_layouts_is_that_of_one(tmp_path, method):
     recipe = {"method": method, "base": str(tmp_path / "base-listed")}
     mixed = {**recipe, "experts": {"a": str(expert[1]), "b": str(tmp_path / "base-fused")}}
     plain = {**recipe, "experts": {"a": str(expert[0]), "b": str(tmp_path / "base-listed")}}
-    found, wanted = (merge({**one, "out": str(tmp_path / name)}) for one, name in ((mixed, "mixed"), (plain, "plain")))
-    assert found.fingerprint == wanted.fingerprint
+    merged, wanted = (
+        merge({**values, "out": str(tmp_path / name)}) for values, name in ((mixed, "mixed"), (plain, "plain"))
+    )
+    assert merged.fingerprint == wanted.fingerprint
     assert "tensors of 'a' are read as" in "\n".join(check_recipe(mixed).lines())
     model = type(tiny("mixtral")).from_pretrained(tmp_path / "mixed")
     with open_checkpoint(tmp_path / "plain") as state:
@@ -68,11 +70,11 @@ def test_an_incomplete_mixture_is_refused(tmp_path):
 def test_names_in_memory_are_those_that_transformers_has(tmp_path, name):
     model = tiny(name)
     model.save_pretrained(tmp_path)
-    config, known = model.config.to_dict(), set(model.state_dict())
+    config, loaded = model.config.to_dict(), set(model.state_dict())
     with open_checkpoint(tmp_path) as state:
         plain = [tensor for tensor in state if ".experts." not in tensor]
-        assert {loaded_name(config, tensor) for tensor in plain} <= known
-        assert all(loaded_name(config, tensor) == tensor for tensor in known)
+        assert {loaded_name(config, tensor) for tensor in plain} <= loaded
+        assert all(loaded_name(config, tensor) == tensor for tensor in loaded)
 
 
 RENAMED = (

@@ -111,10 +111,10 @@ def trained(model, folder, **config):
 
 def whole(base, state):
     """The adapted model's weights from the base and the adapter as a task vector."""
-    found = {name: base[name].float() for name in base}
+    total = {name: base[name].float() for name in base}
     for name in state:
-        found[name] = state[name] if name in state.absolute else found[name] + state[name]
-    return found
+        total[name] = state[name] if name in state.absolute else total[name] + state[name]
+    return total
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -149,10 +149,10 @@ def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
     with open_checkpoint(tmp_path / "base") as base, open_checkpoint(tmp_path / "adapter") as adapter:
         fit = fit_inputs(base, {"a": adapter})
         check_compatible(fit.base, fit.experts)
-        found = whole(fit.base, fit.experts["a"])
-        moved = [name for name in fit.experts["a"] if not torch.equal(found[name], base[name].float())]
+        total = whole(fit.base, fit.experts["a"])
+        moved = [name for name in fit.experts["a"] if not torch.equal(total[name], base[name].float())]
         assert moved
-        for name, value in found.items():
+        for name, value in total.items():
             if name not in fit.base.infos.keys() - base.infos.keys():  # a head that PEFT's merge leaves tied
                 torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
 
@@ -202,9 +202,9 @@ def test_convolutions(tmp_path, settings):
         outs.append("again.safetensors")
     base = load_file(tmp_path / "base.safetensors")
     for out in outs:
-        found = load_file(tmp_path / out)
-        assert sum(not torch.equal(found[name], base[name]) for name in base) >= len(CONVOLUTIONS)
-        for name, value in found.items():
+        merged = load_file(tmp_path / out)
+        assert sum(not torch.equal(merged[name], base[name]) for name in base) >= len(CONVOLUTIONS)
+        for name, value in merged.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
 
 
@@ -233,9 +233,9 @@ def test_weights_that_the_base_s_file_holds_fused(tmp_path, family, config):
     expected = trained(built(family), tmp_path, **config)
     merge({"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base"),
            "experts": [str(tmp_path / "adapter")], "out": str(tmp_path / "out")})  # fmt: skip
-    found = type(built(family)).from_pretrained(tmp_path / "out").state_dict()
-    for name in found:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-5)
+    loaded = type(built(family)).from_pretrained(tmp_path / "out").state_dict()
+    for name in loaded:
+        torch.testing.assert_close(loaded[name], expected[name], rtol=1e-5, atol=1e-5)
 
 
 def test_listed_experts_given_whole_are_no_part_of_a_stack(tmp_path):
@@ -271,8 +271,8 @@ def test_each_weight_is_turned_as_the_base_has_it_whatever_the_adapter_says(tmp_
     file = tmp_path / "adapter" / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "fan_in_fan_out": said}))
     with open_checkpoint(tmp_path / "base") as base, open_checkpoint(tmp_path / "adapter") as adapter:
-        found = whole(base, fit_inputs(base, {"a": adapter}).experts["a"])
-        for name, value in found.items():
+        total = whole(base, fit_inputs(base, {"a": adapter}).experts["a"])
+        for name, value in total.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
         held = {name: base[name] for name in base if biases or not name.endswith("bias")}
     write_checkpoint(tmp_path / "b.safetensors", held)  # without config.json
@@ -281,9 +281,9 @@ def test_each_weight_is_turned_as_the_base_has_it_whatever_the_adapter_says(tmp_
             fit_inputs(base, {"a": adapter})
         adapter.infos.pop("score.weight")
         adapter.entries.pop("score.weight")
-        found = fit_inputs(base, {"a": adapter}, ignore=["score.weight"]).experts["a"]
-        for name in found:
-            torch.testing.assert_close(base[name] + found[name], expected[name], rtol=1e-5, atol=1e-6)
+        total = fit_inputs(base, {"a": adapter}, ignore=["score.weight"]).experts["a"]
+        for name in total:
+            torch.testing.assert_close(base[name] + total[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -302,8 +302,8 @@ def test_the_task_vector_of_an_adapter_is_what_it_changes_of_its_base(tmp_path, 
     with open_checkpoint(tmp_path / "base") as base, open_checkpoint(tmp_path / "tau.safetensors") as tau:
         assert tau.is_task_vector
         for name in base:
-            found = base[name] + tau[name] if name in tau else base[name]
-            torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-6)
+            total = base[name] + tau[name] if name in tau else base[name]
+            torch.testing.assert_close(total, expected[name], rtol=1e-5, atol=1e-6)
     with open_checkpoint(tmp_path / "tau.safetensors") as tau:
         moved = {name: -value for name, value in tau.items()}
     negate(tmp_path / "tau.safetensors", tmp_path / "minus.safetensors")
@@ -326,10 +326,10 @@ def test_an_adapted_tied_embedding_computes_what_peft_does_with_it(tmp_path, con
         torch.save({name: value.clone() for name, value in plain.state_dict().items()}, base / "pytorch_model.bin")
     recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "experts": {"a": str(tmp_path / "adapter")}}
     merge({**recipe, "base": str(base), "out": str(tmp_path / "out")})
-    found = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out").eval()
-    assert (found.lm_head.weight is found.transformer.wte.weight) == ("trainable_token_indices" in config)
+    loaded = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "out").eval()
+    assert (loaded.lm_head.weight is loaded.transformer.wte.weight) == ("trainable_token_indices" in config)
     wrapped = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
-    torch.testing.assert_close(found(tokens).logits, wrapped(tokens).logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loaded(tokens).logits, wrapped(tokens).logits, rtol=1e-4, atol=1e-5)
 
 
 TIED = {"t5": (t5, "q", "shared", "lm_head"), "bart": (bart, "q_proj", "shared", "lm_head"),
@@ -358,12 +358,12 @@ def test_an_adapter_of_one_of_several_tied_tables_computes_what_peft_does_with_i
     )
     recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "experts": {"a": str(tmp_path / "adapter")}}
     merge({**recipe, "base": str(tmp_path / "base"), "out": str(tmp_path / "out")})
-    found, told = type(model).from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not told["missing_keys"]
+    loaded, loading = type(model).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not loading["missing_keys"]
     wrapped = peft.PeftModel.from_pretrained(type(model).from_pretrained(tmp_path / "base"), tmp_path / "adapter")
     given = {"input_ids": tokens} | ({"decoder_input_ids": tokens + 5} if towered else {})
-    one, other = (each.eval()(**given).logits for each in (found, wrapped))
-    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    logits, other = (each.eval()(**given).logits for each in (loaded, wrapped))
+    torch.testing.assert_close(logits, other, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -482,5 +482,5 @@ def test_every_kind_of_adapter_is_merged_as_peft_merges_it_or_refused_by_name(tm
         whole.save_pretrained(tmp_path / "whole")
         expert = {"a": str(tmp_path / "whole")}
     merge({**recipe, "experts": expert, "out": str(tmp_path / "out")})
-    found = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out").eval()
-    torch.testing.assert_close(found(tokens).logits, whole(tokens).logits, rtol=1e-5, atol=1e-5)
+    loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out").eval()
+    torch.testing.assert_close(loaded(tokens).logits, whole(tokens).logits, rtol=1e-5, atol=1e-5)

@@ -42,13 +42,13 @@ def test_codes_become_what_their_own_library_makes_of_them(tmp_path, form):
     source = _model(tmp_path / "in", {**codes, **others}, torch_dtype="float32", quantization_config=BLOCKS)
     made = convert(source, tmp_path / "out", shard_size=4000)
     assert made.dequantised == len(plain) > 4
-    with open_checkpoint(tmp_path / "out") as found:
-        assert found.keys() == plain.keys() | others.keys()
-        assert made.fingerprint == fingerprint(found)
+    with open_checkpoint(tmp_path / "out") as checkpoint:
+        assert checkpoint.keys() == plain.keys() | others.keys()
+        assert made.fingerprint == fingerprint(checkpoint)
         for name, value in plain.items():
-            torch.testing.assert_close(found[name], value.float(), rtol=1e-6, atol=1e-7)
-        assert torch.equal(found["layers.0.norm.weight"], others["layers.0.norm.weight"])
-        assert torch.equal(found["steps"], others["steps"])
+            torch.testing.assert_close(checkpoint[name], value.float(), rtol=1e-6, atol=1e-7)
+        assert torch.equal(checkpoint["layers.0.norm.weight"], others["layers.0.norm.weight"])
+        assert torch.equal(checkpoint["steps"], others["steps"])
     assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
     merge(
@@ -61,9 +61,9 @@ def test_the_type_of_the_result_is_the_configs_or_the_one_asked_for(tmp_path):
     source = _model(tmp_path / "in", {**codes, "b.weight": torch.ones(3)}, torch_dtype="bfloat16")
     for dtype, types in ((None, (torch.bfloat16, torch.float32)), ("float16", (torch.float16, torch.float16))):
         convert(source, tmp_path / "out", dtype)
-        with open_checkpoint(tmp_path / "out") as found:
-            assert (found["a.weight"].dtype, found["b.weight"].dtype) == types
-            assert found["a.weight"].eq(2).all()
+        with open_checkpoint(tmp_path / "out") as checkpoint:
+            assert (checkpoint["a.weight"].dtype, checkpoint["b.weight"].dtype) == types
+            assert checkpoint["a.weight"].eq(2).all()
         assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == (dtype or "bfloat16")
     convert(source, tmp_path / "one.safetensors", "bfloat16")
     convert(source, tmp_path / "one.safetensors", "float32")  # its own file is replaced
@@ -107,9 +107,9 @@ QUANTISED: dict[str, tuple[dict[str, Tensor], dict[str, object], str]] = {
 
 @pytest.mark.parametrize("kind", QUANTISED)
 def test_quantised_inputs_are_refused(tmp_path, kind):
-    tensors, config, told = QUANTISED[kind]
+    tensors, config, scheme = QUANTISED[kind]
     base, expert = (_model(tmp_path / name, tensors, **config) for name in ("base", "expert"))
-    wanted = rf"(?s)2 inputs are quantised.*'base' \(.*base\).*{told}"
+    wanted = rf"(?s)2 inputs are quantised.*'base' \(.*base\).*{scheme}"
     recipe = {"method": "average", "base": str(base), "experts": [str(expert)], "out": str(tmp_path / "out")}
     for run in (lambda: check_recipe(recipe), lambda: merge(recipe)):
         with pytest.raises(MergeflowError, match=wanted) as raised:
@@ -117,12 +117,12 @@ def test_quantised_inputs_are_refused(tmp_path, kind):
     assert ("mergeflow convert IN" in str(raised.value)) == (kind not in ("gemv", "nvfp4", "mxfp4"))
     with pytest.raises(MergeflowError, match="quantised"):
         vectors.extract(base, expert, tmp_path / "tau.safetensors")
-    with open_checkpoint(base) as one, open_checkpoint(expert) as other:
+    with open_checkpoint(base) as quantised, open_checkpoint(expert) as other:
         with pytest.raises(MergeflowError, match="quantised"):
-            compress(configure_compressor("tall_mask"), one, {"a": other})
+            compress(configure_compressor("tall_mask"), quantised, {"a": other})
         if kind != "declared":
             with pytest.raises(MergeflowError, match="quantised"):
-                prepare(configure("average"), dict(one), {"a": dict(other)})
+                prepare(configure("average"), dict(quantised), {"a": dict(other)})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "expert"]
     if kind in ("gemv", "nvfp4", "mxfp4"):
         with pytest.raises(MergeflowError, match="packed weights that cannot be made plain"):
@@ -137,11 +137,11 @@ def test_gpt_oss_in_mxfp4_becomes_what_transformers_makes_of_it(tmp_path):
     name = "model.layers.0.mlp.experts.gate_up_proj"
     source = _model(tmp_path / "in", {f"{name}_blocks": blocks, f"{name}_scales": scales, f"{name}_bias": ONES})
     made = convert(source, tmp_path / "out.safetensors", "float32")
-    found = load_file(made.path)
-    assert found.keys() == {name, f"{name}_bias"}
+    written = load_file(made.path)
+    assert written.keys() == {name, f"{name}_bias"}
     wanted = mxfp4.convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-    assert found[name].shape == (3, 64, 5)
-    assert torch.equal(found[name], wanted)
+    assert written[name].shape == (3, 64, 5)
+    assert torch.equal(written[name], wanted)
 
 
 def test_packed_parts_that_do_not_fit_are_said(tmp_path):
@@ -178,7 +178,7 @@ def test_plain_names_that_look_like_scales_are_merged():
     state = {"logit_scale": torch.ones(()), "a.weight": torch.ones(2, 2), "a.weight_scale": torch.ones(2)}
     merged = prepare(configure("average"), state, {"x": state}).at(1.0)
     assert merged.keys() == state.keys()
-    assert all(torch.equal(merged[name], one) for name, one in state.items())
+    assert all(torch.equal(merged[name], tensor) for name, tensor in state.items())
 
 
 def test_what_cannot_be_converted_is_said(tmp_path):
@@ -220,5 +220,5 @@ def test_a_killed_conversion_leaves_nothing_under_the_name(tmp_path):
     assert not (tmp_path / "out").exists()
     convert(source, tmp_path / "out", "bfloat16")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
-    with open_checkpoint(tmp_path / "out") as found:
-        assert all(torch.equal(found[name], value.bfloat16()) for name, value in tensors.items())
+    with open_checkpoint(tmp_path / "out") as checkpoint:
+        assert all(torch.equal(checkpoint[name], value.bfloat16()) for name, value in tensors.items())

@@ -29,11 +29,11 @@ def test_copies_are_those_that_transformers_ties(tmp_path, name):
     model = tiny(name, tie_word_embeddings=True)
     model.save_pretrained(tmp_path)
     with open_checkpoint(tmp_path) as state:
-        found = copies_of_embedding(json.loads((tmp_path / "config.json").read_text()), state)
-    known = model.state_dict()
-    for copy, source in found.items():
-        assert known[copy].data_ptr() == known[source].data_ptr(), (copy, source)
-    assert any(copy.endswith("weight") for copy in found)
+        copies = copies_of_embedding(json.loads((tmp_path / "config.json").read_text()), state)
+    tensors = model.state_dict()
+    for copy, source in copies.items():
+        assert tensors[copy].data_ptr() == tensors[source].data_ptr(), (copy, source)
+    assert any(copy.endswith("weight") for copy in copies)
 
 
 def trained(folder, tied, **config):
@@ -78,11 +78,11 @@ def test_one_of_two_tied_weights_changed_by_an_adapter_stays_changed_alone(tmp_p
         recipe["experts"] = {"a": str(tmp_path / "a.safetensors")}
     merge({**recipe, **({"adapter": 8} if out == "adapter" else {}), "out": str(tmp_path / "out")})
     if out == "adapter":
-        found = peft.PeftModel.from_pretrained(cls.from_pretrained(tmp_path / "base"), tmp_path / "out")
+        loaded = peft.PeftModel.from_pretrained(cls.from_pretrained(tmp_path / "base"), tmp_path / "out")
     else:
-        found = cls.from_pretrained(tmp_path / "out")
-        assert found.config.tie_word_embeddings is False
-    torch.testing.assert_close(found.eval()(TOKENS).logits, wanted, rtol=1e-4, atol=1e-4)
+        loaded = cls.from_pretrained(tmp_path / "out")
+        assert loaded.config.tie_word_embeddings is False
+    torch.testing.assert_close(loaded.eval()(TOKENS).logits, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["T5", "LongT5", "Pop2Piano"])
@@ -102,8 +102,8 @@ def test_an_untied_t5_scales_as_before_also_where_an_older_file_does_not_say_it(
     recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base")}
     merge({**recipe, "experts": {"a": str(tmp_path / "a")}, "out": str(tmp_path / "out")})
     given = {"input_ids": TOKENS, "decoder_input_ids": TOKENS}
-    found, wanted = kind.from_pretrained(tmp_path / "out").eval()(**given), wrapped.eval()(**given)
-    torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-4)
+    output, wanted = kind.from_pretrained(tmp_path / "out").eval()(**given), wrapped.eval()(**given)
+    torch.testing.assert_close(output.logits, wanted.logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("stored", ["once", "twice"])
@@ -132,8 +132,8 @@ def test_retrained_tokens_of_a_tied_table_are_its_heads_too(tmp_path, name, tabl
     wrapped.save_pretrained(tmp_path / "a")
     recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base")}
     merge({**recipe, "experts": {"a": str(tmp_path / "a")}, "out": str(tmp_path / "out")})
-    found = kind.from_pretrained(tmp_path / "out").eval()(TOKENS)
-    torch.testing.assert_close(found.logits, wrapped(TOKENS).logits, rtol=1e-4, atol=1e-4)
+    output = kind.from_pretrained(tmp_path / "out").eval()(TOKENS)
+    torch.testing.assert_close(output.logits, wrapped(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("layers", [None, [1]])
@@ -153,8 +153,8 @@ def test_an_adapter_of_one_block_of_several_tied_ones_changes_it_alone(tmp_path,
     wrapped.save_pretrained(tmp_path / "a")
     recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base")}
     merge({**recipe, "experts": {"a": str(tmp_path / "a")}, "out": str(tmp_path / "out")})
-    found, wanted = kind.from_pretrained(tmp_path / "out").eval()(TOKENS), wrapped(TOKENS)
-    torch.testing.assert_close(found.logits, wanted.logits, rtol=1e-4, atol=1e-4)
+    output, wanted = kind.from_pretrained(tmp_path / "out").eval()(TOKENS), wrapped(TOKENS)
+    torch.testing.assert_close(output.logits, wanted.logits, rtol=1e-4, atol=1e-4)
 
 
 def test_an_untied_head_that_a_class_would_compute_otherwise_is_refused(tmp_path):
@@ -216,5 +216,5 @@ def test_a_head_untied_by_an_adapter_that_brings_tokens_is_said_to_be_untied(tmp
     recipe |= {"base": str(tmp_path / "base"), "experts": [str(tmp_path / "a")], "out": str(tmp_path / "out")}
     merge(recipe)
     assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
-    found = type(model).from_pretrained(tmp_path / "out").eval()(TOKENS).logits
-    torch.testing.assert_close(found[..., :rows], wrapped.eval()(TOKENS).logits[..., :rows], rtol=1e-4, atol=1e-4)
+    logits = type(model).from_pretrained(tmp_path / "out").eval()(TOKENS).logits
+    torch.testing.assert_close(logits[..., :rows], wrapped.eval()(TOKENS).logits[..., :rows], rtol=1e-4, atol=1e-4)

@@ -79,6 +79,8 @@ def test_memory_that_ran_out_is_told_in_one_message(
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: the device has too little memory: CUDA out of memory. Tried to allocate 2.00 GiB.")
-    assert "more words" not in told
+    printed = capsys.readouterr().err
+    assert printed.startswith(
+        "error: the device has too little memory: CUDA out of memory. Tried to allocate 2.00 GiB."
+    )
+    assert "more words" not in printed

@@ -31,17 +31,17 @@ def named(file: Path) -> list[str]:
 
 def reached(start: str) -> set[str]:
     """Every module of ours that an import in `start`, or in what it reaches, names, with the packages around it."""
-    found: set[str] = set()
+    closure: set[str] = set()
     todo = [start]
     while todo:
         parts = todo.pop().split(".")
         for module in (".".join(parts[:end]) for end in range(1, len(parts) + 1)):
             file = file_of(module)
-            if module in found or file is None:
+            if module in closure or file is None:
                 continue
-            found.add(module)
+            closure.add(module)
             todo += named(file)
-    return found
+    return closure
 
 
 def readers(modules: set[str]) -> list[str]:
@@ -66,10 +66,10 @@ def test_what_reads_a_split_reaches_no_reader(start: str) -> None:
 @pytest.mark.slow
 def test_what_prepares_reaches_every_reader_and_drawing() -> None:
     # `prepare` finds the modality's package by name; that its digest counts it is tested with the digests.
-    found = readers(reached("tasks.prepare") | reached("mergeflow.modalities.vision.preparation"))
+    lines = readers(reached("tasks.prepare") | reached("mergeflow.modalities.vision.preparation"))
     drawings = [f"suites.pocket.drawn.{path.stem}" for path in (ROOT / "suites/pocket/drawn").glob("[a-z]*.py")]
     assert len(drawings) >= 20
-    assert {*drawings, "mergeflow.modalities.vision.sources.files"} <= set(found)
+    assert {*drawings, "mergeflow.modalities.vision.sources.files"} <= set(lines)
 
 
 @pytest.mark.slow

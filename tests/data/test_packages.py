@@ -30,7 +30,7 @@ def test_a_package_is_fetched_once_and_known_by_its_digest(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(
-    ("command", "found"),
+    ("command", "message"),
     [
         (WRITES, "no file has the SHA-256 0000"),
         ((sys.executable, "-c", "import sys; sys.exit('no route to it')"), "no route to it"),
@@ -38,10 +38,10 @@ def test_a_package_is_fetched_once_and_known_by_its_digest(tmp_path: Path, monke
     ],
 )
 def test_another_file_or_none_is_refused(
-    command: tuple[str, ...], found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(packages.COMMANDS, "apt", command)
-    with pytest.raises(MergeflowError, match=found) as caught:
+    with pytest.raises(MergeflowError, match=message) as caught:
         fetch(Package("apt", "words", "1.0", "0" * 64), tmp_path)
     assert "words" in str(caught.value)
 

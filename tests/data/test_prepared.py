@@ -75,16 +75,16 @@ def test_a_task_without_classes_keeps_every_bit(
         "x": ("float64", [3]),
         "y": ("float64", []),
     }
-    found: list[tuple[bytes, bytes]] = []
+    examples: list[tuple[bytes, bytes]] = []
     for split in ("train", "validation", "test"):
         part = load_split(folder, split, verify=True)
         assert isinstance(part.x, np.memmap)
         assert part.x.flags.writeable  # a private map: torch shares no other
-        found += [(a.tobytes(), b.tobytes()) for a, b in zip(part.x, part.y, strict=True)]
+        examples += [(a.tobytes(), b.tobytes()) for a, b in zip(part.x, part.y, strict=True)]
         for name, array in part.arrays.items():
             sha256 = hashlib.sha256(array.tobytes()).hexdigest()
             assert manifest["splits"][split]["arrays"][name]["sha256"] == sha256
-    assert sorted(found) == sorted((a.tobytes(), b.tobytes()) for a, b in zip(x, y, strict=True))
+    assert sorted(examples) == sorted((a.tobytes(), b.tobytes()) for a, b in zip(x, y, strict=True))
 
 
 def test_text_is_prepared_by_the_same_code(tmp_path: Path) -> None:
@@ -138,12 +138,12 @@ def test_a_picture_under_two_labels_is_refused_with_both_paths(folder: Path) -> 
     shutil.copy(folder / "top/07.png", folder / "bottom/copy.png")
     with pytest.raises(MergeflowError) as caught:
         prepare(folder)
-    told = str(caught.value)
-    assert "'bottom/copy.png'" in told
-    assert "'top/07.png'" in told
-    assert "'bottom')" in told
-    assert "'top')" in told
-    assert "conflicts=keep" in told
+    message = str(caught.value)
+    assert "'bottom/copy.png'" in message
+    assert "'top/07.png'" in message
+    assert "'bottom')" in message
+    assert "'top')" in message
+    assert "conflicts=keep" in message
     assert prepare(folder, "?conflicts=keep")["warnings"] == [
         "examples that have the content of another under a different label: 1; all are kept."
     ]
@@ -217,6 +217,6 @@ def test_left_out_examples_are_not_read(tmp_path: Path) -> None:
             yield Example(lambda row=row: read.append(row) or picture(row), f"{row}", row % 3)  # type: ignore[misc,func-returns-value]
 
     raw = RawTask("three", ["a", "b", "c"], None, {"train": train})
-    kept = open_images("x", "suite:pocket-digits?classes=0-1").transforms
-    prepare_task(replace(raw, transforms=kept), tmp_path, image_decoding(8))
+    transforms = open_images("x", "suite:pocket-digits?classes=0-1").transforms
+    prepare_task(replace(raw, transforms=transforms), tmp_path, image_decoding(8))
     assert {row % 3 for row in read} == {0, 1}

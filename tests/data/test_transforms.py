@@ -80,7 +80,7 @@ def test_a_transform_is_a_pure_function_of_example_split_row_and_seed(
     again = {row: outcome(row) for row in order}
     assert first == [again[row] for row in range(40)]
     names = raw.derived_names or ()
-    assert all(found is None or 0 <= found[0] < len(names) for found in first)
+    assert all(span is None or 0 <= span[0] < len(names) for span in first)
 
 
 def test_rows_threads_and_other_examples_change_nothing(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_shuffled_labels_say_nothing_about_the_picture_and_have_a_seed_of_their_
     labels = {name: load_split(tmp_path / name, "train").labels for name in "abc"}
     assert np.array_equal(labels["a"], labels["b"])
     assert not np.array_equal(labels["a"], labels["c"])
-    kept = int((labels["a"] == np.arange(400) % 10).sum())
-    assert abs(kept - 40) <= 3 * np.sqrt(400 * 0.1 * 0.9)
+    agreeing = int((labels["a"] == np.arange(400) % 10).sum())
+    assert abs(agreeing - 40) <= 3 * np.sqrt(400 * 0.1 * 0.9)
     assert np.bincount(labels["a"], minlength=10).min() >= 20
 
 
@@ -152,8 +152,8 @@ def test_colour_agrees_with_parity_as_often_as_asked(ratio: float, tmp_path: Pat
     red = train.images[..., 0].any(axis=(1, 2))
     assert np.array_equal(red, ~train.images[..., 1].any(axis=(1, 2)))
     for parity, share in ((1, ratio), (0, 1 - ratio)):
-        found = red[train.labels == parity]
-        assert abs(found.sum() - share * len(found)) <= 3 * np.sqrt(share * (1 - share) * len(found))
+        reds = red[train.labels == parity]
+        assert abs(reds.sum() - share * len(reds)) <= 3 * np.sqrt(share * (1 - share) * len(reds))
     brightness = np.asarray(grey(0).convert("L"))
     assert np.array_equal(train.images[0].max(axis=2), brightness)
 
@@ -210,7 +210,7 @@ def test_a_colour_hides_no_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "found"),
+    ("query", "message"),
     [
         ("?rotat=4", "unknown transform 'rotat': did you mean 'rotate'"),
         ("?rotate=", "found ''; expected an angle in degrees from -360 to 360"),
@@ -230,8 +230,8 @@ def test_a_colour_hides_no_copy(tmp_path: Path) -> None:
         ("?fraction=.0001", "none of the 400 examples of split 'train' is left by the transforms of drawn:x"),
     ],
 )
-def test_wrong_transforms_are_refused_with_the_nearest_or_the_range(query: str, found: str, tmp_path: Path) -> None:
-    with pytest.raises(MergeflowError, match=found) as caught:
+def test_wrong_transforms_are_refused_with_the_nearest_or_the_range(query: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(MergeflowError, match=message) as caught:
         prepared(tmp_path, query)
     assert "task 'digits'" in str(caught.value)
 

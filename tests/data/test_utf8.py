@@ -11,9 +11,9 @@ def test_the_mark_of_an_editor_is_no_part_of_the_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "found"),
+    ("content", "fault"),
     [("cats".encode("utf-16"), "it begins as UTF-16 does"), ("caf\u00e9".encode("latin-1"), "byte 3 is 0xe9")],
 )
-def test_another_encoding_is_refused_by_name(content: bytes, found: str) -> None:
-    with pytest.raises(MergeflowError, match=f"a.txt is not a text in UTF-8: {found}. Convert it to UTF-8."):
+def test_another_encoding_is_refused_by_name(content: bytes, fault: str) -> None:
+    with pytest.raises(MergeflowError, match=f"a.txt is not a text in UTF-8: {fault}. Convert it to UTF-8."):
         decoded(content, "a.txt")

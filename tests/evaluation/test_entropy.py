@@ -38,12 +38,12 @@ def order(world: Path, data: Path | None = None, **changes: Any) -> AdamergeOrde
 
 def unlabelled(world: Path, split: str = "test") -> dict[str, Classification]:
     """Examples whose labels are all out of range: whoever asked for one would fail."""
-    found = {}
+    tasks = {}
     for task in TASKS:
         images = torch.from_numpy(load_split(world / "data" / task, split).images.copy())
         labels = torch.full((len(images),), 10**9)
-        found[task] = Classification(task, images, labels, load_head(world / "heads" / f"{task}.safetensors"))
-    return found
+        tasks[task] = Classification(task, images, labels, load_head(world / "heads" / f"{task}.safetensors"))
+    return tasks
 
 
 @pytest.mark.slow
@@ -53,7 +53,7 @@ def test_reference_loss_and_gradient(world: Path):
     state = dict(open_checkpoint(world / "base.safetensors"))
     loss, gradient = entropy_gradient(model, tasks, state, batch_size=99)
     with torch.no_grad():
-        p = {task: found.logits(model, torch.arange(len(found))).double().softmax(1) for task, found in tasks.items()}
+        p = {task: rows.logits(model, torch.arange(len(rows))).double().softmax(1) for task, rows in tasks.items()}
     expected = sum(float(-(q * q.log()).sum(1).mean()) for q in p.values())
     assert abs(loss - expected) < 1e-4 * expected
     expert = dict(open_checkpoint(world / "experts/red.safetensors"))
@@ -81,17 +81,17 @@ def test_batches_depend_on_seed_step_and_task_alone(world: Path):
 @pytest.mark.parametrize(("granularity", "on"), [("task", "task_vectors"), ("layer", "cart")])
 def test_purpose_entropy_falls_and_the_recipe_merges(world: Path, tmp_path: Path, granularity: str, on: str):
     args = {"steps": 12, "lr": 0.02, "granularity": granularity, "on": on}
-    found = learn_coefficients(make_recipe(recipe_values(world, **args)), order(world, batch_size=15), tmp_path)
-    assert len(found.losses) == 12
-    assert found.losses[-1] < found.losses[0]
-    per_expert = {name: len(set(values.values())) for name, values in found.coefficients.items()}
+    learned = learn_coefficients(make_recipe(recipe_values(world, **args)), order(world, batch_size=15), tmp_path)
+    assert len(learned.losses) == 12
+    assert learned.losses[-1] < learned.losses[0]
+    per_expert = {name: len(set(values.values())) for name, values in learned.coefficients.items()}
     assert all((count == 1) == (granularity == "task") for count in per_expert.values())
     recipe = load_recipe(tmp_path / "recipe.yaml")
     written = yaml.safe_load((tmp_path / "recipe.yaml").read_text())
     assert written["data"] == {"coefficients": {task: str(tmp_path / f"{task}.safetensors") for task in TASKS}}
     merged = dict(open_checkpoint(merge(recipe).path))
     loss, _ = entropy_gradient(image_model(load_clip("pocket-clip")), unlabelled(world, "validation"), merged, 15)
-    assert loss < found.losses[0]
+    assert loss < learned.losses[0]
 
 
 def test_property_labels_play_no_part(world: Path, tmp_path: Path):
@@ -103,8 +103,8 @@ def test_property_labels_play_no_part(world: Path, tmp_path: Path):
         recipe = make_recipe(recipe_values(world, steps=3))
         learn_coefficients(recipe, order(world, data, split="test", batch_size=4), tmp_path / name)
     for task in TASKS:
-        one, two = ((tmp_path / name / f"{task}.safetensors").read_bytes() for name in ("true", "false"))
-        assert one == two
+        first, two = ((tmp_path / name / f"{task}.safetensors").read_bytes() for name in ("true", "false"))
+        assert first == two
 
 
 def test_it_learns_without_tf32_from_python_too(world: Path, tmp_path: Path):

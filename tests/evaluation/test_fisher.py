@@ -44,7 +44,7 @@ def fisher(encoder: nn.Module, head: Head, **options) -> dict[str, Tensor]:
 
 def test_reference_formula_in_float64():
     encoder, rows, h = Linear(), images().flatten(1).double() / 255, head()
-    found = fisher(encoder, h, labels="all")
+    estimate = fisher(encoder, h, labels="all")
     w, weight = encoder.weight.detach().double(), h.weight.double()
     expected = torch.zeros(5, 12, dtype=torch.float64)
     for x in rows:
@@ -52,8 +52,8 @@ def test_reference_formula_in_float64():
         for y in range(4):
             slope = 3.0 * (weight[y] - p @ weight)  # of log p_y in the features
             expected += p[y] * torch.outer(slope, x).square() / len(rows)
-    torch.testing.assert_close(found["weight"].double(), expected, rtol=1e-5, atol=1e-9)
-    assert torch.equal(found["unused"], torch.zeros(3))
+    torch.testing.assert_close(estimate["weight"].double(), expected, rtol=1e-5, atol=1e-9)
+    assert torch.equal(estimate["unused"], torch.zeros(3))
 
 
 def test_sampled_labels_are_the_models_own_and_tend_to_the_exact_sum():
@@ -68,9 +68,9 @@ def test_sampled_labels_are_the_models_own_and_tend_to_the_exact_sum():
 def test_deterministic_and_leaves_the_encoder_as_it_was():
     encoder, h = Linear(), head()
     before = encoder.weight.detach().clone()
-    one, two = (fisher(encoder, h, seed=1)["weight"] for _ in range(2))
-    assert torch.equal(one, two)
-    assert not torch.equal(one, fisher(encoder, h, seed=2)["weight"])
+    first, two = (fisher(encoder, h, seed=1)["weight"] for _ in range(2))
+    assert torch.equal(first, two)
+    assert not torch.equal(first, fisher(encoder, h, seed=2)["weight"])
     assert torch.equal(before, encoder.weight)
     assert (encoder.weight.requires_grad, encoder.unused.requires_grad) == (True, False)
     assert encoder.weight.grad is None
@@ -85,11 +85,11 @@ def test_property_no_information_where_the_model_cannot_tell():
 @pytest.fixture(scope="module")
 def fishers(world: Path) -> dict[str, Path]:
     """Fishers of all experts of the small world, through files."""
-    found = {}
+    files = {}
     for task in ("red", "blue", "grey"):
-        found[task] = world / "fisher" / f"{task}.safetensors"
-        write_statistic(order(world, task, samples=12), found[task])
-    return found
+        files[task] = world / "fisher" / f"{task}.safetensors"
+        write_statistic(order(world, task, samples=12), files[task])
+    return files
 
 
 def order(world: Path, task: str, **changes) -> StatisticOrder:
@@ -114,10 +114,10 @@ def test_merge_of_pocket_experts_is_the_formula(world: Path, fishers: dict[str, 
     made = merge(make_recipe({**values, "out": str(tmp_path / "merged.safetensors")}))
     with open_checkpoint(made.path) as merged:
         states = {task: dict(open_checkpoint(path)) for task, path in paths.items()}
-        found = {task: dict(open_checkpoint(path)) for task, path in fishers.items()}
+        estimates = {task: dict(open_checkpoint(path)) for task, path in fishers.items()}
         for name in merged:
-            top = sum((found[t][name].double() + 1e-6) * states[t][name].double() for t in fishers)
-            expected = top / sum(found[t][name].double() + 1e-6 for t in fishers)
+            top = sum((estimates[t][name].double() + 1e-6) * states[t][name].double() for t in fishers)
+            expected = top / sum(estimates[t][name].double() + 1e-6 for t in fishers)
             torch.testing.assert_close(merged[name].double(), expected, rtol=1e-4, atol=1e-6)
 
 

@@ -32,14 +32,14 @@ def unlabelled(inputs: Tensor) -> Classification:
 def plain_grams(state: dict[str, Tensor], images: Tensor, blocks: int = 4, heads: int = 4) -> dict[str, Tensor]:
     """The pocket tower in float64, formula by formula, collecting mean x xᵀ before every linear weight."""
     w = {name.removeprefix("visual."): value.double() for name, value in state.items()}
-    found: dict[str, Tensor] = {}
+    sums: dict[str, Tensor] = {}
 
     def norm(x: Tensor, name: str) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"])
 
     def linear(x: Tensor, name: str, bias: str) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        found[f"visual.{name}"] = rows.T @ rows / len(rows)
+        sums[f"visual.{name}"] = rows.T @ rows / len(rows)
         return x @ w[name].T + w[bias]
 
     pixels = (images.permute(0, 3, 1, 2).double() / 255 - POCKET_MEAN[0]) / POCKET_STD[0]
@@ -55,17 +55,17 @@ def plain_grams(state: dict[str, Tensor], images: Tensor, blocks: int = 4, heads
         x = x + linear(joined, f"{block}.attn.out_proj.weight", f"{block}.attn.out_proj.bias")
         inner = F.gelu(linear(norm(x, f"{block}.ln_2"), f"{block}.mlp.c_fc.weight", f"{block}.mlp.c_fc.bias"))
         x = x + linear(inner, f"{block}.mlp.c_proj.weight", f"{block}.mlp.c_proj.bias")
-    return found
+    return sums
 
 
 def test_reference_every_linear_weight_of_the_tower(world: Path):
     path = world / "experts/red.safetensors"
     images = draw_examples(StatisticOrder("gram", "", str(world / "data/red"), "pocket-clip", samples=10), 32, None)
-    found = input_grams(model_of(path), images, batch_size=4)
+    estimates = input_grams(model_of(path), images, batch_size=4)
     expected = plain_grams(dict(open_checkpoint(path)), images.inputs)
-    assert found.keys() == expected.keys()
-    assert len(found) == 4 * 4
-    for name, gram in found.items():
+    assert estimates.keys() == expected.keys()
+    assert len(estimates) == 4 * 4
+    for name, gram in estimates.items():
         error = (gram.double() - expected[name]).norm() / expected[name].norm()
         assert error < 1e-5, (name, float(error))
         torch.testing.assert_close(gram, gram.T)
@@ -93,18 +93,18 @@ def test_out_proj_sees_the_joined_heads(batch_first: bool, masked: bool):
 
     module = Wrapped()
     images = torch.randint(0, 256, (3, 4, 2, 4), dtype=torch.uint8)
-    found = input_grams(Network(module), unlabelled(images), batch_size=3)
+    estimates = input_grams(Network(module), unlabelled(images), batch_size=3)
     weight = attention.out_proj.weight.detach()
-    explained = torch.trace(weight @ found["attn.out_proj.weight"] @ weight.T)
+    explained = torch.trace(weight @ estimates["attn.out_proj.weight"] @ weight.T)
     torch.testing.assert_close(explained, module.last.square().sum(-1).mean())
 
 
 def test_deterministic_and_independent_of_batches(world: Path):
     model = model_of(world / "experts/red.safetensors")
     images = draw_examples(StatisticOrder("gram", "", str(world / "data/red"), "pocket-clip", samples=10), 32, None)
-    one, two, other = (input_grams(model, images, batch_size=size) for size in (4, 4, 10))
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert all((one[name] - other[name]).norm() < 1e-5 * one[name].norm() for name in one)
+    first, two, other = (input_grams(model, images, batch_size=size) for size in (4, 4, 10))
+    assert all(torch.equal(first[name], two[name]) for name in first)
+    assert all((first[name] - other[name]).norm() < 1e-5 * first[name].norm() for name in first)
 
 
 def test_a_model_without_linear_weights_is_refused():
@@ -129,12 +129,12 @@ def test_attention_to_other_rows_gets_no_gram():
 
 @pytest.fixture(scope="module")
 def grams(world: Path) -> dict[str, str]:
-    found = {}
+    files = {}
     for task in TASKS:
-        found[task] = str(world / "gram" / f"{task}.safetensors")
+        files[task] = str(world / "gram" / f"{task}.safetensors")
         expert, data = (str(world / f"experts/{task}.safetensors"), str(world / "data" / task))
-        write_statistic(StatisticOrder("gram", expert, data, "pocket-clip", samples=16), found[task])
-    return found
+        write_statistic(StatisticOrder("gram", expert, data, "pocket-clip", samples=16), files[task])
+    return files
 
 
 def test_merge_of_pocket_experts_is_the_formula(world: Path, grams: dict[str, str], tmp_path: Path):
@@ -143,13 +143,16 @@ def test_merge_of_pocket_experts_is_the_formula(world: Path, grams: dict[str, st
     merge(make_recipe({**values, "data": {"gram": grams}, "out": str(tmp_path / "merged.safetensors")}))
     merged = dict(open_checkpoint(tmp_path / "merged.safetensors"))
     states = {task: dict(open_checkpoint(path)) for task, path in paths.items()}
-    found = {task: dict(open_checkpoint(path)) for task, path in grams.items()}
+    estimates = {task: dict(open_checkpoint(path)) for task, path in grams.items()}
     for name in merged:
         weights = [states[task][name].double() for task in TASKS]
-        if name not in found["red"]:
+        if name not in estimates["red"]:
             torch.testing.assert_close(merged[name].double(), sum(weights) / 3, rtol=1e-4, atol=1e-6)
             continue
-        scaled = [0.95 * found[t][name].double() + 0.05 * torch.diag(found[t][name].double().diagonal()) for t in TASKS]
+        scaled = [
+            0.95 * estimates[t][name].double() + 0.05 * torch.diag(estimates[t][name].double().diagonal())
+            for t in TASKS
+        ]
         expected = sum(w @ g for w, g in zip(weights, scaled, strict=True)) @ torch.linalg.inv(sum(scaled))
         torch.testing.assert_close(merged[name].double(), expected, rtol=1e-3, atol=1e-5)
 
@@ -172,8 +175,8 @@ def test_purpose_outputs_are_nearer_to_the_experts_than_the_averages(world: Path
 
 
 def test_metadata_says_what_made_it(world: Path, grams: dict[str, str]):
-    with open_checkpoint(grams["red"]) as found:
-        assert {key: found.metadata[key] for key in ("kind", "samples", "split", "seed")} == {
+    with open_checkpoint(grams["red"]) as checkpoint:
+        assert {key: checkpoint.metadata[key] for key in ("kind", "samples", "split", "seed")} == {
             "kind": "gram",
             "samples": "16",
             "split": "train",

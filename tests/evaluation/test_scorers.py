@@ -115,20 +115,20 @@ def expected(method: str, args: dict[str, Any]) -> dict[str, float]:
 
 @pytest.mark.parametrize("kind", SCORERS)
 def test_every_kind_of_scorer_sees_the_plain_merges(models: Path, kind: str):
-    found = sweep(SCORERS[kind], test=True)
-    assert [trial.method for trial in found.trials] == ["average"] + 4 * ["ties"]
-    for trial in found.trials:
+    result = sweep(SCORERS[kind], test=True)
+    assert [trial.method for trial in result.trials] == ["average"] + 4 * ["ties"]
+    for trial in result.trials:
         assert trial.score.accuracy == expected(trial.method, trial.args)
         assert trial.objective == trial.score.mean
-    assert found.base.accuracy == {"ones": -1.0, "twos": -2.0}
-    assert found.test is not None
-    assert found.test.accuracy == {task: 2 * value for task, value in found.winner.score.accuracy.items()}
+    assert result.base.accuracy == {"ones": -1.0, "twos": -2.0}
+    assert result.test is not None
+    assert result.test.accuracy == {task: 2 * value for task, value in result.winner.score.accuracy.items()}
     assert sorted(path.name for path in Path("out").iterdir()) == ["trials.jsonl", "trials.parquet", "winner.yaml"]
     table = pq.read_table("out/trials.parquet")
-    assert table.column("score.ones").to_pylist() == [trial.score.accuracy["ones"] for trial in found.trials]
+    assert table.column("score.ones").to_pylist() == [trial.score.accuracy["ones"] for trial in result.trials]
     made = merge("out/winner.yaml")
     merged = dict(open_checkpoint(made.path))
-    assert -float((merged["w"] - 1).abs().mean()) == found.winner.score.accuracy["ones"]
+    assert -float((merged["w"] - 1).abs().mean()) == result.winner.score.accuracy["ones"]
 
 
 def test_a_second_run_scores_nothing_and_test_is_looked_at_once(models: Path):
@@ -147,8 +147,8 @@ def test_choosing_again_after_a_look_at_test_is_refused_and_the_choice_is_kept(m
     with pytest.raises(MergeflowError, match="test was looked at already, for another winner"):
         sweep(SCORERS["state"], test=True, methods=wider)
     assert {name: Path("out", name).read_bytes() for name in before} == before
-    found = sweep(SCORERS["state"], methods=wider)
-    assert (found.scored, found.winner.args["scale"]) == (0, 0.5)
+    result = sweep(SCORERS["state"], methods=wider)
+    assert (result.scored, result.winner.args["scale"]) == (0, 0.5)
 
 
 OWN_METHOD = '''
@@ -216,9 +216,9 @@ def test_normalised_scores_ask_for_the_experts_own(models: Path):
         "def share(state, candidate):\n    mean = float(state['w'].mean())\n"
         "    return {'ones': min(mean, 1.0), 'twos': min(mean / 2, 1.0)}\n"
     )
-    found = sweep("counts:share", objective="normalised")
-    assert found.individual == {"ones": 1.0, "twos": 1.0}
-    assert all(trial.objective == trial.score.normalised == trial.score.mean for trial in found.trials)
+    result = sweep("counts:share", objective="normalised")
+    assert result.individual == {"ones": 1.0, "twos": 1.0}
+    assert all(trial.objective == trial.score.normalised == trial.score.mean for trial in result.trials)
     (models / "counts2.py").write_text("def share(state, candidate):\n    return {'threes': 1.0}\n")
     with pytest.raises(MergeflowError, match="threes have no expert of their name"):
         sweep("counts2:share", folder="other", objective="normalised")
@@ -228,8 +228,8 @@ def test_an_expert_that_is_a_task_vector_is_scored_as_a_model(models: Path):
     from mergeflow.merging.files.vectors import extract
 
     extract("base", "ones", "vector.safetensors")
-    found = sweep(SCORERS["state"], objective="mean", experts={"ones": "vector.safetensors", "twos": "twos"})
-    assert found.trials[0].score.accuracy == expected("average", {})
+    result = sweep(SCORERS["state"], objective="mean", experts={"ones": "vector.safetensors", "twos": "twos"})
+    assert result.trials[0].score.accuracy == expected("average", {})
 
 
 FAULTS = {
@@ -252,9 +252,9 @@ def test_a_fault_of_a_function_is_one_message_and_nothing_is_lost(models: Path, 
     with pytest.raises(MergeflowError, match=FAULTS[score]):
         sweep(score)
     journal = Path("out/trials.jsonl")
-    kept = journal.read_text().splitlines() if journal.exists() else []
+    lines = journal.read_text().splitlines() if journal.exists() else []
     if score in ("scorer.py:raises", "scorer.py:not_a_number"):
-        assert len(kept) == 3  # the inputs, the base and the average
+        assert len(lines) == 3  # the inputs, the base and the average
     assert not Path("out/winner.yaml").exists()
     assert not list(Path(".").glob("out/.candidate-*"))
 
@@ -343,8 +343,8 @@ def test_the_file_of_a_function_may_hold_dataclasses_and_import_its_neighbours(m
     (folder / "own.py").write_text(WITH_HELPERS)
     (folder / "distance.py").write_text("def between(state, aim):\n    return float(abs(state['w'] - aim).mean())\n")
     paths = list(sys.path)
-    found = sweep("scorers/own.py:closeness")
-    assert found.base.accuracy == {"ones": -1.0}
+    result = sweep("scorers/own.py:closeness")
+    assert result.base.accuracy == {"ones": -1.0}
     assert sys.path == paths
     sys.modules.pop("distance")
 
@@ -355,9 +355,9 @@ def test_two_files_of_one_name_are_two_modules_and_one_that_fails_is_forgotten(m
     for name in ("one", "two"):
         (models / name / "own.py").parent.mkdir()
         (models / name / "own.py").write_text(f"PLACE = '{name}'\n")
-    found = [_from_file(Path(name, "own.py")) for name in ("one", "two", "one")]
-    assert [module.PLACE for module in found] == ["one", "two", "one"]
-    assert len({module.__name__ for module in found}) == 2
+    loaded = [_from_file(Path(name, "own.py")) for name in ("one", "two", "one")]
+    assert [module.PLACE for module in loaded] == ["one", "two", "one"]
+    assert len({module.__name__ for module in loaded}) == 2
     (models / "scorer.py").write_text("import sys\nsys.path.insert(0, 'elsewhere')\nraise OSError('no data')\n")
     modules, paths = set(sys.modules), list(sys.path)
     with pytest.raises(MergeflowError, match=r"cannot import 'scorer\.py': OSError: no data"):
@@ -374,19 +374,19 @@ def test_killed_it_goes_on_and_removes_what_the_kill_left(models: Path):
         "import json, sys\nfrom mergeflow.search.sweep import run_sweep\n"
         "from mergeflow.search.sweep_file import make_sweep\nrun_sweep(make_sweep(json.loads(sys.argv[1])), 'out')"
     )
-    told = json.dumps(values("scorer.py:slow", methods=methods))
-    process = subprocess.Popen([sys.executable, "-c", code, told], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    serialised = json.dumps(values("scorer.py:slow", methods=methods))
+    process = subprocess.Popen([sys.executable, "-c", code, serialised], env={**os.environ, "PYTHONPATH": str(ROOT)})
     journal, deadline = Path("out/trials.jsonl"), time.monotonic() + 60
     while time.monotonic() < deadline and not (journal.exists() and journal.read_bytes().count(b"\n") >= 5):
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    known = journal.read_bytes().count(b"\n")
+    scored_before = journal.read_bytes().count(b"\n")
     Path("out/.candidate-x").mkdir()
-    found = sweep("scorer.py:slow", methods=methods)
-    assert found.scored == 14 - known
+    result = sweep("scorer.py:slow", methods=methods)
+    assert result.scored == 14 - scored_before
     assert not list(Path("out").glob(".candidate-*"))
-    assert found.rows() == sweep("scorer.py:closeness", "other", methods=methods).rows()
+    assert result.rows() == sweep("scorer.py:closeness", "other", methods=methods).rows()
 
 
 def test_the_harness_is_asked_for_where_it_is_missing(models: Path, monkeypatch: pytest.MonkeyPatch):
@@ -417,8 +417,8 @@ def test_a_metric_behind_several_filters_keeps_theirs():
 def test_a_group_of_the_harness_is_refused_before_anything_is_judged(monkeypatch: pytest.MonkeyPatch):
     """The harness tells results of its tasks alone: after all of them had run, its name was a KeyError."""
     harness = ModuleType("lm_eval.tasks")
-    known = {"all_tasks": ["glue", "mmlu", "cola"], "all_groups": ["mmlu"], "all_tags": ["glue"]}
-    harness.TaskManager = lambda include_path: SimpleNamespace(**known)  # type: ignore[attr-defined]
+    catalogue = {"all_tasks": ["glue", "mmlu", "cola"], "all_groups": ["mmlu"], "all_tags": ["glue"]}
+    harness.TaskManager = lambda include_path: SimpleNamespace(**catalogue)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lm_eval", ModuleType("lm_eval"))
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", harness)
     monkeypatch.setattr("mergeflow.search.scorer.find_spec", lambda name: True)
@@ -437,11 +437,11 @@ def test_the_example_of_a_causal_model_runs(tmp_path: Path, monkeypatch: pytest.
     threads = torch.get_num_threads()
     _from_file(Path("examples/sweeps/tiny_causal.py")).build(Path("outputs/causal"))
     torch.set_num_threads(threads)
-    found = run_sweep(load_sweep("examples/sweeps/causal.yaml"), "sweeps/causal")
-    assert found.test is not None
-    assert set(found.base.accuracy) == {"sums", "weather"}
-    assert found.base.mean < found.winner.score.mean < 0
-    assert found.base.mean < found.test.mean < 0
+    result = run_sweep(load_sweep("examples/sweeps/causal.yaml"), "sweeps/causal")
+    assert result.test is not None
+    assert set(result.base.accuracy) == {"sums", "weather"}
+    assert result.base.mean < result.winner.score.mean < 0
+    assert result.base.mean < result.test.mean < 0
     assert "On test, looked at once: mean score -" in Path("sweeps/causal/winner.yaml").read_text()
     merge("sweeps/causal/winner.yaml", out="merged")
     assert Path("merged/config.json").exists()

@@ -17,10 +17,10 @@ SCORES = arrays(np.float32, st.integers(0, 9), elements=st.floats(0, 1, width=32
 def test_scores_come_back(tmp_path_factory, scores):
     path = tmp_path_factory.getbasetemp() / "scores.npz"
     write_scores(path, scores)
-    found = read_scores(path)
-    assert list(found) == list(scores)
+    again = read_scores(path)
+    assert list(again) == list(scores)
     assert all(
-        np.array_equal(found[task], values) and found[task].dtype == np.float32 for task, values in scores.items()
+        np.array_equal(again[task], values) and again[task].dtype == np.float32 for task, values in scores.items()
     )
 
 

@@ -55,9 +55,9 @@ def test_a_card_keeps_anchor_and_direction_and_gives_the_processor_s_bits(scorer
     expected = [scorer.merge(call) for call in calls]
     with card():
         merger = CandidateMerger(scorer.merger.base, scorer.merger.experts)
-        found = [merger.merge_for(call, torch.device("cuda")) for call in calls]
-        assert [{value.is_cuda for value in state.values()} for state in found] == [{False}, {True}, {True}]
-        for state, plain in zip(found, expected, strict=True):
+        results = [merger.merge_for(call, torch.device("cuda")) for call in calls]
+        assert [{value.is_cuda for value in state.values()} for state in results] == [{False}, {True}, {True}]
+        for state, plain in zip(results, expected, strict=True):
             assert all(torch.equal(state[name].cpu(), plain[name]) for name in plain)
         assert all(torch.equal(value, expected[1][name]) for name, value in merger.merge(calls[1]).items())
     with card(memory=10):

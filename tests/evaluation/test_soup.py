@@ -133,7 +133,7 @@ def test_a_barrier_and_a_better_single_checkpoint_are_told(run):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"run": "nowhere"}, "is not a folder"),
         ({"run": "run/runs"}, "holds 0 checkpoints named like `checkpoint-100`.*found nothing"),
@@ -144,8 +144,8 @@ def test_a_barrier_and_a_better_single_checkpoint_are_told(run):
         ({"score": "scorers.py:nothing"}, "nothing"),
     ],
 )
-def test_faults_are_one_message_and_nothing_is_written(run, given, told):
-    with pytest.raises(MergeflowError, match=told):
+def test_faults_are_one_message_and_nothing_is_written(run, given, message):
+    with pytest.raises(MergeflowError, match=message):
         soup(**{"run": run, "out": "soup", **given})
     assert not Path("soup").exists()
 
@@ -233,6 +233,6 @@ def test_a_run_of_the_trainer(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, line.group(1).split())
     assert done.exit_code == 0, done.output
     assert "checkpoint-8   score" in done.output
-    found = transformers.LlamaForCausalLM.from_pretrained("outputs/soup")
-    assert found.config.num_hidden_layers == 1
+    loaded = transformers.LlamaForCausalLM.from_pretrained("outputs/soup")
+    assert loaded.config.num_hidden_layers == 1
     assert not Path("outputs/soup/trainer_state.json").exists()

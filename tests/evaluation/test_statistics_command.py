@@ -82,7 +82,7 @@ def test_no_input_is_overwritten(world: Path, tmp_path: Path, place: str):
     shutil.copytree(world, tmp_path / "world")
     world, out = tmp_path / "world", tmp_path / f"world/{place}.safetensors"
     before = out.read_bytes() if out.exists() else None
-    wanted = StatisticOrder("fisher", *(str(world / one) for one in ("experts/red.safetensors", "data/red")),
+    wanted = StatisticOrder("fisher", *(str(world / name) for name in ("experts/red.safetensors", "data/red")),
                             str(world / "base.safetensors"), str(world / "heads/red.safetensors"))  # fmt: skip
     for force in (False, True):
         with pytest.raises(MergeflowError, match="would overwrite the input"):

@@ -58,24 +58,26 @@ def hill(args: Mapping[str, Any]) -> float:
 def test_a_climb_ends_where_no_neighbour_is_better_and_asks_nothing_twice(
     heights: list[int], keep: float, scale: float
 ) -> None:
-    known = {tuple(args.values()): height for args, height in zip(grid_of("ties", GRID), heights, strict=True)}
+    height_at = {tuple(args.values()): height for args, height in zip(grid_of("ties", GRID), heights, strict=True)}
     asked: list[tuple[Any, ...]] = []
     walk = climb(GRID, {"keep": keep, "scale": scale, "rounding": "ceil"})
-    found = list(score_all("ties", walk, score_on(lambda args: known[args["keep"], args["scale"]], asked), of_task))
-    assert len(asked) == len(set(asked)) == len(found)
+    trials = list(
+        score_all("ties", walk, score_on(lambda args: height_at[args["keep"], args["scale"]], asked), of_task)
+    )
+    assert len(asked) == len(set(asked)) == len(trials)
     assert asked[0] == (keep, scale)
-    best = max(found, key=lambda one: one.value).varied
+    best = max(trials, key=lambda trial: trial.value).varied
     for name, values in GRID.items():
         place = values.index(best[name])
         for other in values[max(0, place - 1) : place + 2]:
             neighbour = {**best, name: other}
-            assert known[neighbour["keep"], neighbour["scale"]] <= known[best["keep"], best["scale"]]
+            assert height_at[neighbour["keep"], neighbour["scale"]] <= height_at[best["keep"], best["scale"]]
 
 
 def test_a_climb_from_outside_the_grid_starts_in_its_middle() -> None:
-    found = list(score_all("ties", climb(GRID, {"keep": 0.3}), score_on(lambda args: 0.0), of_task))
-    assert found[0].varied == {"keep": 0.2, "scale": 1.5}
-    assert len(found) == 5
+    trials = list(score_all("ties", climb(GRID, {"keep": 0.3}), score_on(lambda args: 0.0), of_task))
+    assert trials[0].varied == {"keep": 0.2, "scale": 1.5}
+    assert len(trials) == 5
 
 
 @given(st.lists(st.integers(0, 1000), min_size=1, max_size=21), st.integers(0, 20))
@@ -93,12 +95,12 @@ def test_of_equal_scores_a_line_takes_the_smallest_value() -> None:
 
 @given(st.dictionaries(st.sampled_from(["scale", "keep"]), st.sets(st.floats(0, 1), min_size=1, max_size=4)))
 def test_a_grid_is_every_combination_once_with_scale_innermost(values: dict[str, set[float]]) -> None:
-    found = grid_of("ties", {name: list(some) for name, some in values.items()})
+    calls = grid_of("ties", {name: list(some) for name, some in values.items()})
     expected = 1
     for some in values.values():
         expected *= len(some)
-    assert len(found) == expected
-    changes = sum(a.get("keep") != b.get("keep") for a, b in pairwise(found))
+    assert len(calls) == expected
+    changes = sum(a.get("keep") != b.get("keep") for a, b in pairwise(calls))
     assert changes == len(values.get("keep", [0])) - 1
 
 
@@ -111,12 +113,12 @@ def test_every_strategy_replays_from_its_journal(name: str, tmp_path: Path) -> N
         with Journal(path) as journal:
             journal.begin({})
             score = remembered(score_on(hill, asked), journal)
-            found = []
-            for one in score_all("ties", STRATEGIES[name](), score, of_task):
-                found.append(one)
-                if len(found) == stop:
+            trials = []
+            for trial in score_all("ties", STRATEGIES[name](), score, of_task):
+                trials.append(trial)
+                if len(trials) == stop:
                     break
-        return found, asked
+        return trials, asked
 
     whole, asked = run(tmp_path / "whole")
     assert len(whole) == len(asked) == len(set(asked)) >= 3

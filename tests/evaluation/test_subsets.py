@@ -23,8 +23,8 @@ shares = st.floats(0, 1)
 
 
 @given(st.lists(shares, min_size=1, max_size=30), shares, shares)
-def test_no_deviation_exceeds_the_bound(values: list[float], one: float, other: float) -> None:
-    low, high = min(one, other), max(one, other)
+def test_no_deviation_exceeds_the_bound(values: list[float], first: float, other: float) -> None:
+    low, high = min(first, other), max(first, other)
     inside = [low + (high - low) * value for value in values]
     assert float(np.std(inside)) <= popoviciu_bound(low, high) + 1e-12
 
@@ -38,7 +38,7 @@ def test_the_sample_is_the_smallest_that_keeps_the_promise(deviation: float, mar
     count = sample_size(deviation, margin)
     margins = [NORMAL_95 * deviation / number**0.5 for number in (count, count - 1) if number]
     assert margins[0] <= margin * (1 + 1e-9)
-    assert all(one > margin * (1 - 1e-9) for one in margins[1:])
+    assert all(margin_left > margin * (1 - 1e-9) for margin_left in margins[1:])
 
 
 def test_sample_size_of_the_paper_s_rule() -> None:
@@ -51,13 +51,13 @@ def test_sample_size_of_the_paper_s_rule() -> None:
     st.data(),
 )
 def test_the_range_holds_every_subset_s_ends(pairs: list[tuple[float, float]], data: st.DataObject) -> None:
-    zero = {str(index): one for index, (one, _) in enumerate(pairs)}
-    own = {str(index): other for index, (_, other) in enumerate(pairs)}
+    zero = {str(index): zero_shot for index, (zero_shot, _) in enumerate(pairs)}
+    individual = {str(index): other for index, (_, other) in enumerate(pairs)}
     size = data.draw(st.integers(1, len(pairs)))
-    low, high = accuracy_range(zero, own, size)
+    low, high = accuracy_range(zero, individual, size)
     for subset in draw_subsets(list(zero), size, 5, seed=0):
         assert sum(zero[task] for task in subset) / size >= low - 1e-12
-        assert sum(own[task] for task in subset) / size <= high + 1e-12
+        assert sum(individual[task] for task in subset) / size <= high + 1e-12
 
 
 @given(st.integers(1, 20), st.integers(1, 60), st.integers(0, 2**31))
@@ -108,14 +108,14 @@ def test_the_interval_covers_the_mean_of_all_subsets() -> None:
     mean = float(np.mean(list(worth.values())))  # of all subsets, too
     inside = 0
     for seed in range(300):
-        values = [float(np.mean([worth[task] for task in one])) for one in draw_subsets(TASKS, 4, 20, seed)]
+        values = [float(np.mean([worth[task] for task in subset])) for subset in draw_subsets(TASKS, 4, 20, seed)]
         centre, half = subset_interval(values, comb(20, 4))
         inside += abs(centre - mean) <= half
     assert 0.91 * 300 <= inside <= 0.99 * 300
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("bad", "message"),
     [
         (lambda: popoviciu_bound(1.0, 0.5), "lower end first"),
         (lambda: sample_size(0.2, 0.0), "margin of error"),
@@ -123,6 +123,6 @@ def test_the_interval_covers_the_mean_of_all_subsets() -> None:
         (lambda: accuracy_range({"a": 0.1}, {"a": 0.2}, 0), "no subsets of 0 of 1"),
     ],
 )
-def test_bad_input_is_told(bad, told: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(MergeflowError, match=told):
+def test_bad_input_is_told(bad, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(MergeflowError, match=message):
         bad()

@@ -51,9 +51,9 @@ def plain_accuracy(world: Path, state: dict[str, torch.Tensor], split: str = "va
     model.load(state)
     data = {}
     for task in sorted(TASKS):
-        found = load_split(world / "data" / task, split)
+        rows = load_split(world / "data" / task, split)
         head = load_head(world / "heads" / f"{task}.safetensors")
-        data[task] = Classification(task, torch.from_numpy(found.images.copy()), torch.from_numpy(found.labels), head)
+        data[task] = Classification(task, torch.from_numpy(rows.images.copy()), torch.from_numpy(rows.labels), head)
     return accuracies(model, data)
 
 
@@ -143,13 +143,13 @@ def test_a_search_is_deterministic_and_replays_from_its_journal(world: Path, tmp
     assert all(t.varied["scale"] in (0.5, 1, 1.5, 2, 2.5, 3) for t in whole.trials if t.method == "cart")
     # Stopped anywhere: the journal's first lines are all that is left.
     lines = (tmp_path / "whole/trials.jsonl").read_bytes().splitlines(keepends=True)
-    for kept in (3, 8):
-        part = tmp_path / f"part{kept}"
+    for lines_left in (3, 8):
+        part = tmp_path / f"part{lines_left}"
         part.mkdir()
-        (part / "trials.jsonl").write_bytes(b"".join(lines[:kept]) + b'{"key": "torn')
+        (part / "trials.jsonl").write_bytes(b"".join(lines[:lines_left]) + b'{"key": "torn')
         resumed = sweep(world, part, **STUDY)
         assert resumed.rows() == whole.rows()
-        assert resumed.scored == len(lines) - kept
+        assert resumed.scored == len(lines) - lines_left
         assert (part / "trials.jsonl").read_bytes() == b"".join(lines)
         assert files(part)["trials.parquet"] == files(tmp_path / "whole")["trials.parquet"]
 
@@ -158,9 +158,9 @@ def test_a_search_is_deterministic_and_replays_from_its_journal(world: Path, tmp
 def test_other_samplers_are_deterministic(world: Path, tmp_path: Path, sampler: str):
     space = {"methods": {"task_arithmetic": {"scale": {"low": 0.1, "high": 0.8}}}}
     searched = {"search": {"trials": 3, "sampler": sampler}, **space}
-    one, two = (sweep(world, tmp_path / name, **searched) for name in "ab")
-    assert one.rows() == two.rows()
-    assert len({trial.args["scale"] for trial in one.trials}) == 3
+    first, two = (sweep(world, tmp_path / name, **searched) for name in "ab")
+    assert first.rows() == two.rows()
+    assert len({trial.args["scale"] for trial in first.trials}) == 3
 
 
 def test_results_of_other_inputs_are_refused(world: Path, grid: SweepResult, tmp_path: Path):
@@ -236,7 +236,7 @@ def test_the_command_prints_the_table_and_the_recipe(world: Path, grid: SweepRes
 
     app = typer.Typer()
     app.callback()(lambda: None)
-    add_commands(app, log=lambda found: f"logged {len(found.rows())} trials")
+    add_commands(app, log=lambda result: f"logged {len(result.rows())} trials")
     place = write_file(world, tmp_path)
     done = CliRunner(env={"COLUMNS": "140"}).invoke(app, ["sweep", str(place), "--out", str(grid.folder), "--log"])
     assert done.exit_code == 0, done.output
@@ -269,7 +269,7 @@ def test_a_second_registration_replaces_the_first(world: Path, grid: SweepResult
     app = typer.Typer()
     app.callback()(lambda: None)
     add_commands(app)
-    add_commands(app, log=lambda found: "logged")
+    add_commands(app, log=lambda result: "logged")
     done = CliRunner().invoke(app, ["sweep", str(write_file(world, tmp_path)), "--out", str(grid.folder), "--log"])
     assert done.exit_code == 0
     assert "logged" in done.output
@@ -310,11 +310,11 @@ def test_killed_it_continues_to_the_same_files(world: Path, grid: SweepResult, t
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    known = journal.read_bytes().count(b"\n")
-    assert known < 15
+    scored_before = journal.read_bytes().count(b"\n")
+    assert scored_before < 15
     assert not (out / "winner.yaml").exists()
     resumed = run_sweep(grid.sweep, out)
-    assert resumed.scored == 15 - known
+    assert resumed.scored == 15 - scored_before
     assert resumed.rows() == grid.rows()
     assert (out / "trials.parquet").read_bytes() == (grid.folder / "trials.parquet").read_bytes()
     assert sorted(path.name for path in out.iterdir()) == ["trials.jsonl", "trials.parquet", "winner.yaml"]

@@ -28,7 +28,7 @@ def test_the_small_sweep_is_valid_and_ordered_for_sharing():
     sweep = make_sweep(sweep_values(NOWHERE))
     assert len(sweep.grid()) == 1 + 3 + 6
     calls = [configure(method, args).without_scale() for method, args in sweep.grid()]
-    changes = sum(one != other for one, other in pairwise(calls))
+    changes = sum(call != other for call, other in pairwise(calls))
     assert changes + 1 == len(set(calls)) == 4
 
 
@@ -112,10 +112,10 @@ scales = st.lists(st.floats(-3, 3), min_size=1, max_size=4)
 
 @given(keep=st.lists(st.floats(0, 1), min_size=1, max_size=3), scale=scales)
 def test_a_grid_is_every_combination_once(keep: list[float], scale: list[float]):
-    found = grid_of("ties", {"scale": scale, "keep": keep})
-    pairs = [(args["keep"], args["scale"]) for args in found]
+    calls = grid_of("ties", {"scale": scale, "keep": keep})
+    pairs = [(args["keep"], args["scale"]) for args in calls]
     assert set(pairs) == {(k, s) for k in keep for s in scale}
-    assert len({repr(configure("ties", args).args) for args in found}) == len(found)
+    assert len({repr(configure("ties", args).args) for args in calls}) == len(calls)
     # Candidates of one direction follow each other.
     assert [k for k, _ in pairs] == sorted((k for k, _ in pairs), key=[*dict.fromkeys(keep)].index)
 

@@ -56,8 +56,8 @@ def project(world: Path, root: Path) -> Path:
 
 
 def journal_lines(root: Path) -> list[bytes]:
-    found = list((root / ".mergeflow/scratch").glob(f"sweep@cart/*/{JOURNAL}"))
-    return found[0].read_bytes().splitlines(keepends=True) if found else []
+    journals = list((root / ".mergeflow/scratch").glob(f"sweep@cart/*/{JOURNAL}"))
+    return journals[0].read_bytes().splitlines(keepends=True) if journals else []
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +77,14 @@ def test_killed_it_goes_on_after_the_last_scored_candidate(
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
-    known = len([line for line in journal_lines(root) if line.endswith(b"\n")]) - 1
-    assert 5 <= known < 16
+    scored_before = len([line for line in journal_lines(root) if line.endswith(b"\n")]) - 1
+    assert 5 <= scored_before < 16
     assert not (root / layout.sweep("cart")).exists()
     asked: list[MethodCall] = []
     candidate = CandidateScorer.candidate
     monkeypatch.setattr(CandidateScorer, "candidate", lambda self, call: asked.append(call) or candidate(self, call))
     assert run_stage(root, load_graph(root)["sweep@cart"])
-    assert len(asked) == 16 - known
+    assert len(asked) == 16 - scored_before
     assert (root / layout.sweep("cart")).read_bytes() == (whole / layout.sweep("cart")).read_bytes()
     assert not list((root / ".mergeflow/scratch").iterdir())
 
@@ -92,7 +92,7 @@ def test_killed_it_goes_on_after_the_last_scored_candidate(
 def test_a_climb_scores_the_same_numbers_in_fewer_candidates(world: Path, whole: Path, tmp_path: Path) -> None:
     root = project(world, tmp_path)
     sweep_near(open_stage(root, load_graph(root)["sweep@cart"])[0], {"rank_ratio": 0.04, "scale": 1.0})
-    near, all_of_them = (json.loads((one / layout.sweep("cart")).read_text()) for one in (root, whole))
+    near, all_of_them = (json.loads((folder / layout.sweep("cart")).read_text()) for folder in (root, whole))
     assert near["candidates"][0]["args"] == {"rank_ratio": 0.04, "scale": 1.0}
     assert all(row in all_of_them["candidates"] for row in near["candidates"])
     assert len(near["candidates"]) < len(all_of_them["candidates"]) == 16

@@ -35,8 +35,8 @@ def loss(folder, candidate):
 
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
-    own, more = tokenizer("BPE"), tokenizer("BPE", TEXT, "<|im_start|>", "<|im_end|>")
-    save(tmp_path / "base", llama(own.get_vocab_size(), 0), own)
+    plain, more = tokenizer("BPE"), tokenizer("BPE", TEXT, "<|im_start|>", "<|im_end|>")
+    save(tmp_path / "base", llama(plain.get_vocab_size(), 0), plain)
     save(tmp_path / "chat", llama(more.get_vocab_size(), 1), more)
     config = json.loads((tmp_path / "chat/config.json").read_text())
     (tmp_path / "chat/config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3, "hidden_act": "gelu"}))
@@ -45,19 +45,19 @@ def models(tmp_path: Path) -> Path:
 
 
 def values(models: Path, **changes: object) -> dict[str, object]:
-    found = {
+    settings = {
         "base": str(models / "base"),
         "experts": {"chat": str(models / "chat")},
         "score": {"function": f"{models}/scorer.py:loss", "model": "folder"},
     }
     methods = {"task_arithmetic": {"scale": [0.3, 0.6]}}
-    return {**found, "methods": methods, "tokenizer_source": "union", "allow": ["hidden_act"], **changes}
+    return {**settings, "methods": methods, "tokenizer_source": "union", "allow": ["hidden_act"], **changes}
 
 
 def test_candidates_have_the_vocabulary_and_the_template_of_the_winner(models: Path) -> None:
     sweep = make_sweep(values(models, chat_template=TEMPLATE))
-    found = run_sweep(sweep, models / "sweep")
-    assert found.winner.args["scale"] == 0.6
+    result = run_sweep(sweep, models / "sweep")
+    assert result.winner.args["scale"] == 0.6
     made = merge(yaml.safe_load((models / "sweep/winner.yaml").read_text()))
     assert made.path == models / "sweep/merged"
     loaded, words = AutoModelForCausalLM.from_pretrained(made.path), AutoTokenizer.from_pretrained(made.path)
@@ -72,7 +72,7 @@ def test_candidates_have_the_vocabulary_and_the_template_of_the_winner(models: P
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"allow": None}, "hidden_act: base 'silu'"),
         ({"tokenizer_source": None}, "tokenizer_source"),
@@ -83,7 +83,7 @@ def test_candidates_have_the_vocabulary_and_the_template_of_the_winner(models: P
         ),
     ],
 )
-def test_what_does_not_fit_is_one_message(models: Path, changes: dict[str, object], told: str) -> None:
-    with pytest.raises(MergeflowError, match=told):
+def test_what_does_not_fit_is_one_message(models: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(MergeflowError, match=message):
         run_sweep(make_sweep(values(models, **changes)), models / "sweep")
     assert not (models / "sweep").exists() or not list((models / "sweep").glob("winner*"))

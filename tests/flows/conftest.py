@@ -28,8 +28,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
     def make(folder: Path) -> None:
         folder.mkdir()
         done = run_in(make_project(folder), "mergeflow", "run")
-        told = json.dumps([done.args, done.returncode, done.stdout, done.stderr])
-        folder.with_name("printed.json").write_text(told)
+        serialised = json.dumps([done.args, done.returncode, done.stdout, done.stderr])
+        folder.with_name("printed.json").write_text(serialised)
 
     folder = once(tmp_path_factory, "finished", make)
     return folder, subprocess.CompletedProcess(*json.loads(folder.with_name("printed.json").read_text()))

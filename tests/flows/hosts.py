@@ -36,15 +36,15 @@ class Hosts:
         home = self.home(name)
         home.mkdir(parents=True, exist_ok=True)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        own = {"HOME": str(home), "PYTHONPATH": str(ROOT), "PATH": path, **self._variables}
+        variables = {"HOME": str(home), "PYTHONPATH": str(ROOT), "PATH": path, **self._variables}
         if self._forked:
-            self._processes[name] = Forked(home, command, without_servers(environment()) | own)
+            self._processes[name] = Forked(home, command, without_servers(environment()) | variables)
             return
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [*_hiding(self._hidden), *command],
                 cwd=home,
-                env=without_servers(environment()) | own,
+                env=without_servers(environment()) | variables,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

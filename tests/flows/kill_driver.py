@@ -53,9 +53,13 @@ def empty(folder: Path) -> None:
 
 def start(folder: Path, driver: str) -> "subprocess.Popen[bytes]":
     """Start a driver as the leader of a session, by which all that it starts can be found."""
-    own = {key: value for key, value in environment().items() if key != "PREFECT_HOME"}  # its making is killed too
+    variables = {
+        key: value for key, value in environment().items() if key != "PREFECT_HOME"
+    }  # its making is killed too
     with (folder.parent / f"{folder.name}.log").open("ab") as log:
-        return subprocess.Popen(DRIVERS[driver], cwd=folder, env=own, stdout=log, stderr=log, start_new_session=True)
+        return subprocess.Popen(
+            DRIVERS[driver], cwd=folder, env=variables, stdout=log, stderr=log, start_new_session=True
+        )
 
 
 def strike(process: "subprocess.Popen[bytes]", alone: bool) -> None:
@@ -70,15 +74,15 @@ def strike(process: "subprocess.Popen[bytes]", alone: bool) -> None:
 
 def session(leader: int) -> dict[int, str]:
     """The living processes of a session: command lines by process id."""
-    found = {}
+    commands = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
             state, _, _, of = (place / "stat").read_text().rpartition(") ")[2].split()[:4]
             if int(of) == leader and state != "Z":
-                found[int(place.name)] = (place / "cmdline").read_text().replace("\0", " ")
+                commands[int(place.name)] = (place / "cmdline").read_text().replace("\0", " ")
         except (FileNotFoundError, ProcessLookupError):  # it ended just now
             continue
-    return found
+    return commands
 
 
 def wait_for(what: Callable[[], object], seconds: float) -> bool:
@@ -154,7 +158,7 @@ def kill_at_random(folder: Path, kills: int, span: float, seed: int, expected: d
             done.append(Kill(driver, process.pid, round(moment, 1), alone, at_work, session(process.pid)))
             print(done[-1], flush=True)
             continue
-        found = hashes(folder)
-        assert found == expected, {name for name in found | expected if found.get(name) != expected.get(name)}
+        written = hashes(folder)
+        assert written == expected, {name for name in written | expected if written.get(name) != expected.get(name)}
         empty(folder)
     return done

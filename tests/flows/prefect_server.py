@@ -48,7 +48,7 @@ class Server:
 
     def runs(self, deployment: str, *states: str) -> list[dict[str, Any]]:
         """Return the runs of a deployment that are in one of the states, in the order in which they started."""
-        found: list[dict[str, Any]] = self.ask(
+        rows: list[dict[str, Any]] = self.ask(
             "flow_runs/filter",
             {
                 "deployments": {"name": {"any_": [deployment]}},
@@ -56,7 +56,7 @@ class Server:
                 "sort": "START_TIME_ASC",
             },
         )
-        return found
+        return rows
 
     def start_worker(self) -> "subprocess.Popen[bytes]":
         """Start a process worker of the pool."""
@@ -110,11 +110,11 @@ def prefect_server(folder: Path, project: Path, login: str = "") -> Iterator[Ser
             process.wait()
 
 
-def wait_for(found: Callable[[], Any], seconds: float, every: float = 0.5) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float, every: float = 0.5) -> Any:
     """Ask until the answer is true, and return it; fail after `seconds`."""
     end = time.monotonic() + seconds
     while True:
-        answer = found()
+        answer = condition()
         if answer:
             return answer
         assert time.monotonic() < end, f"nothing after {seconds} s"

@@ -36,4 +36,4 @@ def read_blocks(names: dict[str, str], page: Path = PAGE) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     for name, value in names.items():
         text = re.sub(rf"\b{name}\b", value, text)
-    return [Block(found["how"] or "run", found["language"], found["text"]) for found in _BLOCK.finditer(text)]
+    return [Block(block["how"] or "run", block["language"], block["text"]) for block in _BLOCK.finditer(text)]

@@ -69,9 +69,9 @@ def made_once(name: str, make: Callable[[Path], subprocess.CompletedProcess[str]
 
 def environment(home: str | None = None) -> dict[str, str]:
     """The environment of what tests start; `home` is Prefect's folder."""
-    kept = {key: value for key, value in os.environ.items() if key not in FOREIGN}
-    path = f"{Path(sys.executable).parent}:{kept['PATH']}"
-    return {**kept, **QUIET, "PREFECT_HOME": home or prefect_home(), "PATH": path}
+    inherited = {key: value for key, value in os.environ.items() if key not in FOREIGN}
+    path = f"{Path(sys.executable).parent}:{inherited['PATH']}"
+    return {**inherited, **QUIET, "PREFECT_HOME": home or prefect_home(), "PATH": path}
 
 
 def run_in(

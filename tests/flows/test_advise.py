@@ -72,31 +72,31 @@ def test_json_has_every_part_and_one_source_for_each_expert(folder: Path) -> Non
     data = ["--data", "suite:pocket8/signs", "--data", "suite:pocket8/land", "--data", "suite:pocket8/street"]
     done = run(str(folder / "acd.yaml"), "--architecture", "pocket-clip", *data, "--samples", "16", "--json")
     assert done.exit_code == 0, done.exception
-    found = json.loads(done.output)
-    assert found["remarks"] == []
-    assert [(pair["first"], pair["second"]) for pair in found["pairs"]] == [("a", "c"), ("a", "d"), ("c", "d")]
-    assert found["cosines"][0][2] == pytest.approx(1, abs=1e-4)
+    advice = json.loads(done.output)
+    assert advice["remarks"] == []
+    assert [(pair["first"], pair["second"]) for pair in advice["pairs"]] == [("a", "c"), ("a", "d"), ("c", "d")]
+    assert advice["cosines"][0][2] == pytest.approx(1, abs=1e-4)
     for matrix in ("alphas", "changes"):
-        assert all(found[matrix][i][i] == 1 for i in range(3))
-        assert found[matrix][0][1] == found[matrix][1][0]
-    assert list(found["unlearning"]["a"]) == ["d", "c"]  # what is nearest loses most
+        assert all(advice[matrix][i][i] == 1 for i in range(3))
+        assert advice[matrix][0][1] == advice[matrix][1][0]
+    assert list(advice["unlearning"]["a"]) == ["d", "c"]  # what is nearest loses most
 
 
 def test_without_an_architecture_the_weights_alone_are_judged(folder: Path) -> None:
     done = run(str(folder / "ac.yaml"), "--json")
-    found = json.loads(done.output)
-    assert found["pairs"] is None
-    assert "--architecture is missing" in found["remarks"][0]
-    assert len(found["scales"]) == 4
+    advice = json.loads(done.output)
+    assert advice["pairs"] is None
+    assert "--architecture is missing" in advice["remarks"][0]
+    assert len(advice["scales"]) == 4
     said = " ".join(run(str(folder / "ac.yaml")).output.split())
     assert "! α̂, and with it the verdicts: not computed. --architecture is missing" in said
 
 
 @pytest.mark.parametrize("names", ["ab", "ae"])  # the second but for a hundredth: its λ would be 80 to 160
 def test_task_vectors_that_cancel_have_no_suggestion(folder: Path, names: str) -> None:
-    found = json.loads(run(str(folder / f"{names}.yaml"), "--json").output)
-    assert found["scales"] is None
-    assert "cancel each other" in found["remarks"][-1]
+    advice = json.loads(run(str(folder / f"{names}.yaml"), "--json").output)
+    assert advice["scales"] is None
+    assert "cancel each other" in advice["remarks"][-1]
 
 
 def test_what_cannot_be_computed_is_said_and_nothing_crashes(folder: Path, tmp_path: Path) -> None:
@@ -106,56 +106,56 @@ def test_what_cannot_be_computed_is_said_and_nothing_crashes(folder: Path, tmp_p
     (tmp_path / "result.json").write_text("{}")
     done = run(str(tmp_path / "r.yaml"), *ASKED, "--linearity", str(tmp_path), "--json")
     assert done.exit_code == 0, done.exception
-    found = json.loads(done.output)
-    assert [remark.split(":")[0] for remark in found["remarks"]] == [
+    advice = json.loads(done.output)
+    assert [remark.split(":")[0] for remark in advice["remarks"]] == [
         "α̂, and with it the verdicts",
         "the task vector of 'c'",
         "linearity",
     ]
-    assert found["cosines"] is found["scales"] is found["linearity"] is None
+    assert advice["cosines"] is advice["scales"] is advice["linearity"] is None
     two = run(str(folder / "acd.yaml"), *ASKED, "--data", "suite:pocket8/land", "--json")
     assert "--data is given 2 times for 3 experts" in json.loads(two.output)["remarks"][0]
 
 
 def test_bad_input_is_one_message(folder: Path, tmp_path: Path) -> None:
     assert "name a recipe" in str(run().exception)
-    one = yaml.safe_load((folder / "ac.yaml").read_text())
-    del one["experts"]["c"]
-    (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
+    recipe = yaml.safe_load((folder / "ac.yaml").read_text())
+    del recipe["experts"]["c"]
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(recipe))
     assert "1 expert is named" in str(run(str(tmp_path / "one.yaml")).exception)
-    one["experts"]["c"] = str(tmp_path / "missing.safetensors")
-    (tmp_path / "one.yaml").write_text(yaml.safe_dump(one))
-    told = run(str(tmp_path / "one.yaml")).exception
-    assert isinstance(told, MergeflowError)
-    assert "missing.safetensors" in str(told)
+    recipe["experts"]["c"] = str(tmp_path / "missing.safetensors")
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(recipe))
+    error = run(str(tmp_path / "one.yaml")).exception
+    assert isinstance(error, MergeflowError)
+    assert "missing.safetensors" in str(error)
 
 
 def test_experts_that_cannot_be_compared_are_named_and_the_others_compared(folder: Path, tmp_path: Path) -> None:
     recipe = yaml.safe_load((folder / "acd.yaml").read_text())
     recipe["experts"]["d"] = str(folder / "base.safetensors")
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    found = json.loads(run(str(tmp_path / "r.yaml"), *ASKED, "--json").output)
-    assert found["answered"] == ["a", "c"]
-    assert [(pair["first"], pair["second"]) for pair in found["pairs"]] == [("a", "c")]
-    assert found["remarks"] == [
+    advice = json.loads(run(str(tmp_path / "r.yaml"), *ASKED, "--json").output)
+    assert advice["answered"] == ["a", "c"]
+    assert [(pair["first"], pair["second"]) for pair in advice["pairs"]] == [("a", "c")]
+    assert advice["remarks"] == [
         "'d' has the base's weights: its task vector is zero.",
         "α̂ of 'd': not computed. It answers all samples of 'd' as the base does.",
     ]
-    assert found["theory"] is None  # of all of them it expects nothing
+    assert advice["theory"] is None  # of all of them it expects nothing
     broken = {name: value * torch.nan for name, value in load_file(folder / "c.safetensors").items()}
     recipe["experts"]["d"] = save(tmp_path / "nan.safetensors", broken)
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    found = json.loads(run(str(tmp_path / "r.yaml"), *ASKED, "--json").output)
-    assert [remark.split(":")[0] for remark in found["remarks"]] == ["the task vector of 'd'", "λ was not suggested"]
-    assert "a NaN or an infinity" in found["remarks"][0]
-    assert found["weighed"] == found["answered"] == ["a", "c"]
-    assert [(pair["first"], pair["second"]) for pair in found["pairs"]] == [("a", "c")]
-    assert list(found["unlearning"]) == ["a", "c"]
-    assert found["theory"] is None
+    advice = json.loads(run(str(tmp_path / "r.yaml"), *ASKED, "--json").output)
+    assert [remark.split(":")[0] for remark in advice["remarks"]] == ["the task vector of 'd'", "λ was not suggested"]
+    assert "a NaN or an infinity" in advice["remarks"][0]
+    assert advice["weighed"] == advice["answered"] == ["a", "c"]
+    assert [(pair["first"], pair["second"]) for pair in advice["pairs"]] == [("a", "c")]
+    assert list(advice["unlearning"]) == ["a", "c"]
+    assert advice["theory"] is None
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "remark"),
     [
         ("suite:pocket8/digits?colour=1.5", "expected P(red | odd), a number from 0 to 1"),
         ("folder:empty", "'empty' has no images; expected a folder with images below it"),
@@ -163,7 +163,7 @@ def test_experts_that_cannot_be_compared_are_named_and_the_others_compared(folde
     ],
 )
 def test_samples_that_cannot_be_read_leave_the_weights_to_judge(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, told: str
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, remark: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("one/x", "empty"):
@@ -171,9 +171,9 @@ def test_samples_that_cannot_be_read_leave_the_weights_to_judge(
     Image.new("RGB", (32, 32)).save(tmp_path / "one/x/1.png")
     done = run(str(folder / "ac.yaml"), "--architecture", "pocket-clip", "--data", source, "--json")
     assert done.exit_code == 0, done.exception
-    found = json.loads(done.output)
-    assert len(found["scales"]) == 4
-    assert told in found["remarks"][0]
+    advice = json.loads(done.output)
+    assert len(advice["scales"]) == 4
+    assert remark in advice["remarks"][0]
 
 
 @pytest.mark.parametrize("place", ["loose", "one", "loose?rotate=90"])
@@ -189,9 +189,9 @@ def test_a_folder_of_pictures_needs_no_classes(folder: Path, tmp_path: Path, pla
         str(folder / "ac.yaml"), "--architecture", "pocket-clip", "--data", f"folder:{tmp_path}/{place}", "--json"
     )
     assert done.exit_code == 0, done.exception
-    found = json.loads(done.output)
-    assert found["remarks"] == []
-    assert [(pair["first"], pair["second"]) for pair in found["pairs"]] == [("a", "c")]
+    advice = json.loads(done.output)
+    assert advice["remarks"] == []
+    assert [(pair["first"], pair["second"]) for pair in advice["pairs"]] == [("a", "c")]
 
 
 def torchvision_recipe(folder: Path, **change: Any) -> tuple[Path, list[str]]:
@@ -214,7 +214,7 @@ def torchvision_recipe(folder: Path, **change: Any) -> tuple[Path, list[str]]:
 def test_models_are_asked_as_they_answer_in_use(tmp_path: Path) -> None:
     """Without dropout, and with BatchNorm's own statistics."""
     recipe, data = torchvision_recipe(tmp_path)
-    found = json.loads(run(str(recipe), *data, "--json").output)
+    advice = json.loads(run(str(recipe), *data, "--json").output)
     states = {name: load_file(tmp_path / f"{name}.safetensors") for name in "ab"}
     opened = open_network("torchvision:mobilenet_v3_small", states["a"])
     source = opened.read(data[-1], 8)
@@ -226,7 +226,7 @@ def test_models_are_asked_as_they_answer_in_use(tmp_path: Path) -> None:
             logits = source.features(opened.model, torch.arange(8), [""])[""].double()
         centred = logits - logits.mean(1, keepdim=True)
         answers.append(centred - centred.mean(0))
-    assert found["alphas"][0][1] == pytest.approx(float(torch.cosine_similarity(*answers).mean()), abs=1e-4)
+    assert advice["alphas"][0][1] == pytest.approx(float(torch.cosine_similarity(*answers).mean()), abs=1e-4)
 
 
 def language_recipe(folder: Path, **more: Any) -> list[str]:
@@ -257,7 +257,7 @@ def language_recipe(folder: Path, **more: Any) -> list[str]:
 @pytest.mark.filterwarnings("ignore")  # of transformers and PEFT
 def test_an_adapter_is_the_model_that_it_makes_of_the_base(tmp_path: Path) -> None:
     data = language_recipe(tmp_path)
-    lora, merged = (json.loads(run(str(tmp_path / f"{one}.yaml"), *data).output) for one in ("lora", "merged"))
+    lora, merged = (json.loads(run(str(tmp_path / f"{name}.yaml"), *data).output) for name in ("lora", "merged"))
     assert lora["remarks"] == []
     for key in ("alphas", "changes", "cosines"):
         assert lora[key][0] == pytest.approx(merged[key][0], abs=1e-4)
@@ -277,17 +277,17 @@ def test_task_vectors_are_whole_ones_whatever_part_of_a_model_is_asked(tmp_path:
 def test_tensors_that_the_recipe_leaves_out_are_the_bases(folder: Path, tmp_path: Path) -> None:
     recipe = yaml.safe_load((folder / "ac.yaml").read_text())
     state = load_file(folder / "c.safetensors")
-    name = next(one for one, value in state.items() if value.ndim == 2)
+    name = next(tensor for tensor, value in state.items() if value.ndim == 2)
     recipe["experts"]["c"] = save(tmp_path / "c.safetensors", state | {name: torch.zeros(3, 3)})
     for left_out in ({}, {"ignore": [name]}):
         (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe | left_out))
-        found = json.loads(run(str(tmp_path / "r.yaml"), *ASKED, "--json").output)
+        advice = json.loads(run(str(tmp_path / "r.yaml"), *ASKED, "--json").output)
         if not left_out:
-            assert "`ignore: [patterns]`" in found["remarks"][-1]
+            assert "`ignore: [patterns]`" in advice["remarks"][-1]
             assert "`ignore: [patterns]`" in run(str(tmp_path / "r.yaml"), *ASKED, columns=1000).output
-    assert found["remarks"] == []
-    assert len(found["scales"]) == 4
-    assert len(found["pairs"]) == 1
+    assert advice["remarks"] == []
+    assert len(advice["scales"]) == 4
+    assert len(advice["pairs"]) == 1
 
 
 def test_the_recipes_weights_are_said_to_be_left_aside(folder: Path, tmp_path: Path) -> None:
@@ -310,9 +310,9 @@ def test_an_expert_with_another_head_is_named_and_the_others_are_compared(tmp_pa
     recipe, data = torchvision_recipe(tmp_path, c=str(tmp_path / "c.safetensors"))
     state = load_file(tmp_path / "a.safetensors")
     save(tmp_path / "c.safetensors", state | {"classifier.3.bias": torch.zeros(9)})
-    found = json.loads(run(str(recipe), *data, *data[-2:], *data[-2:], "--json").output)
-    assert found["answered"] == ["a", "b"]
-    assert [remark.split(":")[0] for remark in found["remarks"]] == ["the task vector of 'c'", "λ was not suggested"]
+    advice = json.loads(run(str(recipe), *data, *data[-2:], *data[-2:], "--json").output)
+    assert advice["answered"] == ["a", "b"]
+    assert [remark.split(":")[0] for remark in advice["remarks"]] == ["the task vector of 'c'", "λ was not suggested"]
 
 
 def test_verdicts_of_linearity_are_found_in_either_order_or_said_to_be_of_others(folder: Path, tmp_path: Path) -> None:
@@ -320,11 +320,11 @@ def test_verdicts_of_linearity_are_found_in_either_order_or_said_to_be_of_others
         measured = {"pairs": [{"pair": pair, "verdict": {"CTL": True}}]}
         (tmp_path / "result.json").write_text(json.dumps(measured))
         done = run(str(folder / "ac.yaml"), "--linearity", str(tmp_path), "--json")
-        found = json.loads(done.output)
+        advice = json.loads(done.output)
         if "c" in pair:
-            assert found["linearity"] == {"a – c": "holds"}
-    assert found["linearity"] is None
-    assert "is of 'cats', 'dogs', and of no pair of these experts" in found["remarks"][-1]
+            assert advice["linearity"] == {"a – c": "holds"}
+    assert advice["linearity"] is None
+    assert "is of 'cats', 'dogs', and of no pair of these experts" in advice["remarks"][-1]
 
 
 def test_texts_are_cut_to_the_positions_that_a_model_has(tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_weights_of_sixteen_bits_are_computed_with_in_thirty_two(tmp_path: Path)
     torch.manual_seed(0)
     sizes: Any = {"vocab_size": 24, "hidden_size": 16, "intermediate_size": 16}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)).bfloat16()
-    start, found = model.state_dict(), {}
+    start, changes = model.state_dict(), {}
     states = {"base": start, **{name: noisy(start, seed, 0.01) for name, seed in (("a", 1), ("b", 2))}}
     for kind in (torch.bfloat16, torch.float32):
         folder = tmp_path / f"{kind}"
@@ -365,14 +365,14 @@ def test_weights_of_sixteen_bits_are_computed_with_in_thirty_two(tmp_path: Path)
         recipe = {"method": "task_arithmetic", "base": str(folder / "base"), "experts": paths, "out": "merged"}
         (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
         done = run(str(tmp_path / "r.yaml"), "--data", f"text:{texts(tmp_path)}", "--json")
-        found[kind] = json.loads(done.output)["changes"][0][1]
-    assert found[torch.bfloat16] == pytest.approx(found[torch.float32], abs=1e-4)
+        changes[kind] = json.loads(done.output)["changes"][0][1]
+    assert changes[torch.bfloat16] == pytest.approx(changes[torch.float32], abs=1e-4)
 
 
 def test_of_more_than_eight_experts_the_range_comes_with_a_warning() -> None:
     """In the study adviser_suites the best λ of 14 and 20 tasks lay below the range."""
     base = {"w": torch.zeros(9)}
-    experts = {f"task{index}": {"w": one} for index, one in enumerate(torch.eye(9))}
+    experts = {f"task{index}": {"w": axis} for index, axis in enumerate(torch.eye(9))}
     (remark,) = advise(base, experts).remarks
     assert "too large for 9 experts" in remark
     assert "half of the smallest" in remark

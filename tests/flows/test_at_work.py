@@ -10,8 +10,8 @@ from tasks.project.stage import STATE
 
 def test_a_stage_at_work_is_named_with_its_progress_until_it_ends(tmp_path: Path) -> None:
     with progress_file(tmp_path / STATE, "finetune@digits"), progress_file(tmp_path / STATE, "multitask signs"):
-        told = [f"{name} · starting (0 of 1)" for name in ("finetune@digits", "multitask signs")]
-        assert list(at_work(tmp_path)) == told
+        expected = [f"{name} · starting (0 of 1)" for name in ("finetune@digits", "multitask signs")]
+        assert list(at_work(tmp_path)) == expected
     assert list(at_work(tmp_path)) == []
 
 

@@ -31,9 +31,9 @@ def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monk
     assert list(validate_params(project).tasks) == ["left", "right"]
     wrong = {"kind": "tyo:clouds", "plain": "clouds", "empty": "toy:", "turned": "toy:clouds?conflict=keep&rotat=1"}
     change(project, tasks={**wrong, "gone": "series:inputs/wells.csv", "absolute": f"series:{tmp_path}/none.csv"})
-    with pytest.raises(MergeflowError) as told:
+    with pytest.raises(MergeflowError) as raised:
         validate_params(project)
-    lines = str(told.value).splitlines()
+    lines = str(raised.value).splitlines()
     expected = [
         "params.yaml has 7 faults:",
         "tasks.kind: unknown kind of data source 'tyo': did you mean 'toy'?",
@@ -59,10 +59,10 @@ def test_a_base_that_is_not_there_is_told_before_the_data_are_prepared(tmp_path:
     file = tmp_path / "texts/params.yaml"
     text = file.read_text().replace("pretrained: sentences8", "pretrained: inputs/bert")
     file.write_text(text.replace("tokenizer: sentences8", f"tokenizer: {tmp_path}/gone"))
-    with pytest.raises(MergeflowError) as told:
+    with pytest.raises(MergeflowError) as raised:
         validate_params(tmp_path / "texts")
-    assert "model.pretrained: 'inputs/bert': no such file or folder" in str(told.value)
-    assert f"data.tokenizer: '{tmp_path}/gone': no such file or folder" in str(told.value)
+    assert "model.pretrained: 'inputs/bert': no such file or folder" in str(raised.value)
+    assert f"data.tokenizer: '{tmp_path}/gone': no such file or folder" in str(raised.value)
     (tmp_path / "texts/inputs/bert").mkdir()
     (tmp_path / "gone").mkdir()
     params = validate_params(tmp_path / "texts")
@@ -104,9 +104,9 @@ def test_methods_that_the_pipeline_cannot_sweep_are_told_at_once(tmp_path: Path)
     project = make_toy_project(tmp_path / "toy")
     informed = {"fisher": {}, "regmean": {}, "adamerging": {}}
     change(project, sweep={"average": {}, "slerp": {}, **informed, "nearswap": {}, "consensus": {"min_agree": [2, 3]}})
-    with pytest.raises(MergeflowError) as told:
+    with pytest.raises(MergeflowError) as raised:
         validate_params(project)
-    lines = str(told.value).splitlines()
+    lines = str(raised.value).splitlines()
     assert lines[0] == "params.yaml has 5 faults:"
     for line, (name, statistic) in zip(
         lines[1:4], [("fisher", "fisher"), ("regmean", "gram"), ("adamerging", "coefficients")], strict=True

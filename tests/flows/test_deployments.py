@@ -151,11 +151,11 @@ def test_a_killed_run_is_reported_and_the_next_one_continues_its_work(server: Se
 
 def test_the_run_shows_table_decision_report_and_log(server: Server, story: Story) -> None:
     run = {"flow_runs": {"id": {"any_": [story.following["id"]]}}}
-    found = {artifact["key"]: artifact["data"] for artifact in server.ask("artifacts/filter", run)}
-    assert "| left |" in found["results"]
-    assert "**task_arithmetic**" in found["results"]
-    assert "mergeflow-pocket8 version 1: passed the gates" in found["decision"]
-    assert (server.project / "outputs/report.html").as_uri() in found["report"]
+    artifacts = {artifact["key"]: artifact["data"] for artifact in server.ask("artifacts/filter", run)}
+    assert "| left |" in artifacts["results"]
+    assert "**task_arithmetic**" in artifacts["results"]
+    assert "mergeflow-pocket8 version 1: passed the gates" in artifacts["decision"]
+    assert (server.project / "outputs/report.html").as_uri() in artifacts["report"]
     asked = {"logs": {"flow_run_id": {"any_": [story.following["id"]]}}, "limit": 200}
     messages = [line["message"] for line in server.ask("logs/filter", asked)]
     assert "base is up to date" in messages
@@ -201,11 +201,11 @@ def test_nothing_reports_home() -> None:
 def test_the_server_takes_the_pools_for_containers(server: Server, kind: str) -> None:
     template = ROOT / f"deploy/{kind}.json"
     server.run("prefect", "work-pool", "create", kind, "--type", kind, "--base-job-template", str(template))
-    own = json.loads(template.read_text())
-    assert server.ask("work_pools/filter", {"work_pools": {"name": {"any_": [kind]}}})[0]["base_job_template"] == own
+    ours = json.loads(template.read_text())
+    assert server.ask("work_pools/filter", {"work_pools": {"name": {"any_": [kind]}}})[0]["base_job_template"] == ours
     written = json.loads(next(Path(prefect.__path__[0]).rglob("aggregate-worker-metadata.json")).read_text())
     default = written[f"prefect-{kind}"][kind]["default_base_job_configuration"]
-    assert set(own["job_configuration"]) <= set(default["job_configuration"])
+    assert set(ours["job_configuration"]) <= set(default["job_configuration"])
 
 
 @pytest.mark.nightly

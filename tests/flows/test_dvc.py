@@ -67,15 +67,15 @@ def test_an_experiment_shows_in_metrics_and_plots_and_can_be_left_again(clone: P
     assert run_in(clone, "git", "status", "--porcelain").stdout == ""
 
 
-def check_plots(found: dict[str, Any]) -> None:
-    drawn = {name for name, pictures in found.items() if pictures}
+def check_plots(plots: dict[str, Any]) -> None:
+    drawn = {name for name, pictures in plots.items() if pictures}
     assert PLOTS - {"arguments"} <= drawn  # one value of each argument was tried
     assert "outputs/results/figures/accuracy.svg" in drawn
     for name in PLOTS & drawn:
-        (picture,) = found[name]
+        (picture,) = plots[name]
         assert picture["revisions"] == ["workspace", "HEAD"]
         assert "<DVC_METRIC" not in json.dumps(picture["content"])
-    points = found["scale"][0]["content"]["data"]["values"]
+    points = plots["scale"][0]["content"]["data"]["values"]
     tried = [(point["rev"], point["scale"]) for point in points if point["method"] == "task_arithmetic"]
     assert sorted(tried) == [("HEAD", 0.3), ("HEAD", 0.5), ("workspace", 0.02), ("workspace", 0.5)]
 
@@ -89,10 +89,10 @@ def test_an_experiment_aside_gives_the_bits_of_one_in_the_workspace(clone: Path)
     dvc(clone, "exp", "run", "--name", "here", "--force", "--single-item", *shorter)
     table = json.loads(dvc(clone, "exp", "show", "--json"))
     made = {
-        found["name"]: found["data"]["outs"]["outputs/experts/red"]["hash"]
+        revision["name"]: revision["data"]["outs"]["outputs/experts/red"]["hash"]
         for row in table
         for experiment in row["experiments"] or []
-        for found in experiment["revs"]
+        for revision in experiment["revs"]
     }
     assert made["aside"] == made["here"]
     lock = yaml.safe_load(run_in(clone, "git", "show", "HEAD:dvc.lock").stdout)
@@ -138,8 +138,8 @@ def test_a_damaged_remote_is_not_pulled_from(clone: Path, tmp_path: Path) -> Non
 def test_s3_takes_the_outputs_and_gives_them_back(clone: Path, s3: str) -> None:
     dvc(clone, "remote", "modify", "--local", "storage", "url", "s3://bucket/mergeflow")
     dvc(clone, "remote", "modify", "--local", "storage", "endpointurl", s3)
-    kept = ("experts", "vectors", "merged")
-    before = {path: path.read_bytes() for name in kept for path in (clone / "outputs" / name).rglob("*.safetensors")}
+    folders = ("experts", "vectors", "merged")
+    before = {path: path.read_bytes() for name in folders for path in (clone / "outputs" / name).rglob("*.safetensors")}
     assert len(before) == 2 * 2 + 2 + 3  # an expert is a model and its head
     dvc(clone, "push")
     shutil.rmtree(clone / "outputs")

@@ -9,9 +9,9 @@ from mergeflow.errors import MergeflowError
 
 def test_bad_input_is_told_in_one_message() -> None:
     states = {name: Failed(data=MergeflowError(f"no file {name}")) for name in ("one", "two")}
-    with pytest.raises(MergeflowError) as told:
+    with pytest.raises(MergeflowError) as raised:
         _raise_first(states)
-    assert str(told.value) == "one: no file one\ntwo: no file two"
+    assert str(raised.value) == "one: no file one\ntwo: no file two"
 
 
 def test_a_fault_of_ours_alone_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:

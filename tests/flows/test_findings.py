@@ -75,6 +75,6 @@ def test_no_image_is_in_two_splits(folder: Path) -> None:
         seen: set[bytes] = set()
         for split in ("train", "validation", "test"):
             images = load_split(folder / f"outputs/data/{split}/{task.name}", split).images
-            own = {image.tobytes() for image in images}
-            assert not own & seen, f"{task.name}: {split}"
-            seen |= own
+            contents = {image.tobytes() for image in images}
+            assert not contents & seen, f"{task.name}: {split}"
+            seen |= contents

@@ -25,10 +25,10 @@ def test_of_texts_the_loss_counts_beside_the_accuracy() -> None:
     likely = tried(-0.5, (0.38, 1.9), (0.6, 1.0))  # few of its tokens are named, and still it is likelier than before
     both = tried(-1.0, (0.39, 2.1), (0.6, 1.04))
     costly = tried(-2.0, (0.1, 5.0), (0.6, 1.06))
-    assert [one.forgotten for one in (alone, likely, both, costly)] == [0, 1, 2, 2]
-    assert [one.keeps for one in (alone, likely, both, costly)] == [True, True, True, False]
+    assert [trial.forgotten for trial in (alone, likely, both, costly)] == [0, 1, 2, 2]
+    assert [trial.keeps for trial in (alone, likely, both, costly)] == [True, True, True, False]
     assert choose([alone, likely, both, costly], "tale") is both
-    assert [one.form for one in both.criteria] == ["accuracy", "accuracy", "loss", "loss"]
+    assert [criterion.form for criterion in both.criteria] == ["accuracy", "accuracy", "loss", "loss"]
 
 
 def test_of_texts_what_is_recited_counts_beside_the_loss() -> None:
@@ -36,10 +36,10 @@ def test_of_texts_what_is_recited_counts_beside_the_loss() -> None:
     base = Figures({"tale": 0.4, "rest": 0.5}, {"tale": 2.0, "rest": 1.5}, {"tale": 0.2, "rest": 0.2})
 
     def held(tale: float, rest: float, bounds: Bounds = BOUNDS) -> tuple[bool, bool]:
-        found = Figures({"tale": 0.39, "rest": 0.6}, {"tale": 2.1, "rest": 1.0}, {"tale": tale, "rest": rest})
-        judged = bounds.criteria(found, before, base, "tale")
-        assert [one.form for one in judged] == ["accuracy", "accuracy", "loss", "loss", "recall", "recall"]
-        weight = Tried(-1.0, found, judged)
+        figures = Figures({"tale": 0.39, "rest": 0.6}, {"tale": 2.1, "rest": 1.0}, {"tale": tale, "rest": rest})
+        judged = bounds.criteria(figures, before, base, "tale")
+        assert [criterion.form for criterion in judged] == ["accuracy", "accuracy", "loss", "loss", "recall", "recall"]
+        weight = Tried(-1.0, figures, judged)
         return weight.forgotten == 3, weight.keeps
 
     assert held(0.2, 0.35) == (True, True)
@@ -48,8 +48,8 @@ def test_of_texts_what_is_recited_counts_beside_the_loss() -> None:
 
 
 def test_a_bound_that_is_given_replaces_the_bases_figure() -> None:
-    found = tried(-1.0, (0.3, 1.6), (0.6, 1.3), Bounds(at_most=0.2, at_least=1.5, rise=0.3))
-    assert {(one.kept, one.form): one.holds for one in found.criteria} == {
+    trial = tried(-1.0, (0.3, 1.6), (0.6, 1.3), Bounds(at_most=0.2, at_least=1.5, rise=0.3))
+    assert {(criterion.kept, criterion.form): criterion.holds for criterion in trial.criteria} == {
         (False, "accuracy"): False,
         (True, "accuracy"): True,
         (False, "loss"): True,
@@ -68,8 +68,8 @@ def test_the_chosen_weight_keeps_the_others_and_none_that_does_forgets_more(
     for scale, tale, rest in rows:
         figures = Figures({"tale": tale, "rest": rest})
         weights.append(Tried(scale, figures, Bounds().criteria(figures, before, base, "tale")))
-    able = [one for one in weights if one.scale < 0 and one.figures.accuracy["rest"] >= 0.6 - 0.02 - 1e-12]
-    if not any(one.scale < 0 for one in weights):
+    able = [trial for trial in weights if trial.scale < 0 and trial.figures.accuracy["rest"] >= 0.6 - 0.02 - 1e-12]
+    if not any(trial.scale < 0 for trial in weights):
         return
     if not able:
         with pytest.raises(MergeflowError, match="no weight below 0 for 'tale'"):
@@ -77,7 +77,7 @@ def test_the_chosen_weight_keeps_the_others_and_none_that_does_forgets_more(
         return
     chosen = choose(weights, "tale")
     assert chosen.keeps
-    assert chosen.figures.accuracy["tale"] == min(one.figures.accuracy["tale"] for one in able)
+    assert chosen.figures.accuracy["tale"] == min(trial.figures.accuracy["tale"] for trial in able)
 
 
 def test_where_leaving_it_out_costs_too_much_already_the_message_says_so() -> None:

@@ -120,10 +120,10 @@ def test_a_run_told_to_stop_does_not_wait_for_its_stages(number: int, runner: st
         assert wait_for_end(process.pid), session(process.pid)
     finally:
         strike(process, alone=False)
-    told = (tmp_path / "project.log").read_text()
-    assert "✓ base" in told
-    assert told.index("Stopping: recording") < told.index("Stopped: what has finished is recorded")
-    assert runner in ("dask", "ray") or "Traceback" not in told  # their own workers print theirs
+    log = (tmp_path / "project.log").read_text()
+    assert "✓ base" in log
+    assert log.index("Stopping: recording") < log.index("Stopped: what has finished is recorded")
+    assert runner in ("dask", "ray") or "Traceback" not in log  # their own workers print theirs
     assert "base" in yaml.safe_load((folder / "dvc.lock").read_text())["stages"]
     assert ask(folder, "SELECT state_type FROM flow_run") == {("CRASHED",)}
 
@@ -167,6 +167,6 @@ def end_with_the_same_bits(kind: str, alone: Undisturbed, folder: Path, kills: i
     assert not [kill for kill in done if kill.left and not (kill.driver == "dvc" and kill.alone)]
     continued(folder)
     assert ("RUNNING",) not in ask(folder, "SELECT state_type FROM flow_run")
-    found = hashes(folder)
-    assert found == alone.hashes, (done, {name for name in found if found[name] != alone.hashes.get(name)})
+    written = hashes(folder)
+    assert written == alone.hashes, (done, {name for name in written if written[name] != alone.hashes.get(name)})
     assert all(wait_for_end(kill.leader) for kill in done)

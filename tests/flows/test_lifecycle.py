@@ -142,12 +142,12 @@ class TestReproduce:
         assert done.output.count("e-") == 1
 
     def test_largest_differences_come_first(self, tmp_path: Path) -> None:
-        one = {"a": torch.zeros(3), "b": torch.zeros(2), "c": torch.ones(1), "d": torch.zeros(2)}
-        save_file(one, tmp_path / "one.safetensors")
+        first = {"a": torch.zeros(3), "b": torch.zeros(2), "c": torch.ones(1), "d": torch.zeros(2)}
+        save_file(first, tmp_path / "one.safetensors")
         other = {"a": torch.tensor([0.0, -0.2, 0.1]), "b": torch.tensor([0.0, 3.0]), "c": torch.ones(1)}
         save_file({**other, "d": torch.zeros(3)}, tmp_path / "other.safetensors")
-        found = largest_differences(tmp_path / "one.safetensors", tmp_path / "other.safetensors")
-        assert list(found.items()) == [("d", None), ("b", 3.0), ("a", pytest.approx(0.2))]
+        differences = largest_differences(tmp_path / "one.safetensors", tmp_path / "other.safetensors")
+        assert list(differences.items()) == [("d", None), ("b", 3.0), ("a", pytest.approx(0.2))]
 
 
 class TestUnmerge:

@@ -51,8 +51,8 @@ def served(finished: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory)
         patch.setenv("MLFLOW_TRACKING_URI", address)
         patch.setenv("MERGEFLOW_LOCK_URI", database)
         run_stale(project)
-        found = json.loads((project / "outputs/registration.json").read_text())
-        assert (found["version"], found["aliases"]) == ("1", ["champion"])
+        record = json.loads((project / "outputs/registration.json").read_text())
+        assert (record["version"], record["aliases"]) == ("1", ["champion"])
         yield Served(project, address, folder / "files")
 
 
@@ -99,8 +99,8 @@ def test_weights_are_uploaded_once_per_version_and_never_for_a_trial(served: Ser
     folder.mkdir(parents=True)
     for name in ("trials.parquet", "winner.yaml"):
         (folder / name).write_text("")
-    one = {"method": "task_arithmetic", "objective": 0.5}
-    trials = [{**one, **row, "trial": number} for number, row in enumerate(rows)]
+    common = {"method": "task_arithmetic", "objective": 0.5}
+    trials = [{**common, **row, "trial": number} for number, row in enumerate(rows)]
     log_sweep(store, "grid", trials, folder)
     assert weights() == once
     assert len(store.client.search_logged_models([store.experiment_id])) == 1
@@ -129,8 +129,8 @@ def test_the_champion_classifies_over_http(served: Served, tmp_path: Path) -> No
     quiet = {key: value for key, value in environment().items() if key in ("OMP_NUM_THREADS", "DO_NOT_TRACK")}
     with server(command, port, tmp_path / "serve.log", MLFLOW_TRACKING_URI=served.address, **quiet) as scoring:
         encoded = base64.b64encode(image).decode()
-        status, found = post(scoring, {"dataframe_records": [{"image": encoded, "task": "red"}]})
-        assert (status, found["predictions"][0]["label"]) == (200, label)
+        status, answer = post(scoring, {"dataframe_records": [{"image": encoded, "task": "red"}]})
+        assert (status, answer["predictions"][0]["label"]) == (200, label)
         for bad, words in (
             ({"dataframe_records": [{"image": encoded, "task": "rde"}]}, "did you mean 'red'"),
             ({"dataframe_records": [{"image": "AAAA", "task": "red"}]}, "image"),
@@ -138,6 +138,6 @@ def test_the_champion_classifies_over_http(served: Served, tmp_path: Path) -> No
             ({"rows": []}, ""),
             (b"{", ""),
         ):
-            status, found = post(scoring, bad)
+            status, answer = post(scoring, bad)
             assert status == 400
-            assert words in json.dumps(found)
+            assert words in json.dumps(answer)

@@ -83,8 +83,8 @@ def follow(folder: Path, words: list[str]) -> tuple[int, str]:
         if done.exception and not isinstance(done.exception, SystemExit):
             raise done.exception
         return done.exit_code, done.output
-    found = run_in(folder, *words, timeout=900, **PEOPLE)
-    return found.returncode, found.stdout + found.stderr
+    result = run_in(folder, *words, timeout=900, **PEOPLE)
+    return result.returncode, result.stdout + result.stderr
 
 
 def test_the_other_commands_are_parsed_by_their_programs(stand: Path) -> None:
@@ -114,7 +114,7 @@ def test_the_other_commands_are_parsed_by_their_programs(stand: Path) -> None:
                 others = "git cd make source export mlflow pg_dump createdb pg_restore"
                 assert words[0] in others.split(), words
     assert seen >= set(parsers)
-    deployed = {one["name"] for one in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
+    deployed = {deployment["name"] for deployment in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
     assert (
         set(re.findall(r"deployment run [\w-]+/([\w-]+)", PAGE.read_text()))
         == {"mergeflow-nightly", "mergeflow-add-task"}

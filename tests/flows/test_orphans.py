@@ -49,10 +49,10 @@ def write_lock(folder: Path, *addresses: str) -> None:
 
 def recorded(path: Path, text: str) -> str:
     """What DVC's lock says of a file with that text, or of a folder with one file `made`."""
-    found = hashlib.md5(text.encode()).hexdigest()
+    digest = hashlib.md5(text.encode()).hexdigest()
     if path.is_file():
-        return found
-    return hashlib.md5(json.dumps([{"md5": found, "relpath": "made"}]).encode()).hexdigest() + ".dir"
+        return digest
+    return hashlib.md5(json.dumps([{"md5": digest, "relpath": "made"}]).encode()).hexdigest() + ".dir"
 
 
 def write_params(folder: Path, tasks: list[str], methods: list[str]) -> None:
@@ -135,7 +135,7 @@ def test_dvc_brings_back_what_was_removed(tmp_path: Path) -> None:
     (project / "params.yaml").write_text(yaml.safe_dump(values))
     said = list[str]()
     remove_stale_outputs(project, said.append)
-    assert [one.split(":")[0] for one in said] == ["Removed outputs of what params.yaml no longer has"]
+    assert [line.split(":")[0] for line in said] == ["Removed outputs of what params.yaml no longer has"]
     assert not {name for name in files(project / "outputs") if "/left/" in name}
     (project / "params.yaml").write_text(text)
     assert run_in(project, "dvc", "checkout", "--quiet", stage.address).returncode == 0

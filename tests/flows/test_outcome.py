@@ -23,9 +23,9 @@ def write_registration(root: Path, promote: bool | None) -> None:
     path = root / "outputs/registration.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     decision = None if promote is None else {"promote": promote, "reasons": ["because"], "numbers": {}}
-    found = {"model": "merged", "version": "3", "champion": "3", "decision": decision, "aliases": []}
-    found |= {"method": "ties", "fingerprint": "f", "lineage": {"experts": []}}
-    path.write_text(json.dumps(found))
+    record = {"model": "merged", "version": "3", "champion": "3", "decision": decision, "aliases": []}
+    record |= {"method": "ties", "fingerprint": "f", "lineage": {"experts": []}}
+    path.write_text(json.dumps(record))
 
 
 @pytest.mark.parametrize(
@@ -85,19 +85,19 @@ def test_a_run_that_fails_leaves_metrics_for_prometheus(tmp_path: Path) -> None:
     assert samples(file)["mergeflow_run_outcome", "New champion"] == 1
     with pytest.raises(MergeflowError), reported(tmp_path, None, file):
         fail_in(tmp_path, "sweep@ties")
-    found = samples(file)
-    assert {name[1]: value for name, value in found.items() if name[0] == "mergeflow_run_outcome"} == {
+    metrics = samples(file)
+    assert {name[1]: value for name, value in metrics.items() if name[0] == "mergeflow_run_outcome"} == {
         "New champion": 0,
         "Refused": 0,
         "Nothing to do": 0,
         "Done": 0,
         "Failed": 1,
     }
-    assert found["mergeflow_champion_version", "merged"] == 3
-    assert found["mergeflow_run_failed_stages",] == 1
-    assert found["mergeflow_stage_duration_seconds", "finetune@left"] == 12.5
-    assert before <= found["mergeflow_run_start_timestamp_seconds",] <= time.time()
-    assert 0 <= found["mergeflow_run_duration_seconds",] < 60
+    assert metrics["mergeflow_champion_version", "merged"] == 3
+    assert metrics["mergeflow_run_failed_stages",] == 1
+    assert metrics["mergeflow_stage_duration_seconds", "finetune@left"] == 12.5
+    assert before <= metrics["mergeflow_run_start_timestamp_seconds",] <= time.time()
+    assert 0 <= metrics["mergeflow_run_duration_seconds",] < 60
     assert [path.name for path in file.parent.iterdir()] == ["mergeflow.prom"]
 
 

@@ -22,11 +22,11 @@ SOURCES = st.one_of(
 @given(NAMES, SOURCES)
 def test_a_task_goes_in_and_out_of_the_real_file(name: str, source: str) -> None:
     text = (ROOT / "params.yaml").read_text()
-    known = yaml.safe_load(text)
-    if name in known["tasks"]:
+    params = yaml.safe_load(text)
+    if name in params["tasks"]:
         return
     longer = add_task_line(text, name, source)
-    assert yaml.safe_load(longer) == {**known, "tasks": {**known["tasks"], name: source}}
+    assert yaml.safe_load(longer) == {**params, "tasks": {**params["tasks"], name: source}}
     assert len(longer.splitlines()) == len(text.splitlines()) + 1
     assert remove_task_line(longer, name) == text
 
@@ -44,9 +44,9 @@ def test_a_task_goes_in_and_out_of_the_real_file(name: str, source: str) -> None
     ],
 )
 def test_every_way_to_write_the_tasks(before: str, after: str | None) -> None:
-    found = add_task_line(before, "b", "folder:b")
-    assert after is None or found == after
-    assert yaml.safe_load(found)["tasks"]["b"] == "folder:b"
+    edited = add_task_line(before, "b", "folder:b")
+    assert after is None or edited == after
+    assert yaml.safe_load(edited)["tasks"]["b"] == "folder:b"
 
 
 def test_a_task_that_is_not_there_is_not_taken_out() -> None:

@@ -134,9 +134,9 @@ def test_a_worse_candidate_is_registered_and_not_promoted(project: Path) -> None
     change(project, "finetune", "learning_rate", to=0.3)
     done = run_in(project, "mergeflow", "run")
     assert done.returncode == 0, done.stderr
-    found = json.loads((project / "outputs/registration.json").read_text())
-    assert found["version"] == "2"
-    assert found["champion"] == "1"
+    record = json.loads((project / "outputs/registration.json").read_text())
+    assert record["version"] == "2"
+    assert record["champion"] == "1"
     assert "Not promoted" in done.stdout
 
 

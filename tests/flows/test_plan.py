@@ -20,22 +20,22 @@ def stages() -> dict[str, Stage]:
 
 
 def todo(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Stage], stale: set[str], **asked: Any) -> list[str]:
-    monkeypatch.setattr(dvc_commands, "stale_stages", lambda root, known: stale)
+    monkeypatch.setattr(dvc_commands, "stale_stages", lambda root, locked: stale)
     return dvc_commands.stages_to_run(ROOT, stages, **asked)
 
 
 def test_what_depends_on_a_stale_stage_runs(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Stage]) -> None:
-    found = todo(monkeypatch, stages, {"sweep@cart"})
-    assert found[0] == "sweep@cart"
-    assert {"select", "evaluate", "register"} <= set(found)
-    assert not any(address.startswith(("finetune", "prepare")) for address in found)
+    addresses = todo(monkeypatch, stages, {"sweep@cart"})
+    assert addresses[0] == "sweep@cart"
+    assert {"select", "evaluate", "register"} <= set(addresses)
+    assert not any(address.startswith(("finetune", "prepare")) for address in addresses)
 
 
 def test_targets_are_run_with_what_they_need_alone(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Stage]) -> None:
-    found = todo(monkeypatch, stages, {"prepare@digits", "sweep@cart"}, targets=["finetune@digits"])
-    assert "prepare@digits" in found
-    assert found[-1] == "finetune@digits"
-    assert not any(address.startswith(("sweep", "select", "finetune@land")) for address in found)
+    addresses = todo(monkeypatch, stages, {"prepare@digits", "sweep@cart"}, targets=["finetune@digits"])
+    assert "prepare@digits" in addresses
+    assert addresses[-1] == "finetune@digits"
+    assert not any(address.startswith(("sweep", "select", "finetune@land")) for address in addresses)
     assert todo(monkeypatch, stages, {"sweep@cart"}, targets=["finetune"]) == []
 
 
@@ -79,9 +79,9 @@ def test_a_fault_of_ours_keeps_its_own_traceback() -> None:
 def test_results_are_published_by_a_run_that_brings_them_up_to_date(
     monkeypatch: pytest.MonkeyPatch, targets: list[str] | None, published: bool
 ) -> None:
-    found: list[str] = []
+    published_parts: list[str] = []
     monkeypatch.setattr(pipeline, "_run_stages", lambda *_: ["base"])
-    monkeypatch.setattr(pipeline, "publish_report", lambda _: found.append("report"))
-    monkeypatch.setattr(pipeline, "publish_results", lambda _: found.append("results"))
+    monkeypatch.setattr(pipeline, "publish_report", lambda _: published_parts.append("report"))
+    monkeypatch.setattr(pipeline, "publish_results", lambda _: published_parts.append("results"))
     assert pipeline.run_project(ROOT, False, False, targets) == ["base"]
-    assert found == (["report", "results"] if published else [])
+    assert published_parts == (["report", "results"] if published else [])

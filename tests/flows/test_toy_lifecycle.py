@@ -81,10 +81,10 @@ def test_advice_on_the_projects_experts_takes_their_own_heads_and_samples(projec
 def test_a_task_is_unlearned_as_far_as_the_other_allows(project: Path, store: Store) -> None:
     before, bounds = show(store, MODEL)["accuracy"], Bounds(lose=0.05, at_most=0.4)
     done = unlearn(project, store, MODEL, "champion", "right", bounds=bounds, scales=[-0.5, -1.0, -2.0])
-    kept = {one.scale: one.figures.accuracy for one in done.tried if one.scale < 0 and one.keeps}
+    accuracies = {trial.scale: trial.figures.accuracy for trial in done.tried if trial.scale < 0 and trial.keeps}
     assert done.chosen.scale < 0
-    assert done.chosen.figures.accuracy["right"] == min(found["right"] for found in kept.values())
-    assert all(found["left"] >= before["left"] - 0.05 - 1e-9 for found in kept.values())
+    assert done.chosen.figures.accuracy["right"] == min(accuracy["right"] for accuracy in accuracies.values())
+    assert all(accuracy["left"] >= before["left"] - 0.05 - 1e-9 for accuracy in accuracies.values())
     assert done.tried[0].scale == 0  # what leaving it out does alone
     shown = show(store, MODEL, done.rebuilt.version)
     assert (shown["kind"], shown["tasks"], shown["removed_tasks"]) == ("unlearn", ["left"], ["right"])

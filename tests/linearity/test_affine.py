@@ -84,11 +84,11 @@ def test_the_ends_of_the_path_are_exact(family: tuple[str, Model, Classification
     name, model, data, ends = family
     paths = {str(a): Combination({"i": a, "j": 1 - a}) for a in (0.0, 1.0)}
     same = {"i": ends["i"], "j": ends["i"]}
-    for found in (
+    for layers in (
         *affine(model, {"a": data}, ends, paths, LAYERS[name]).values(),
         affine(model, {"a": data}, same, {"quarter": Combination({"i": 0.25, "j": 0.75})}, LAYERS[name])["quarter"],
     ):
-        for values in found.values():
+        for values in layers.values():
             np.testing.assert_array_equal(values.distance, 0)
             np.testing.assert_array_equal(values.error, 0)
             np.testing.assert_allclose(values.coef, 1, rtol=1e-15)
@@ -120,7 +120,7 @@ def test_the_model_is_left_as_it_was(family: tuple[str, Model, Classification, d
 def test_the_values_are_those_of_the_formulas() -> None:
     model, data = in_double(*mlp())
     ends = {"i": moved(model, 1), "j": moved(model, 2)}
-    found = affine(model, {"a": data}, ends, {"path": Combination({"i": 0.25, "j": 0.75})}, ["3"])["path"]["3"]
+    measures = affine(model, {"a": data}, ends, {"path": Combination({"i": 0.25, "j": 0.75})}, ["3"])["path"]["3"]
     feature = {}
     for name, state in {**ends, "path": combine([ends["i"], ends["j"]], [0.25, 0.75])}.items():
         model.load(state)
@@ -131,11 +131,11 @@ def test_the_values_are_those_of_the_formulas() -> None:
         coef = np.linalg.norm(f) * cosine / np.linalg.norm(g)
         base = feature["i"][row] @ feature["j"][row]
         base /= np.linalg.norm(feature["i"][row]) * np.linalg.norm(feature["j"][row])
-        assert found.distance[row] == pytest.approx(1 - cosine, abs=1e-12)
-        assert found.coef[row] == pytest.approx(coef, rel=1e-12)
-        assert found.base[row] == pytest.approx(1 - base, abs=1e-12)
-        assert found.error[row] == pytest.approx((1 - coef) ** 2 + coef**2 * (1 / cosine**2 - 1), abs=1e-12)
-    assert found.error.max() > 1e-3
+        assert measures.distance[row] == pytest.approx(1 - cosine, abs=1e-12)
+        assert measures.coef[row] == pytest.approx(coef, rel=1e-12)
+        assert measures.base[row] == pytest.approx(1 - base, abs=1e-12)
+        assert measures.error[row] == pytest.approx((1 - coef) ** 2 + coef**2 * (1 / cosine**2 - 1), abs=1e-12)
+    assert measures.error.max() > 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -144,12 +144,12 @@ def test_the_first_linear_layer_before_its_activation_is_exactly_linear(dtype: t
     ends = {"i": moved(model, 1), "j": moved(model, 2), "k": moved(model, 3)}
     data = Classification("rows", torch.randn(50, 6, dtype=dtype), torch.zeros(50, dtype=torch.int64))
     three = Combination({"i": 0.2, "j": -0.5, "k": 1.3})
-    found = affine(model, {"a": data}, ends, {"three": three}, ["layers.0", "active.0"])["three"]
+    measures = affine(model, {"a": data}, ends, {"three": three}, ["layers.0", "active.0"])["three"]
     # float32 rounds features to 6e-8 of their length; error is the square of that.
-    assert found["layers.0"].distance.max() < (1e-11 if dtype == torch.float32 else 1e-15)
-    assert found["layers.0"].error.max() < (1e-11 if dtype == torch.float32 else 1e-25)
-    assert abs(found["layers.0"].coef - 1).max() < (1e-6 if dtype == torch.float32 else 1e-13)
-    assert found["active.0"].error.max() > 1e-3
+    assert measures["layers.0"].distance.max() < (1e-11 if dtype == torch.float32 else 1e-15)
+    assert measures["layers.0"].error.max() < (1e-11 if dtype == torch.float32 else 1e-25)
+    assert abs(measures["layers.0"].coef - 1).max() < (1e-6 if dtype == torch.float32 else 1e-13)
+    assert measures["active.0"].error.max() > 1e-3
 
 
 def test_edits_are_calls_of_the_kernel() -> None:
@@ -161,25 +161,29 @@ def test_edits_are_calls_of_the_kernel() -> None:
     less = Combination({"+0": 2.0, "+0.4": -1.0})  # Eq. 4: f(θ0 − λτ) beside 2 f(θ0) − f(θ0 + λτ)
     still = Combination({"+0": 2.0, "again": -1.0})  # λ = 0
     ends = {**edited, "again": edited["+0"]}
-    found = affine(model, {"a": data}, ends, {"negation": negation, "less": less, "still": still}, ["1", "3"])
+    measures = affine(model, {"a": data}, ends, {"negation": negation, "less": less, "still": still}, ["1", "3"])
     model.load(base)
-    own = model.module[:4](data.inputs).detach().numpy()  # type: ignore[index]
+    negated = model.module[:4](data.inputs).detach().numpy()  # type: ignore[index]
     model.load(edited["+0.4"])
     plus = model.module[:4](data.inputs).detach().numpy()  # type: ignore[index]
     model.load(edited["-0.4"])
     minus = model.module[:4](data.inputs).detach().numpy()  # type: ignore[index]
     mixed = (plus + minus) / 2
-    np.testing.assert_allclose(found["negation"]["3"].error, ((own - mixed) ** 2).sum(1) / (mixed**2).sum(1), rtol=1e-9)
-    right = 2 * own - plus
-    np.testing.assert_allclose(found["less"]["3"].error, ((minus - right) ** 2).sum(1) / (right**2).sum(1), rtol=1e-9)
-    assert found["still"]["3"].error.max() == 0
+    np.testing.assert_allclose(
+        measures["negation"]["3"].error, ((negated - mixed) ** 2).sum(1) / (mixed**2).sum(1), rtol=1e-9
+    )
+    right = 2 * negated - plus
+    np.testing.assert_allclose(
+        measures["less"]["3"].error, ((minus - right) ** 2).sum(1) / (right**2).sum(1), rtol=1e-9
+    )
+    assert measures["still"]["3"].error.max() == 0
 
 
 def test_the_other_baseline_compares_the_average_with_each() -> None:
     model, data = mlp()
     ends = {name: moved(model, seed) for seed, name in enumerate("ijk")}
     third = dict.fromkeys(ends, 1 / 3)
-    found = affine(model, {"a": data}, ends, {"mean": Combination(third, baseline="each")}, ["3"])["mean"]["3"]
+    measures = affine(model, {"a": data}, ends, {"mean": Combination(third, baseline="each")}, ["3"])["mean"]["3"]
     pairs = {
         name: affine(
             model,
@@ -190,24 +194,24 @@ def test_the_other_baseline_compares_the_average_with_each() -> None:
         )["pair"]["3"].base
         for name in ends
     }
-    np.testing.assert_allclose(found.base, np.mean(list(pairs.values()), axis=0), atol=1e-12)
+    np.testing.assert_allclose(measures.base, np.mean(list(pairs.values()), axis=0), atol=1e-12)
 
 
 def test_a_combination_counts_the_samples_it_asks_for() -> None:
     model, data = mlp()
     ends = {"i": moved(model, 1), "j": moved(model, 2)}
     both = {"a": data, "b": Classification("b", data.inputs[:9] + 1, data.labels[:9])}
-    one = Combination({"i": 0.5, "j": 0.5}, on=frozenset({"b"}))
-    found = affine(model, both, ends, {"all": HALF, "b": one}, ["3"])
-    assert list(found["all"]["3"].origin) == ["a"] * 70 + ["b"] * 9
-    np.testing.assert_array_equal(found["b"]["3"].coef, found["all"]["3"].coef[70:])
+    half = Combination({"i": 0.5, "j": 0.5}, on=frozenset({"b"}))
+    measures = affine(model, both, ends, {"all": HALF, "b": half}, ["3"])
+    assert list(measures["all"]["3"].origin) == ["a"] * 70 + ["b"] * 9
+    np.testing.assert_array_equal(measures["b"]["3"].coef, measures["all"]["3"].coef[70:])
 
 
 def test_features_that_are_zero_are_equal_or_not() -> None:
     net = Network(nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU()))
     data = Classification("a", torch.ones(1, 2), torch.zeros(1))
     up, down = ({"0.weight": sign * torch.ones(2, 2)} for sign in (1, -1))
-    found = affine(
+    measures = affine(
         net,
         {"a": data},
         {"up": up, "down": down},
@@ -215,8 +219,8 @@ def test_features_that_are_zero_are_equal_or_not() -> None:
         ["1"],
     )
     # 2 f(down) − f(up) is −f(up), not zero, and the combined model is dead.
-    assert (found["dead"]["1"].distance, found["dead"]["1"].coef) == (1, 0)
-    assert (found["half"]["1"].distance, found["half"]["1"].coef) == (1, 0)
+    assert (measures["dead"]["1"].distance, measures["dead"]["1"].coef) == (1, 0)
+    assert (measures["half"]["1"].distance, measures["half"]["1"].coef) == (1, 0)
 
 
 def test_bad_combinations_and_layers_are_refused() -> None:
@@ -266,12 +270,12 @@ def test_a_stitch_of_a_model_on_itself_is_the_model(
         terms = [(1.0, front(model, data, ends["i"], [layer], batch_size=16)[layer])]
         scores = stitch(model, data, ends["i"], layer, terms, batch_size=16)
         log_p = stitch(model, data, ends["i"], layer, terms, data.log_p, batch_size=16)
-        kept = model.state()
-        own = {key: value.clone() for key, value in kept.items()}
+        state = model.state()
+        copy = {key: value.clone() for key, value in state.items()}
         model.load(ends["i"])
         with torch.no_grad():
             plain = data.log_p(model, torch.arange(len(data)))
-        model.load(own)
+        model.load(copy)
         torch.testing.assert_close(log_p, plain, atol=1e-5, rtol=1e-5)
         assert torch.equal(scores, (log_p.argmax(1) == data.labels).float())
 
@@ -299,8 +303,8 @@ def test_the_loss_of_a_quadratic_model_has_its_exact_excess(weight: float) -> No
     ends = {"i": moved(net, 1), "j": moved(net, 2)}
     data = Classification("rows", inputs, torch.zeros(20, dtype=torch.int64))
     path = Combination({"i": weight, "j": 1 - weight})
-    found = affine(net, {"a": data}, ends, {"path": path}, [""])["path"][""]
-    assert found.error.max() < 1e-25
+    measures = affine(net, {"a": data}, ends, {"path": path}, [""])["path"][""]
+    assert measures.error.max() < 1e-25
 
     def loss(state: State) -> Tensor:
         return ((inputs @ state["weight"].T - targets) ** 2).sum()

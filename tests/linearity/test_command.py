@@ -109,7 +109,7 @@ def test_a_broken_expert_and_a_folder_that_cannot_be_are_told_before_anything_is
     clip: dict[str, str], common: list[str], tmp_path: Path
 ) -> None:
     broken = load_file(clip["dogs"])
-    name = next(one for one, value in broken.items() if value.ndim > 1)
+    name = next(tensor for tensor, value in broken.items() if value.ndim > 1)
     save_file(broken | {name: broken[name] * torch.nan}, tmp_path / "broken.safetensors")
     done = run(clip["cats"], str(tmp_path / "broken.safetensors"), *common, "--samples", "32")
     assert f"'broken' holds NaN or infinity in tensor '{name}'" in str(done.exception)
@@ -123,8 +123,8 @@ def test_what_is_missing_is_named(clip: dict[str, str]) -> None:
     pair = [clip["cats"], clip["dogs"]]
     assert "--base is missing" in str(run(*pair).exception)
     assert "--architecture is missing" in str(run(*pair, "--base", clip["base"]).exception)
-    told = run(*pair, "--base", clip["base"], "--architecture", "pocket-clip").exception
-    assert "--data is missing" in str(told)
+    error = run(*pair, "--base", clip["base"], "--architecture", "pocket-clip").exception
+    assert "--data is missing" in str(error)
 
 
 def test_a_residual_net_of_torchvision(tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_a_residual_net_of_torchvision(tmp_path: Path) -> None:
     assert opened.model.module.fc.out_features == 7  # type: ignore[union-attr]
     assert len(find_layers(opened.model.module)) == 8
     samples = opened.read("suite:pocket8/signs", 3)
-    found = samples.features(opened.model, torch.arange(3), ["layer4.1"])["layer4.1"]
-    assert found.shape == (3, 512, 7, 7)
+    features = samples.features(opened.model, torch.arange(3), ["layer4.1"])["layer4.1"]
+    assert features.shape == (3, 512, 7, 7)
 
 
 @pytest.fixture(scope="module")
@@ -162,11 +162,11 @@ def test_encoders_of_texts_with_heads_of_their_own(tmp_path: Path, tokenizer: An
     done = run(*experts, "--base", str(tmp_path / "base"), "--data", f"text:{texts(tmp_path)}")
     assert done.exit_code == 0, done.exception
     assert "reviews – questions" in done.output
-    told = run(*experts, "--base", str(tmp_path / "base"), "--data", "suite:pocket8/signs").exception
-    assert "expected text:FILE" in str(told)
+    error = run(*experts, "--base", str(tmp_path / "base"), "--data", "suite:pocket8/signs").exception
+    assert "expected text:FILE" in str(error)
     (tmp_path / "wide.txt").write_text("good film", encoding="utf-16")
-    told = run(*experts, "--base", str(tmp_path / "base"), "--data", f"text:{tmp_path / 'wide.txt'}").exception
-    assert "wide.txt is not a text in UTF-8: it begins as UTF-16 does" in str(told)
+    error = run(*experts, "--base", str(tmp_path / "base"), "--data", f"text:{tmp_path / 'wide.txt'}").exception
+    assert "wide.txt is not a text in UTF-8: it begins as UTF-16 does" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "roberta"])
@@ -184,7 +184,7 @@ def test_models_as_transformers_saves_them(kind: str, tmp_path: Path, tokenizer:
     net = made.from_config(AutoConfig.for_model(kind, vocab_size=len(WORDS) + 2, **sizes[kind]))
     for number, name in enumerate(("base", "left", "right")):  # each a step from the one before
         with torch.no_grad():
-            for weight in (one for one in net.parameters() if one.ndim > 1):
+            for weight in (parameter for parameter in net.parameters() if parameter.ndim > 1):
                 weight.add_(0.1 * number * weight.std() * torch.randn(weight.shape))
         net.save_pretrained(tmp_path / name)
     tokenizer.save_pretrained(tmp_path / "base")
@@ -235,9 +235,9 @@ def test_a_base_that_is_no_net_of_this_name_is_said_to_be_none() -> None:
 def test_a_checkpoint_of_another_architecture_is_told_in_one_line(clip: dict[str, str], tmp_path: Path) -> None:
     save_file({f"layer.{n}.weight": torch.zeros(2, 2) for n in range(50)}, tmp_path / "other.safetensors")
     asked = ["--base", clip["base"], "--architecture", "pocket-clip", "--data", "suite:pocket8/signs"]
-    told = str(run(clip["cats"], str(tmp_path / "other.safetensors"), *asked).exception)
-    assert re.search(r"other\.safetensors' has 0 of the \d+ tensors of the model and lacks 'visual", told)
-    assert len(told.splitlines()) == 1
+    message = str(run(clip["cats"], str(tmp_path / "other.safetensors"), *asked).exception)
+    assert re.search(r"other\.safetensors' has 0 of the \d+ tensors of the model and lacks 'visual", message)
+    assert len(message.splitlines()) == 1
 
 
 def test_models_that_read_no_texts_are_refused_by_their_kind(tmp_path: Path) -> None:
@@ -259,13 +259,13 @@ def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path: Path) -> No
 
 
 def test_counters_have_no_part_in_how_far_experts_are_apart() -> None:
-    one, other = {"w": torch.zeros(4), "n": torch.tensor(1)}, {"w": torch.ones(4), "n": torch.tensor(2)}
-    assert predicted(one, one) == 0.0
-    assert predicted(one, other) == pytest.approx(2.0)
+    zeros, other = {"w": torch.zeros(4), "n": torch.tensor(1)}, {"w": torch.ones(4), "n": torch.tensor(2)}
+    assert predicted(zeros, zeros) == 0.0
+    assert predicted(zeros, other) == pytest.approx(2.0)
 
 
 def test_classes_that_a_source_does_not_have_are_refused(clip: dict[str, str]) -> None:
     asked = ["--base", clip["base"], "--architecture", "pocket-clip", "--data", "suite:pocket8/signs?classes=900-905"]
-    told = run(clip["cats"], clip["dogs"], *asked).exception
-    assert isinstance(told, MergeflowError)
-    assert "900" in str(told)
+    error = run(clip["cats"], clip["dogs"], *asked).exception
+    assert isinstance(error, MergeflowError)
+    assert "900" in str(error)

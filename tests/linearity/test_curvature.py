@@ -66,6 +66,6 @@ def test_activation_matching_finds_a_shuffled_twin() -> None:
         groups = find_groups({name: value.shape for name, value in state.items()})
         orders = [torch.randperm(group.units) for group in groups]
         twin = permute(state, groups, orders)
-        found = activation_matching(Network(net), data, state, twin, groups)
-        for order, back in zip(orders, found, strict=True):
+        inverse = activation_matching(Network(net), data, state, twin, groups)
+        for order, back in zip(orders, inverse, strict=True):
             assert torch.equal(order[back], torch.arange(len(order)))

@@ -58,13 +58,13 @@ def plain() -> Any:
 
 def asked(world: Path, kind: Any, **changes: Any) -> StatisticOrder:
     files = {"expert": "experts", "head": "heads"}
-    found = {key: str(world / folder / f"{TASK}.safetensors") for key, folder in files.items()}
-    values = {"task": str(world / "data" / TASK), "architecture": "pocket-clip", "device": "cuda", **found}
+    statistics = {key: str(world / folder / f"{TASK}.safetensors") for key, folder in files.items()}
+    values = {"task": str(world / "data" / TASK), "architecture": "pocket-clip", "device": "cuda", **statistics}
     return StatisticOrder(kind, **{**values, **changes})
 
 
-def total(found: Forecast, name: str) -> int:
-    (work,) = [work for work in found.works if work.name == name]
+def total(forecast: Forecast, name: str) -> int:
+    (work,) = [work for work in forecast.works if work.name == name]
     return work.need.total
 
 
@@ -72,20 +72,20 @@ def total(found: Forecast, name: str) -> int:
 def test_statistics(world: Path, tmp_path: Path, kind: str, name: str) -> None:
     wanted = asked(world, kind, samples=32, batch_size=16)
     with driver():
-        found = estimate_statistic_memory(wanted)
+        forecast = estimate_statistic_memory(wanted)
     with card(), arithmetic(), counted() as tally:
         write_statistic(wanted, tmp_path / "out.safetensors")
-    assert total(found, name) == pytest.approx(tally.peak, rel=0.05)
-    assert found.works[0].need.sums > 0
+    assert total(forecast, name) == pytest.approx(tally.peak, rel=0.05)
+    assert forecast.works[0].need.sums > 0
 
 
 def test_adamerging_whatever_the_number_of_tasks(world: Path, tmp_path: Path) -> None:
     wanted = order(world, batch_size=8)
     with driver():
-        found = estimate_coefficients_memory(wanted, "cuda")
+        forecast = estimate_coefficients_memory(wanted, "cuda")
     with card(), arithmetic(), counted() as tally:
         learn_coefficients(make_recipe({**recipe_values(world, steps=2), "device": "cuda"}), wanted, tmp_path / "out")
-    assert total(found, "adamerge: a step") == pytest.approx(tally.peak, rel=0.05)
+    assert total(forecast, "adamerge: a step") == pytest.approx(tally.peak, rel=0.05)
 
 
 def test_a_sweep(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,25 +94,25 @@ def test_a_sweep(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     methods = {"average": {}, "cart": {"rank_ratio": [0.25, 0.5], "scale": [0.5, 1.0]}}
     wanted = make_sweep(sweep_values(world, device="cuda", methods=methods, batch_size=4))
     with driver():
-        found = estimate_sweep_memory(wanted)
+        forecast = estimate_sweep_memory(wanted)
     with card(), arithmetic(), counted() as tally:
         run_sweep(wanted, tmp_path)
-    most = max(work.need.total for work in found.works)
-    assert [work.name for work in found.works] == ["sweep: merging", "sweep: judging"]
+    most = max(work.need.total for work in forecast.works)
+    assert [work.name for work in forecast.works] == ["sweep: merging", "sweep: judging"]
     assert 0.97 * tally.peak <= most <= 1.5 * tally.peak  # two workers need not meet at the largest two matrices
 
 
 def test_perplexity() -> None:
     config, rows = json.dumps(GPT), 4
     with driver():
-        found = estimate_perplexity_memory(config, rows, 64, "cuda")
+        forecast = estimate_perplexity_memory(config, rows, 64, "cuda")
     blocks = Blocks(torch.ones(rows, 64, dtype=torch.int32), torch.full((rows,), 64))
     with card(), counted() as tally:
         model = build_model(config)
         model.module.eval().to(CUDA)
         model.module.whole.tie_weights()
         perplexity(model, PackedText("a", blocks, CUDA), rows)
-    assert total(found, "perplexity") == pytest.approx(tally.peak, rel=0.05)
+    assert total(forecast, "perplexity") == pytest.approx(tally.peak, rel=0.05)
 
 
 def test_a_batch_that_cannot_fit_is_refused_with_the_one_that_fits(world: Path, tmp_path: Path) -> None:

@@ -58,8 +58,8 @@ def measured(work: Workload, settings: FineTuneSettings, judged: int, tasks: int
     """The peak of a real run with weights, without the examples."""
     made, whole = work.build(), 2 * settings.batch_size  # two batches in an epoch
     data = [work.blank(made, whole) for _ in range(tasks)]
-    modules = [made.module, *(one.head for one in data if one.head is not None)]
-    held = {t.data_ptr(): t.nbytes for one in modules for t in (*one.parameters(), *one.buffers())}
+    modules = [made.module, *(rows.head for rows in data if rows.head is not None)]
+    held = {t.data_ptr(): t.nbytes for module in modules for t in (*module.parameters(), *module.buffers())}
 
     def run() -> None:
         fine_tune(made, data, settings, 0, Path("none"), lambda: accuracies(made, {"a": judge}, judged)["a"])

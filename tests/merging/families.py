@@ -37,19 +37,19 @@ _MOST = 3_000_000  # parameters of a model that is merged here
 
 def shrunk(content: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration's values with small sizes."""
-    found: dict[str, Any] = {}
+    small: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict) and key not in ("id2label", "label2id", "rope_parameters", "rope_scaling"):
-            found[key] = shrunk(value)
+            small[key] = shrunk(value)
         elif isinstance(value, int) and not isinstance(value, bool) and key in _SMALL:
-            found[key] = min(value, _SMALL[key]) if value > 0 else value
+            small[key] = min(value, _SMALL[key]) if value > 0 else value
         elif isinstance(value, int) and not isinstance(value, bool) and key.endswith("token_id"):
-            found[key] = 0
+            small[key] = 0
         elif isinstance(value, list) and key == "layer_types":
-            found[key] = value[-2:]
+            small[key] = value[-2:]
         elif key not in ("layer_types", "architectures", "transformers_version", "mlp_layer_types"):
-            found[key] = value
-    return found
+            small[key] = value
+    return small
 
 
 def built(family: str, seed: int = 0) -> nn.Module | None:

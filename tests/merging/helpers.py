@@ -9,7 +9,7 @@ from torch import Tensor
 from mergeflow.merging import Recipe, make_recipe, methods
 from mergeflow.merging.contract import State, awkward, statistics
 
-__all__ = ["EDGE", "State", "awkward", "fitting", "one", "recipe", "statistics"]
+__all__ = ["EDGE", "State", "awkward", "fitting", "recipe", "single_tensor", "statistics"]
 
 # One row per method: arguments at the edge of their range, beside the defaults every test uses too.
 EDGE: dict[str, list[dict[str, Any]]] = {
@@ -57,7 +57,9 @@ def fitting(name: str, experts: dict[str, State]) -> dict[str, State]:
     return dict(list(experts.items())[: methods()[name].experts[1]])
 
 
-def one(taus: Tensor, base: Tensor | None = None, name: str = "blocks.0.attn.weight") -> tuple[State, dict[str, State]]:
+def single_tensor(
+    taus: Tensor, base: Tensor | None = None, name: str = "blocks.0.attn.weight"
+) -> tuple[State, dict[str, State]]:
     """A model of a single float64 tensor, from its stack of task vectors [T, …]."""
     start = torch.zeros_like(taus[0]) if base is None else base
     return {name: start}, {f"e{index}": {name: start + tau} for index, tau in enumerate(taus)}

@@ -60,10 +60,10 @@ class Generator:
         if self.chance(0.5):
             return over_depth
         names = self.random.sample(FILTERS, 2)
-        found: list[dict[str, Any]] = [{"filter": names[0], "value": self.number(low, high)}]
+        rules: list[dict[str, Any]] = [{"filter": names[0], "value": self.number(low, high)}]
         if self.chance(0.5):
-            found.append({"filter": names[1], "value": over_depth})
-        return found + [{"value": self.number(low, high)}] * self.chance(0.8)
+            rules.append({"filter": names[1], "value": over_depth})
+        return rules + [{"value": self.number(low, high)}] * self.chance(0.8)
 
     def configuration(self) -> dict[str, Any]:
         """Return one configuration of models `base`, `a`, `b` and `c`."""
@@ -85,9 +85,9 @@ class Generator:
             )
             if key not in METHODS[self.method].reads:
                 place[key] = self.number(0.2, 0.9)
-        for one in sources:
-            if not one["parameters"]:
-                del one["parameters"]
+        for source in sources:
+            if not source["parameters"]:
+                del source["parameters"]
         return config | self.form(sources, config.get("base_model"))
 
     def form(self, sources: list[dict[str, Any]], base: str | None) -> dict[str, Any]:
@@ -97,13 +97,13 @@ class Generator:
             return {"models": sources}
         if kind == "modules":
             return {"modules": {"default": {"models": sources}}}
-        listed = {one["model"] for one in sources}
+        listed = {source["model"] for source in sources}
         if base is not None and base not in listed:
             sources = [*sources, {"model": base}]
         cut = self.random.randint(1, LAYERS - 1) if kind == "two slices" else LAYERS
         ranges = [(0, cut), (cut, LAYERS)] if cut < LAYERS else [(0, LAYERS)]
         slices: list[dict[str, Any]] = [
-            {"sources": [{**one, "layer_range": [*limits]} for one in sources]} for limits in ranges
+            {"sources": [{**source, "layer_range": [*limits]} for source in sources]} for limits in ranges
         ]
         if self.chance(0.3):
             slices[0]["parameters"] = self.of_all()
@@ -111,27 +111,27 @@ class Generator:
 
     def of_model(self) -> dict[str, Any]:
         """Return the parameters of one model."""
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         reads = "weight" in METHODS[self.method].reads
         if self.chance(0.8 if reads else 0.1):
-            found["weight"] = self.setting(0.2, 1.2)
+            settings["weight"] = self.setting(0.2, 1.2)
         if self.method == "ties" and self.chance(0.7):
-            found["density"] = self.setting(0.3, 1.0)
+            settings["density"] = self.setting(0.3, 1.0)
         if self.method.startswith("breadcrumbs"):
-            found |= {"density": self.number(0.4, 0.9), "gamma": self.number(0.01, 0.1)}
+            settings |= {"density": self.number(0.4, 0.9), "gamma": self.number(0.01, 0.1)}
         if self.method == "passthrough" and self.chance(0.8):
-            found["scale"] = self.setting(0.5, 1.5)
-        return found
+            settings["scale"] = self.setting(0.5, 1.5)
+        return settings
 
     def of_all(self) -> dict[str, Any]:
         """Return the parameters of the merge."""
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         if self.method in (*SUMS, "linear", "nuslerp", "multislerp"):
-            found["weight"] = self.setting(0.2, 1.2, 0.2)
+            settings["weight"] = self.setting(0.2, 1.2, 0.2)
         if self.method in SUMS:
-            found |= {"lambda": self.setting(0.3, 1.5, 0.2)} if self.chance(0.5) else {}
-            found |= {"normalize": self.chance(0.5)} if self.chance(0.5) else {}
-            found |= {"int8_mask": True} if self.chance(0.3) else {}
+            settings |= {"lambda": self.setting(0.3, 1.5, 0.2)} if self.chance(0.5) else {}
+            settings |= {"normalize": self.chance(0.5)} if self.chance(0.5) else {}
+            settings |= {"int8_mask": True} if self.chance(0.3) else {}
         choices: dict[str, dict[str, Any]] = {
             "linear": {"normalize": self.chance(0.7)},
             "slerp": {"t": self.setting(0.1, 0.9)},
@@ -144,4 +144,4 @@ class Generator:
             "karcher": {"max_iter": self.random.randint(1, 20), "tol": 1e-9},
             "model_stock": {"filter_wise": self.chance(0.5)},
         }
-        return found | choices.get(self.method, {})
+        return settings | choices.get(self.method, {})

@@ -86,8 +86,8 @@ def loaded(net: Any, state: dict[str, Tensor], folder: Path) -> nn.Module:
 
 def output(net: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
     with torch.no_grad():
-        found = net(*inputs)
-    return found if isinstance(found, Tensor) else found.logits
+        answer = net(*inputs)
+    return answer if isinstance(answer, Tensor) else answer.logits
 
 
 def shuffled(state: dict[str, Tensor], config: dict[str, Any], seed: int = 0) -> tuple[dict[str, Tensor], list[Group]]:

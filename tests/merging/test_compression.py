@@ -10,7 +10,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
 from mergeflow.merging.compression.compressor import compressors, configure_compressor
 from mergeflow.merging.compression.suite_file import compress, extract_task
-from tests.merging.helpers import awkward, one
+from tests.merging.helpers import awkward, single_tensor
 
 NAME = "blocks.0.attn.weight"
 EXACT_ALONE = {
@@ -26,7 +26,7 @@ def draw(*shape, seed=0):
 
 
 def decoded(tmp_path, name, taus, args=None):
-    base, experts = one(taus, draw(*taus.shape[1:], seed=9))
+    base, experts = single_tensor(taus, draw(*taus.shape[1:], seed=9))
     write_checkpoint(tmp_path / "base.safetensors", base)
     compress(configure_compressor(name, args), base, experts).write(tmp_path / "all.safetensors")
     states = [extract_task(tmp_path / "all.safetensors", task, tmp_path / "base.safetensors") for task in experts]
@@ -35,29 +35,29 @@ def decoded(tmp_path, name, taus, args=None):
 
 def test_tall_mask_formula(tmp_path):
     taus = draw(3, 20, 10)
-    base, found = decoded(tmp_path, "tall_mask", taus)
-    for tau, theta in zip(taus, found, strict=True):
+    base, thetas = decoded(tmp_path, "tall_mask", taus)
+    for tau, theta in zip(taus, thetas, strict=True):
         mask = tau.abs() > 0.4 * (taus.sum(0) - tau).abs()
         torch.testing.assert_close(theta, base + mask * taus.sum(0))
 
 
 def test_tall_mask_of_ties(tmp_path):
     taus = draw(3, 20, 10)
-    merged = prepare(configure("ties", {"reduce": "sum"}), *one(taus)).direction[NAME]
-    base, found = decoded(tmp_path, "tall_mask", taus, {"of": "ties"})
+    merged = prepare(configure("ties", {"reduce": "sum"}), *single_tensor(taus)).direction[NAME]
+    base, thetas = decoded(tmp_path, "tall_mask", taus, {"of": "ties"})
     mask = taus[1].abs() > 0.4 * (merged - taus[1]).abs()
-    torch.testing.assert_close(found[1], base + mask * merged)
+    torch.testing.assert_close(thetas[1], base + mask * merged)
 
 
 def test_emr_formula(tmp_path):
     taus = draw(3, 20, 10)
     sign = taus.sum(0).sign()
     elected = sign * torch.stack([torch.where(tau * sign > 0, tau.abs(), 0) for tau in taus]).amax(0)
-    base, found = decoded(tmp_path, "emr", taus)
-    for tau, theta in zip(taus, found, strict=True):
-        kept = torch.where(tau * elected > 0, elected, 0)
-        rescale = tau.abs().sum() / kept.abs().sum()
-        torch.testing.assert_close(theta, base + rescale * kept, rtol=1e-6, atol=1e-6)
+    base, thetas = decoded(tmp_path, "emr", taus)
+    for tau, theta in zip(taus, thetas, strict=True):
+        elected_part = torch.where(tau * elected > 0, elected, 0)
+        rescale = tau.abs().sum() / elected_part.abs().sum()
+        torch.testing.assert_close(theta, base + rescale * elected_part, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(20, 10), (10, 20)])
@@ -68,12 +68,12 @@ def test_cart_indexing_and_tsv_formulas(tmp_path, shape):
         u, s, v = torch.linalg.svd(matrix, full_matrices=False)
         return (u[:, :k] * s[:k]) @ v[:k]
 
-    base, found = decoded(tmp_path, "cart_indexing", taus, {"rank_ratio": 0.25})
-    for tau, theta in zip(taus, found, strict=True):
+    base, thetas = decoded(tmp_path, "cart_indexing", taus, {"rank_ratio": 0.25})
+    for tau, theta in zip(taus, thetas, strict=True):
         torch.testing.assert_close(theta, base + taus.mean(0) + svd_k(tau - taus.mean(0), 3))
     for args in ({}, {"rank_ratio": 0.39}):
-        base, found = decoded(tmp_path, "tsv_compress", taus, args)
-        for tau, theta in zip(taus, found, strict=True):
+        base, thetas = decoded(tmp_path, "tsv_compress", taus, args)
+        for tau, theta in zip(taus, thetas, strict=True):
             torch.testing.assert_close(theta, base + svd_k(tau, 3))
 
 
@@ -83,8 +83,8 @@ def test_awkward_tensors_and_one_task_alone(name, dtype, tmp_path):
     base, experts = awkward(dtype)
     write_checkpoint(tmp_path / "base.safetensors", base)
     before = fingerprint(base)
-    found = compress(configure_compressor(name, EXACT_ALONE[name]), base, experts)
-    found.write(tmp_path / "all.safetensors")
+    compressed = compress(configure_compressor(name, EXACT_ALONE[name]), base, experts)
+    compressed.write(tmp_path / "all.safetensors")
     state = extract_task(tmp_path / "all.safetensors", "expert1", tmp_path / "base.safetensors")
     assert {key: (value.shape, value.dtype) for key, value in state.items()} == {
         key: (value.shape, value.dtype) for key, value in base.items()
@@ -92,7 +92,7 @@ def test_awkward_tensors_and_one_task_alone(name, dtype, tmp_path):
     assert torch.equal(state["steps"], base["steps"])
     assert fingerprint(base) == before
     again = compress(configure_compressor(name, EXACT_ALONE[name]), base, dict(reversed(experts.items())), workers=3)
-    assert fingerprint(again.tensors) == fingerprint(found.tensors)
+    assert fingerprint(again.tensors) == fingerprint(compressed.tensors)
     alone = {"only": experts["expert0"]}
     compress(configure_compressor(name, EXACT_ALONE[name]), base, alone).write(tmp_path / "one.safetensors")
     state = extract_task(tmp_path / "one.safetensors", "only", tmp_path / "base.safetensors")
@@ -103,18 +103,18 @@ def test_awkward_tensors_and_one_task_alone(name, dtype, tmp_path):
 
 def test_stored_bits_are_those_of_the_file(tmp_path):
     taus = draw(4, 64, 64).float()
-    base, experts = one(taus)
-    found = compress(configure_compressor("tall_mask"), base, experts)
-    assert found.stored_bits == 64 * 64 * 32 + 4 * 64 * 64
-    found.write(tmp_path / "all.safetensors")
+    base, experts = single_tensor(taus)
+    compressed = compress(configure_compressor("tall_mask"), base, experts)
+    assert compressed.stored_bits == 64 * 64 * 32 + 4 * 64 * 64
+    compressed.write(tmp_path / "all.safetensors")
     with open_checkpoint(tmp_path / "all.safetensors") as state:
-        assert 8 * sum(info.nbytes for info in state.infos.values()) == found.stored_bits
-        assert state.metadata["mergeflow.stored_bits"] == str(found.stored_bits)
+        assert 8 * sum(info.nbytes for info in state.infos.values()) == compressed.stored_bits
+        assert state.metadata["mergeflow.stored_bits"] == str(compressed.stored_bits)
 
 
 def test_one_task_reads_only_its_part(tmp_path, monkeypatch):
     taus = draw(4, 8, 8)
-    base, experts = one(taus)
+    base, experts = single_tensor(taus)
     compress(configure_compressor("cart_indexing"), base, experts).write(tmp_path / "all.safetensors")
     read = []
     from mergeflow.checkpoints.reader import LazyStateDict
@@ -129,23 +129,23 @@ def test_one_task_reads_only_its_part(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", compressors())
 def test_one_task_costs_the_bytes_of_its_part_alone(name, tmp_path, monkeypatch):
     """Bytes that the system reads from the file: the header, the shared part and one task's part, each once."""
-    base, experts = one(draw(6, 96, 64).float(), draw(96, 64).float())
+    base, experts = single_tensor(draw(6, 96, 64).float(), draw(96, 64).float())
     write_checkpoint(tmp_path / "base.safetensors", base)
     path = tmp_path / "all.safetensors"
-    found = compress(configure_compressor(name), base, experts)
-    found.write(path)
+    compressed = compress(configure_compressor(name), base, experts)
+    compressed.write(path)
     read, real = [], os.preadv
     monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read.append(real(file, buffers, at)) or read[-1])
     extract_task(path, "e2", tmp_path / "base.safetensors")
-    from_base = 2 * base[NAME].nbytes if found.call.method.needs_base else 0  # for its fingerprint, and to add to
-    own = sum(t.nbytes for n, t in found.tensors.items() if n.startswith(("shared/", "task/e2/")))
-    others = sum(t.nbytes for n, t in found.tensors.items() if n.startswith("task/")) * 5 // 6
-    assert sum(read) - from_base == own
-    assert own < path.stat().st_size - 0.9 * others
+    from_base = 2 * base[NAME].nbytes if compressed.call.method.needs_base else 0  # for its fingerprint, and to add to
+    own_bytes = sum(t.nbytes for n, t in compressed.tensors.items() if n.startswith(("shared/", "task/e2/")))
+    others = sum(t.nbytes for n, t in compressed.tensors.items() if n.startswith("task/")) * 5 // 6
+    assert sum(read) - from_base == own_bytes
+    assert own_bytes < path.stat().st_size - 0.9 * others
 
 
 def test_errors(tmp_path):
-    base, experts = one(draw(2, 8, 8))
+    base, experts = single_tensor(draw(2, 8, 8))
     write_checkpoint(tmp_path / "base.safetensors", base)
     write_checkpoint(tmp_path / "other.safetensors", experts["e0"])
     compress(configure_compressor("emr"), base, experts).write(tmp_path / "all.safetensors")

@@ -33,7 +33,7 @@ def broken(function, **declared):
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("faulty", "message"),
     [
         (broken(lambda stack, args: (stack.base, stack.taus[stack.model.experts.index(stack.model.listed[0])])),
          "the order of the experts"),
@@ -51,9 +51,9 @@ def broken(function, **declared):
     ],
     ids=["order", "finite", "anchor", "blocks", "error", "taken", "shape", "array", "one", "signature"],
 )  # fmt: skip
-def test_a_method_that_breaks_the_contract_is_told_how(found, told):
-    with pytest.raises(MergeflowError, match=f"method 'broken' breaks the contract:(.|\n)*{told}"):
-        check(found, dtypes=[torch.float32])
+def test_a_method_that_breaks_the_contract_is_told_how(faulty, message):
+    with pytest.raises(MergeflowError, match=f"method 'broken' breaks the contract:(.|\n)*{message}"):
+        check(faulty, dtypes=[torch.float32])
 
 
 def test_arguments_that_are_not_a_class_are_told():
@@ -66,7 +66,9 @@ def test_arguments_that_are_not_a_class_are_told():
 def test_streaming_equals_in_memory(name, dtype, tmp_path):
     base, experts = awkward(dtype)
     experts = fitting(name, experts)
-    data = {kind: found for kind, found in statistics(base, experts).items() if kind in configure(name).method.data}
+    data = {
+        kind: statistic for kind, statistic in statistics(base, experts).items() if kind in configure(name).method.data
+    }
     paths = {key: str(tmp_path / f"{key}.safetensors") for key in experts}
     write_checkpoint(tmp_path / "base.safetensors", base)
     for key, state in experts.items():
@@ -77,11 +79,11 @@ def test_streaming_equals_in_memory(name, dtype, tmp_path):
             places[kind][key] = str(tmp_path / f"{kind}-{key}.safetensors")
             write_checkpoint(places[kind][key], state)
     recipe = {"method": name, "base": str(tmp_path / "base.safetensors"), "experts": paths, "data": places}
-    one = merge(make_recipe({**recipe, "out": str(tmp_path / "out.safetensors")}))
+    single = merge(make_recipe({**recipe, "out": str(tmp_path / "out.safetensors")}))
     many = merge(make_recipe({**recipe, "out": str(tmp_path / "out"), "shard_size": 300}), workers=3, buffer=0)
     call = configure(name)
-    assert one.fingerprint == many.fingerprint
-    assert one.fingerprint == fingerprint(prepare(call, base, experts, data=data).at(call.scale))
+    assert single.fingerprint == many.fingerprint
+    assert single.fingerprint == fingerprint(prepare(call, base, experts, data=data).at(call.scale))
 
 
 @pytest.mark.parametrize("size", [1e-38, 1e-30, 1e-22, 1e25])
@@ -94,11 +96,11 @@ def test_squares_may_leave_the_range_of_the_type(name, size):
     for state in (base, *experts.values()):
         state["head"] = state["embedding"]
     call = configure(name)
-    found = prepare(call, base, experts, data=statistics(base, experts)).at(call.scale)
+    merged = prepare(call, base, experts, data=statistics(base, experts)).at(call.scale)
     most = {tensor: max(float(state[tensor].abs().amax()) for state in experts.values())
             for tensor, value in base.items() if value.is_floating_point() and value.numel()}  # fmt: skip
     for tensor, largest in most.items():
-        assert found[tensor].isfinite().all(), tensor
-        assert float(found[tensor].abs().amax()) <= 100 * largest + 1e-5, (
+        assert merged[tensor].isfinite().all(), tensor
+        assert float(merged[tensor].abs().amax()) <= 100 * largest + 1e-5, (
             tensor
         )  # a step of Adam has a length of its own

@@ -8,7 +8,7 @@ import torch
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.merging import configure, merge, prepare
 from mergeflow.merging.methods.core_space import CoreSpaceArgs, merged_in_core
-from tests.merging.helpers import one
+from tests.merging.helpers import single_tensor
 
 ROWS, COLUMNS, RANKS = 14, 10, (2, 3, 2)
 
@@ -36,17 +36,17 @@ def written_out(pairs, then, keep=0.2):
         u, s, v = torch.linalg.svd(stack.sum(0), full_matrices=False)
         merged = s.mean() * u @ v
     elif then == "tsv":
-        own = len(stack[0]) // len(stack)
+        rank = len(stack[0]) // len(stack)
         parts = [torch.linalg.svd(core, full_matrices=False) for core in stack]
-        u = torch.cat([part[0][:, :own] for part in parts], 1)
-        s = torch.cat([part[1][:own] for part in parts])
-        v = torch.cat([part[2][:own] for part in parts])
+        u = torch.cat([part[0][:, :rank] for part in parts], 1)
+        s = torch.cat([part[1][:rank] for part in parts])
+        v = torch.cat([part[2][:rank] for part in parts])
         pu, pv = (torch.linalg.svd(side, full_matrices=False) for side in (u, v))
         merged = (pu[0] @ pu[2]) @ torch.diag(s) @ (pv[0] @ pv[2])
     else:
         flat = stack.reshape(len(stack), -1)
-        kept = int(keep * flat.shape[1])
-        cut = flat.abs().sort(1, descending=True).values[:, kept - 1 : kept]
+        count = int(keep * flat.shape[1])
+        cut = flat.abs().sort(1, descending=True).values[:, count - 1 : count]
         trimmed = torch.where(flat.abs() >= cut * (1 - 1e-12), flat, 0)
         sign = trimmed.sum(0).sign()
         agreeing = torch.where(trimmed * sign > 0, trimmed, 0)
@@ -58,30 +58,30 @@ def written_out(pairs, then, keep=0.2):
 @pytest.mark.parametrize("shape", [(14, 10), (5, 30)])
 def test_the_formula_of_the_paper(then, shape):
     pairs = adapters(*shape)
-    found = merged_in_core(pairs, (1.0, 1.0, 1.0), CoreSpaceArgs(then=then))
-    torch.testing.assert_close(found, written_out(pairs, then), rtol=1e-6, atol=1e-6)
-    assert int(torch.linalg.matrix_rank(found, rtol=1e-6)) <= sum(RANKS)
+    merged = merged_in_core(pairs, (1.0, 1.0, 1.0), CoreSpaceArgs(then=then))
+    torch.testing.assert_close(merged, written_out(pairs, then), rtol=1e-6, atol=1e-6)
+    assert int(torch.linalg.matrix_rank(merged, rtol=1e-6)) <= sum(RANKS)
 
 
 def test_nothing_is_lost_in_the_cores():
     pairs = adapters()
     weights = (1.0, -0.5, 2.0)
     wanted = sum(weight * b @ a for weight, (a, b) in zip(weights, pairs, strict=True))
-    found = merged_in_core([*pairs, None], (*weights, 1.0), CoreSpaceArgs(then="task_arithmetic"))
-    torch.testing.assert_close(found, wanted)
+    merged = merged_in_core([*pairs, None], (*weights, 1.0), CoreSpaceArgs(then="task_arithmetic"))
+    torch.testing.assert_close(merged, wanted)
 
 
 def test_task_vectors_without_factors_take_those_of_their_svd():
     taus = torch.stack([b @ a for a, b in adapters()])
-    base, experts = one(taus)
-    found = prepare(configure("core_space"), base, experts).direction["blocks.0.attn.weight"]
+    base, experts = single_tensor(taus)
+    merged = prepare(configure("core_space"), base, experts).direction["blocks.0.attn.weight"]
     pairs = []
     for tau in taus:
         u, s, v = torch.linalg.svd(tau, full_matrices=False)
         real = s > 1e-9
         root = s[real].sqrt()
         pairs.append((root[:, None] * v[real], u[:, real] * root))
-    torch.testing.assert_close(found, written_out(pairs, "ties"), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(merged, written_out(pairs, "ties"), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.up_proj.weight", "transformer.h.0.mlp.c_fc.weight"])
@@ -101,8 +101,8 @@ def test_adapters_bring_their_own_factors(tmp_path, name):
     recipe = {"method": "core_space", "base": str(tmp_path / "base"), "experts": [str(tmp_path / c) for c in "012"]}
     merge({**recipe, "out": str(tmp_path / "out.safetensors")})
     wanted = written_out([(a, 2 * b) for a, b in pairs], "ties").float()
-    with open_checkpoint(tmp_path / "out.safetensors") as found:
-        torch.testing.assert_close(found[name].T if conv else found[name], wanted, rtol=1e-4, atol=1e-4)
+    with open_checkpoint(tmp_path / "out.safetensors") as checkpoint:
+        torch.testing.assert_close(checkpoint[name].T if conv else checkpoint[name], wanted, rtol=1e-4, atol=1e-4)
     merge({**recipe, "adapter": 7, "out": str(tmp_path / "adapter")})
-    with open_checkpoint(tmp_path / "adapter") as found:
-        torch.testing.assert_close(found[name].T if conv else found[name], wanted, rtol=1e-4, atol=1e-4)
+    with open_checkpoint(tmp_path / "adapter") as checkpoint:
+        torch.testing.assert_close(checkpoint[name].T if conv else checkpoint[name], wanted, rtol=1e-4, atol=1e-4)

@@ -21,12 +21,12 @@ CASES = [(name, args) for name in methods() for args in [{}, *EDGE[name]]]
 TOLERANCE = {torch.float64: {"rtol": 1e-7, "atol": 1e-9}, torch.float32: {"rtol": 1e-4, "atol": 1e-5}}
 
 
-def close(found, expected, dtype):
+def close(state, expected, dtype):
     for name, value in expected.items():
         if value.is_floating_point():
-            torch.testing.assert_close(found[name], value, **TOLERANCE[dtype])
+            torch.testing.assert_close(state[name], value, **TOLERANCE[dtype])
         else:
-            assert torch.equal(found[name], value)
+            assert torch.equal(state[name], value)
 
 
 @cuda
@@ -40,17 +40,17 @@ def test_every_method(name, args, dtype):
     data = statistics(base, experts)
     call = configure(name, args)
     expected = prepare(call, base, experts, data=data).at(call.scale)
-    found = prepare(call, base, experts, data=data, device="cuda", workers=3)
-    assert all(value.device.type == "cpu" for value in found.direction.values())
-    close(found.at(call.scale), expected, dtype)
+    prepared = prepare(call, base, experts, data=data, device="cuda", workers=3)
+    assert all(value.device.type == "cpu" for value in prepared.direction.values())
+    close(prepared.at(call.scale), expected, dtype)
 
 
 @cuda
 @pytest.mark.parametrize("name", ["task_arithmetic", "ties", "dare", "cart", "tsv", "pcb"])
 def test_streaming_into_files(name, files):
     expected = merge(recipe(files, method=name), out=files / "cpu.safetensors").path
-    found = merge(recipe(files, method=name, device="cuda:0"), out=files / "cuda.safetensors").path
-    with open_checkpoint(expected) as left, open_checkpoint(found) as right:
+    path = merge(recipe(files, method=name, device="cuda:0"), out=files / "cuda.safetensors").path
+    with open_checkpoint(expected) as left, open_checkpoint(path) as right:
         close(dict(right), dict(left), torch.float32)
 
 
@@ -59,11 +59,11 @@ def test_streaming_into_files(name, files):
 def test_compressors(name):
     base, experts = awkward(torch.float64)
     call = configure_compressor(name)
-    expected, found = (compress(call, base, experts, device=device).tensors for device in ("cpu", "cuda"))
-    assert found.keys() == expected.keys()
+    expected, on_cuda = (compress(call, base, experts, device=device).tensors for device in ("cpu", "cuda"))
+    assert on_cuda.keys() == expected.keys()
     for key, value in expected.items():
         if "left" not in key and "right" not in key:  # factors are known up to their signs
-            torch.testing.assert_close(found[key], value, rtol=1e-7, atol=1e-9)
+            torch.testing.assert_close(on_cuda[key], value, rtol=1e-7, atol=1e-9)
 
 
 @cuda
@@ -83,9 +83,11 @@ def test_learned_coefficients():
         return sum(float(value.square().sum()) / 2 for value in gradients.values()), gradients
 
     call = configure("adamerging", {"steps": 5, "lr": 0.01, "granularity": "layer"})
-    expected, found = (learn(call, base, experts, loss, device=device).coefficients for device in ("cpu", "cuda"))
+    expected, coefficients = (
+        learn(call, base, experts, loss, device=device).coefficients for device in ("cpu", "cuda")
+    )
     for name, values in expected.items():
-        assert found[name] == pytest.approx(values, abs=1e-9)
+        assert coefficients[name] == pytest.approx(values, abs=1e-9)
 
 
 @cuda

@@ -31,8 +31,8 @@ def states(shape: tuple[int, int], experts: int) -> tuple[dict[str, Tensor], dic
 
     def state(scale: float) -> dict[str, Tensor]:
         drawn = {"blocks.0.mlp.weight": shape, "embedding": (7, 3)}
-        found = {name: scale * torch.randn(size, generator=draws) for name, size in drawn.items()}
-        return {**found, "head": found["embedding"]}
+        tensors = {name: scale * torch.randn(size, generator=draws) for name, size in drawn.items()}
+        return {**tensors, "head": tensors["embedding"]}
 
     base, experts_ = state(0.1), {}
     for number in range(experts):
@@ -112,7 +112,7 @@ def test_workers_hold_several_tensors_as_far_as_the_engine_lets_them() -> None:
     assert device_bytes(configure("ties"), model, [], 2, BUFFER) == 0
 
 
-def told(*words: str) -> Any:
+def invoke(*words: str) -> Any:
     app = typer.Typer()
     app.callback()(lambda: None)
     add_commands(app)
@@ -129,7 +129,7 @@ def test_a_merge_that_cannot_fit_is_refused_before_it_starts(files: Path) -> Non
     place = written(files)
     with driver(memory=7 * 10**8):
         for command in ("check", "merge"):
-            refused = told(command, place).exception
+            refused = invoke(command, place).exception
             assert isinstance(refused, MergeflowError)
             assert "where 700.0 MB are free: " in str(refused)
             assert str(refused).endswith("takes the most. Use device: cpu.")
@@ -139,9 +139,9 @@ def test_a_merge_that_cannot_fit_is_refused_before_it_starts(files: Path) -> Non
 def test_the_commands_say_what_a_device_will_take(files: Path) -> None:
     place = written(files)
     with card():
-        assert "cuda:0        about " in told("check", place).output
-        assert "cuda:1" not in told("check", place, "--device", "cpu").output
-        done = told("merge", place)
+        assert "cuda:0        about " in invoke("check", place).output
+        assert "cuda:1" not in invoke("check", place, "--device", "cpu").output
+        done = invoke("merge", place)
     assert done.output.startswith("cuda:0        about ")
     assert "of its 85.90 GB free" in done.output
     assert (files / "merged.safetensors").exists()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mergeflow.merging import configure, prepare
-from tests.merging.helpers import awkward, one
+from tests.merging.helpers import awkward, single_tensor
 
 T, N = 4, 400
 
@@ -18,9 +18,9 @@ def taus():
 
 
 def direction(name, taus, weights=None, **args):
-    base, experts = one(taus)
-    (found,) = prepare(configure(name, args), base, experts, weights).direction.values()
-    return found
+    base, experts = single_tensor(taus)
+    (change,) = prepare(configure(name, args), base, experts, weights).direction.values()
+    return change
 
 
 def close(a, b):
@@ -37,14 +37,14 @@ def test_average_and_soup(taus):
 
 def test_a_soup_without_normalised_weights_is_the_sum_of_weighted_experts(taus):
     base = torch.linspace(-1, 1, N, dtype=torch.float64)
-    start, experts = one(taus, base)
-    (found,) = prepare(configure("average", {"normalize": False}), start, experts, [1, 2, 3, -4]).at(1).values()
-    close(found, sum(weight * (base + tau) for weight, tau in zip([1, 2, 3, -4], taus, strict=True)))
+    start, experts = single_tensor(taus, base)
+    (total,) = prepare(configure("average", {"normalize": False}), start, experts, [1, 2, 3, -4]).at(1).values()
+    close(total, sum(weight * (base + tau) for weight, tau in zip([1, 2, 3, -4], taus, strict=True)))
 
 
 def test_task_arithmetic_is_the_sum_and_1_over_t_the_average(taus):
     close(direction("task_arithmetic", taus), taus.sum(0))
-    base, experts = one(taus)
+    base, experts = single_tensor(taus)
     summed = prepare(configure("task_arithmetic"), base, experts).at(1 / T)
     mean = prepare(configure("average"), base, experts).at(1)
     for name in base:
@@ -57,9 +57,9 @@ def test_weight_zero_is_not_missing(taus):
 
 
 def test_a_negative_scale_unlearns():
-    base, experts = one(torch.ones(1, 3, dtype=torch.float64))
-    (found,) = prepare(configure("task_arithmetic"), base, experts).at(-1).values()
-    close(found, -torch.ones(3).double())
+    base, experts = single_tensor(torch.ones(1, 3, dtype=torch.float64))
+    (negated,) = prepare(configure("task_arithmetic"), base, experts).at(-1).values()
+    close(negated, -torch.ones(3).double())
 
 
 # TIES
@@ -94,11 +94,11 @@ def test_ties_threshold_is_global_exact_and_keeps_ties_of_magnitude_together():
             if value.is_floating_point():
                 state[name] = base[name] + ((value - base[name]) * 40).round() / 8
     call = configure("ties", {"keep": 0.3})
-    found = prepare(call, base, experts).direction
-    names = sorted(found)
+    changes = prepare(call, base, experts).direction
+    names = sorted(changes)
     flat = torch.stack([torch.cat([(state[n] - base[n]).reshape(-1) for n in names]) for state in experts.values()])
     expected = plain_ties(flat.double(), 0.3).float()
-    assert torch.equal(torch.cat([found[n].reshape(-1) for n in names]), expected)
+    assert torch.equal(torch.cat([changes[n].reshape(-1) for n in names]), expected)
 
 
 @pytest.mark.parametrize("name", ["ties", "knots"])
@@ -106,9 +106,9 @@ def test_a_tensor_of_few_elements_keeps_its_largest(name):
     args = {"trim": "tensor"} if name == "ties" else {}
     experts = {"a": {"logit_scale": torch.tensor(2.0), "bias": torch.tensor([0.1, -3.0, 0.2])}}
     base = {key: torch.zeros_like(value) for key, value in experts["a"].items()}
-    found = prepare(configure(name, {"keep": 0.2, **args}), base, experts).direction
-    assert found["logit_scale"] == 2
-    assert found["bias"].tolist() == [0, -3, 0]
+    changes = prepare(configure(name, {"keep": 0.2, **args}), base, experts).direction
+    assert changes["logit_scale"] == 2
+    assert changes["bias"].tolist() == [0, -3, 0]
     assert not prepare(configure(name, {"keep": 0.0, **args}), base, experts).direction["bias"].any()
 
 
@@ -131,8 +131,8 @@ def test_breadcrumbs_formula(taus):
     expected = torch.zeros(N).double()
     for tau in taus:
         order = tau.abs().argsort()
-        kept = order[int(0.6 * N) : N - int(0.05 * N)]
-        expected[kept] += tau[kept]
+        middle = order[int(0.6 * N) : N - int(0.05 * N)]
+        expected[middle] += tau[middle]
     close(direction("breadcrumbs", taus, beta=0.6, gamma=0.05), expected)
     close(direction("breadcrumbs", taus, beta=0, gamma=0), taus.sum(0))
 
@@ -164,9 +164,9 @@ def test_consensus_formula_on_task_vectors(taus):
     masks = torch.stack([tau.abs() > 0.4 * (total - tau).abs() for tau in taus])
     expected = torch.where(masks.sum(0) >= 2, total, 0)
     close(direction("consensus", taus), expected)
-    base, experts = one(taus, base=torch.full((N,), 100.0, dtype=torch.float64))
-    (found,) = prepare(configure("consensus"), base, experts).direction.values()
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+    base, experts = single_tensor(taus, base=torch.full((N,), 100.0, dtype=torch.float64))
+    (change,) = prepare(configure("consensus"), base, experts).direction.values()
+    torch.testing.assert_close(change, expected, rtol=0, atol=1e-10)
 
 
 def test_consensus_drops_selfish_weights():
@@ -192,8 +192,8 @@ def test_pcb_formula(taus):
 
 
 def test_pcb_leaves_entries_without_a_score_at_the_base(taus):
-    found = direction("pcb", taus, keep=0.05)
-    assert 0 < (found != 0).sum() <= T * 0.05 * N
+    change = direction("pcb", taus, keep=0.05)
+    assert 0 < (change != 0).sum() <= T * 0.05 * N
 
 
 def test_pcb_keeps_what_one_expert_alone_is_sure_of():

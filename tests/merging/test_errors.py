@@ -49,10 +49,10 @@ def test_recipes_are_validated_whole_before_any_file_is_opened(changes, message,
 def test_recipe_files_and_overrides(files):
     path = files / "recipe.yaml"
     path.write_text(f"method: ties\nbase: {files}/base.safetensors\nexperts: [{files}/expert0.safetensors]\n")
-    found = load_recipe(path, ["args.keep=0.5", "out=x.safetensors", "matrices=null"][:2])
-    assert dict(found.args)["keep"] == 0.5
-    assert found.out == "x.safetensors"
-    assert make_recipe(json.loads(found.record())) == found
+    loaded = load_recipe(path, ["args.keep=0.5", "out=x.safetensors", "matrices=null"][:2])
+    assert dict(loaded.args)["keep"] == 0.5
+    assert loaded.out == "x.safetensors"
+    assert make_recipe(json.loads(loaded.record())) == loaded
     with pytest.raises(MergeflowError, match="not of the form key=value"):
         load_recipe(path, ["args.keep"])
     with pytest.raises(MergeflowError, match="did you mean 'keep'"):
@@ -68,24 +68,24 @@ def test_recipe_files_and_overrides(files):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("method: ties\nbase: b\nexperts: {cars: a, cars: c}\n", "the key 'cars' is given twice, in line 3: keep one"),
         ("method: ties\nbase: b\nexperts: [a]\nmethod: average\n", "the key 'method' is given twice, in lines 1 and 4"),
         ('{"method": "ties", "base": "b", "experts": ["a"],\n "base": "c"}', "'base' is given twice, in lines 1 and 2"),
     ],
 )
-def test_a_key_that_stands_twice_is_refused(tmp_path, text, told):
+def test_a_key_that_stands_twice_is_refused(tmp_path, text, message):
     (tmp_path / "recipe.yaml").write_text(text)
-    with pytest.raises(MergeflowError, match=rf"recipe\.yaml' is not valid YAML: .*{told}"):
+    with pytest.raises(MergeflowError, match=rf"recipe\.yaml' is not valid YAML: .*{message}"):
         load_recipe(tmp_path / "recipe.yaml")
 
 
 def test_merged_mappings_may_be_overridden(tmp_path):
     text = "method: ties\nbase: b\nargs: {<<: &more {keep: 0.5}, scale: 2}\nexperts: {a: a, <<: {a: x, b: y}}\n"
     (tmp_path / "recipe.yaml").write_text(text)
-    found = load_recipe(tmp_path / "recipe.yaml")
-    assert dict(found.experts) == {"a": "a", "b": "y"}
+    loaded = load_recipe(tmp_path / "recipe.yaml")
+    assert dict(loaded.experts) == {"a": "a", "b": "y"}
     with pytest.raises(MergeflowError, match=r"override 'experts=.*is given twice"):
         load_recipe(tmp_path / "recipe.yaml", ["experts={a: x, a: y}"])
 
@@ -109,11 +109,11 @@ def test_all_mismatches_are_listed_at_once(files):
 def test_experts_may_have_other_types_than_the_base(files):
     _, experts = awkward(torch.float16)
     write_checkpoint(files / "expert1.safetensors", experts["expert1"])
-    one = merge(recipe(files, dtype="float32"))
+    first = merge(recipe(files, dtype="float32"))
     assert "types differ from the base's ('expert1' float16)" in "\n".join(check_recipe(recipe(files)).lines())
-    with open_checkpoint(one.path) as state:
+    with open_checkpoint(first.path) as state:
         assert state.infos["bias"].dtype.torch == torch.float32
-    assert merge(recipe(files)).fingerprint == one.fingerprint
+    assert merge(recipe(files)).fingerprint == first.fingerprint
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -147,10 +147,10 @@ def test_infinities_that_all_models_share_stay(tmp_path, method):
     scaled = {"args": {"scale": 0.7}, "base": str(tmp_path / "base.safetensors")}
     made = merge({"method": method, "experts": files, **scaled, "out": str(tmp_path / "out.safetensors")})
     in_memory = prepare(configure(method), base, experts).at(0.7)
-    with open_checkpoint(made.path) as found:
-        for name in found:
+    with open_checkpoint(made.path) as checkpoint:
+        for name in checkpoint:
             wanted = base[name] if name in ("input_max", "layers.0.attn.mask") else plain[name]
-            assert torch.equal(found[name], wanted), name
+            assert torch.equal(checkpoint[name], wanted), name
             assert torch.equal(in_memory[name], wanted), name
     experts[min(experts)]["layers.0.attn.mask"][0, 0] = 1.0
     with pytest.raises(MergeflowError, match=r"'base' holds NaN or infinity in tensor 'layers\.0\.attn\.mask'"):
@@ -178,8 +178,8 @@ def test_finite_values_whose_difference_overflows_are_nobody_s_infinity(files):
 
 def test_large_finite_values_are_not_taken_for_infinity():
     base = {"w": torch.full((4,), 3e38)}
-    found = prepare(configure("average"), base, {"a": {"w": torch.full((4,), 3e38)}}).at(1.0)
-    assert torch.equal(found["w"], base["w"])
+    merged = prepare(configure("average"), base, {"a": {"w": torch.full((4,), 3e38)}}).at(1.0)
+    assert torch.equal(merged["w"], base["w"])
 
 
 def test_overflow_of_the_result_type_is_an_error(files):
@@ -283,7 +283,7 @@ def test_a_task_vector_is_no_base(files):
 
 
 @pytest.mark.parametrize(
-    ("matrices", "told"),
+    ("matrices", "message"),
     [
         (["*attn.qkv*"], r"method 'cart': the pattern '\*attn\.qkv\*' of `matrices` fits no matrix.*1 × embedding"),
         (["*mlp*", "*.atn.*"], r"the pattern '\*\.atn\.\*'"),
@@ -291,19 +291,19 @@ def test_a_task_vector_is_no_base(files):
         (["head"], "the pattern 'head'"),  # tied: both go by the name 'embedding'
     ],
 )
-def test_patterns_that_fit_no_matrix_are_refused_before_weights_are_read(files, monkeypatch, matrices, told):
+def test_patterns_that_fit_no_matrix_are_refused_before_weights_are_read(files, monkeypatch, matrices, message):
     from mergeflow.checkpoints.reader import FileEntry
 
     monkeypatch.setattr(FileEntry, "read", lambda *a: pytest.fail("read data"))
     monkeypatch.setattr(FileEntry, "read_into", lambda *a: pytest.fail("read data"))
     for run in (check_recipe, merge):
-        with pytest.raises(MergeflowError, match=told):
+        with pytest.raises(MergeflowError, match=message):
             run(recipe(files, method="cart", matrices=matrices))
     base, experts = awkward(torch.float32)
-    with pytest.raises(MergeflowError, match=told):
+    with pytest.raises(MergeflowError, match=message):
         prepare(configure("cart", {"matrices": matrices}), base, experts)
     of_args = {"of": "low_rank", "of_args": {"matrices": matrices}}
-    with pytest.raises(MergeflowError, match=told.replace("'cart'", "'lines'")):
+    with pytest.raises(MergeflowError, match=message.replace("'cart'", "'lines'")):
         check_recipe(recipe(files, method="lines", args=of_args))
 
 
@@ -368,12 +368,12 @@ def test_check_refuses_every_out_that_merge_would(files):
     (files / "full" / "thesis.txt").write_text("years of work")
     outs = ["base.safetensors", "out.pt", "note.txt", "card.safetensors", "link", "full", ".", "note.txt/a.safetensors"]
     for out in outs:
-        told = []
+        messages = []
         for run in (check_recipe, merge):
             with pytest.raises(MergeflowError) as caught:
                 run(recipe(files, out=str(files / out)))
-            told.append(str(caught.value))
-        assert told[0] == told[1]
+            messages.append(str(caught.value))
+        assert messages[0] == messages[1]
     with pytest.raises(MergeflowError, match="makes a folder"):
         check_recipe(recipe(files, shard_size="1MB"))
     assert "to " + str(files / "out.safetensors") in check_recipe(recipe(files)).lines()[4]
@@ -438,11 +438,11 @@ def test_every_mismatch_is_listed(files):
 def test_references_need_a_project(files):
     with pytest.raises(MergeflowError, match="resolved in a project folder"):
         check_recipe(recipe(files, experts=["models:/best@champion"]))
-    found = check_recipe(
+    plan = check_recipe(
         recipe(files, experts=["models:/best@champion"]),
         resolve=lambda path: str(files / "expert0.safetensors") if path.startswith("models:") else path,
     )
-    assert found.experts == ("best@champion",)
+    assert plan.experts == ("best@champion",)
 
 
 def test_the_version_that_an_alias_meant_is_recorded(files, monkeypatch):
@@ -524,9 +524,9 @@ def test_the_configuration_says_the_result_s_type(files, key):
     merge(recipe(files, **changes))
     assert (files / "out" / "config.json").read_text() == json.dumps(config)
     merge(recipe(files, **changes, dtype="float16"))
-    found = json.loads((files / "out" / "config.json").read_text())
-    assert found == {**config, key: "float16"}
-    assert list(found) == list(config)
+    written = json.loads((files / "out" / "config.json").read_text())
+    assert written == {**config, key: "float16"}
+    assert list(written) == list(config)
     names = {path.name for path in (files / "out").iterdir()}
     licences = {"LICENSE", "LICENSE.md"}  # said to be the base's, for experts may have others
     named = {"LICENSE-base", "LICENSE-base.md"}
@@ -568,9 +568,9 @@ def test_statistics_of_batch_norm_are_told_of_and_never_become_negative(tmp_path
         model.save_pretrained(tmp_path / name)
     paths = {"base": str(tmp_path / "base"), "experts": [str(tmp_path / name) for name in "ab"]}
     given = {"method": "task_arithmetic", "args": {"scale": 1.0}, **paths, "out": str(tmp_path / "out")}
-    (told,) = [line for line in check_recipe(given).lines() if line.startswith("warning")]
-    assert "tensors such as" in told
-    assert "compute them again from data" in told
+    (warning,) = [line for line in check_recipe(given).lines() if line.startswith("warning")]
+    assert "tensors such as" in warning
+    assert "compute them again from data" in warning
     with pytest.raises(
         MergeflowError, match=r"running_var' of the result holds negative variances.*`ignore: \['\*runn"
     ):

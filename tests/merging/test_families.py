@@ -32,7 +32,7 @@ def averaged(base: Tensor, experts: list[Tensor]) -> Tensor:
 
 
 def on_the_arc(base: Tensor, experts: list[Tensor]) -> Tensor:
-    a, b = (one.reshape(-1) for one in experts)
+    a, b = (values.reshape(-1) for values in experts)
     cosine = float(a @ b / (a.norm() * b.norm())) if a.norm() * b.norm() else 1.0
     angle = math.acos(max(-1.0, min(1.0, cosine)))
     half = math.sin(angle / 2) / math.sin(angle) if abs(cosine) < 0.9995 else 0.5
@@ -41,7 +41,7 @@ def on_the_arc(base: Tensor, experts: list[Tensor]) -> Tensor:
 
 def trimmed_sums(base: Mapping[str, Tensor], experts: Sequence[Mapping[str, Tensor]], keep: float) -> dict[str, Tensor]:
     """TIES of all tensors at once, in float64: base + the mean of the largest changes that agree in sign."""
-    taus = torch.stack([torch.cat([(one[n] - base[n]).reshape(-1) for n in base]) for one in experts])
+    taus = torch.stack([torch.cat([(expert[n] - base[n]).reshape(-1) for n in base]) for expert in experts])
     count = int(keep * taus.shape[1])
     cut = taus.abs().topk(count, dim=1).values[:, -1:]
     taus = torch.where(taus.abs() >= cut, taus, 0)
@@ -53,10 +53,10 @@ def trimmed_sums(base: Mapping[str, Tensor], experts: Sequence[Mapping[str, Tens
     return {name: base[name] + piece.reshape(base[name].shape) for name, piece in zip(base, pieces, strict=True)}
 
 
-def far(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> int:
+def far(merged: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> int:
     """Count entries that are not the expected ones, but for rounding."""
-    close = {name: torch.isclose(found[name].double(), expected[name], rtol=1e-5, atol=1e-5) for name in expected}
-    return sum(int((~one).sum()) for one in close.values())
+    close = {name: torch.isclose(merged[name].double(), expected[name], rtol=1e-5, atol=1e-5) for name in expected}
+    return sum(int((~close_values).sum()) for close_values in close.values())
 
 
 def faults_of(model: Any, family: str, folder: Path) -> list[str]:
@@ -64,18 +64,18 @@ def faults_of(model: Any, family: str, folder: Path) -> list[str]:
     faults: list[str] = []
     models: list[Any] = [model, *(built(family, seed) for seed in (1, 2))]
     names = ("base", "a", "b")
-    for name, one in zip(names, models, strict=True):
-        one.save_pretrained(folder / name)
-        one.save_pretrained(folder / f"{name}-memory", save_original_format=False)
+    for name, published in zip(names, models, strict=True):
+        published.save_pretrained(folder / name)
+        published.save_pretrained(folder / f"{name}-memory", save_original_format=False)
     recipe = {"base": str(folder / "base"), "experts": {name: str(folder / name) for name in ("a", "b")}}
     floats = [
-        {name: value.double() for name, value in read(folder / one).items() if value.is_floating_point()}
-        for one in names
+        {name: value.double() for name, value in read(folder / place).items() if value.is_floating_point()}
+        for place in names
     ]
-    base, experts = floats[0], [dict(one) for one in floats[1:]]
+    base, experts = floats[0], [dict(values) for values in floats[1:]]
     # A weight that is tied and stored once takes part once.
     wanted = {
-        method: {name: rule(base[name], [one[name] for one in experts]) for name in base}
+        method: {name: rule(base[name], [expert[name] for expert in experts]) for name in base}
         for method, rule in (("average", averaged), ("slerp", on_the_arc))
     }
     wanted["ties"] = trimmed_sums(base, experts, 0.2)
@@ -85,15 +85,15 @@ def faults_of(model: Any, family: str, folder: Path) -> list[str]:
         wrong = far(read(folder / method), expected)
         if wrong > (3 if method == "ties" else 0):  # float32 may decide otherwise at the threshold
             faults.append(f"{method}: {wrong} of {sum(value.numel() for value in expected.values())}")
-    loaded, told = type(model).from_pretrained(folder / "average", output_loading_info=True)
+    loaded, loading = type(model).from_pretrained(folder / "average", output_loading_info=True)
     again, before = type(model).from_pretrained(folder / "base", output_loading_info=True)
-    faults += [key for key in told if told[key] != before[key]]
-    states = [one.state_dict() for one in models]
+    faults += [key for key in loading if loading[key] != before[key]]
+    states = [member.state_dict() for member in models]
     mean = {
         n: (states[1][n].double() + states[2][n].double()) / 2 for n, v in states[0].items() if v.is_floating_point()
     }
-    kept = again.state_dict()  # Chinese CLIP's class changes a row of its embedding whenever it reads it
-    learned = [name for name, value in model.named_parameters() if torch.equal(kept[name], value)]
+    reread = again.state_dict()  # Chinese CLIP's class changes a row of its embedding whenever it reads it
+    learned = [name for name, value in model.named_parameters() if torch.equal(reread[name], value)]
     if far(loaded.state_dict(), {name: value for name, value in mean.items() if name in learned}):
         faults.append("not the average in memory")
     return faults

@@ -58,13 +58,13 @@ def written(files, monkeypatch, **changes):
 
 def test_one_merge_at_a_time(files, monkeypatch):
     stop(files, monkeypatch, 2)
-    kept = sorted((files / ".out.partial").iterdir())
+    partial_files = sorted((files / ".out.partial").iterdir())
     with OutputFolder(files / "out"):
         for resume in (False, True):
             with pytest.raises(MergeflowError, match=r"another merge is at work on '.*out'"):
                 merge(sharded(files, args={"scale": 2}), resume=resume)
         merge(recipe(files))
-    assert sorted((files / ".out.partial").iterdir()) == kept
+    assert sorted((files / ".out.partial").iterdir()) == partial_files
     (files / ".out.lock").touch()  # of a killed process
     merge(sharded(files))
     assert not hidden(files)

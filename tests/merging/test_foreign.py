@@ -56,10 +56,10 @@ def test_home_and_ids_in_a_recipe(files, monkeypatch):
     with open_checkpoint(files / "base.safetensors") as base:
         write_checkpoint(snapshot / "model.safetensors", {name: torch.clone(base[name]) for name in base})
     plain = {"method": "average", "experts": [str(files / "expert0.safetensors")]}
-    found = merge(make_recipe({**plain, "base": "acme/base", "experts": ["~/expert0.safetensors"], "out": "~/out"}))
-    assert found.recipe.base == f"acme/base@{commit}"
+    merged = merge(make_recipe({**plain, "base": "acme/base", "experts": ["~/expert0.safetensors"], "out": "~/out"}))
+    assert merged.recipe.base == f"acme/base@{commit}"
     assert (files / "out" / "model.safetensors").is_file()
     again = merge(make_recipe({**plain, "base": str(files / "base.safetensors"), "out": str(files / "again")}))
-    with open_checkpoint(files / "out") as one, open_checkpoint(files / "again") as other:
-        assert fingerprint(one) == fingerprint(other)
-    assert again.inputs["base"] == found.inputs["base"]
+    with open_checkpoint(files / "out") as first, open_checkpoint(files / "again") as other:
+        assert fingerprint(first) == fingerprint(other)
+    assert again.inputs["base"] == merged.inputs["base"]

@@ -36,9 +36,9 @@ ATTENTION = [
 def _scaled(model, suffix: str, factors: dict[int, float]) -> None:
     """Multiply parts of every fused weight, as its form cuts them, in place."""
     architecture = architecture_of({}, model.config.to_dict())
-    found = [name for name, _ in model.named_parameters() if name.endswith((f"{suffix}.weight", suffix))]
-    assert found
-    for name in found:
+    fused = [name for name, _ in model.named_parameters() if name.endswith((f"{suffix}.weight", suffix))]
+    assert fused
+    for name in fused:
         weight = model.get_parameter(name)
         parts = architecture.form(name, weight.shape, True).split(weight.data)
         scaled = [part * factors.get(index % len(parts), 1.0) for index, part in enumerate(parts)]
@@ -181,10 +181,10 @@ def test_a_split_merge_is_the_merge_of_the_parts(name, method, args):
         return {f"attn.{part}.weight": weight[rows] for part, rows in zip("qkv", _rows(name), strict=True)}
 
     call = configure(method, {**args, "split_qkv": True})
-    found = prepare(call, base, dict(zip("abc", experts, strict=True)), config=config).at(0.7)
+    merged = prepare(call, base, dict(zip("abc", experts, strict=True)), config=config).at(0.7)
     plain = configure(method, args)
     wanted = prepare(plain, parts(base), dict(zip("abc", map(parts, experts), strict=True))).at(0.7)
-    torch.testing.assert_close(parts(found), wanted)
+    torch.testing.assert_close(parts(merged), wanted)
 
 
 STACKS = {
@@ -216,11 +216,11 @@ def test_stacked_experts_are_merged_as_listed_ones(layout, method):
     args = {"steps": 5, "lr": 1e-3} if method == "wudi" else {"on": "cart"} if method == "adamerging" else {}
     base, *experts = states
     config = models[0].config.to_dict()
-    found = prepare(configure(method, args), base, dict(zip("abc", experts, strict=True)), config=config).at(0.7)
+    merged = prepare(configure(method, args), base, dict(zip("abc", experts, strict=True)), config=config).at(0.7)
     wanted = prepare(
         configure(method, args), listed(base), dict(zip("abc", map(listed, experts), strict=True))
     ).at(0.7)  # fmt: skip
-    torch.testing.assert_close(listed(found), wanted)
+    torch.testing.assert_close(listed(merged), wanted)
 
 
 @torch.no_grad()
@@ -259,14 +259,14 @@ def test_what_check_says_of_gpt_oss_and_dbrx(tmp_path):
             tiny(name, seed).save_pretrained(tmp_path / name / place)
         paths = {"base": str(tmp_path / name / "base"), "experts": {"a": str(tmp_path / name / "a")}}
         plan = check_recipe({"method": "cart", **paths, "split_qkv": True, "out": str(tmp_path / name / "out")})
-        told = "\n".join(plan.lines())
+        text = "\n".join(plan.lines())
         left = [line.split()[2] for line in plan.lines() if line.startswith("not treated")]
         assert left == ["router:", "embedding:", "head:"]
-        assert "_bias" not in told
+        assert "_bias" not in text
         if name == "dbrx":
-            assert "ffn.experts.mlp.w2: rows 4 × 48" in told
+            assert "ffn.experts.mlp.w2: rows 4 × 48" in text
         else:
-            assert "experts.gate_up_proj: columns 2 × 1, 48 times in turn of each expert" in told
+            assert "experts.gate_up_proj: columns 2 × 1, 48 times in turn of each expert" in text
 
 
 def _one(name: str, *shape: int):
@@ -275,7 +275,7 @@ def _one(name: str, *shape: int):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "config", "told"),
+    ("name", "shape", "config", "message"),
     [
         ("l.0.attention.query_key_value.weight", (96, 32), None, r"no rule says how 1 × l\.\*\.attention"),
         ("l.0.self_attn.qkv_proj.weight", (96, 32), {"model_type": "strange"}, "a model of unknown"),
@@ -290,8 +290,8 @@ def _one(name: str, *shape: int):
         ("l.0.self_attn.q_proj.weight", (32, 32), {"model_type": "llama"}, "none of the 1 treated matrices is a fused"),
     ],
 )
-def test_a_layout_that_is_not_known_is_refused(name, shape, config, told):
-    with pytest.raises(MergeflowError, match=told):
+def test_a_layout_that_is_not_known_is_refused(name, shape, config, message):
+    with pytest.raises(MergeflowError, match=message):
         prepare(configure("low_rank", {"split_qkv": True}), *_one(name, *shape), config=config)
     prepare(configure("low_rank"), *_one(name, *shape), config=config)
 
@@ -319,8 +319,8 @@ def test_a_matrix_thinner_than_the_experts_is_averaged_by_tsv():
     """⌊2/3⌋ = 0 directions each: one each would be three in a plane."""
     taus = torch.randn(3, 2, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     base = {"mlp.w": torch.zeros(2, 16, dtype=torch.float64)}
-    found = prepare(configure("tsv"), base, {f"e{i}": {"mlp.w": tau} for i, tau in enumerate(taus)}).at(1.0)
-    torch.testing.assert_close(found["mlp.w"], taus.mean(0))
+    merged = prepare(configure("tsv"), base, {f"e{i}": {"mlp.w": tau} for i, tau in enumerate(taus)}).at(1.0)
+    torch.testing.assert_close(merged["mlp.w"], taus.mean(0))
 
 
 def test_every_rule_has_words():

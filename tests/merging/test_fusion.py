@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mergeflow.merging import configure, prepare
-from tests.merging.helpers import awkward, one
+from tests.merging.helpers import awkward, single_tensor
 
 N = 60
 
@@ -16,9 +16,9 @@ def draw(*shape, seed=3):
 
 
 def direction(name, taus, weights=None, base=None, **args):
-    start, experts = one(taus, base)
-    (found,) = prepare(configure(name, args), start, experts, weights).direction.values()
-    return found
+    start, experts = single_tensor(taus, base)
+    (change,) = prepare(configure(name, args), start, experts, weights).direction.values()
+    return change
 
 
 def close(a, b):
@@ -73,11 +73,11 @@ def tangent_procedure(vectors, weights):
 def test_multislerp_is_the_published_procedure_and_has_the_mean_length(weights):
     taus, base = draw(4, N), draw(N, seed=9)
     share = torch.tensor(weights).double() / sum(weights)
-    found = direction("multislerp", taus, weights, base)
-    close(found, tangent_procedure(taus, share))
-    assert float(found.norm()) == pytest.approx(float(taus.norm(dim=1) @ share))
+    fused = direction("multislerp", taus, weights, base)
+    close(fused, tangent_procedure(taus, share))
+    assert float(fused.norm()) == pytest.approx(float(taus.norm(dim=1) @ share))
     close(direction("multislerp", taus, weights, base, on="weights"), tangent_procedure(base + taus, share) - base)
-    close(direction("multislerp", taus, weights, normalize=False), found * sum(weights))
+    close(direction("multislerp", taus, weights, normalize=False), fused * sum(weights))
 
 
 def test_multislerp_of_opposite_vectors_is_their_mean():
@@ -92,12 +92,12 @@ def test_nearswap_formula_and_bound():
     tau = draw(1, N) * 0.1
     t = 0.05
     weight = (t / tau[0].abs()).clamp(0, 1)
-    found = direction("nearswap", tau, t=t)
-    close(found, weight * tau[0])
-    assert found.abs().max() <= t
+    change = direction("nearswap", tau, t=t)
+    close(change, weight * tau[0])
+    assert change.abs().max() <= t
     near = tau[0].abs() <= t
     assert near.any()
-    close(found[near], tau[0][near])
+    close(change[near], tau[0][near])
 
 
 def test_arcee_fusion_formula():
@@ -107,9 +107,9 @@ def test_arcee_fusion_formula():
     order = scores.flatten().sort().values
     quarter, half, three = (order[int(share * 59)] for share in (0.25, 0.5, 0.75))
     expected = torch.where(scores >= half + 1.5 * (three - quarter), tau[0], 0)
-    found = direction("arcee_fusion", tau, base=base)
-    close(found, expected)
-    assert 0 < found.count_nonzero() < 30
+    change = direction("arcee_fusion", tau, base=base)
+    close(change, expected)
+    assert 0 < change.count_nonzero() < 30
 
 
 def test_arcee_fusion_in_chunks_is_the_same(monkeypatch):
@@ -130,12 +130,12 @@ def test_sce_formula(keep):
     variance = taus.var(0, unbiased=False).flatten()
     mask = torch.zeros(60, dtype=torch.float64)
     mask[variance.argsort(descending=True)[: int(keep * 60)]] = 1
-    kept = taus * mask.reshape(6, 10)
-    energy = kept.square().mean((1, 2))
+    masked = taus * mask.reshape(6, 10)
+    energy = masked.square().mean((1, 2))
     weights = energy / energy.sum() if keep else energy
     expected = torch.zeros(6, 10).double()
     for place in [(i, j) for i in range(6) for j in range(10)]:
-        values = kept[(slice(None), *place)]
+        values = masked[(slice(None), *place)]
         sign = 1 if values.sum() >= 0 else -1
         agreeing = [(float(w), float(v)) for w, v in zip(weights, values, strict=True) if v * sign > 0]
         if agreeing:
@@ -145,8 +145,8 @@ def test_sce_formula(keep):
 
 def test_sce_listens_to_the_one_that_moved_further():
     tau = draw(N).abs()
-    found = direction("sce", torch.stack([10 * tau, tau]))
-    close(found, (100 * 10 * tau + tau) / 101)
+    change = direction("sce", torch.stack([10 * tau, tau]))
+    close(change, (100 * 10 * tau + tau) / 101)
     close(direction("sce", torch.stack([10 * tau, -tau])), 10 * tau)
 
 
@@ -164,7 +164,7 @@ def test_ram_plus_formula(over, alpha):
         name: draw(3, len(value), seed=len(name)) * (draw(3, len(value), seed=7) > 0.4) for name, value in base.items()
     }
     experts = {f"e{t}": {name: moved[name][t] for name in base} for t in range(3)}
-    found = prepare(configure("ram_plus", {"r": 0.5, "alpha": alpha, "over": over}), base, experts).direction
+    changes = prepare(configure("ram_plus", {"r": 0.5, "alpha": alpha, "over": over}), base, experts).direction
     changed = {name: moved[name].abs() > 1e-5 for name in base}
     for name in base:
         where = list(base) if over == "model" else [name]
@@ -176,7 +176,7 @@ def test_ram_plus_formula(over, alpha):
             assert boost > 1
             count = changed[name].sum(0)
             expected += torch.where(count == 1, boost * moved[name][t], moved[name][t] / count.clamp(min=1))
-        close(found[name], expected)
+        close(changes[name], expected)
     unboosted = prepare(configure("ram_plus", {"r": 0.0, "over": over}), base, experts).direction
     assert all(torch.equal(unboosted[n], prepare(configure("ram"), base, experts).direction[n]) for n in base)
 
@@ -198,8 +198,8 @@ def test_breadcrumbs_ties_formula():
     taus = draw(4, 400)
     sparse = torch.zeros_like(taus)
     for row, tau in zip(sparse, taus, strict=True):
-        kept = tau.abs().argsort()[240:380]
-        row[kept] = tau[kept]
+        places = tau.abs().argsort()[240:380]
+        row[places] = tau[places]
     sign = sparse.sum(0).sign()
     agreeing = torch.where(sparse * sign > 0, sparse, 0)
     mean = agreeing.sum(0) / (agreeing != 0).sum(0).clamp(min=1)

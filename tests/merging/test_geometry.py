@@ -8,7 +8,7 @@ import torch
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
 from mergeflow.merging.architectures.depth import depth
-from tests.merging.helpers import one
+from tests.merging.helpers import single_tensor
 
 
 def draw(*shape, seed=0):
@@ -17,9 +17,9 @@ def draw(*shape, seed=0):
 
 def merged(name, thetas, scale=1.0, **args):
     """The result for experts θ_t on a base of zeros."""
-    base, experts = one(thetas)
-    (found,) = prepare(configure(name, args), base, experts).at(scale).values()
-    return found
+    base, experts = single_tensor(thetas)
+    (state,) = prepare(configure(name, args), base, experts).at(scale).values()
+    return state
 
 
 def test_slerp_formula():
@@ -41,8 +41,8 @@ def test_slerp_goes_from_the_first_listed_expert_to_the_second():
     a, b = draw(2, 30)
     base = {"w": torch.zeros(30, dtype=torch.float64)}
     listed = {"z": {"w": a}, "a": {"w": b}}
-    found = prepare(configure("slerp", {"t": 0.0}), base, listed).at(1)
-    torch.testing.assert_close(found["w"], a)
+    state = prepare(configure("slerp", {"t": 0.0}), base, listed).at(1)
+    torch.testing.assert_close(state["w"], a)
 
 
 def test_karcher_of_two_is_the_spherical_midpoint():
@@ -54,9 +54,9 @@ def test_karcher_of_two_is_the_spherical_midpoint():
 def test_karcher_is_where_the_logarithms_cancel():
     thetas = draw(4, 30)
     units = thetas / thetas.norm(dim=1, keepdim=True)
-    found = merged("karcher", thetas, iterations=50, tolerance=1e-12)
-    assert float(found.norm()) == pytest.approx(float(thetas.norm(dim=1).mean()))
-    mean = found / found.norm()
+    mean_weights = merged("karcher", thetas, iterations=50, tolerance=1e-12)
+    assert float(mean_weights.norm()) == pytest.approx(float(thetas.norm(dim=1).mean()))
+    mean = mean_weights / mean_weights.norm()
     cosines = units @ mean
     logs = (
         torch.arccos(cosines)[:, None] * (units - cosines[:, None] * mean) / torch.sin(torch.arccos(cosines))[:, None]
@@ -90,9 +90,9 @@ def test_model_stock_of_equal_and_of_orthogonal_experts():
 def test_model_stock_is_nearer_to_the_truth_than_noisy_runs_of_one_task():
     truth = draw(1, 400)[0]
     runs = truth + draw(3, 400, seed=1)
-    found = merged("model_stock", runs)
-    assert (found - truth).norm() < min(float((run - truth).norm()) for run in runs)
-    assert (found - truth).norm() < (runs.mean(0) - truth).norm()
+    stock = merged("model_stock", runs)
+    assert (stock - truth).norm() < min(float((run - truth).norm()) for run in runs)
+    assert (stock - truth).norm() < (runs.mean(0) - truth).norm()
 
 
 def blocks(values):
@@ -108,13 +108,13 @@ def test_lines_scales_with_depth():
     base["visual.ln_post.weight"] = base["visual.ln_post.weight"].double()
     expert = {name: torch.ones(2).double() for name in base}
     call = configure("lines", {"alpha": 0.2, "beta": 0.4})
-    found = prepare(call, base, {"a": expert, "b": expert}).direction
+    changes = prepare(call, base, {"a": expert, "b": expert}).direction
     for index in range(5):
         torch.testing.assert_close(
-            found[f"visual.resblocks.{index}.w"], torch.full((2,), 2 * (0.2 + 0.1 * index)).double()
+            changes[f"visual.resblocks.{index}.w"], torch.full((2,), 2 * (0.2 + 0.1 * index)).double()
         )
-    torch.testing.assert_close(found["visual.conv1.weight"], torch.full((2,), 0.4).double())
-    torch.testing.assert_close(found["visual.ln_post.weight"], torch.full((2,), 1.2).double())
+    torch.testing.assert_close(changes["visual.conv1.weight"], torch.full((2,), 0.4).double())
+    torch.testing.assert_close(changes["visual.ln_post.weight"], torch.full((2,), 1.2).double())
 
 
 @pytest.mark.parametrize(
@@ -150,8 +150,8 @@ def test_every_list_of_blocks_is_a_tower_of_its_own():
     names = [f"{tower}.{index}.w" for tower, count in (
         ("encoder.layer", 3), ("encoder.x_layers", 5), ("encoder.r_layers", 2), ("model.gated_cross_attn_layers", 3),
     ) for index in range(count)]  # fmt: skip
-    found = [depth(name, dict.fromkeys(names, (4, 4))) for name in names]
-    assert found == [0, 0.5, 1, 0, 0.25, 0.5, 0.75, 1, 0, 1, 0, 0.5, 1]
+    depths = [depth(name, dict.fromkeys(names, (4, 4))) for name in names]
+    assert depths == [0, 0.5, 1, 0, 0.25, 0.5, 0.75, 1, 0, 1, 0, 0.5, 1]
 
 
 def test_lines_finds_alpha_from_the_length_of_the_direction():

@@ -6,7 +6,7 @@ import torch
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
 from mergeflow.merging.learned.adamerging import learn
-from tests.merging.helpers import one
+from tests.merging.helpers import single_tensor
 
 NAME = "blocks.0.attn.weight"
 
@@ -16,7 +16,7 @@ def draw(*shape, seed=0):
 
 
 def merged(name, thetas, data, weights=None, **args):
-    base, experts = one(thetas)
+    base, experts = single_tensor(thetas)
     return prepare(configure(name, args), base, experts, weights, data=data).at(1.0)[NAME]
 
 
@@ -26,8 +26,8 @@ def by_expert(kind, values):
 
 def test_fisher_formula_and_equal_fishers_average():
     thetas, fishers = draw(3, 5, 4), draw(3, 5, 4, seed=1).square()
-    found = merged("fisher", thetas, by_expert("fisher", fishers), eps=1e-6)
-    torch.testing.assert_close(found, ((fishers + 1e-6) * thetas).sum(0) / (fishers + 1e-6).sum(0))
+    fused = merged("fisher", thetas, by_expert("fisher", fishers), eps=1e-6)
+    torch.testing.assert_close(fused, ((fishers + 1e-6) * thetas).sum(0) / (fishers + 1e-6).sum(0))
     equal = by_expert("fisher", torch.ones(3, 5, 4).double())
     torch.testing.assert_close(merged("fisher", thetas, equal), thetas.mean(0))
 
@@ -68,9 +68,9 @@ def test_regmean_averages_without_grams_and_survives_dead_inputs():
     thetas = draw(2, 3, 4)
     torch.testing.assert_close(merged("regmean", thetas, {"gram": {"e0": {}, "e1": {}}}), thetas.mean(0))
     dead = torch.diag(torch.tensor([1.0, 1.0, 0.0, 0.0])).double()
-    found = merged("regmean", thetas, by_expert("gram", [dead, dead]))
-    torch.testing.assert_close(found[:, :2], thetas.mean(0)[:, :2])
-    assert not found[:, 2:].any()
+    fused = merged("regmean", thetas, by_expert("gram", [dead, dead]))
+    torch.testing.assert_close(fused[:, :2], thetas.mean(0)[:, :2])
+    assert not fused[:, 2:].any()
 
 
 def test_adamerging_starts_as_task_arithmetic_and_uses_given_coefficients():
@@ -104,11 +104,11 @@ def test_learn_finds_the_coefficients_of_a_known_merge(granularity):
     expected = {"e0": 0.7, "e1": -0.2, "e2": 0.1}
     target = prepare(configure("adamerging"), base, experts, data={"coefficients": expected}).at(1.0)
     call = configure("adamerging", {"granularity": granularity, "steps": 400, "lr": 0.02})
-    found = learn(call, base, experts, towards(target))
+    learned = learn(call, base, experts, towards(target))
     for name, value in expected.items():
-        assert all(each == pytest.approx(value, abs=1e-3) for each in found.coefficients[name].values())
-    assert found.losses[-1] < 1e-6 * found.losses[0]
-    again = prepare(call, base, experts, data={"coefficients": found.coefficients}).at(1.0)
+        assert all(each == pytest.approx(value, abs=1e-3) for each in learned.coefficients[name].values())
+    assert learned.losses[-1] < 1e-6 * learned.losses[0]
+    again = prepare(call, base, experts, data={"coefficients": learned.coefficients}).at(1.0)
     torch.testing.assert_close(again["blocks.1.mlp.weight"], target["blocks.1.mlp.weight"], rtol=0, atol=1e-3)
 
 
@@ -116,7 +116,7 @@ def test_learn_agrees_with_autograd_on_cart():
     base, experts = model()
     call = configure("adamerging", {"on": "cart", "granularity": "layer", "steps": 5, "lr": 0.01, "rank_ratio": 0.4})
     target = experts["e0"]
-    found = learn(call, base, experts, towards(target))
+    learned = learn(call, base, experts, towards(target))
     names = [name for name in base if base[name].is_floating_point()]
     values = torch.full((3, 3), 0.3, dtype=torch.float64, requires_grad=True)
     mean = {name: sum(state[name] for state in experts.values()) / 3 for name in names}
@@ -134,14 +134,14 @@ def test_learn_agrees_with_autograd_on_cart():
         optimiser.step()
     expected = {f"e{t}": dict(zip(names, row, strict=True)) for t, row in enumerate(values.detach().tolist())}
     for expert, row in expected.items():
-        assert found.coefficients[expert] == pytest.approx(row, abs=1e-6)
+        assert learned.coefficients[expert] == pytest.approx(row, abs=1e-6)
 
 
 def test_learn_clamps_and_refuses():
     base, experts = model()
     call = configure("adamerging", {"clamp": True, "steps": 60, "lr": 0.1})
-    found = learn(call, base, experts, towards(base))
-    assert all(0 <= value <= 1 for row in found.coefficients.values() for value in row.values())
+    learned = learn(call, base, experts, towards(base))
+    assert all(0 <= value <= 1 for row in learned.coefficients.values() for value in row.values())
     with pytest.raises(MergeflowError, match="loss is nan at step 0"):
         learn(call, base, experts, lambda state, step: (float("nan"), {}))
     with pytest.raises(MergeflowError, match="only 'adamerging'"):

@@ -54,9 +54,9 @@ def test_what_is_ignored_is_the_base_s_to_the_bit_and_counts_in_no_threshold(tmp
         for name in only:
             assert torch.equal(only[name], part[name] if name in part else states[0][name])
     ignored = merge({**plan, "ignore": ["*.mlp.*"], "dtype": "bfloat16", "out": str(tmp_path / "i.safetensors")})
-    with open_checkpoint(ignored.path) as found:
-        assert torch.equal(found[names[0]], states[0][names[0]].bfloat16())
-        assert not torch.equal(found["model.norm.weight"], found[names[0]])
+    with open_checkpoint(ignored.path) as checkpoint:
+        assert torch.equal(checkpoint[names[0]], states[0][names[0]].bfloat16())
+        assert not torch.equal(checkpoint["model.norm.weight"], checkpoint[names[0]])
 
 
 def test_a_spectral_method_knows_what_is_left_to_it(tmp_path):
@@ -114,11 +114,11 @@ def test_a_folder_has_the_base_s_shards_unless_the_recipe_says_otherwise(tmp_pat
     plan = {"method": "average", "base": str(tmp_path / "m0"), "experts": [str(tmp_path / "m1")]}
     made = merge({**plan, "out": str(tmp_path / "out")})
     assert sorted(path.name for path in made.path.glob("model-*")) == shards
-    own, found = (json.loads((tmp_path / p / "model.safetensors.index.json").read_text()) for p in ("m0", "out"))
-    assert found["weight_map"] == own["weight_map"]
-    one = merge({**plan, "out": str(tmp_path / "one"), "shard_size": "1GB"})
-    assert (one.path / "model.safetensors").is_file()
-    assert one.fingerprint == made.fingerprint
+    first, second = (json.loads((tmp_path / p / "model.safetensors.index.json").read_text()) for p in ("m0", "out"))
+    assert second["weight_map"] == first["weight_map"]
+    whole = merge({**plan, "out": str(tmp_path / "one"), "shard_size": "1GB"})
+    assert (whole.path / "model.safetensors").is_file()
+    assert whole.fingerprint == made.fingerprint
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -132,10 +132,10 @@ def test_a_dora_in_a_merge_is_peft_s_own(tmp_path):
     made = merge({**plan, "out": str(tmp_path / "out.safetensors")})
     with open_checkpoint(tmp_path / "base") as base, open_checkpoint(tmp_path / "adapter") as adapter:
         in_memory = prepare(configure("average"), {name: base[name] for name in base}, {"a": adapter}).at(1)
-    with open_checkpoint(made.path) as found:
-        for name in found:
-            torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
-            assert torch.equal(in_memory[name], found[name])
+    with open_checkpoint(made.path) as checkpoint:
+        for name in checkpoint:
+            torch.testing.assert_close(checkpoint[name], expected[name], rtol=1e-5, atol=1e-6)
+            assert torch.equal(in_memory[name], checkpoint[name])
 
 
 def test_an_expert_that_is_another_one_once_more_is_warned_of(tmp_path):

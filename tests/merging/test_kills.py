@@ -58,11 +58,11 @@ def test_a_killed_sharded_merge_resumes(files):
     kill_after(files, "shards", values, "committed model-00002")
     assert not (files / "out").exists()
     partial = files / ".out.partial"
-    kept = {path.name: path.stat().st_mtime_ns for path in partial.glob("model-0000[1]*")}
-    assert kept
+    written = {path.name: path.stat().st_mtime_ns for path in partial.glob("model-0000[1]*")}
+    assert written
     time.sleep(0.01)
     result = merge(make_recipe(values), resume=True)
-    assert {name: (files / "out" / name).stat().st_mtime_ns for name in kept} == kept
+    assert {name: (files / "out" / name).stat().st_mtime_ns for name in written} == written
     plain = merge(recipe(files, method="ties"))
     assert (result.fingerprint, result.inputs) == (plain.fingerprint, plain.inputs)
     assert not partial.exists()

@@ -25,12 +25,12 @@ METHODS = st.sampled_from(sorted(methods()))
 
 def valid_or_refused(values: dict) -> None:
     try:
-        found = make_recipe(values)
+        recipe = make_recipe(values)
     except MergeflowError:
         return
-    again = make_recipe(json.loads(found.record()))
-    assert again == found
-    assert hash(again) == hash(found)
+    again = make_recipe(json.loads(recipe.record()))
+    assert again == recipe
+    assert hash(again) == hash(recipe)
 
 
 def sound(method: str) -> dict:
@@ -85,8 +85,8 @@ def test_all_faults_are_told_at_once():
     text = str(caught.value)
     assert text.startswith("r.yaml has 5 faults:")
     assert len(text.splitlines()) == 6
-    for told in ("'metod'", "'exprts'", "dtype: ", "'kep'", "'tirm'", "keep: must be", "experts: a path is text"):
-        assert told in text
+    for words in ("'metod'", "'exprts'", "dtype: ", "'kep'", "'tirm'", "keep: must be", "experts: a path is text"):
+        assert words in text
     with pytest.raises(MergeflowError) as caught:
         make_recipe({**sound("ties"), "args": {"keep": 7}, "experts": {"base": "x"}})
     assert "keep: must be" in str(caught.value)

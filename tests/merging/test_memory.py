@@ -93,9 +93,9 @@ print(json.dumps({method: peak(method, args) for method, args in methods.items()
         pytest.skip("needs /proc to measure a peak")
     command = [sys.executable, "-c", code, str(tmp_path), json.dumps(SPECTRAL)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
+    peaks = json.loads(done.stdout)
     stack = (4 + 3) * 16
-    assert {method: numbers for method, numbers in found.items() if max(numbers) > 0.3 * stack} == {}
+    assert {method: numbers for method, numbers in peaks.items() if max(numbers) > 0.3 * stack} == {}
 
 
 @pytest.mark.parametrize("on", ["task_vectors", "cart"])

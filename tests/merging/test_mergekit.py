@@ -120,7 +120,7 @@ def setting(value, name, t):
     if not isinstance(value, list):
         return value
     if isinstance(value[0], dict):
-        return next(setting(one["value"], name, t) for one in value if one.get("filter", "") in name)
+        return next(setting(rule["value"], name, t) for rule in value if rule.get("filter", "") in name)
     place = t * (len(value) - 1)
     low = min(math.floor(place), len(value) - 1)
     high = min(low + 1, len(value) - 1)
@@ -150,9 +150,9 @@ def crumbs(tau, density, gamma):
 
 def agreed(deltas, weights, normalize):
     sign = torch.where(sum(deltas) >= 0, 1.0, -1.0)
-    kept = [torch.where(delta.sign() == sign, delta, 0) for delta in deltas]
+    agreeing = [torch.where(delta.sign() == sign, delta, 0) for delta in deltas]
     divisor = sum(w * (delta.sign() == sign).double() for w, delta in zip(weights, deltas, strict=True))
-    return sum(kept) / torch.where(divisor == 0, 1, divisor) if normalize else sum(kept)
+    return sum(agreeing) / torch.where(divisor == 0, 1, divisor) if normalize else sum(agreeing)
 
 
 def theirs(config, states, name):
@@ -160,11 +160,11 @@ def theirs(config, states, name):
     t = int(name.partition("layers.")[2][0]) / (LAYERS - 1) if "layers" in name else float(name == "norm.weight")
     method, shared = config["merge_method"], config.get("parameters", {})
     listed = config.get("models") or config["slices"][0]["sources"]
-    names = [one["model"] for one in listed]
-    own = {one["model"]: {**shared, **one.get("parameters", {})} for one in listed}
+    names = [model_entry["model"] for model_entry in listed]
+    parameters = {model_entry["model"]: {**shared, **model_entry.get("parameters", {})} for model_entry in listed}
 
     def parameter(model, key, default):
-        return setting(own[model].get(key, default), name, t)
+        return setting(parameters[model].get(key, default), name, t)
 
     base = states["base"][name]
     others = [model for model in names if model != "base"]
@@ -193,10 +193,10 @@ def theirs(config, states, name):
     if method == "sce":
         stack = torch.stack(deltas)
         mask = trimmed(stack.var(0, unbiased=False), shared["select_topk"]) != 0
-        kept = stack * mask
-        energy = kept.square().mean((1, 2))
-        energy = (energy / energy.sum())[:, None, None] * (kept.sign() == torch.where(kept.sum(0) >= 0, 1.0, -1.0))
-        return base + (kept * energy).sum(0) / energy.sum(0).clamp(min=1e-6)
+        masked = stack * mask
+        energy = masked.square().mean((1, 2))
+        energy = (energy / energy.sum())[:, None, None] * (masked.sign() == torch.where(masked.sum(0) >= 0, 1.0, -1.0))
+        return base + (masked * energy).sum(0) / energy.sum(0).clamp(min=1e-6)
     if method == "ties":
         deltas = [trimmed(delta, parameter(m, "density", 1.0)) for m, delta in zip(others, deltas, strict=True)]
     if method.startswith("breadcrumbs"):
@@ -207,11 +207,11 @@ def theirs(config, states, name):
     weighted = [w * delta for w, delta in zip(weights, deltas, strict=True)]
     normalize = shared.get("normalize", method in ("ties", "della"))
     if method.endswith("ties") or method == "della":
-        found = agreed(weighted, weights, normalize)
+        update = agreed(weighted, weights, normalize)
     else:
         divisor = sum(weights) if abs(sum(weights)) >= 1e-8 else 1.0
-        found = sum(weighted) / divisor if normalize else sum(weighted)
-    return base + shared.get("lambda", 1.0) * found
+        update = sum(weighted) / divisor if normalize else sum(weighted)
+    return base + shared.get("lambda", 1.0) * update
 
 
 @pytest.fixture(scope="module")
@@ -237,9 +237,9 @@ def test_a_converted_configuration_gives_what_theirs_means(models, which, monkey
     recipe |= {"experts": place, "out": str(tmp_path / "out.safetensors")}
     recipe |= {"base": f"{folder}/{recipe['base']}.safetensors"} if "base" in recipe else {}
     made = merge(make_recipe(yaml.safe_load(yaml.safe_dump(recipe, sort_keys=False))))
-    with open_checkpoint(made.path) as found:
+    with open_checkpoint(made.path) as checkpoint:
         for name in NAMES:
-            torch.testing.assert_close(found[name], theirs(config, states, name), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(checkpoint[name], theirs(config, states, name), rtol=1e-9, atol=1e-9)
 
 
 def test_a_list_over_depth_that_reaches_the_head_is_noted():
@@ -390,13 +390,13 @@ def test_the_order_of_steps_does_not_follow_the_hash_seed():
         "[{'name': n, 'merge_method': 'linear', 'models': [{'model': 'a'}, {'model': 'b'}]} for n in 'uvwxyz'] + "
         "[{'merge_method': 'linear', 'models': [{'model': n} for n in 'zyxwvu']}])[0]))"
     )
-    told = {
+    records = {
         subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True,
                        check=True, text=True).stdout
         for seed in "12"
     }  # fmt: skip
-    assert len(told) == 1
-    assert list(json.loads(told.pop())["steps"]) == list("uvwxyz")
+    assert len(records) == 1
+    assert list(json.loads(records.pop())["steps"]) == list("uvwxyz")
 
 
 def test_models_as_mappings_keep_their_revision_and_adapter():
@@ -435,14 +435,14 @@ def test_several_documents_are_steps(models, tmp_path):
     for name in ("a", "b", "c", "base"):
         text = text.replace(f': "{name}"', f': "{folder}/{name}.safetensors"')
     made = merge(make_recipe(json.loads(text)))
-    known = {name: dict(state) for name, state in states.items()}
+    available = {name: dict(state) for name, state in states.items()}
     for name, place in (("first", 1), ("second", 0)):
-        known[name] = {tensor: theirs(documents[place] | _slerp_base(documents[place]), _as_base(known, name), tensor)
-                       for tensor in NAMES}  # fmt: skip
-    with open_checkpoint(made.path) as found:
+        document, states_of_step = documents[place] | _slerp_base(documents[place]), _as_base(available, name)
+        available[name] = {tensor: theirs(document, states_of_step, tensor) for tensor in NAMES}
+    with open_checkpoint(made.path) as checkpoint:
         for name in NAMES:
-            expected = theirs(documents[2], known, name)
-            torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-9)
+            expected = theirs(documents[2], available, name)
+            torch.testing.assert_close(checkpoint[name], expected, rtol=1e-9, atol=1e-9)
 
 
 def _slerp_base(document):
@@ -450,8 +450,8 @@ def _slerp_base(document):
     return {"base_model": "base"} if document["merge_method"] == "slerp" else {}
 
 
-def _as_base(known, name):
-    return {**known, "base": known["first"]} if name == "second" else known
+def _as_base(available, name):
+    return {**available, "base": available["first"]} if name == "second" else available
 
 
 def test_documents_without_one_result():
@@ -483,7 +483,9 @@ def test_slices_of_layers():
             parameters: {t: [0, 1]}
           - sources: [{model: a, layer_range: [2, 3]}, {model: b, layer_range: [0, 1]}]"""
     recipe, _ = converted([yaml.safe_load(merged)])
-    first, second = (recipe["steps"][one["model"].removeprefix("step:")] for one in recipe["steps"]["slices"]["slices"])
+    first, second = (
+        recipe["steps"][entry["model"].removeprefix("step:")] for entry in recipe["steps"]["slices"]["slices"]
+    )
     assert (first["args"], second["args"]) == ({"t": [0, 1]}, {"t": 0.5})
     places = [recipe["steps"][path.removeprefix("step:")] for path in first["experts"].values()]
     assert places == [[{"model": "a", "layers": [0, 2]}], [{"model": "b", "layers": [1, 3]}]]
@@ -567,15 +569,15 @@ def test_a_slerp_of_slices_of_real_models(tmp_path):
     (tmp_path / "theirs.yml").write_text(text + "dtype: float32\nchat_template: chatml")
     write_recipe(tmp_path / "theirs.yml", tmp_path / "ours.yaml")
     made = merge(tmp_path / "ours.yaml", tmp_path / "merged")
-    a, b, found = (dict(open_checkpoint(place)) for place in (tmp_path / "a", tmp_path / "b", made.path))
-    assert found.keys() == a.keys()
-    for name in found:
+    a, b, stacked = (dict(open_checkpoint(place)) for place in (tmp_path / "a", tmp_path / "b", made.path))
+    assert stacked.keys() == a.keys()
+    for name in stacked:
         behind = (
             name.split(".")[2] in ("2", "3") if ".layers." in name else name in ("lm_head.weight", "model.norm.weight")
         )
         same = torch.equal(a[name], b[name])  # norms of new models are all 1
         expected = a[name] if same else slerp(0.75 if behind else 0.25, a[name], b[name])
-        torch.testing.assert_close(found[name], expected.float(), rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(stacked[name], expected.float(), rtol=1e-6, atol=1e-7)
     assert "<|im_start|>" in (tmp_path / "merged/chat_template.jinja").read_text()
 
 
@@ -653,8 +655,8 @@ def test_tokenizers_and_templates():
     }
     config = {**PAIR, "tokenizer": {"source": "union", "tokens": tokens}, "chat_template": "auto"}
     recipe, _ = converted([config])
-    found = make_recipe(recipe)
-    assert (found.tokenizer.source, found.chat_template) == ("union", "auto")
+    made = make_recipe(recipe)
+    assert (made.tokenizer.source, made.chat_template) == ("union", "auto")
     assert recipe["tokenizer"]["tokens"]["<y>"]["source"]["model"] == "a"
     assert converted([{**PAIR, "tokenizer_source": "b"}])[0]["tokenizer"] == {"source": "b", "pad_to_multiple_of": 1}
     assert converted([{**PAIR, "tokenizer": "union"}])[0]["tokenizer"]["source"] == "union"
@@ -676,7 +678,7 @@ def test_the_tokenizer_of_a_base_that_is_not_averaged():
 def test_a_mixture_without_a_gate_mode_has_the_hidden_one():
     config = {
         "base_model": "m/a",
-        "experts": [{"source_model": one, "positive_prompts": ["x"]} for one in ("m/b", "m/c")],
+        "experts": [{"source_model": source, "positive_prompts": ["x"]} for source in ("m/b", "m/c")],
     }
     recipe, _ = converted([config])
     assert dict(make_recipe(recipe).steps)["mixture"].gate == "hidden"
@@ -693,9 +695,14 @@ def test_a_mixture_of_experts():
           - {source_model: m/c, positive_prompts: [w]}
         shared_experts: [{source_model: m/a, residual_scale: 0.1}]"""
     recipe, notes = converted([yaml.safe_load(config)])
-    found = dict(make_recipe(recipe).steps)["mixture"]
-    assert (found.base, found.gate, found.experts_per_token, found.shared.scale) == ("m/a", "cheap_embed", 1, 0.1)
-    assert found.experts[0].prompts == ("x", "y")
+    mixture = dict(make_recipe(recipe).steps)["mixture"]
+    assert (mixture.base, mixture.gate, mixture.experts_per_token, mixture.shared.scale) == (
+        "m/a",
+        "cheap_embed",
+        1,
+        0.1,
+    )
+    assert mixture.experts[0].prompts == ("x", "y")
     assert recipe["dtype"] == "bfloat16"
     assert any("half" in note for note in notes)
 
@@ -711,9 +718,9 @@ def written_back(config):
     """The form that mergekit writes beside its result: one module, one slice of whole models with the base."""
     models = list(config["models"])
     base = config.get("base_model")
-    if base is not None and base not in [one["model"] for one in models]:
+    if base is not None and base not in [entry["model"] for entry in models]:
         models.append({"model": base})
-    sources = [{"layer_range": [0, LAYERS], **one} for one in models]
+    sources = [{"layer_range": [0, LAYERS], **entry} for entry in models]
     rest = {key: value for key, value in config.items() if key != "models"}
     return rest | {"modules": {"default": {"slices": [{"sources": sources}]}}}
 
@@ -770,7 +777,7 @@ def test_parameters_that_a_method_does_not_read_are_left_out_with_a_note(method)
     strange = {
         key: 0.123 for key in ("weight", "t", "density", "scale", "regularization") if key not in METHODS[method].reads
     }
-    models = [{**one, "parameters": strange} for one in pair]
+    models = [{**entry, "parameters": strange} for entry in pair]
     recipe, more = converted([{**config, "models": models, "parameters": config["parameters"] | {"odd": [1, 2]}}])
     assert recipe == plain
     assert {f"mergekit's {method} does not read `{key}`: it is left out" for key in (*strange, "odd")} <= set(more)
@@ -812,7 +819,7 @@ def test_values_over_the_depth_of_slices():
     """A scale over depth runs over each slice; a slice of one layer stands at the end of it."""
     layers = [{"sources": [{"model": "a", "layer_range": [*limits]}]} for limits in ((0, 1), (1, 4))]
     recipe, notes = converted([{"merge_method": "passthrough", "slices": layers, "parameters": {"scale": [0.5, 2]}}])
-    parts = [recipe["steps"][one["model"].removeprefix("step:")] for one in recipe["steps"]["slices"]["slices"]]
+    parts = [recipe["steps"][entry["model"].removeprefix("step:")] for entry in recipe["steps"]["slices"]["slices"]]
     assert [part["args"]["scale"] for part in parts] == [2.0, [0.5, 2.0]]
     assert any("a slice of one layer" in note for note in notes)
     scale = [{"filter": "layers.3.", "value": 0.5}, {"value": [1, 1.5]}]

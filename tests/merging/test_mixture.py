@@ -24,15 +24,15 @@ def saved(folder, name, seed=0, words=False, **changes):
             "<unk>": 0,
             **{word: index + 1 for index, word in enumerate(["code", "maths", "a", "b", "c", "d", "e", "f"])},
         }
-        found = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<unk>"))
-        found.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-        transformers.PreTrainedTokenizerFast(tokenizer_object=found, unk_token="<unk>").save_pretrained(folder)
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(folder)
     return model
 
 
 def load(path):
-    model, told = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
-    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    model, loading = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
     return model.eval()
 
 
@@ -54,16 +54,16 @@ def test_an_expert_does_what_its_model_did(tmp_path):
     recipe = {"base": f"{tmp_path}/a", "experts": [f"{tmp_path}/a", f"{tmp_path}/b"], "gate": "random"}
     merge({"mixture": {**recipe, "experts_per_token": 1}}, tmp_path / "out")
     made = load(tmp_path / "out")
-    for block, (own, other) in enumerate(zip(a.model.layers, b.model.layers, strict=True)):
+    for block, (first, other) in enumerate(zip(a.model.layers, b.model.layers, strict=True)):
         moe = made.model.layers[block].mlp
         x = torch.randn(1, 7, 32)
         with torch.no_grad():
             chosen = (x @ moe.gate.weight.T)[0].argmax(-1)
-            found = moe(x)
-            found = (found[0] if isinstance(found, tuple) else found).reshape(7, 32)
+            output = moe(x)
+            output = (output[0] if isinstance(output, tuple) else output).reshape(7, 32)
             for at, expert in enumerate(chosen):
-                expected = (own, other)[expert].mlp(x[0, at])
-                torch.testing.assert_close(found[at], expected, rtol=1e-4, atol=1e-6)
+                expected = (first, other)[expert].mlp(x[0, at])
+                torch.testing.assert_close(output[at], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_prompts_choose_their_expert(tmp_path):
@@ -90,11 +90,11 @@ def test_prompts_choose_their_expert(tmp_path):
                     torch.testing.assert_close(router.norm(dim=1), torch.ones(2))
                     assert int((x.mean(0) @ router.T).argmax()) == expert
     embedding = dense.model.embed_tokens.weight.detach()
-    own = embedding[[1, 3, 4]].mean(0) - embedding[[2, 5]].mean(0)
+    prompt = embedding[[1, 3, 4]].mean(0) - embedding[[2, 5]].mean(0)
     with open_checkpoint(tmp_path / "cheap_embed") as made:
         for block in range(2):
             router = made[f"model.layers.{block}.block_sparse_moe.gate.weight"]
-            torch.testing.assert_close(router[0], own / own.norm())
+            torch.testing.assert_close(router[0], prompt / prompt.norm())
 
 
 def test_prompts_that_cancel_out_but_for_rounding_are_refused(tmp_path):
@@ -115,10 +115,10 @@ def test_a_shared_expert_of_qwen(tmp_path):
     merge({"mixture": {"base": base, "experts": [base, base], "gate": "random", "shared": shared}}, tmp_path / "out")
     made, x = load(tmp_path / "out"), torch.randn(1, 4, 32)
     with torch.no_grad():
-        found = made.model.layers[1].mlp(x)
-        found = found[0] if isinstance(found, tuple) else found
+        output = made.model.layers[1].mlp(x)
+        output = output[0] if isinstance(output, tuple) else output
         expected = 1.25 * dense.model.layers[1].mlp(x)
-        torch.testing.assert_close(found.reshape(4, 32), expected[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(output.reshape(4, 32), expected[0], rtol=1e-4, atol=1e-5)
 
 
 def test_random_routers_are_the_seeds_and_steps_may_be_experts(tmp_path):
@@ -139,8 +139,8 @@ def test_random_routers_are_the_seeds_and_steps_may_be_experts(tmp_path):
     assert made("x", 0) == made("y", 0) != made("z", 1)
     merge(mean, tmp_path / "mean")
     with open_checkpoint(tmp_path / "x") as x, open_checkpoint(tmp_path / "mean") as average:
-        found = x["model.layers.1.block_sparse_moe.experts.2.w2.weight"]
-        assert torch.equal(found, average["model.layers.1.mlp.down_proj.weight"])
+        written = x["model.layers.1.block_sparse_moe.experts.2.w2.weight"]
+        assert torch.equal(written, average["model.layers.1.mlp.down_proj.weight"])
         assert x.infos["model.layers.1.block_sparse_moe.gate.weight"].shape == (3, 32)
 
 

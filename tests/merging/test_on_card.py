@@ -32,18 +32,18 @@ def test_every_method(name: str, args: dict[str, Any]) -> None:
     data, call = statistics(base, experts), configure(name, args)
     expected = prepare(call, base, experts, data=data, workers=1)
     with card():
-        found = prepare(call, base, experts, data=data, device="cuda", workers=1)
-    for mine, own in ((found.anchor, expected.anchor), (found.direction, expected.direction)):
+        on_card = prepare(call, base, experts, data=data, device="cuda", workers=1)
+    for mine, theirs in ((on_card.anchor, expected.anchor), (on_card.direction, expected.direction)):
         assert not any(isinstance(value, OnCard) for value in mine.values())
-        assert fingerprint(mine) == fingerprint(own)
+        assert fingerprint(mine) == fingerprint(theirs)
 
 
 @pytest.mark.parametrize("name", ["task_arithmetic", "ties", "cart"])
 def test_streaming_into_files(name: str, files: Path) -> None:
     expected = merge(recipe(files, method=name), out=files / "cpu.safetensors").path
     with card():
-        found = merge(recipe(files, method=name, device="cuda:0"), out=files / "cuda.safetensors").path
-    with open_checkpoint(expected) as left, open_checkpoint(found) as right:
+        path = merge(recipe(files, method=name, device="cuda:0"), out=files / "cuda.safetensors").path
+    with open_checkpoint(expected) as left, open_checkpoint(path) as right:
         assert fingerprint(dict(left)) == fingerprint(dict(right))
 
 
@@ -53,11 +53,11 @@ def test_compressors(name: str) -> None:
     call = configure_compressor(name)
     expected = compress(call, base, experts).tensors
     with card():
-        found = compress(call, base, experts, device="cuda").tensors
-    assert found.keys() == expected.keys()
+        tensors = compress(call, base, experts, device="cuda").tensors
+    assert tensors.keys() == expected.keys()
     for key, value in expected.items():
         if "left" not in key and "right" not in key:  # a card has the full eigendecomposition, signs are free
-            torch.testing.assert_close(found[key], value)
+            torch.testing.assert_close(tensors[key], value)
 
 
 def test_a_cache_that_both_share() -> None:
@@ -65,8 +65,8 @@ def test_a_cache_that_both_share() -> None:
     cache, call = FactorCache(), configure("cart", {"rank_ratio": 0.5})
     expected = prepare(call, base, experts, cache=cache).at(1.0)
     with card():
-        found = prepare(call, base, experts, cache=cache, device="cuda").at(1.0)
-    assert fingerprint(found) == fingerprint(expected)
+        merged = prepare(call, base, experts, cache=cache, device="cuda").at(1.0)
+    assert fingerprint(merged) == fingerprint(expected)
 
 
 @pytest.mark.parametrize("on", ["task_vectors", "cart"])

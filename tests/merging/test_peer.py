@@ -111,14 +111,18 @@ def with_paths(config: Any, folder: Path) -> Any:
             key: str(folder / value) if key in ("model", "base_model", "source_model") else with_paths(value, folder)
             for key, value in config.items()
         }
-    return [with_paths(one, folder) for one in config] if isinstance(config, list) else config
+    return [with_paths(value, folder) for value in config] if isinstance(config, list) else config
 
 
 def configurations() -> dict[str, dict[str, Any]]:
     """All configurations by name."""
-    found = {name: yaml.safe_load(text) for name, text in (CONFIGURATIONS | MORE).items()}
-    found |= {f"{name}, written back": written_back(one) for name, one in found.items() if "models" in one}
-    return found | {f"generated {seed}": Generator(seed).configuration() for seed in range(GENERATED)}
+    documents = {name: yaml.safe_load(text) for name, text in (CONFIGURATIONS | MORE).items()}
+    documents |= {
+        f"{name}, written back": written_back(configuration)
+        for name, configuration in documents.items()
+        if "models" in configuration
+    }
+    return documents | {f"generated {seed}": Generator(seed).configuration() for seed in range(GENERATED)}
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +135,8 @@ def results(peer: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
         common = torch.Generator().manual_seed(1)  # task vectors that agree in part, as those of real experts do
         with torch.no_grad():
             for value in model.parameters() if name != "base" else ():
-                for one in (generator, common):
-                    value.add_(0.1 * torch.randn(value.shape, generator=one, dtype=value.dtype))
+                for source in (generator, common):
+                    value.add_(0.1 * torch.randn(value.shape, generator=source, dtype=value.dtype))
         model.save_pretrained(folder / name)
     jobs = {}
     for which, config in configurations().items():
@@ -156,14 +160,14 @@ def compare(folder: Path, which: str) -> str:
     method = config["merge_method"]
     bound = BOUNDS.get(method, BOUND)
     noted = tuple(end for text, ends in BEHIND.items() if any(text in note for note in notes) for end in ends)
-    found = "equal"
+    outcome = "equal"
     for name in ours:
         away = int(((ours[name] - theirs[name]).abs() > bound).sum())
         if away and (name.endswith(noted) or away <= ENTRIES.get(method, 0) or _pointing_apart(method, notes)):
-            found = "noted"
+            outcome = "noted"
         else:
             assert not away, f"{which}: {away} entries of {name}, {notes}"
-    return found
+    return outcome
 
 
 def _pointing_apart(method: str, notes: list[str]) -> bool:
@@ -172,25 +176,25 @@ def _pointing_apart(method: str, notes: list[str]) -> bool:
 
 @pytest.mark.parametrize("which", [*CONFIGURATIONS, *MORE])
 def test_the_peer_and_we_agree(results: tuple[Path, dict[str, str]], which: str) -> None:
-    folder, told = results
-    assert which not in told, told[which]
+    folder, refusals = results
+    assert which not in refusals, refusals[which]
     compare(folder, which)
     if which in MORE or "models" not in yaml.safe_load(CONFIGURATIONS[which]):
         return
-    assert f"{which}, written back" not in told
+    assert f"{which}, written back" not in refusals
     compare(folder, f"{which}, written back")
 
 
 def test_generated_configurations_are_equal_or_named(results: tuple[Path, dict[str, str]]) -> None:
-    folder, told = results
+    folder, refusals = results
     counts: dict[str, int] = {}
     for seed in range(GENERATED):
         which = f"generated {seed}"
         try:
-            found = compare(folder, which) if which not in told else "theirs refused"
+            outcome = compare(folder, which) if which not in refusals else "theirs refused"
         except MergeflowError:
-            found = "ours refused" if which not in told else "theirs refused"
-        counts[found] = counts.get(found, 0) + 1
+            outcome = "ours refused" if which not in refusals else "theirs refused"
+        counts[outcome] = counts.get(outcome, 0) + 1
     print(counts)
     assert counts["equal"] >= 0.5 * GENERATED
     assert counts["equal"] + counts["noted"] >= 0.95 * GENERATED
@@ -330,10 +334,10 @@ def test_vocabularies_have_the_peer_s_rows(peer: str, tmp_path: Path) -> None:
 
 def with_sources(tokens: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Tokens whose models are folders."""
-    found = with_paths(tokens, folder)
-    for one in found.values():
-        one["source"] = str(folder / one["source"]) if isinstance(one["source"], str) else one["source"]
-    return dict(found)
+    placed = with_paths(tokens, folder)
+    for entry in placed.values():
+        entry["source"] = str(folder / entry["source"]) if isinstance(entry["source"], str) else entry["source"]
+    return dict(placed)
 
 
 def by_token(folder: Path) -> dict[str, torch.Tensor]:

@@ -72,7 +72,7 @@ def test_a_setting_that_changes_what_weights_compute_is_refused(pair, changes, l
     subject = line.split(":")[0]
     assert f"  - {line}" in message
     assert subject in message.split("allow: [")[1]
-    assert any(line in one for one in said(pair, allow=["head_dim", f"{subject[:-1]}*"]))
+    assert any(line in text for text in said(pair, allow=["head_dim", f"{subject[:-1]}*"]))
 
 
 def test_the_same_setting_of_another_version_is_the_same(pair):
@@ -105,27 +105,31 @@ def test_a_setting_left_out_is_its_class_s_default(kind, default, other, subject
     plain = {"model_type": kind, "hidden_size": 64}
 
     def refused_with(a, b):
-        return [one.text for one in config_findings({**plain, **a}, {"a": {**plain, **b}}, {}) if one.refused]
+        return [
+            finding.text for finding in config_findings({**plain, **a}, {"a": {**plain, **b}}, {}) if finding.refused
+        ]
 
     assert refused_with({}, default) == refused_with(default, {}) == []
-    for one in (refused_with({}, other), refused_with(other, {})):
-        assert any(re.match(subject, line) and "(left out, " in line for line in one), one
+    for lines in (refused_with({}, other), refused_with(other, {})):
+        assert any(re.match(subject, line) and "(left out, " in line for line in lines), lines
     assert any(re.match(subject, line) for line in refused_with(default, other))
 
 
 def test_a_number_left_out_that_is_no_meaning_is_warned_of():
-    found = config_findings({"model_type": "llama"}, {"a": {"model_type": "llama", "rms_norm_eps": 1e-3}}, {})
-    assert [one.text for one in found] == ["rms_norm_eps: base 1e-06 (left out, LlamaConfig's default); 'a' 0.001"]
+    findings = config_findings({"model_type": "llama"}, {"a": {"model_type": "llama", "rms_norm_eps": 1e-3}}, {})
+    assert [finding.text for finding in findings] == [
+        "rms_norm_eps: base 1e-06 (left out, LlamaConfig's default); 'a' 0.001"
+    ]
 
 
 def test_a_setting_whose_default_nobody_here_knows_is_told(monkeypatch):
     pair = {"model_type": "llama"}, {"a": {"model_type": "llama", "rope_theta": 1e6, "custom": 3}}
     monkeypatch.setattr(settings, "find_spec", lambda name: None)
-    (one,) = config_findings(*pair, {})
-    assert one.text == (
+    (finding,) = config_findings(*pair, {})
+    assert finding.text == (
         "rope_theta: 'a' 1000000.0; base leaves it out: not compared, no transformers here that knows the default"
     )
-    assert not one.refused
+    assert not finding.refused
 
 
 def test_forms_of_both_versions_of_transformers_are_the_same_setting():
@@ -137,7 +141,7 @@ def test_forms_of_both_versions_of_transformers_are_the_same_setting():
         "sliding_window": None,
         "layer_types": ["full_attention"] * 32,
     }
-    assert not [one for one in config_findings(old, {"a": new}, {}) if one.refused]
+    assert not [finding for finding in config_findings(old, {"a": new}, {}) if finding.refused]
     two = {"num_hidden_layers": 2}
     check_alike({"old": old | two, "new": new | two | {"layer_types": ["full_attention"] * 2}}, "num_hidden_layers")
     with pytest.raises(MergeflowError, match=r"rope_theta is 10000.0 in 'b' and 1000000.0 in 'a'"):
@@ -284,10 +288,10 @@ def test_formats_by_name_render_as_their_models_want(templates):
     talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     assert TALK.keys() == NAMED.keys()
     for name, text in TALK.items():
-        own = {"chat_template": None if name == "chatml" else NAMED[name]}
-        assert loaded.apply_chat_template(talk, tokenize=False, add_generation_prompt=True, **own) == text
-    told = [{"role": "system", "content": "Be brief."}, *talk]
-    text = loaded.apply_chat_template(told, tokenize=False, chat_template=NAMED["mistral"])
+        variables = {"chat_template": None if name == "chatml" else NAMED[name]}
+        assert loaded.apply_chat_template(talk, tokenize=False, add_generation_prompt=True, **variables) == text
+    messages = [{"role": "system", "content": "Be brief."}, *talk]
+    text = loaded.apply_chat_template(messages, tokenize=False, chat_template=NAMED["mistral"])
     assert text == "<s> [INST] Be brief.\n\nHi [/INST] Ho</s>"
     with pytest.raises(MergeflowError, match=r"nor a known format \(chatml, llama3"):
         merge(plan(templates, "a", chat_template="chatmi"))
@@ -300,8 +304,8 @@ def test_templates_of_older_files_and_several_of_one_model(templates):
     edit(templates / "base/tokenizer_config.json", chat_template="old")
     made = merge(plan(templates, "ab", chat_template="b"))
     assert AutoTokenizer.from_pretrained(made.path).chat_template == {"default": "D", "tools": "T"}
-    kept = merge({**plan(templates, "ab"), "base": str(made.path)}, out=templates / "kept")
-    assert AutoTokenizer.from_pretrained(kept.path).chat_template == {"default": "D", "tools": "T"}
+    merged = merge({**plan(templates, "ab"), "base": str(made.path)}, out=templates / "kept")
+    assert AutoTokenizer.from_pretrained(merged.path).chat_template == {"default": "D", "tools": "T"}
 
 
 def test_templates_that_are_not_there(templates):

@@ -143,9 +143,9 @@ def test_names_in_place_of_paths(tmp_path, monkeypatch):
         "h": "big/base@main",
         "r": "../r",
     }
-    found = published(make_recipe({"method": "average", "base": "~/base", "experts": paths, "out": "/srv/out"}))
-    assert (found.base, found.out) == ("base", "out")
-    assert dict(found.experts) == {"x": "one/model", "y": "two/model", "z": "in/z", "h": "big/base@main", "r": "../r"}
+    recipe = published(make_recipe({"method": "average", "base": "~/base", "experts": paths, "out": "/srv/out"}))
+    assert (recipe.base, recipe.out) == ("base", "out")
+    assert dict(recipe.experts) == {"x": "one/model", "y": "two/model", "z": "in/z", "h": "big/base@main", "r": "../r"}
 
 
 def test_the_card_s_recipe_makes_the_model_again_beside_the_inputs(models, tmp_path, monkeypatch):
@@ -193,13 +193,13 @@ class Hub(BaseHTTPRequestHandler):
         if self.path.endswith("/api/validate-yaml"):
             return self.answer({"errors": [], "warnings": []})
         if "/preupload/" in self.path:
-            paths = [one["path"] for one in json.loads(raw)["files"]]
+            paths = [file["path"] for file in json.loads(raw)["files"]]
             modes = {path: "lfs" if path.endswith(".safetensors") else "regular" for path in paths}
             listed = [{"path": path, "uploadMode": modes[path], "shouldIgnore": False} for path in paths]
             return self.answer({"files": listed})
         if self.path.endswith("/info/lfs/objects/batch"):
             objects = json.loads(raw)["objects"]
-            actions = [{**one, "actions": {"upload": {"href": f"{home}/blob/{one['oid']}"}}} for one in objects]
+            actions = [{**blob, "actions": {"upload": {"href": f"{home}/blob/{blob['oid']}"}}} for blob in objects]
             return self.answer({"transfer": "basic", "objects": actions})
         if "/commit/" in self.path:
             for line in map(json.loads, raw.decode().splitlines()):

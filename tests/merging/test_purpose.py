@@ -72,9 +72,9 @@ def test_a_compressed_task_beats_the_best_merge(suite, method, tmp_path):
     _, base, experts, _ = suite
     write_checkpoint(tmp_path / "base.safetensors", base)
     args = {"rank_ratio": 0.3} if method == "cart_indexing" else {}
-    found = compress(configure_compressor(method, args), base, experts)
-    found.write(tmp_path / "all.safetensors")
+    compressed = compress(configure_compressor(method, args), base, experts)
+    compressed.write(tmp_path / "all.safetensors")
     states = {t: extract_task(tmp_path / "all.safetensors", t, tmp_path / "base.safetensors") for t in experts}
     average = prepare(configure("average"), base, experts).at(1.0)
     assert loss(suite, states) < 0.6 * loss(suite, dict.fromkeys(experts, average))
-    assert found.stored_bits < found.expert_bits
+    assert compressed.stored_bits < compressed.expert_bits

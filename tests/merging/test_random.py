@@ -14,15 +14,15 @@ from mergeflow.merging import configure, prepare
 from mergeflow.merging.engine import units_of
 from mergeflow.merging.methods.dropout import uniform_bits
 from mergeflow.merging.reader import model_of
-from tests.merging.helpers import one
+from tests.merging.helpers import single_tensor
 
 N = 60_000
 
 
 def direction(name, taus, **args):
-    base, experts = one(taus)
-    (found,) = prepare(configure(name, args), base, experts).direction.values()
-    return found
+    base, experts = single_tensor(taus)
+    (change,) = prepare(configure(name, args), base, experts).direction.values()
+    return change
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def test_dare_formula(taus):
 def test_dare_drops_the_share_it_says_and_rescales_by_it(taus):
     """Known defects elsewhere: unseeded masks, and rescaling to an L1 norm in place of 1/(1−p)."""
     single = taus[:1]
-    found = direction("dare", single, drop=0.75)
-    kept = found != 0
-    assert kept.double().mean() == pytest.approx(0.25, abs=0.01)
-    torch.testing.assert_close(found[kept], single[0][kept] * 4)
+    change = direction("dare", single, drop=0.75)
+    survivors = change != 0
+    assert survivors.double().mean() == pytest.approx(0.25, abs=0.01)
+    torch.testing.assert_close(change[survivors], single[0][survivors] * 4)
 
 
 def test_seeds_decide_and_repeat(taus):
@@ -54,9 +54,9 @@ def test_seeds_decide_and_repeat(taus):
 
 def test_experts_and_tensors_have_masks_of_their_own(taus):
     equal = taus[:1].expand(2, -1, -1)
-    found = direction("dare", equal, drop=0.5)
-    assert ((found != 0) & (found != 2 * equal[0]) & (found != 4 * equal[0])).sum() == 0
-    assert 0.4 < (found == 2 * equal[0]).double().mean() < 0.6
+    change = direction("dare", equal, drop=0.5)
+    assert ((change != 0) & (change != 2 * equal[0]) & (change != 4 * equal[0])).sum() == 0
+    assert 0.4 < (change == 2 * equal[0]).double().mean() < 0.6
 
 
 @pytest.mark.slow
@@ -76,20 +76,20 @@ def test_at_drop_0_it_is_the_plain_method(name, taus):
 
 def test_della_drops_small_entries_more_often_and_as_many_on_average(taus):
     single = taus[:1]
-    kept = direction("della", single, drop=0.5, window=0.8) != 0
+    survivors = direction("della", single, drop=0.5, window=0.8) != 0
     ranks = single[0].abs().argsort(dim=-1, descending=True).argsort(dim=-1)
-    assert kept.double().mean() == pytest.approx(0.5, abs=0.01)
-    assert kept[ranks < 30].double().mean() > 0.8
-    assert kept[ranks >= 270].double().mean() < 0.2
+    assert survivors.double().mean() == pytest.approx(0.5, abs=0.01)
+    assert survivors[ranks < 30].double().mean() > 0.8
+    assert survivors[ranks >= 270].double().mean() < 0.2
 
 
 def test_della_formula(taus):
     single = taus[:1]
-    found = direction("della", single, drop=0.6, window=0.2)
+    change = direction("della", single, drop=0.6, window=0.2)
     ranks = single[0].abs().argsort(dim=-1, descending=True).argsort(dim=-1).double()
     drop = 0.5 + 0.2 * ranks / 299
     drawn = torch.from_numpy(uniform_bits(0, "e0", "blocks.0.attn.weight", 0, N).astype("float64")).reshape(200, 300)
-    torch.testing.assert_close(found, torch.where(drawn >= drop * 2**32, single[0] / (1 - drop), 0))
+    torch.testing.assert_close(change, torch.where(drawn >= drop * 2**32, single[0] / (1 - drop), 0))
 
 
 def test_della_refuses_probabilities_outside_0_1():
@@ -111,7 +111,7 @@ def test_della_of_some_rows_at_a_time_has_the_bits_of_the_whole(name, shape):
     values = torch.randn(5, *shape, generator=generator)
     call = configure(name, {"drop": 0.5, "window": 0.4, **({"keep": 0.6} if name == "della_ties" else {})})
     whole = replace(call, method=replace(call.method, by_rows=False))
-    base, experts = one(values)
+    base, experts = single_tensor(values)
     infos = infos_of(base)
     model = model_of(base, experts)
     assert len(list(units_of(call, model, infos, base))) > 2 > len(list(units_of(whole, model, infos, base)))

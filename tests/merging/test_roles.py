@@ -73,7 +73,7 @@ def test_parts_of_attention_and_mlps_by_unusual_names(family):
         model = transformers.AutoModel.from_config(config)
     architecture = _architecture(model)
     for part, role in parts.items():
-        names = [key for key, one in model.named_modules() if type(one) is nn.Linear and part in key]
+        names = [key for key, module in model.named_modules() if type(module) is nn.Linear and part in key]
         assert names
         assert {architecture.role(f"{name}.weight", (32, 32)) for name in names} == {role}
 
@@ -126,8 +126,8 @@ def test_names_tell_of_other_architectures_too(name):
     roles = {key: architecture.role(key, value.shape) for key, value in state.items() if not key.endswith("bias")}
     assert None not in roles.values(), [key for key, role in roles.items() if role is None]
     in_blocks = re.compile(r"\b(?:layers|h)\.\d+\.")
-    for key, one in modules.items():
-        if type(one) is nn.Linear and in_blocks.search(f"{key}."):
+    for key, module in modules.items():
+        if type(module) is nn.Linear and in_blocks.search(f"{key}."):
             assert roles[f"{key}.weight"] in ("attention", "mlp", "projection", "expert", "router"), key
     for key in state:
         if state[key].ndim == 3 and ("experts" in key or ".mlp." in key):
@@ -159,7 +159,7 @@ def test_linear_weights_of_image_models_have_a_role(library, name):
         model = made.create_model(name) if library == "timm" else getattr(made, name)()
     architecture = architecture_of(model.state_dict())
     modules = dict(model.named_modules())
-    linear = [key for key, one in modules.items() if type(one) is nn.Linear]
+    linear = [key for key, module in modules.items() if type(module) is nn.Linear]
     roles = {key: architecture.role(f"{key}.weight", modules[key].weight.shape) for key in linear}
     strange = {key: role for key, role in roles.items() if role not in ("attention", "mlp", "projection", "head")}
     assert all(role == "position" and "cpb_mlp" in key for key, role in strange.items()), strange
@@ -173,7 +173,7 @@ def test_tables_of_the_vocabulary_are_embedding_and_head(models, name):
     architecture = _architecture(model)
     names = {id(value): key for key, value in model.named_parameters(remove_duplicate=False)}
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-    roles = {architecture.role(names[id(one)], one.shape) for one in (table, head)}
+    roles = {architecture.role(names[id(module)], module.shape) for module in (table, head)}
     assert roles == {"embedding", "head"} or (head is table and roles < {"embedding", "head"})
     assert not architecture.treats(names[id(table)], table.shape, "all")
     assert not architecture.treats(names[id(head)], head.shape, "all")
@@ -259,8 +259,8 @@ def test_matrices_that_no_rule_knows_are_refused():
     for selection in ("all", "attn_mlp"):
         with pytest.raises(MergeflowError, match=r"what 2 of 2 matrices are \(2 × body\.\*\.weight\).*patterns"):
             prepare(configure("tsv", {"matrices": selection}), base, experts)
-    found = prepare(configure("tsv", {"matrices": ["body.*"]}), base, experts).at(1.0)
-    torch.testing.assert_close(found["body.0.weight"], torch.ones(4, 4))
+    merged = prepare(configure("tsv", {"matrices": ["body.*"]}), base, experts).at(1.0)
+    torch.testing.assert_close(merged["body.0.weight"], torch.ones(4, 4))
 
 
 def test_the_page_of_architectures_has_every_family_and_role():
@@ -348,7 +348,7 @@ def _of_blocks(model):
     for place, module in modules.items():
         parts = place.split(".")
         above = [type(modules[".".join(parts[: i + 1])]).__name__ for i in range(len(parts))]
-        inside = any(re.search(r"Attention|MLP|FeedForward|FFN|DenseReluDense", one) for one in above)
+        inside = any(re.search(r"Attention|MLP|FeedForward|FFN|DenseReluDense", owner) for owner in above)
         skipped = isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Embedding) or "Norm" in above[-1]
         for leaf, value in module.named_parameters(recurse=False) if inside and not skipped else ():
             if value.ndim > 1 and min(value.shape) > 1 and not leaf.endswith("bias"):

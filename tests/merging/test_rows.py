@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2Model, MixtralConfig, MixtralModel
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
 from studies.theory.reduced import row_pruned
-from tests.merging.helpers import one
+from tests.merging.helpers import single_tensor
 
 MLP = "blocks.0.mlp.c_fc.weight"
 
@@ -19,17 +19,17 @@ def draw(*shape, seed=0):
 
 
 def direction(taus, weights=None, name=MLP, **args):
-    base, experts = one(taus, name=name)
-    (found,) = prepare(configure("row_prune", args), base, experts, weights).direction.values()
-    return found
+    base, experts = single_tensor(taus, name=name)
+    (change,) = prepare(configure("row_prune", args), base, experts, weights).direction.values()
+    return change
 
 
 def pruned(tau, keep, smallest=False):
     """The rows one by one."""
     norms = [float(row.square().sum()) for row in tau]
     order = sorted(range(len(norms)), key=lambda index: norms[index] if smallest else -norms[index])
-    kept = set(order[: int(keep * len(norms) + 1e-9)])
-    return torch.stack([row if index in kept else torch.zeros_like(row) for index, row in enumerate(tau)])
+    strongest = set(order[: int(keep * len(norms) + 1e-9)])
+    return torch.stack([row if index in strongest else torch.zeros_like(row) for index, row in enumerate(tau)])
 
 
 @settings(max_examples=40)
@@ -38,8 +38,8 @@ def test_it_is_what_its_formula_says(rows, columns, keep, smallest, seed):
     taus, weights = draw(3, rows, columns, seed=seed), [0.5, -1.0, 2.0]
     expected = sum(weight * pruned(tau, keep, smallest) for weight, tau in zip(weights, taus, strict=True))
     which = "smallest" if smallest else "largest"
-    found = direction(taus, {f"e{index}": weight for index, weight in enumerate(weights)}, keep=keep, rows=which)
-    torch.testing.assert_close(found, expected)
+    change = direction(taus, {f"e{index}": weight for index, weight in enumerate(weights)}, keep=keep, rows=which)
+    torch.testing.assert_close(change, expected)
 
 
 def test_keeping_all_is_task_arithmetic_and_keeping_nothing_leaves_the_base():
@@ -49,8 +49,8 @@ def test_keeping_all_is_task_arithmetic_and_keeping_nothing_leaves_the_base():
 
 
 def test_of_rows_of_one_length_the_first_stay():
-    found = direction(torch.ones(1, 4, 3, dtype=torch.float64), keep=0.5)
-    assert found.any(1).tolist() == [True, True, False, False]
+    change = direction(torch.ones(1, 4, 3, dtype=torch.float64), keep=0.5)
+    assert change.any(1).tolist() == [True, True, False, False]
 
 
 def test_attention_stays_whole_unless_asked_for():
@@ -59,8 +59,8 @@ def test_attention_stays_whole_unless_asked_for():
     base = {name: torch.zeros_like(value) for name, value in tau.items()}
 
     def rows_left(**args):
-        found = prepare(configure("row_prune", {"keep": 0.5, **args}), base, {"a": tau}).direction
-        return {name: int(value.any(1).sum()) for name, value in found.items()}
+        changes = prepare(configure("row_prune", {"keep": 0.5, **args}), base, {"a": tau}).direction
+        return {name: int(value.any(1).sum()) for name, value in changes.items()}
 
     assert rows_left() == {MLP: 3, attention: 6}
     assert rows_left(matrices="attn_mlp") == {MLP: 3, attention: 3}
@@ -73,8 +73,8 @@ def test_a_neuron_is_a_column_where_weights_are_stored_the_other_way_round():
     model = GPT2Model(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=16, n_positions=8))
     base = {name: value.detach() for name, value in model.state_dict().items()}
     expert = {name: value + torch.randn_like(value) for name, value in base.items()}
-    found = prepare(configure("row_prune", {"keep": 0.25}), base, {"a": expert}, config=model.config.to_dict())
-    moved = found.direction["h.0.mlp.c_fc.weight"]  # [in, out]
+    prepared = prepare(configure("row_prune", {"keep": 0.25}), base, {"a": expert}, config=model.config.to_dict())
+    moved = prepared.direction["h.0.mlp.c_fc.weight"]  # [in, out]
     assert moved.shape == (8, 32)
     assert int(moved.any(0).sum()) == 8
     assert int(moved.any(1).sum()) == 8
@@ -86,8 +86,8 @@ def test_each_expert_of_a_stack_keeps_its_own_share():
     config = MixtralConfig(**sizes, num_key_value_heads=1, num_local_experts=3, vocab_size=16)
     base = {name: value.detach() for name, value in MixtralModel(config).state_dict().items()}
     expert = {name: value + torch.randn_like(value) for name, value in base.items()}
-    found = prepare(configure("row_prune", {"keep": 0.5}), base, {"a": expert}, config=config.to_dict()).direction
-    name, down = next((name, value) for name, value in found.items() if name.endswith("down_proj"))
+    changes = prepare(configure("row_prune", {"keep": 0.5}), base, {"a": expert}, config=config.to_dict()).direction
+    name, down = next((name, value) for name, value in changes.items() if name.endswith("down_proj"))
     assert down.shape == (3, 8, 12), name
     assert down.any(-1).sum(-1).tolist() == [4, 4, 4]
 
@@ -98,8 +98,8 @@ def test_the_large_rows_of_a_bimodal_task_vector_are_enough():
     inputs = draw(16, 200, seed=2)
 
     def lost(which):
-        kept = direction(tau[None], keep=0.125, rows=which)
-        return float(((tau - kept) @ inputs).norm() / (tau @ inputs).norm())
+        strongest = direction(tau[None], keep=0.125, rows=which)
+        return float(((tau - strongest) @ inputs).norm() / (tau @ inputs).norm())
 
     assert lost("largest") < 0.05
     assert lost("smallest") > 0.95
@@ -109,9 +109,9 @@ def test_it_prunes_what_the_study_of_structure_prunes():
     names = ("transformer.resblocks.0.mlp.c_fc.weight", "transformer.resblocks.0.attn.out_proj.weight")
     taus = {name: draw(8, 4, seed=index) for index, name in enumerate(names)}
     base = {name: torch.zeros_like(value) for name, value in taus.items()}
-    found = prepare(configure("row_prune", {"keep": 0.25, "scale": 1.0}), base, {"a": taus}).direction
+    changes = prepare(configure("row_prune", {"keep": 0.25, "scale": 1.0}), base, {"a": taus}).direction
     for name, value in row_pruned(taus, 0.25).vector.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(changes[name], value), name
 
 
 def test_a_share_above_one_is_refused():

@@ -21,7 +21,7 @@ VALUES = st.one_of(
 )
 
 
-def found(rows: list[list[float]], k: int, dtype: torch.dtype, magnitudes: bool) -> torch.Tensor:
+def selected(rows: list[list[float]], k: int, dtype: torch.dtype, magnitudes: bool) -> torch.Tensor:
     """The k-th largest of each expert over a model of two tensors, by the engine's passes."""
     half = len(rows[0]) // 2
     experts = {
@@ -33,8 +33,8 @@ def found(rows: list[list[float]], k: int, dtype: torch.dtype, magnitudes: bool)
     passes: tuple[Pass, ...] = kth_largest_passes(
         lambda stack, args: stack.taus, lambda args, n: k, dtype_of(dtype), "kth", magnitudes
     )
-    for one in passes:
-        engine.first_pass(one)
+    for step in passes:
+        engine.first_pass(step)
     result: torch.Tensor = engine.model.known["kth"]
     return result
 
@@ -54,16 +54,16 @@ def test_like_a_full_sort(rows, share, wide, magnitudes):
     values = torch.tensor(rows, dtype=dtype)
     values = values.abs() if magnitudes else values
     expected = values.sort(dim=1, descending=True).values[:, k - 1].double()
-    assert torch.equal(found(rows, k, dtype, magnitudes), expected)
+    assert torch.equal(selected(rows, k, dtype, magnitudes), expected)
 
 
 def test_a_tiny_negative_whose_order_looks_like_a_signalling_nan():
     tiny = -1.1125369292536007e-308
-    assert found([[-1.0, tiny]], 1, torch.float64, False).tolist() == [tiny]
+    assert selected([[-1.0, tiny]], 1, torch.float64, False).tolist() == [tiny]
 
 
 def test_rank_0_keeps_nothing():
-    assert found([[1.0, 2.0]], 0, torch.float32, True).tolist() == [float("inf")]
+    assert selected([[1.0, 2.0]], 0, torch.float32, True).tolist() == [float("inf")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -78,13 +78,13 @@ def test_ordered_bits_order_and_undo_themselves(dtype):
 @pytest.mark.parametrize("drawn", ["spread", "coarse", "mostly zero", "rising", "constant"])
 def test_the_kth_smallest_of_many_values_is_that_of_all_of_them_in_order(drawn):
     values = torch.randn(40_001, generator=torch.Generator().manual_seed(0)).abs()
-    found = {
+    values_of_row = {
         "spread": values,
         "coarse": values.bfloat16().float(),
         "mostly zero": values * (values > 1.5),
         "rising": values.sort().values,
         "constant": torch.ones(40_001),
     }[drawn]
-    ordered = found.sort().values
+    ordered = values_of_row.sort().values
     for k in (1, 2, 400, 20_000, 30_000, 34_000, 39_900, 40_001):
-        assert kth_smallest(found, k) == ordered[k - 1]
+        assert kth_smallest(values_of_row, k) == ordered[k - 1]

@@ -27,8 +27,8 @@ def saved(folder, name, seed=0, **changes):
 
 
 def load(path):
-    model, told = AUTO.from_pretrained(path, output_loading_info=True)
-    assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    model, loading = AUTO.from_pretrained(path, output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
     return model.eval()
 
 
@@ -42,9 +42,9 @@ def test_a_frankenmerge_runs_the_chosen_blocks(name, tmp_path):
     )
     merge({"slices": slices}, tmp_path / "tall")
     tall = load(tmp_path / "tall")
-    row, own, other = (model.get_submodule(ROWS[name]) for model in (tall, a, b))
+    row, first, other = (model.get_submodule(ROWS[name]) for model in (tall, a, b))
     assert len(row) == 5
-    blocks = [own[0], own[1], other[1], other[0], other[1]]
+    blocks = [first[0], first[1], other[1], other[0], other[1]]
     for index, block in enumerate(blocks):
         for key, value in block.state_dict().items():
             assert torch.equal(row[index].state_dict()[key], value), key
@@ -104,10 +104,10 @@ def test_slices_of_merges_and_merges_of_slices(tmp_path):
     for name in ("low", "high"):
         merge({"slices": recipe["steps"][name]}, tmp_path / name)
     merge(whole, tmp_path / "mixed")
-    found, mixed, b = (open_checkpoint(tmp_path / place) for place in ("out", "mixed", "b"))
-    for name in found:
+    stacked, mixed, b = (open_checkpoint(tmp_path / place) for place in ("out", "mixed", "b"))
+    for name in stacked:
         last = name.startswith("model.layers.2.") or name in ("lm_head.weight", "model.norm.weight")
-        assert torch.equal(found[name], (b if last else mixed)[name].bfloat16()), name
+        assert torch.equal(stacked[name], (b if last else mixed)[name].bfloat16()), name
     assert "step:mixed/low" in made.inputs
 
 

@@ -10,7 +10,7 @@ from mergeflow.merging.matrices import is_matrix, rank_of
 from mergeflow.merging.methods import optimised
 from mergeflow.merging.methods.ties import trim_rounded
 from studies.theory.peak_memory import peak_tensor_bytes
-from tests.merging.helpers import one
+from tests.merging.helpers import single_tensor
 
 
 def draw(*shape, seed=0):
@@ -18,9 +18,9 @@ def draw(*shape, seed=0):
 
 
 def direction(name, taus, weights=None, **args):
-    base, experts = one(taus)
-    (found,) = prepare(configure(name, args), base, experts, weights).direction.values()
-    return found
+    base, experts = single_tensor(taus)
+    (change,) = prepare(configure(name, args), base, experts, weights).direction.values()
+    return change
 
 
 def svd_k(matrix, k):
@@ -83,12 +83,12 @@ def test_all_eigenvectors_are_those_of_torch_in_the_memory_of_the_matrix(side):
     """Bit for bit, from the lower half alone; torch by itself holds a copy more."""
     product = spectra.gram(torch.randn(2 * side, side, generator=torch.Generator().manual_seed(side)))
     expected = torch.linalg.eigh(product, UPLO="L")
-    place, beside = product.data_ptr(), peak_tensor_bytes(lambda: torch.linalg.eigh(product, UPLO="L"))
-    found = []
-    held = peak_tensor_bytes(lambda: found.extend(spectra._eigen(product)))
-    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
-    assert found[1].data_ptr() == place
-    assert side < 400 or held <= beside - 0.9 * product.nbytes
+    place, copied = product.data_ptr(), peak_tensor_bytes(lambda: torch.linalg.eigh(product, UPLO="L"))
+    decomposition = []
+    held = peak_tensor_bytes(lambda: decomposition.extend(spectra._eigen(product)))
+    assert all(torch.equal(part, other) for part, other in zip(decomposition, expected, strict=True))
+    assert decomposition[1].data_ptr() == place
+    assert side < 400 or held <= copied - 0.9 * product.nbytes
 
 
 def test_which_tensors_are_matrices():
@@ -123,27 +123,29 @@ def test_cart_formula(shape):
 
 def test_cart_anchor_is_the_mean_and_rank_1_0_the_average():
     taus, base = draw(3, 8, 8), draw(8, 8, seed=9)
-    _, experts = one(taus, base)
-    found = prepare(configure("cart", {"rank_ratio": 1.0}), {"blocks.0.attn.weight": base}, experts)
-    torch.testing.assert_close(found.at(0)["blocks.0.attn.weight"], base + taus.mean(0))
-    torch.testing.assert_close(found.at(3)["blocks.0.attn.weight"], base + taus.mean(0))
+    _, experts = single_tensor(taus, base)
+    prepared = prepare(configure("cart", {"rank_ratio": 1.0}), {"blocks.0.attn.weight": base}, experts)
+    torch.testing.assert_close(prepared.at(0)["blocks.0.attn.weight"], base + taus.mean(0))
+    torch.testing.assert_close(prepared.at(3)["blocks.0.attn.weight"], base + taus.mean(0))
 
 
 def test_cart_averages_what_is_not_treated():
     taus = draw(3, 8, 8)
-    base, experts = one(taus, name="visual.proj")
+    base, experts = single_tensor(taus, name="visual.proj")
     treated = {"blocks.0.attn.weight": torch.ones(4, 4, dtype=torch.float64)}
-    found = prepare(configure("cart"), base | treated, {name: state | treated for name, state in experts.items()})
-    assert not found.direction["visual.proj"].any()
-    torch.testing.assert_close(found.at(5)["visual.proj"], taus.mean(0))
+    prepared = prepare(configure("cart"), base | treated, {name: state | treated for name, state in experts.items()})
+    assert not prepared.direction["visual.proj"].any()
+    torch.testing.assert_close(prepared.at(5)["visual.proj"], taus.mean(0))
 
 
 def test_split_qkv_treats_thirds():
     taus = draw(2, 24, 8)
-    base, experts = one(taus, name="attn.in_proj_weight")
-    (found,) = prepare(configure("low_rank", {"rank_ratio": 0.25, "split_qkv": True}), base, experts).direction.values()
+    base, experts = single_tensor(taus, name="attn.in_proj_weight")
+    (change,) = prepare(
+        configure("low_rank", {"rank_ratio": 0.25, "split_qkv": True}), base, experts
+    ).direction.values()
     expected = sum(torch.cat([svd_k(third, 2) for third in tau.chunk(3)]) for tau in taus)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(change, expected)
 
 
 def test_low_rank_formula_and_rank_1_0_is_task_arithmetic():
@@ -154,7 +156,7 @@ def test_low_rank_formula_and_rank_1_0_is_task_arithmetic():
 
 def test_a_grid_over_rank_and_scale_factors_each_matrix_once():
     taus = draw(3, 120, 100)
-    base, experts = one(taus)
+    base, experts = single_tensor(taus)
     cache = FactorCache(rank_ratio=0.5)
     for ratio in (0.5, 0.13, 0.3, 0.05, 0.12):
         cached = prepare(configure("cart", {"rank_ratio": ratio}), base, experts, cache=cache)
@@ -166,23 +168,23 @@ def test_a_grid_over_rank_and_scale_factors_each_matrix_once():
 
 
 def test_a_cached_result_does_not_depend_on_what_was_tried_before():
-    base, experts = one(draw(3, 120, 100))
+    base, experts = single_tensor(draw(3, 120, 100))
     call = configure("cart", {"rank_ratio": 0.05})
     fresh, used = FactorCache(0.5), FactorCache(0.5)
     prepare(configure("cart", {"rank_ratio": 0.5}), base, experts, cache=used)
-    found = [prepare(call, base, experts, cache=cache).direction for cache in (fresh, used)]
-    assert all(torch.equal(found[0][name], found[1][name]) for name in base)
+    changes = [prepare(call, base, experts, cache=cache).direction for cache in (fresh, used)]
+    assert all(torch.equal(changes[0][name], changes[1][name]) for name in base)
 
 
 @pytest.mark.parametrize("shape", [(120, 100), (100, 120)])
 def test_a_cached_grid_up_to_an_eighth_is_the_uncached_one_bit_for_bit(shape):
-    base, experts = one(draw(3, *shape).float())
+    base, experts = single_tensor(draw(3, *shape).float())
     base = {name: value.float() for name, value in base.items()}
     cache = FactorCache(0.125)
     for ratio in (0.12, 0.05, 0.01):
         call = configure("cart", {"rank_ratio": ratio})
-        found = [prepare(call, base, experts, cache=each).direction for each in (cache, None)]
-        assert all(torch.equal(found[0][name], found[1][name]) for name in base)
+        changes = [prepare(call, base, experts, cache=each).direction for each in (cache, None)]
+        assert all(torch.equal(changes[0][name], changes[1][name]) for name in base)
 
 
 def test_no_factorisation_where_nothing_moved(monkeypatch):
@@ -219,9 +221,9 @@ def test_tsv_of_equal_experts_is_finite():
 def test_iso_c_formula_and_flat_spectrum():
     taus = draw(3, 20, 12)
     left, sigma, right = torch.linalg.svd(taus.sum(0), full_matrices=False)
-    found = direction("iso_c", taus)
-    torch.testing.assert_close(found, sigma.mean() * left @ right)
-    values = torch.linalg.svdvals(found)
+    change = direction("iso_c", taus)
+    torch.testing.assert_close(change, sigma.mean() * left @ right)
+    values = torch.linalg.svdvals(change)
     torch.testing.assert_close(values, torch.full_like(values, sigma.mean()))
 
 
@@ -230,13 +232,13 @@ def test_iso_c_formula_and_flat_spectrum():
     [((20, 10), torch.float64), ((10, 20), torch.float64), ((20, 10), torch.float32), ((10, 20), torch.float32)],
 )
 def test_iso_cts_formula(shape, dtype):
-    taus, common, own = draw(2, *shape).to(dtype).double(), 8, 1
+    taus, common, count = draw(2, *shape).to(dtype).double(), 8, 1
     left, sigma, right = torch.linalg.svd(taus.sum(0), full_matrices=False)
     lefts, sigmas, rights = [left[:, :common]], [sigma[:common]], [right[:common]]
     for tau in taus:
         outside = tau - left[:, :common] @ left[:, :common].T @ tau
         u, s, v = torch.linalg.svd(outside, full_matrices=False)
-        lefts, sigmas, rights = [*lefts, u[:, :own]], [*sigmas, s[:own]], [*rights, v[:own]]
+        lefts, sigmas, rights = [*lefts, u[:, :count]], [*sigmas, s[:count]], [*rights, v[:count]]
     expected = torch.cat(sigmas).mean() * orthogonal(torch.cat(lefts, 1)) @ orthogonal(torch.cat(rights, 0))
     error = (direction("iso_cts", taus.to(dtype)).double() - expected).norm() / expected.norm()
     assert error < (1e-12 if dtype == torch.float64 else 1e-7)

@@ -72,7 +72,7 @@ def test_two_steps_are_two_merges(folder, step, top, written):
     apart = merge(step, "s.safetensors")
     two = merge(json.loads(json.dumps(top).replace("step:s", "s.safetensors")), "two.safetensors")
     assert made.fingerprint == two.fingerprint
-    assert made.inputs == two.inputs | {f"step:s/{owner}": found for owner, found in apart.inputs.items()}
+    assert made.inputs == two.inputs | {f"step:s/{owner}": digest for owner, digest in apart.inputs.items()}
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     again = merge({**json.loads(made.recipe.record()), "out": "again.safetensors"})
     assert (again.fingerprint, again.inputs) == (made.fingerprint, made.inputs)

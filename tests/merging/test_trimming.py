@@ -35,7 +35,7 @@ def sampling(run: int = 4, most: int = 200, **limits: float) -> Iterator[None]:
 def full(call: MethodCall) -> MethodCall:
     """The same method with the full passes alone."""
     passes = call.method.passes
-    some = replace(call.method, passes=lambda args, dtype: tuple(one for one in passes(args, dtype) if one.unless))
+    some = replace(call.method, passes=lambda args, dtype: tuple(step for step in passes(args, dtype) if step.unless))
     return replace(call, method=some)
 
 
@@ -43,28 +43,28 @@ def facts(call: MethodCall, base: State, experts: dict[str, State], **more: Any)
     engine = Engine(call, Stacks(base, experts, model_of(base, experts, **more)), workers=2)
     ran: list[str] = []
     real = engine.first_pass
-    with patch.object(engine, "first_pass", lambda one: (ran.append(one.name), real(one))[1]):
+    with patch.object(engine, "first_pass", lambda step: (ran.append(step.name), real(step))[1]):
         engine.first_passes()
-    known = engine.model.known
-    return known["threshold"].tolist(), known["majority"], set(ran)
+    learned = engine.model.known
+    return learned["threshold"].tolist(), learned["majority"], set(ran)
 
 
 def drawn(seed: int, count: int, shapes: dict[str, tuple[int, ...]], kind: str) -> tuple[State, dict[str, State]]:
     generator = torch.Generator().manual_seed(seed)
 
     def values(shape: tuple[int, ...]) -> Tensor:
-        found = torch.randn(shape, generator=generator)
+        draws = torch.randn(shape, generator=generator)
         if kind == "bfloat16":
-            return found.bfloat16()
+            return draws.bfloat16()
         if kind == "equal":  # few values, of both signs, and many zeros
-            return (found * 1.5).round() / 4
+            return (draws * 1.5).round() / 4
         if kind == "rows":  # rows of very different size, and blocks without a change
             return (
-                found
+                draws
                 * torch.exp(3 * torch.randn(shape[0], *[1] * (len(shape) - 1), generator=generator))
                 * (torch.rand(shape[0], *[1] * (len(shape) - 1), generator=generator) > 0.4)
             )
-        return found.double() if kind == "float64" else found
+        return draws.double() if kind == "float64" else draws
 
     base = {name: values(shape) for name, shape in shapes.items()}
     tuned = ({name: base[name] + values(shape) for name, shape in shapes.items()} for _ in range(count))
@@ -105,8 +105,8 @@ def test_a_sample_that_misses_is_found_out():
     base, experts = drawn(2, 2, SHAPES, "rows")
     expected = facts(full(configure("ties")), base, experts)[:2]
     with sampling(run=64, most=4 * 2 * 64 * 5, _WINDOW=0.0):
-        *found, ran = facts(configure("ties"), base, experts)
-    assert tuple(found) == expected
+        *learned, ran = facts(configure("ties"), base, experts)
+    assert tuple(learned) == expected
     assert {"threshold.0", "threshold", "majority"} <= ran
 
 
@@ -114,12 +114,12 @@ def test_what_would_take_too_much_memory_is_read_again():
     base, experts = drawn(3, 4, {"a": (300, 400)}, "float32")
     expected = facts(full(configure("ties")), base, experts)[:2]
     with sampling(run=16, most=4 * 4 * 16 * 200, _KEPT=0):
-        *found, ran = facts(configure("ties"), base, experts)
-    assert tuple(found) == expected
+        *learned, ran = facts(configure("ties"), base, experts)
+    assert tuple(learned) == expected
     assert ran == {"threshold.sample", "threshold.window", "majority"}
     with sampling(run=16, most=4 * 4 * 16 * 200), patch.multiple(module, _DISTINCT=10, _PENDING=10):
-        *found, ran = facts(configure("ties"), base, experts)
-    assert tuple(found) == expected
+        *learned, ran = facts(configure("ties"), base, experts)
+    assert tuple(learned) == expected
     assert ran >= {"threshold.0", "threshold", "majority"}
 
 
@@ -130,9 +130,9 @@ def test_the_merge_is_the_same_bits():
         base["a"][::3] = -0.0
         expected = prepare(full(configure("ties")), base, experts)
         with sampling(most=2000):
-            found = prepare(configure("ties"), base, experts)
+            prepared = prepare(configure("ties"), base, experts)
         for name, value in expected.at(0.7).items():
-            assert torch.equal(found.at(0.7)[name].view(torch.int32), value.view(torch.int32))
+            assert torch.equal(prepared.at(0.7)[name].view(torch.int32), value.view(torch.int32))
 
 
 PIECES = st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3e-40]), max_size=6), max_size=6)
@@ -141,10 +141,10 @@ PIECES = st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3e-40]), max_siz
 @given(pieces=PIECES, split=st.integers(0, 6))
 def test_tallies(pieces, split):
     with patch.object(module, "_PENDING", 4):
-        one, other = module.Tally(), module.Tally()
+        first, other = module.Tally(), module.Tally()
         for index, piece in enumerate(pieces):
-            (one if index < split else other).add(torch.tensor(piece).numpy())
-        merged = one.merge(other)
+            (first if index < split else other).add(torch.tensor(piece).numpy())
+        merged = first.merge(other)
     everything = torch.tensor([value for piece in pieces for value in piece]).sort(descending=True).values
     assert merged.total == len(everything)
     assert [merged.kth_largest(k + 1) for k in range(len(everything))] == everything.tolist()

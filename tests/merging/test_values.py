@@ -32,18 +32,18 @@ def models():
 
 def each_alone(base, experts, method, args_of, weights=None):
     """Every tensor merged by itself with constant arguments."""
-    found = {}
+    merged = {}
     for name in base:
-        own = {expert: {name: state[name]} for expert, state in experts.items()}
+        alone = {expert: {name: state[name]} for expert, state in experts.items()}
         call = configure(method, args_of(name))
-        found |= prepare(call, {name: base[name]}, own, weights(name) if weights else None).at(call.scale)
-    return found
+        merged |= prepare(call, {name: base[name]}, alone, weights(name) if weights else None).at(call.scale)
+    return merged
 
 
-def same(found, expected):
-    assert set(found) == set(expected)
-    for name in found:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-12, atol=1e-12)
+def same(state, expected):
+    assert set(state) == set(expected)
+    for name in state:
+        torch.testing.assert_close(state[name], expected[name], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,8 @@ def test_gradients_over_depth(models, method, argument, values):
     def value(name):
         place = DEPTH[name] * (len(values) - 1)
         low = min(int(place), len(values) - 2)
-        found = values[low] + (place - low) * (values[low + 1] - values[low])
-        return round(found) if argument == "iterations" else found
+        between = values[low] + (place - low) * (values[low + 1] - values[low])
+        return round(between) if argument == "iterations" else between
 
     more = {"matrices": ["*"]} if method in ("cart", "iso_cts") else {}
     call = configure(method, {**more, argument: values})
@@ -79,14 +79,14 @@ def test_gradients_over_depth(models, method, argument, values):
 def test_filters_by_name_the_first_that_fits_decides(models):
     base, experts = models
     setting = [{"filter": "self_attn", "value": [0, 1]}, {"filter": "mlp", "value": 0.25}, {"value": 0.75}]
-    found = prepare(configure("slerp", {"t": setting}), base, experts).at(1)
+    state = prepare(configure("slerp", {"t": setting}), base, experts).at(1)
 
     def value(name):
         return {"t": DEPTH[name] if "self_attn" in name else 0.25 if "mlp" in name else 0.75}
 
-    same(found, each_alone(base, experts, "slerp", value))
+    same(state, each_alone(base, experts, "slerp", value))
     short = prepare(configure("slerp", {"t": [setting[0], setting[1], 0.75]}), base, experts).at(1)
-    same(short, found)
+    same(short, state)
     default = prepare(configure("slerp", {"t": setting[:2]}), base, experts).at(1)
     assert torch.equal(default["norm.weight"], prepare(configure("slerp"), base, experts).at(1)["norm.weight"])
 
@@ -250,6 +250,6 @@ def test_a_filter_that_decides_nothing_is_named(tmp_path, values, warnings, in_s
     recipe = {"method": "task_arithmetic", "base": paths["base"], "experts": {"a": paths["a"]}, **values}
     if in_step:
         recipe = {"method": "passthrough", "experts": {"s": "step:s"}, "steps": {"s": recipe}}
-    told = check_recipe(recipe).warnings
-    assert len(told) == len(warnings)
-    assert all(start in line for start, line in zip(warnings, told, strict=True))
+    lines = check_recipe(recipe).warnings
+    assert len(lines) == len(warnings)
+    assert all(start in line for start, line in zip(warnings, lines, strict=True))

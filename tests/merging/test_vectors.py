@@ -36,9 +36,9 @@ def tau(folder, index):
 
 def test_extract(files):
     base, experts = awkward(torch.float32)
-    found = tau(files, 0)
-    assert set(found) == {name for name, value in base.items() if value.is_floating_point()}
-    for name, value in found.items():
+    change = tau(files, 0)
+    assert set(change) == {name for name, value in base.items() if value.is_floating_point()}
+    for name, value in change.items():
         assert torch.equal(value, experts["expert0"][name] - base[name])
     with open_checkpoint(files / "expert0-tau.safetensors") as state:
         assert state.is_task_vector
@@ -66,11 +66,11 @@ def test_task_vectors_stand_where_experts_stand(files, method):
     experts = {f"e{index}": str(files / f"expert{index}.safetensors") for index in range(3)}
     vectors = {f"e{index}": str(files / f"expert{index}-tau.safetensors") for index in range(3)}
     mixed = {"experts": {"e0": experts["e0"]}, "task_vectors": {"e1": vectors["e1"], "e2": vectors["e2"]}}
-    found = [
+    fingerprints = [
         merge(make_recipe({**values, **inputs}), out=files / f"{index}.safetensors").fingerprint
         for index, inputs in enumerate(({"experts": experts}, {"task_vectors": vectors}, mixed))
     ]
-    assert len(set(found)) == 1
+    assert len(set(fingerprints)) == 1
 
 
 def test_a_vector_of_another_base_is_refused(files):
@@ -116,12 +116,12 @@ def test_an_adapter_with_retrained_modules(files):
     with pytest.raises(MergeflowError, match=r"holds whole weights \('retrained\.weight'\) and differences"):
         negate(files / "adapter", files / "x.safetensors")
     extract(files / "model.safetensors", files / "adapter", files / "x.safetensors")
-    found = load(files / "x.safetensors")
-    assert set(found) == {"adapted.weight", "retrained.weight"}
+    loaded = load(files / "x.safetensors")
+    assert set(loaded) == {"adapted.weight", "retrained.weight"}
     torch.testing.assert_close(
-        found["adapted.weight"], 2 * stored["adapted.lora_B.weight"] @ stored["adapted.lora_A.weight"]
+        loaded["adapted.weight"], 2 * stored["adapted.lora_B.weight"] @ stored["adapted.lora_A.weight"]
     )
-    assert torch.equal(found["retrained.weight"], stored["retrained.weight"] - base["retrained.weight"])
+    assert torch.equal(loaded["retrained.weight"], stored["retrained.weight"] - base["retrained.weight"])
 
 
 def test_a_task_vector_is_not_relabelled(files):
@@ -168,11 +168,11 @@ def test_a_result_that_overflows_names_its_tensor(files):
 
 
 def test_diff(files):
-    found = diff(files / "base.safetensors", files / "expert0.safetensors")
+    difference = diff(files / "base.safetensors", files / "expert0.safetensors")
     base, expert = load(files / "base.safetensors"), load(files / "expert0.safetensors")
-    assert found.fingerprints == (fingerprint(base), fingerprint(expert))
-    assert not found.equal
-    rows = {row.name: row for row in found.tensors}
+    assert difference.fingerprints == (fingerprint(base), fingerprint(expert))
+    assert not difference.equal
+    rows = {row.name: row for row in difference.tensors}
     a, b = base["conv"].double().reshape(-1), expert["conv"].double().reshape(-1)
     assert rows["conv"].norm_difference == pytest.approx(float((a - b).norm()))
     assert rows["conv"].cosine == pytest.approx(float(a @ b / a.norm() / b.norm()))
@@ -180,7 +180,7 @@ def test_diff(files):
     assert rows["still.attn"].cosine == pytest.approx(1)
     assert math.isnan(rows["empty"].cosine)
     assert diff(files / "base.safetensors", files / "base.safetensors").equal
-    assert {row.change for row in found.tensors} == {""}
+    assert {row.change for row in difference.tensors} == {""}
     missing = diff(files / "base.safetensors", files / "expert0-tau.safetensors")
     assert {row.name for row in missing.tensors if row.shapes[1] is None} == {"steps", "flag"}
     assert {row.change for row in missing.tensors} == {""}
@@ -195,9 +195,9 @@ class Vector(dict):
 def test_tied_names_stay_tied_only_where_every_expert_keeps_them_equal():
     weight = torch.ones(2, 2)
     base = {"embedding": weight, "head": weight}
-    same, one, none = Vector(embedding=weight.clone(), head=weight.clone()), Vector(head=weight.clone()), Vector()
+    same, untied, none = Vector(embedding=weight.clone(), head=weight.clone()), Vector(head=weight.clone()), Vector()
     assert common_ties(base, {"a": same, "b": none}) == {"head": "embedding"}
-    assert common_ties(base, {"a": same, "b": one}) == {}
+    assert common_ties(base, {"a": same, "b": untied}) == {}
     assert common_ties(base, {"a": Vector(embedding=weight, head=-weight)}) == {}
 
 
@@ -243,14 +243,14 @@ def test_diff_tells_other_types_and_shapes(tmp_path):
     write_checkpoint(tmp_path / "a.safetensors", first)
     other = {"both": value.half().T.contiguous(), "scalar": torch.ones(1), "shape": value.T.contiguous()}
     write_checkpoint(tmp_path / "b.safetensors", {**other, "type": value.half()})
-    found = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
-    assert {row.name: row.change for row in found.tensors} == {
+    difference = diff(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert {row.name: row.change for row in difference.tensors} == {
         "both": "float32 → float16, [4, 6] → [6, 4]",
         "scalar": "[] → [1]",
         "shape": "[4, 6] → [6, 4]",
         "type": "float32 → float16",
     }
-    assert not any(row.equal for row in found.tensors)
+    assert not any(row.equal for row in difference.tensors)
 
 
 def test_whole_models_are_no_task_vectors(files):

@@ -44,12 +44,12 @@ def by_token(folder, name):
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_new_tokens_of_one_expert_come_behind_the_base_s(tmp_path, kind, tied):
-    own, more = tokenizer(kind), tokenizer(kind, TEXT, "<|im_start|>", "<|im_end|>")
-    save(tmp_path / "base", llama(own.get_vocab_size(), 0, tied), own)
+    plain, more = tokenizer(kind), tokenizer(kind, TEXT, "<|im_start|>", "<|im_end|>")
+    save(tmp_path / "base", llama(plain.get_vocab_size(), 0, tied), plain)
     save(tmp_path / "a", llama(padded(more), 1, tied), more)
-    save(tmp_path / "b", llama(own.get_vocab_size(), 2, tied), own)
+    save(tmp_path / "b", llama(plain.get_vocab_size(), 2, tied), plain)
     merge(plan(tmp_path, "ab", tokenizer_source="union"))
-    out, rows = tmp_path / "out", own.get_vocab_size() + 2
+    out, rows = tmp_path / "out", plain.get_vocab_size() + 2
     states = {name: read(tmp_path / name) for name in ("base", "a", "b", "out")}
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         if name not in states["base"]:
@@ -94,15 +94,15 @@ def test_the_union_of_different_tokenizers_holds_what_each_has(tmp_path, kind):
 @given(st.data(), st.sampled_from(sorted(KINDS)), st.booleans(), st.sampled_from(["base", "union"]))
 def test_permuting_an_expert_s_vocabulary_changes_nothing(tmp_path_factory, data, kind, tied, source):
     tmp_path = tmp_path_factory.mktemp("permuted")
-    own = tokenizer(kind)
-    size = own.get_vocab_size()
+    words = tokenizer(kind)
+    size = words.get_vocab_size()
     order = data.draw(st.permutations(range(size)))
-    save(tmp_path / "base", llama(size, 0, tied), own)
+    save(tmp_path / "base", llama(size, 0, tied), words)
     expert = llama(size, 1, tied)
-    save(tmp_path / "a", expert, own)
+    save(tmp_path / "a", expert, words)
     for table in {id(p): p for p in (expert.model.embed_tokens.weight, expert.lm_head.weight)}.values():
         table.data[torch.tensor(order)] = table.data.clone()
-    save(tmp_path / "p", expert, permuted(own, order))
+    save(tmp_path / "p", expert, permuted(words, order))
     merge(plan(tmp_path, out=str(tmp_path / "plain")))
     merge(plan(tmp_path, "p", tokenizer_source=source))
     plain, aligned = read(tmp_path / "plain"), read(tmp_path / "out")
@@ -111,23 +111,23 @@ def test_permuting_an_expert_s_vocabulary_changes_nothing(tmp_path_factory, data
     assert (tmp_path / "out/tokenizer.json").read_text() == (tmp_path / "base/tokenizer.json").read_text()
     merge(plan(tmp_path, "p", tokenizer_source="p", out=str(tmp_path / "turned")))
     for name in ("model.embed_tokens.weight", *(["lm_head.weight"] if not tied else [])):
-        expected, found = by_token(tmp_path / "out", name)[0], by_token(tmp_path / "turned", name)[0]
-        assert expected.keys() == found.keys()
-        assert all(torch.equal(found[token], expected[token]) for token in expected)
+        expected, rows = by_token(tmp_path / "out", name)[0], by_token(tmp_path / "turned", name)[0]
+        assert expected.keys() == rows.keys()
+        assert all(torch.equal(rows[token], expected[token]) for token in expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_union_of_equal_vocabularies_is_the_identity(tmp_path, kind):
-    own = tokenizer(kind, TEXT, "<|x|>")
+    words = tokenizer(kind, TEXT, "<|x|>")
     for seed, name in enumerate(("base", "a", "b")):
-        save(tmp_path / name, llama(padded(own), seed), own)
+        save(tmp_path / name, llama(padded(words), seed), words)
     merge(plan(tmp_path, "ab", out=str(tmp_path / "plain")))
     merge(plan(tmp_path, "ab", tokenizer_source="union"))
     for path in sorted((tmp_path / "plain").iterdir()):
         same = path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
         assert same or path.suffix in (".safetensors", ".md") or path.name == "mergeflow.json", path
-    plain, found = read(tmp_path / "plain"), read(tmp_path / "out")
-    assert all(torch.equal(plain[name], found[name]) for name in plain)
+    plain, written = read(tmp_path / "plain"), read(tmp_path / "out")
+    assert all(torch.equal(plain[name], written[name]) for name in plain)
 
 
 @pytest.fixture
@@ -146,8 +146,8 @@ def union_rows(three, tokens, scale=1.0, **changes):
     """Embeddings of the tokens x and y in a union, with those of the inputs."""
     choice = {"source": "union", "tokens": tokens, **changes}
     merge(plan(three, "ab", args={"scale": scale}, tokenizer=choice))
-    found = {name: by_token(three / name, EMBEDDING)[0] for name in ("a", "b", "base", "out")}
-    return found.pop("out"), found["a"], found["b"], found["base"]
+    rows = {name: by_token(three / name, EMBEDDING)[0] for name in ("a", "b", "base", "out")}
+    return rows.pop("out"), rows["a"], rows["b"], rows["base"]
 
 
 def test_a_token_that_several_experts_have_is_their_mean_elsewhere(three):
@@ -199,27 +199,27 @@ def test_rows_are_padded_with_the_mean_of_the_tokens_rows(three):
 
 
 def test_an_expert_s_tokenizer_brings_its_files_and_its_ids(tmp_path):
-    own = tokenizer("BPE", TEXT, "<|end|>")
-    turned = permuted(own, list(reversed(range(own.get_vocab_size() - 1))))
+    plain = tokenizer("BPE", TEXT, "<|end|>")
+    turned = permuted(plain, list(reversed(range(plain.get_vocab_size() - 1))))
     more = Tokenizer.from_str(turned.to_str())
     more.add_special_tokens(["<|eot|>"])
-    base = llama(own.get_vocab_size(), 0, bos_token_id=5, eos_token_id=own.token_to_id("<|end|>"), pad_token_id=3)
+    base = llama(plain.get_vocab_size(), 0, bos_token_id=5, eos_token_id=plain.token_to_id("<|end|>"), pad_token_id=3)
     base.generation_config.suppress_tokens = [4]
-    save(tmp_path / "base", base, own, eos_token="<|end|>", chat_template="base {{ messages }}")
+    save(tmp_path / "base", base, plain, eos_token="<|end|>", chat_template="base {{ messages }}")
     size = more.get_vocab_size()
     expert = llama(size, 1, bos_token_id=None, eos_token_id=more.token_to_id("<|eot|>"))
     save(tmp_path / "chat", expert, more, eos_token="<|eot|>", chat_template="chat {{ messages }}")
     (tmp_path / "base/added_tokens.json").write_text("{}")
     merge(plan(tmp_path, ["chat"], tokenizer_source="chat"))
-    config, found = json.loads((tmp_path / "out/config.json").read_text()), tmp_path / "out"
+    config, folder = json.loads((tmp_path / "out/config.json").read_text()), tmp_path / "out"
     assert (config["eos_token_id"], config["vocab_size"]) == (more.token_to_id("<|eot|>"), size)
-    generation = json.loads((found / "generation_config.json").read_text())
+    generation = json.loads((folder / "generation_config.json").read_text())
     assert generation["eos_token_id"] == config["eos_token_id"]
-    assert generation["suppress_tokens"] == [turned.token_to_id(own.id_to_token(4))]
-    assert not (found / "added_tokens.json").exists()
-    assert AutoTokenizer.from_pretrained(found).eos_token == "<|eot|>"
-    assert (found / "chat_template.jinja").read_text() == "chat {{ messages }}"
-    model = AutoModelForCausalLM.from_pretrained(found)
+    assert generation["suppress_tokens"] == [turned.token_to_id(plain.id_to_token(4))]
+    assert not (folder / "added_tokens.json").exists()
+    assert AutoTokenizer.from_pretrained(folder).eos_token == "<|eot|>"
+    assert (folder / "chat_template.jinja").read_text() == "chat {{ messages }}"
+    model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=3, do_sample=False).shape[1] > 3
 
 
@@ -263,18 +263,18 @@ ARCHITECTURES = [
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_embeddings_that_transformers_itself_resized_are_aligned(tmp_path, name):
-    own = tokenizer("WordPiece", TEXT)
-    rows = own.get_vocab_size()
+    plain = tokenizer("WordPiece", TEXT)
+    rows = plain.get_vocab_size()
     base = tiny(name, vocab_size=rows)
-    save(tmp_path / "base", base, own)
+    save(tmp_path / "base", base, plain)
     expert = tiny(name, seed=1, vocab_size=rows)
     expert.resize_token_embeddings(rows + 3, mean_resizing=False)
     save(tmp_path / "a", expert, tokenizer("WordPiece", TEXT, "<1>", "<2>", "<3>"))
     merge(plan(tmp_path, tokenizer_source="union", method="average", args={}))
-    expected, found = read(tmp_path / "a"), read(tmp_path / "out")
-    assert expected.keys() == found.keys()
+    expected, written = read(tmp_path / "a"), read(tmp_path / "out")
+    assert expected.keys() == written.keys()
     for tensor in expected:
-        torch.testing.assert_close(found[tensor], expected[tensor])  # base + (expert - base) rounds
+        torch.testing.assert_close(written[tensor], expected[tensor])  # base + (expert - base) rounds
     loaded, report = type(expert).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values()), report
     assert loaded.config.get_text_config().vocab_size == rows + 3
@@ -303,9 +303,9 @@ def test_an_adapter_has_the_base_s_vocabulary_or_its_own(three):
 
 
 def test_types_shards_and_older_files(tmp_path):
-    own, more = tokenizer(), tokenizer("BPE", TEXT, "<new>")
-    rows = own.get_vocab_size()
-    save(tmp_path / "base", llama(rows, 0).to(torch.bfloat16), own)
+    plain, more = tokenizer(), tokenizer("BPE", TEXT, "<new>")
+    rows = plain.get_vocab_size()
+    save(tmp_path / "base", llama(rows, 0).to(torch.bfloat16), plain)
     save(tmp_path / "a", llama(rows + 1, 1).to(torch.float16), more)
     content = json.loads((tmp_path / "base/tokenizer.json").read_text())
     content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
@@ -315,9 +315,9 @@ def test_types_shards_and_older_files(tmp_path):
     (tmp_path / "base/tokenizer_config.json").write_text(json.dumps({**settings, "added_tokens_decoder": {}}))
     (tmp_path / "base/vocab.json").write_text("{}")
     merge(plan(tmp_path, tokenizer_source="union", shard_size="8KB", args={"scale": 1.0}))
-    found = read(tmp_path / "out")
+    written = read(tmp_path / "out")
     assert len(list((tmp_path / "out").glob("model-*"))) > 2
-    assert torch.equal(found[EMBEDDING][-1], read(tmp_path / "a")[EMBEDDING][-1].bfloat16())
+    assert torch.equal(written[EMBEDDING][-1], read(tmp_path / "a")[EMBEDDING][-1].bfloat16())
     settings = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
     assert settings["added_tokens_decoder"][str(rows)]["content"] == "<new>"
     assert not (tmp_path / "out/vocab.json").exists()

@@ -41,8 +41,8 @@ def test_a_method_holds_no_more_than_it_says(name, weights, models, monkeypatch)
         call = configure(name, {key: value for key, value in args.items() if key not in ("matrices", "split_qkv")})
         positive = {tensor: value.square() for tensor, value in base.items()}
         grams = {tensor: torch.eye(base[tensor].shape[1]) for tensor in (TALL, WIDE)}
-        known = {"gram": dict.fromkeys(experts, grams), "fisher": dict.fromkeys(experts, positive)}
-        data = {kind: known[kind] for kind in call.method.data}
+        estimates = {"gram": dict.fromkeys(experts, grams), "fisher": dict.fromkeys(experts, positive)}
+        data = {kind: estimates[kind] for kind in call.method.data}
         named = dict(zip(experts, weights or (), strict=False)) if call.method.weights != "none" else {}
         model = model_of(base, experts, named, data)
         whole = Engine(call, Stacks(base, experts, model), workers=1)
@@ -125,9 +125,9 @@ def test_at_the_widths_of_llama_3_spectral_methods_stay_within_three_tensors_and
 def test_a_small_model_is_sampled_whole_in_blocks(side, units):
     """A run of 512 elements costs 0.25 ms however small the model: 1024 of them were 2.6 times the rest of TIES."""
     model = model_of({"w": torch.zeros(1).expand(side, side)}, {"a": {"w": torch.zeros(1).expand(side, side)}})
-    found = list(sampled_units(model))
-    assert len(found) == units
-    assert units == 1024 or sum(unit.stop - unit.start for unit in found) == side * side
+    spans = list(sampled_units(model))
+    assert len(spans) == units
+    assert units == 1024 or sum(unit.stop - unit.start for unit in spans) == side * side
 
 
 @pytest.mark.slow

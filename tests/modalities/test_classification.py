@@ -62,8 +62,8 @@ def test_inputs_may_stay_on_disk(tmp_path: Path) -> None:
     network, data = model(), examples()
     np.save(tmp_path / "inputs.npy", data.inputs[:].numpy())
     mapped = torch.from_numpy(np.load(tmp_path / "inputs.npy", mmap_mode="c"))
-    kept = Classification("letters", mapped, data.labels, data.head)
-    assert torch.equal(kept.loss(network, torch.arange(9)), data.loss(network, torch.arange(9)))
+    remapped = Classification("letters", mapped, data.labels, data.head)
+    assert torch.equal(remapped.loss(network, torch.arange(9)), data.loss(network, torch.arange(9)))
 
 
 def test_a_subset_is_judged_like_its_rows() -> None:
@@ -80,11 +80,11 @@ def test_a_subset_is_judged_like_its_rows() -> None:
 
 def test_features_are_the_layers_outputs_and_no_hook_stays() -> None:
     network, data, rows = model(), examples(), torch.arange(4)
-    found = data.features(network, rows, ["0", "1", ""])
+    features = data.features(network, rows, ["0", "1", ""])
     hidden = network.module.get_submodule("0")(data.inputs[rows])
-    assert torch.equal(found["0"], hidden)
-    assert torch.equal(found["1"], hidden.tanh())
-    assert torch.equal(found[""], network.module(data.inputs[rows]))
+    assert torch.equal(features["0"], hidden)
+    assert torch.equal(features["1"], hidden.tanh())
+    assert torch.equal(features[""], network.module(data.inputs[rows]))
     assert not any(part._forward_hooks for part in network.module.modules())
     with pytest.raises(MergeflowError, match="unknown layer '3'"):
         data.features(network, rows, ["3"])
@@ -93,12 +93,12 @@ def test_features_are_the_layers_outputs_and_no_hook_stays() -> None:
 def test_a_trained_head_comes_back_trained(tmp_path: Path) -> None:
     head = Head(torch.randn(3, 5), 1.0, ["a", "b", "c"], bias=torch.randn(3), trained=True)
     save_head(head, tmp_path / "head.safetensors")
-    found = load_head(tmp_path / "head.safetensors")
-    assert found.trained
-    assert found.class_names == head.class_names
+    loaded = load_head(tmp_path / "head.safetensors")
+    assert loaded.trained
+    assert loaded.class_names == head.class_names
     features = torch.randn(2, 5)
-    assert torch.equal(found(features), head(features))
-    assert [p.requires_grad for p in found.parameters()] == [True, True]
+    assert torch.equal(loaded(features), head(features))
+    assert [p.requires_grad for p in loaded.parameters()] == [True, True]
 
 
 def test_weights_that_do_not_fit_are_all_named() -> None:

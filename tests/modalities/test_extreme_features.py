@@ -71,23 +71,23 @@ def test_heads_on_duplicates_are_those_of_scikit_learn() -> None:
     scaled = (twice - twice.mean(axis=0)) / twice.std(axis=0)
     classes, numbers = (fit(twice) for fit in heads())
     expected = LogisticRegression(C=1.0, tol=1e-8, max_iter=1000).fit(scaled, LABELS).predict_proba(scaled)
-    found = np.exp(classes - classes.max(axis=1, keepdims=True))
-    np.testing.assert_allclose(found / found.sum(axis=1, keepdims=True), expected, atol=1e-3)
+    exponentials = np.exp(classes - classes.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(exponentials / exponentials.sum(axis=1, keepdims=True), expected, atol=1e-3)
     np.testing.assert_allclose(numbers[:, 0], Ridge(alpha=1.0).fit(scaled, NUMBERS).predict(scaled), atol=1e-6)
 
 
 @pytest.mark.parametrize("fit", heads())
 def test_features_that_are_all_denormal_leave_the_bias_alone(fit: Callable[[np.ndarray], np.ndarray]) -> None:
-    found = fit(1e-42 * PLAIN)
-    np.testing.assert_allclose(found, found[:1].repeat(200, 0), atol=1e-6)
+    probabilities = fit(1e-42 * PLAIN)
+    np.testing.assert_allclose(probabilities, probabilities[:1].repeat(200, 0), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["pearson", "spearman"])
 @pytest.mark.parametrize("scale", [1e-310, 1e-42, 1e-9, 1e30, 1e200, 1e300])
 def test_a_correlation_does_not_know_units(name: str, scale: float) -> None:
-    found = METRICS[name].shares(np.stack([PLAIN[:, 0] * scale, PLAIN[:, 0] + PLAIN[:, 1]], axis=1)).mean()
+    share = METRICS[name].shares(np.stack([PLAIN[:, 0] * scale, PLAIN[:, 0] + PLAIN[:, 1]], axis=1)).mean()
     expected = {"pearson": stats.pearsonr, "spearman": stats.spearmanr}[name](PLAIN[:, 0], PLAIN[:, 0] + PLAIN[:, 1])[0]
-    assert found == pytest.approx(expected, abs=1e-9)
+    assert share == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", ["pearson", "spearman"])
@@ -119,8 +119,8 @@ def _products(first: Tensor, second: Tensor) -> Tensor:
 @pytest.mark.parametrize("scale", [1e-12, 1e-7, 1.0, 1e12])
 def test_units_of_small_and_large_activations_are_matched_alike(scale: float) -> None:
     units = torch.from_numpy(PLAIN.T)
-    found = _correlation(_products(units * scale, units * scale), 3)
-    torch.testing.assert_close(found, torch.from_numpy(np.corrcoef(PLAIN.T)), atol=1e-6, rtol=0)
+    correlation = _correlation(_products(units * scale, units * scale), 3)
+    torch.testing.assert_close(correlation, torch.from_numpy(np.corrcoef(PLAIN.T)), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("value", [0.1, 1e3 / 3, 1e9 / 3])
@@ -135,8 +135,8 @@ def test_equal_fishers_give_the_average_at_any_size(size: float) -> None:
     experts = {"a": {"w": torch.tensor([[1.0, -2.0]])}, "b": {"w": torch.tensor([[3.0, 4.0]])}}
     base = {"w": torch.zeros(1, 2)}
     data = {"fisher": {name: {"w": torch.full((1, 2), size)} for name in experts}}
-    found = prepare(configure("fisher"), base, experts, data=data).at(1.0)["w"]
-    torch.testing.assert_close(found, torch.tensor([[2.0, 1.0]]))
+    merged_weight = prepare(configure("fisher"), base, experts, data=data).at(1.0)["w"]
+    torch.testing.assert_close(merged_weight, torch.tensor([[2.0, 1.0]]))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
@@ -154,12 +154,12 @@ def test_regmean_does_not_know_units_of_the_inputs(scale: float) -> None:
         data = {"gram": {name: {"w": (x @ x.T * unit).float()} for name, x in grams.items()}}
         return prepare(configure("regmean", {"off_diagonal": 1.0}), base, experts, data=data).at(1.0)["w"]
 
-    found = merged(scale)
-    torch.testing.assert_close(found, merged(1.0), atol=1e-3, rtol=1e-3)
-    assert found[:, 2].tolist() == [0.0, 0.0]
+    state = merged(scale)
+    torch.testing.assert_close(state, merged(1.0), atol=1e-3, rtol=1e-3)
+    assert state[:, 2].tolist() == [0.0, 0.0]
 
 
 def test_a_matrix_that_an_expert_has_not_changed_interferes_with_none() -> None:
     changed = torch.from_numpy(PLAIN[:3, :3])
-    found = row_space_interference(factor_tasks([changed, torch.zeros(3, 3, dtype=torch.float64)]))
-    assert [found.whole.max(), found.kept.max(), found.spectral.max()] == [0.0, 0.0, 0.0]
+    interference = row_space_interference(factor_tasks([changed, torch.zeros(3, 3, dtype=torch.float64)]))
+    assert [interference.whole.max(), interference.kept.max(), interference.spectral.max()] == [0.0, 0.0, 0.0]

@@ -29,8 +29,8 @@ def outcomes(name: str, count: int, seed: int, classes: int = 2) -> np.ndarray:
 @pytest.mark.parametrize("name", METRICS)
 def test_the_mean_of_the_shares_is_the_figure(name: str) -> None:
     for seed, classes in enumerate((2, 3, 5)):
-        found = outcomes(name, 157, seed, 2 if name == "f1" else classes)
-        assert METRICS[name].shares(found).mean() == pytest.approx(REFERENCES[name](*found.T), abs=1e-12)
+        rows = outcomes(name, 157, seed, 2 if name == "f1" else classes)
+        assert METRICS[name].shares(rows).mean() == pytest.approx(REFERENCES[name](*rows.T), abs=1e-12)
 
 
 @pytest.mark.slow
@@ -52,17 +52,17 @@ def test_intervals_by_shares_are_those_of_resampled_figures(name: str) -> None:
 
 @pytest.mark.parametrize("name", METRICS)
 def test_a_constant_answer_has_the_figure_0_or_that_of_the_reference(name: str) -> None:
-    found = outcomes(name, 50, 0)
-    found[:, 1] = 1
-    expected = REFERENCES[name](*found.T) if name in ("f1", "macro_f1") else 0.0
-    assert METRICS[name].shares(found).mean() == pytest.approx(expected, abs=1e-12)
+    rows = outcomes(name, 50, 0)
+    rows[:, 1] = 1
+    expected = REFERENCES[name](*rows.T) if name in ("f1", "macro_f1") else 0.0
+    assert METRICS[name].shares(rows).mean() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", ["pearson", "spearman"])
 def test_correlations_depend_on_neither_scale_nor_offset(name: str) -> None:
-    found = outcomes(name, 90, 1)
-    moved = found * [1e-3, 1e3] + [1e4, -1e6]
-    np.testing.assert_allclose(METRICS[name].shares(moved), METRICS[name].shares(found), atol=1e-7)
+    rows = outcomes(name, 90, 1)
+    moved = rows * [1e-3, 1e3] + [1e4, -1e6]
+    np.testing.assert_allclose(METRICS[name].shares(moved), METRICS[name].shares(rows), atol=1e-7)
 
 
 def test_an_unknown_metric_is_told_the_nearest() -> None:

@@ -92,7 +92,7 @@ def test_an_installed_package_brings_a_modality(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"sections.py": None}, "modality 'waves' has no module 'sections': add sections.py"),
         (
@@ -103,12 +103,12 @@ def test_an_installed_package_brings_a_modality(tmp_path: Path, monkeypatch: pyt
         ({"../toy/__init__.py": ""}, "two of the modalities are named 'toy'"),
     ],
 )
-def test_what_is_wrong_with_a_modality_is_said(project: Path, change: dict[str, str | None], told: str) -> None:
+def test_what_is_wrong_with_a_modality_is_said(project: Path, change: dict[str, str | None], message: str) -> None:
     for name, text in change.items():
         path = project / "modalities/waves" / name
         path.parent.resolve().mkdir(exist_ok=True)
         path.unlink() if text is None else path.resolve().write_text(text)
-    with pytest.raises(MergeflowError, match=told):
+    with pytest.raises(MergeflowError, match=message):
         SECTIONS.get("waves")
 
 

@@ -142,29 +142,29 @@ def test_every_regime_trains_it(tmp_path: Path, regime: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"modality": "toi", "widths": [8, 4]}, "model.modality: unknown modality 'toi': did you mean 'toy'"),
         ({"modality": "toy", "widths": [8], "activaton": "tanh"}, "did you mean 'activation'"),
     ],
 )
-def test_wrong_sections_are_refused(tmp_path: Path, change: dict[str, object], told: str) -> None:
+def test_wrong_sections_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
     import yaml
 
     path = make_toy_project(tmp_path / "project") / "params.yaml"
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"model": change}))
-    with pytest.raises(MergeflowError, match=told):
+    with pytest.raises(MergeflowError, match=message):
         load_params(path)
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "message"),
     [
         ("cluods", "unknown toy task 'cluods': did you mean 'clouds'"),
         ("clouds,clases=3", "unknown option of toy:clouds 'clases': did you mean 'classes'"),
         ("clouds,train=many", "train must be a whole number above 0, found 'many'"),
     ],
 )
-def test_wrong_sources_are_refused(place: str, told: str) -> None:
-    with pytest.raises(MergeflowError, match=told):
+def test_wrong_sources_are_refused(place: str, message: str) -> None:
+    with pytest.raises(MergeflowError, match=message):
         open_toy("left", place, 0, Path())

@@ -22,62 +22,64 @@ OURS = ("mergeflow", "tasks", "registry", "suites", "studies")
 @cache
 def modules(root: Path) -> dict[str, Path]:
     """Return every module below `root` by its dotted name."""
-    found = {}
+    paths = {}
     for package in OURS:
         for path in (root / package).rglob("*.py"):
             parts = path.relative_to(root).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def closure(root: Path, start: str) -> set[str]:
     """Return the modules that count for the module `start`."""
-    known, found, queue = modules(root), set[str](), [start, "tasks.project.determinism"]
+    paths, met, queue = modules(root), set[str](), [start, "tasks.project.determinism"]
     while queue:
         name = queue.pop()
-        if name in found or name not in known or doors(root).get(name) is not None:
+        if name in met or name not in paths or doors(root).get(name) is not None:
             continue
-        found.add(name)
+        met.add(name)
         queue += reached(root, name)
-    return found
+    return met
 
 
 @cache
 def doors(root: Path) -> dict[str, dict[str, tuple[str, str]]]:
     """Return, for each package whose `__init__` only passes names on, where each name comes from."""
-    found = {}
+    exports = {}
     for name, path in modules(root).items():
         code = compiled(path)
         steps = list(dis.get_instructions(code))
         works = [at for at, step in enumerate(steps) if step.opname in ("CALL", "FOR_ITER", "STORE_SUBSCR")]
         calls = any(steps[at + 1].argval != "__getattr__" for at in works)  # what is called makes no such function
         stored = {str(step.argval) for step in steps if step.opname == "STORE_NAME"}
-        own = stored - {"__doc__", "__all__", "_HOMES", "__getattr__", *(bound for _, _, bound in imports(code))}
-        if path.name == "__init__.py" and not calls and not own:
-            found[name] = {bound: (home, original) for home, original, bound in imports(code) if original}
+        defined = stored - {"__doc__", "__all__", "_HOMES", "__getattr__", *(bound for _, _, bound in imports(code))}
+        if path.name == "__init__.py" and not calls and not defined:
+            exports[name] = {bound: (home, original) for home, original, bound in imports(code) if original}
             if "_HOMES" in stored:
-                found[name] |= {key: (home, key) for key, home in vars(import_module(name))["_HOMES"].items()}
-    return found
+                exports[name] |= {key: (home, key) for key, home in vars(import_module(name))["_HOMES"].items()}
+    return exports
 
 
 @cache
 def reached(root: Path, name: str) -> tuple[str, ...]:
-    code, known = compiled(modules(root)[name]), modules(root)
-    found = [one for home, original, _ in imports(code) for one in resolve(root, home, original)]
-    found += [text for text in texts(code) if "." in text and text in known]
-    siblings = {path.name: other for other, path in known.items() if path.parent == known[name].parent}
-    found += [siblings[text] for text in texts(code) if text in siblings]
+    code, paths = compiled(modules(root)[name]), modules(root)
+    modules_named = [module for home, original, _ in imports(code) for module in resolve(root, home, original)]
+    modules_named += [text for text in texts(code) if "." in text and text in paths]
+    siblings = {path.name: other for other, path in paths.items() if path.parent == paths[name].parent}
+    modules_named += [siblings[text] for text in texts(code) if text in siblings]
     if "Shelf" in code.co_names and name != "mergeflow.plugins":
         for value in vars(import_module(name)).values():
             if type(value).__name__ == "Shelf" and value.package:
                 package = import_module(value.package)
-                found += [one.name for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+                modules_named += [
+                    module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+                ]
     if "Parts" in code.co_names and name != "mergeflow.plugins":
         for value in vars(import_module(name)).values():
             if type(value).__name__ == "Parts":
                 packages = pkgutil.iter_modules(import_module(value.package).__path__)
-                found += [f"{value.package}.{one.name}.{value.part}" for one in packages if one.ispkg]
-    return tuple(found)
+                modules_named += [f"{value.package}.{walked.name}.{value.part}" for walked in packages if walked.ispkg]
+    return tuple(modules_named)
 
 
 def resolve(root: Path, home: str, name: str) -> Iterator[str]:
@@ -114,7 +116,9 @@ def texts(code: CodeType) -> Iterator[str]:
         if isinstance(value, CodeType):
             yield from texts(value)
         else:
-            yield from (one for one in (value if isinstance(value, tuple) else [value]) if isinstance(one, str))
+            yield from (
+                constant for constant in (value if isinstance(value, tuple) else [value]) if isinstance(constant, str)
+            )
 
 
 def main(root: Path, stages: dict[str, str], seed: int, count: int) -> None:

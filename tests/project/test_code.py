@@ -68,9 +68,9 @@ def digests(copy: Path) -> dict[str, str]:
     )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=copy, env={"PYTHONPATH": str(copy)}, capture_output=True, check=True)
-    found = json.loads(done.stdout)
-    by_item = {stage: found.pop(stage) for stage in ("train", "sweep")}
-    return found | {f"{stage}.{item}": value for stage, items in by_item.items() for item, value in items.items()}
+    by_stage = json.loads(done.stdout)
+    by_item = {stage: by_stage.pop(stage) for stage in ("train", "sweep")}
+    return by_stage | {f"{stage}.{item}": value for stage, items in by_item.items() for item, value in items.items()}
 
 
 @pytest.mark.slow
@@ -81,9 +81,9 @@ def test_every_stage_counts_what_compiled_code_imports_and_an_edit_makes_that_st
     command = [sys.executable, import_closure.__file__, str(copy), json.dumps(MODULES), str(seed), str(count)]
     done = subprocess.run(command, cwd=copy, env={"PYTHONPATH": str(copy)}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    seen = found["edits"]
-    assert found["differ"] == []
+    answer = json.loads(done.stdout)
+    seen = answer["edits"]
+    assert answer["differ"] == []
     assert len(seen) == count
     assert {edit["module"]: edit["stale"] for edit in seen} == {edit["module"]: edit["wanted"] for edit in seen}
     assert [edit["module"] for edit in seen if not edit["same"]] == []
@@ -196,9 +196,9 @@ def test_code_that_is_left_out_of_a_digest_is_not_imported(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_front_door_names_modules_that_there_are() -> None:
-    known = import_closure.modules(ROOT)
+    paths = import_closure.modules(ROOT)
     homes = {home for door in import_closure.doors(ROOT).values() for home, _ in door.values()}
-    assert {home for home in homes if home not in known and find_spec(home) is None} == set()
+    assert {home for home in homes if home not in paths and find_spec(home) is None} == set()
 
 
 def test_data_beside_code_count_for_whoever_names_them(copy: Path) -> None:
@@ -240,8 +240,8 @@ def test_code_of_the_project_counts(remembered: Path, tmp_path: Path, monkeypatc
     (tmp_path / "methods").mkdir()
     (tmp_path / "methods/mine.py").write_text("import mergeflow.errors\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = Code(tmp_path).closure("own_stage")
-    assert {"own_stage", "own_help", "methods/mine.py", "mergeflow.merging.methods.ties"} <= found.keys()
+    closure = Code(tmp_path).closure("own_stage")
+    assert {"own_stage", "own_help", "methods/mine.py", "mergeflow.merging.methods.ties"} <= closure.keys()
     before = Code(tmp_path).digest("own_stage")
     (tmp_path / "methods/mine.py").write_text("import mergeflow.errors\nCHANGED = 1\n")
     assert Code(tmp_path).digest("own_stage") != before
@@ -262,7 +262,7 @@ def test_digests_need_no_torch_and_well_under_a_second() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("first", "other", "same"),
     [
         ("x = 1", "x = 1  # one", True),
         ("x = (1,\n 2)", "x = 1, 2", True),
@@ -300,8 +300,8 @@ def test_digests_need_no_torch_and_well_under_a_second() -> None:
         ("scores.error('a b')", "scores.error('c d')", False),
     ],
 )
-def test_the_digest_is_of_the_meaning(one: str, other: str, same: bool) -> None:
-    left, right = (read_source(text.encode(), "p.q").meaning for text in (one, other))
+def test_the_digest_is_of_the_meaning(first: str, other: str, same: bool) -> None:
+    left, right = (read_source(text.encode(), "p.q").meaning for text in (first, other))
     assert (left == right) is same
 
 

@@ -16,10 +16,10 @@ pages.add_commands(app)
 
 
 def test_every_page_is_listed_with_its_title() -> None:
-    told = CliRunner().invoke(app, ["docs"]).stdout
+    printed = CliRunner().invoke(app, ["docs"]).stdout
     for path in (ROOT / "docs").glob("*.md"):
-        assert f"{path.stem} " in told
-        assert path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")[:20] in told
+        assert f"{path.stem} " in printed
+        assert path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")[:20] in printed
 
 
 @pytest.mark.parametrize("name", ["training", "training.md", "docs/training.md"])

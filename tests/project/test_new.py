@@ -35,19 +35,19 @@ def test_a_new_project_is_one_like_the_repositorys_root(modality: str, tmp_path:
 
 
 def test_a_new_project_has_the_sections_of_the_root() -> None:
-    own, root = (yaml.safe_load(path.read_text()) for path in (modalities()["vision"], ROOT / "params.yaml"))
-    assert list(own) == list(root)
-    assert {key: list(value) for key, value in own.items() if key in ("finetune", "sweep", "registry", "run")} == {
+    vision, root = (yaml.safe_load(path.read_text()) for path in (modalities()["vision"], ROOT / "params.yaml"))
+    assert list(vision) == list(root)
+    assert {key: list(value) for key, value in vision.items() if key in ("finetune", "sweep", "registry", "run")} == {
         key: list(root[key]) for key in ("finetune", "sweep", "registry", "run")
     }
 
 
 def test_two_projects_share_no_name_on_a_server() -> None:
-    one, other = (yaml.safe_load(deployments(name)) for name in ("birds", "fish"))
+    first, other = (yaml.safe_load(deployments(name)) for name in ("birds", "fish"))
     for key in ("name", "work_pool"):
-        assert one["deployments"][0][key] != other["deployments"][0][key]
-    assert {deployment["work_pool"]["name"] for deployment in one["deployments"]} == {"birds"}
-    assert not {each["name"] for each in one["deployments"]} & {each["name"] for each in other["deployments"]}
+        assert first["deployments"][0][key] != other["deployments"][0][key]
+    assert {deployment["work_pool"]["name"] for deployment in first["deployments"]} == {"birds"}
+    assert not {each["name"] for each in first["deployments"]} & {each["name"] for each in other["deployments"]}
 
 
 def test_what_cannot_be_made_is_told_in_one_message_and_leaves_nothing(tmp_path: Path) -> None:

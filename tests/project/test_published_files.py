@@ -16,8 +16,10 @@ from tests.studies.small_lab import ROOT
 @pytest.fixture
 def stage() -> Stage:
     """The run `published` of a project."""
-    known = load_graph(ROOT, studies=True)["studies/dvc.yaml:train@mima_4"]
-    return replace(known, item="published", params=tuple(name.replace("mima_4", "published") for name in known.params))
+    sample = load_graph(ROOT, studies=True)["studies/dvc.yaml:train@mima_4"]
+    return replace(
+        sample, item="published", params=tuple(name.replace("mima_4", "published") for name in sample.params)
+    )
 
 
 def project(root: Path, pattern: str, **choices: int) -> Path:
@@ -77,11 +79,11 @@ def test_files_that_a_study_s_own_checkpoints_name_count_for_this_study(tmp_path
     choices = yaml.safe_load((root / "studies/params.yaml").read_text())
     choices["studies"] = {"linearity_texts": {"checkpoints": named}, "linearity_edits": {}}
     (root / "studies/params.yaml").write_text(yaml.safe_dump(choices))
-    found, untouched = [code_digest(root, texts)], code_digest(root, other)
+    digests, untouched = [code_digest(root, texts)], code_digest(root, other)
     (root / "t5").mkdir()
     for name in ("t5/config.json", "a.safetensors", "a.txt"):
         for content in (b"one", b"two"):
             (root / name).write_bytes(content)
-            found.append(code_digest(root, texts))
-    assert len(set(found)) == len(found)
+            digests.append(code_digest(root, texts))
+    assert len(set(digests)) == len(digests)
     assert code_digest(root, other) == untouched

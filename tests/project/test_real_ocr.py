@@ -81,7 +81,7 @@ def test_rounded_weights_are_integers_times_their_rows_scale(traineddata: Module
 
 
 @pytest.mark.parametrize(
-    ("data", "found"),
+    ("data", "message"),
     [
         (struct.pack("<i19q", 19, *[-1] * 19), "no LSTM network"),
         (file_of(layer("Softmax", b"", training=1)), "to go on training from"),
@@ -89,8 +89,8 @@ def test_rounded_weights_are_integers_times_their_rows_scale(traineddata: Module
         (file_of(layer("Softmax", struct.pack("<Bii", 0, 1, 1))), "before 4.0"),
     ],
 )
-def test_other_files_are_refused(data: bytes, found: str, traineddata: ModuleType) -> None:
-    with pytest.raises(ValueError, match=found):
+def test_other_files_are_refused(data: bytes, message: str, traineddata: ModuleType) -> None:
+    with pytest.raises(ValueError, match=message):
         traineddata.read(data)
 
 

@@ -66,8 +66,8 @@ def test_a_fault_names_the_log_with_its_traceback(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("tasks.prepare.run", fault)
     with pytest.raises(RuntimeError):
         run_stage(project, stage)
-    told = json.loads(failure_note(project, "prepare@left").read_text())["error"]
-    assert told == "RuntimeError: out of luck (.mergeflow/logs/prepare@left.log)"
+    error = json.loads(failure_note(project, "prepare@left").read_text())["error"]
+    assert error == "RuntimeError: out of luck (.mergeflow/logs/prepare@left.log)"
     text = (project / ".mergeflow/logs/prepare@left.log").read_text()
     assert "so far so good" in text
     assert "in fault" in text

@@ -39,13 +39,13 @@ def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def in_wheel(site: Path, folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command that finds the installed wheel before anything else."""
-    kept = {key: value for key, value in os.environ.items() if key not in FOREIGN}
+    inherited = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     quiet = {"DO_NOT_TRACK": "true", "DVC_NO_ANALYTICS": "1", "NO_COLOR": "1", "COLUMNS": "160", "OMP_NUM_THREADS": "1"}
     env = {
-        **kept,
+        **inherited,
         **quiet,
         "PYTHONPATH": str(site),
-        "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}",
+        "PATH": f"{Path(sys.executable).parent}:{inherited['PATH']}",
         **variables,
     }
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=500, check=False)

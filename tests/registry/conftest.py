@@ -76,7 +76,7 @@ def make_candidate(model_files: ModelFiles) -> Callable[..., Candidate]:
 def make_evidence(accuracy: float, tasks: tuple[str, ...] = tuple(CLASSES), count: int = 200) -> Evidence:
     """Evidence of a model right on the first `accuracy` of each task's images."""
     scores = {task: (np.arange(count) < round(accuracy * count)).astype(np.float32) for task in tasks}
-    shares = {task: float(found.mean(dtype=np.float64)) for task, found in scores.items()}
+    shares = {task: float(task_scores.mean(dtype=np.float64)) for task, task_scores in scores.items()}
     return Evidence(shares, dict.fromkeys(tasks, 0.95), scores, dict.fromkeys(tasks, "digest"), True)
 
 

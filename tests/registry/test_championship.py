@@ -92,7 +92,7 @@ def test_repair_always_ends_with_one_existing_champion(actions):
         if state.champion is not None:
             assert {state.champion, *state.line} <= model.versions
             whole = [*state.line, state.champion]
-            assert all(one != other for one, other in pairwise(whole))
+            assert all(digest != other for digest, other in pairwise(whole))
         once = (model.alias, dict(model.events), model.last)
         model.repair()
         assert once == (model.alias, dict(model.events), model.last)
@@ -106,14 +106,14 @@ def test_events_survive_their_tags():
 
 def test_of_two_events_of_one_number_the_committed_one_counts():
     won, lost = (Event(2, "promote", version, "1", ("1",), "", "", "", version * 2) for version in "34")
-    tags = {one.key: one.to_json() for one in (won, lost)}
+    tags = {challenge.key: challenge.to_json() for challenge in (won, lost)}
     assert len(tags) == 2
-    for found in (
+    for model in (
         read_snapshot({"champion": "3"}, {"1", "3", "4"}, {**tags, LAST: "1"}),  # it moved the alias
         read_snapshot({"champion": "4"}, {"1", "3", "4"}, {**tags, LAST: won.last}),  # the other one did, too late
     ):
-        assert (found.events, found.losers) == ({2: won}, (lost.key,))
-    assert resolve(found).outside
+        assert (model.events, model.losers) == ({2: won}, (lost.key,))
+    assert resolve(model).outside
 
 
 def test_withdrawn_until_promoted_again():

@@ -39,7 +39,7 @@ def test_incomplete_metrics_never_pass(accuracy):
 
 def test_an_expert_that_knows_nothing_is_named_with_its_figure():
     candidate = Evidence({"digits": 0.8, "signs": 0.5, "land": 0.5}, {"digits": 0.9, "signs": 0.0})
-    (gate,) = [one for one in decide(candidate, None, NO_INTERVAL).gates if one.name == "metrics"]
+    (gate,) = [rule for rule in decide(candidate, None, NO_INTERVAL).gates if rule.name == "metrics"]
     assert not gate.passed
     assert "'signs' (0.5, its expert's 0.0); 'land' (0.5, its expert's missing)" in gate.reason
 
@@ -97,10 +97,10 @@ def test_reproducible_and_withdrawn():
 
 
 def test_other_tasks():
-    two, one = make_evidence(0.8), make_evidence(0.8, ("digits",))
-    assert not failed(two, one)  # a task more, none worse
-    assert failed(one, two) == ["tasks"]
-    assert not failed(one, two, removed_tasks=["signs"])
+    two, one_task = make_evidence(0.8), make_evidence(0.8, ("digits",))
+    assert not failed(two, one_task)  # a task more, none worse
+    assert failed(one_task, two) == ["tasks"]
+    assert not failed(one_task, two, removed_tasks=["signs"])
     assert failed(make_evidence(0.7, ("digits",)), two, removed_tasks=["signs"]) == ["margin", "tolerance"]
     assert failed(make_evidence(0.9, ("cars",)), two) == ["tasks"]
 
@@ -135,13 +135,13 @@ def test_interval_of_scores_between_zero_and_one_agrees_with_scipy(monkeypatch):
     old = random.random(300).astype(np.float32)
     new = np.clip(old + random.normal(0.03, 0.2, 300), 0, 1).astype(np.float32)
     options = GateSettings(resamples=10000)
-    found = paired_interval({"t": new}, {"t": old}, {"t": 0.9}, options)
+    interval = paired_interval({"t": new}, {"t": old}, {"t": 0.9}, options)
     theirs = scipy.stats.bootstrap(
         ((new.astype(float) - old) / 0.9,), np.mean, method="percentile", n_resamples=10000, rng=random
     ).confidence_interval
-    assert found == pytest.approx((theirs.low, theirs.high), abs=0.002)
+    assert interval == pytest.approx((theirs.low, theirs.high), abs=0.002)
     monkeypatch.setattr("registry.gates._COUNTS_AT_ONCE", 1000)  # fewer at once: the same draws
-    assert paired_interval({"t": new}, {"t": old}, {"t": 0.9}, options) == found
+    assert paired_interval({"t": new}, {"t": old}, {"t": 0.9}, options) == interval
 
 
 def test_interval_covers_the_truth_as_often_as_it_says():

@@ -73,7 +73,7 @@ def test_the_same_weights_on_other_data_are_judged_by_them(
     register(store, "merged", make_candidate(1, 0.7))
     promote(store, "merged", 1, GateSettings())
     register(store, "merged", make_candidate(2, 0.6))
-    found = replace(make_candidate(2), evidence=on_new_data(0.9))
+    candidate = replace(make_candidate(2), evidence=on_new_data(0.9))
 
     class Logged:
         run_id, children = None, dict[tuple[str, str], str]()
@@ -82,7 +82,7 @@ def test_the_same_weights_on_other_data_are_judged_by_them(
     (tmp_path / "outputs/results").mkdir(parents=True)
     (tmp_path / layout.SELECTION).write_text(json.dumps(SELECTION))
     monkeypatch.setattr("registry.stage.log_pipeline", lambda *_: Logged)
-    monkeypatch.setattr("registry.stage.make_candidate", lambda *_: found)
+    monkeypatch.setattr("registry.stage.make_candidate", lambda *_: candidate)
     monkeypatch.setattr("registry.stage.evaluate_version", lambda *_, precision: on_new_data(0.7))
     monkeypatch.setattr("registry.stage.pipeline_record", lambda *_: None)
     monkeypatch.setattr("registry.stage.child_records", lambda *_: [])

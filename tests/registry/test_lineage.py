@@ -59,7 +59,7 @@ def test_from_version_to_data(store, version):
     expert = tree["experts"][0]
     assert (expert["task"], expert["regime"], expert["seed"], expert["dvc"]) == ("digits", "one_epoch", 7, "1a2b")
     assert expert["run"] == version.children["expert", "digits"]
-    assert [(one["split"], one["sha256"]) for one in expert["data"]] == [("train", "a" * 64)]
+    assert [(data["split"], data["sha256"]) for data in expert["data"]] == [("train", "a" * 64)]
     lines = list(tree_lines(tree))
     assert lines[0] == "merged version 1 @candidate, weights fingerprint-"
     order = [
@@ -78,7 +78,7 @@ def test_from_version_to_data(store, version):
 def test_the_picture_holds_every_ancestor(store, version):
     tree = lineage(store, "merged", 1)
     svg = ET.fromstring(lineage_svg(lineage_nodes(tree)))
-    texts = " ".join("".join(one.itertext()) for one in svg.iter("{http://www.w3.org/2000/svg}text"))
+    texts = " ".join("".join(element.itertext()) for element in svg.iter("{http://www.w3.org/2000/svg}text"))
     for line in tree_lines(tree):
         for part in line.lstrip("├└│─ ").split(", "):
             assert part in texts

@@ -34,7 +34,7 @@ class Interrupted:
         method = getattr(self._client, name)
 
         def call(*args: Any, **options: Any) -> Any:
-            meant = name == self._write[0] and any(str(one).startswith(self._write[1]) for one in args)
+            meant = name == self._write[0] and any(str(argument).startswith(self._write[1]) for argument in args)
             happens, self._happens = (self._happens, None) if meant and self._happens else (None, self._happens)
             if happens and not self._after:
                 happens()
@@ -100,6 +100,6 @@ def test_a_lock_knows_whether_it_is_held(postgres: str) -> None:
 def test_a_database_that_does_not_answer_is_named_without_its_password() -> None:
     address = "postgresql://ada:s3cret@127.0.0.1:9/registry"
     silent = pytest.raises(MergeflowError, match="lock 'model merged' does not answer")
-    with silent as told, postgres_lock(address, "model merged", 1):
+    with silent as raised, postgres_lock(address, "model merged", 1):
         pass
-    assert "s3cret" not in str(told.value)
+    assert "s3cret" not in str(raised.value)

@@ -51,14 +51,17 @@ def test_all_of_it_is_there(store, tmp_path):
     }
     assert run.data.metrics == {"individual/mean": 0.9}
     assert run.data.tags["suite"] == "pocket8"
-    inputs = {(one.dataset.name, one.dataset.digest, one.tags[0].value) for one in run.inputs.dataset_inputs}
+    inputs = {
+        (dataset_input.dataset.name, dataset_input.dataset.digest, dataset_input.tags[0].value)
+        for dataset_input in run.inputs.dataset_inputs
+    }
     assert inputs == {("digits", "a" * 36, "train"), ("digits", "b" * 36, "test")}
-    assert {one.path for one in client.list_artifacts(logged.run_id)} == {"dvc.json", "plots"}
+    assert {artifact.path for artifact in client.list_artifacts(logged.run_id)} == {"dvc.json", "plots"}
     assert set(logged.children) == {("expert", "digits"), ("method", "ties")}
     expert = logged.children["expert", "digits"]
     assert client.get_run(expert).data.tags["mlflow.parentRunId"] == logged.run_id
     history = client.get_metric_history(expert, "loss")
-    assert [(one.step, one.value) for one in history] == [(k, 1 / (k + 1)) for k in range(5)]
+    assert [(point.step, point.value) for point in history] == [(k, 1 / (k + 1)) for k in range(5)]
 
 
 def test_once_per_fingerprint(store, tmp_path):

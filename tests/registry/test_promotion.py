@@ -59,9 +59,9 @@ def test_a_worse_one_stays_candidate_with_reasons(store, make_candidate):
     assert any("normalised" in reason for reason in answer.decision.reasons)
     now = current(store, "merged")
     assert (now.champion.version, now.candidate.version) == ("1", "2")
-    told = show(store, "merged", "candidate")
-    assert told["decision"]["promote"] is False
-    assert told["decision"]["against"] == "1"
+    version = show(store, "merged", "candidate")
+    assert version["decision"]["promote"] is False
+    assert version["decision"]["against"] == "1"
 
 
 @pytest.mark.slow
@@ -92,9 +92,9 @@ def test_weights_registered_before_fingerprints_had_schemes_are_no_new_version(s
 @pytest.mark.slow
 def test_the_same_weights_for_other_tasks_are_another_version(store, make_candidate, tmp_path):
     both = make_candidate(1, 0.8)
-    one = replace(both, files=replace(both.files, heads={"digits": both.files.heads["digits"]}))
-    one = replace(one, evidence=make_evidence(0.8, ("digits",)), metrics={"normalised": 0.7})
-    assert register(store, "merged", one).version == "1"
+    one_task = replace(both, files=replace(both.files, heads={"digits": both.files.heads["digits"]}))
+    one_task = replace(one_task, evidence=make_evidence(0.8, ("digits",)), metrics={"normalised": 0.7})
+    assert register(store, "merged", one_task).version == "1"
     promote(store, "merged", 1, GATES)
     added = register(store, "merged", both)
     assert (added.version, added.new, added.tasks) == ("2", True, ("digits", "signs"))
@@ -102,7 +102,7 @@ def test_the_same_weights_for_other_tasks_are_another_version(store, make_candid
     answer = promote(store, "merged", 2, GATES)  # judged on what both serve
     assert answer.changed
     assert answer.decision.numbers["shared_tasks"] == ["digits"]
-    assert (register(store, "merged", one).version, register(store, "merged", both).version) == ("1", "2")
+    assert (register(store, "merged", one_task).version, register(store, "merged", both).version) == ("1", "2")
     assert "lacks tasks" in " ".join(promote(store, "merged", 1, GATES).decision.reasons)
     assert len(store.client.search_logged_models([store.experiment_id])) == 2
 
@@ -110,7 +110,7 @@ def test_the_same_weights_for_other_tasks_are_another_version(store, make_candid
 @pytest.mark.slow
 def test_a_killed_upload_for_other_tasks_is_not_taken(store, make_candidate, monkeypatch):
     both = make_candidate(1)
-    one = replace(both, evidence=make_evidence(0.8, ("digits",)))
+    one_task = replace(both, evidence=make_evidence(0.8, ("digits",)))
 
     def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -118,7 +118,7 @@ def test_a_killed_upload_for_other_tasks_is_not_taken(store, make_candidate, mon
     with monkeypatch.context() as broken:
         broken.setattr(store.client, "create_model_version", killed)
         with pytest.raises(KeyboardInterrupt):
-            register(store, "merged", one)
+            register(store, "merged", one_task)
     register(store, "merged", both)
     assert set(show(store, "merged", 1)["accuracy"]) == {"digits", "signs"}
 
@@ -236,7 +236,7 @@ def test_compare_and_list(store, make_candidate):
         promote(store, "merged", seed, GATES)
     rows = compare(store, "merged", 1, "champion")["accuracy"]
     assert rows["digits"]["change"] == pytest.approx(0.1)
-    assert [one.name for one in list_models(store)] == ["merged"]
+    assert [model.name for model in list_models(store)] == ["merged"]
 
 
 def test_decision_is_logged_with_the_run(store, make_candidate, tmp_path):
@@ -286,8 +286,8 @@ def test_bounds_are_those_that_a_version_was_registered_with(store, make_candida
     first = replace(make_evidence(0.8), criteria=[Criterion("cars", False, "accuracy", 0.3, 0.2)])
     register(store, "merged", replace(make_candidate(1), evidence=first))
     now = replace(first, criteria=[Criterion("cars", False, "accuracy", 0.25, 0.9)])
-    told = promote(store, "merged", 1, GATES, evidence=now).decision.reasons
-    assert told == ["cars must be forgotten: its accuracy is 25.00 %, at most 20.00 % was asked for"]
+    reasons = promote(store, "merged", 1, GATES, evidence=now).decision.reasons
+    assert reasons == ["cars must be forgotten: its accuracy is 25.00 %, at most 20.00 % was asked for"]
 
 
 def test_new_evidence_does_not_stand_for_lost_files(store, make_candidate):
@@ -313,9 +313,9 @@ def test_show_tells_recipe_tasks_and_parent(store, make_candidate):
     parent = {"model": "merged", "version": "7", "task": "cars"}
     documents = {**candidate.files.documents, "provenance": {"kind": "unmerge", "parent": parent}}
     register(store, "merged", replace(candidate, files=replace(candidate.files, documents=documents)))
-    told = show(store, "merged", 1)
-    assert (told["method"], told["recipe"], told["tasks"]) == ("ties", {"method": "ties"}, ["digits", "signs"])
-    assert (told["kind"], told["parent"], told["removed_tasks"]) == ("unmerge", parent, ["cars"])
+    version = show(store, "merged", 1)
+    assert (version["method"], version["recipe"], version["tasks"]) == ("ties", {"method": "ties"}, ["digits", "signs"])
+    assert (version["kind"], version["parent"], version["removed_tasks"]) == ("unmerge", parent, ["cars"])
     listed = list_versions(store, "merged")[0]
     assert (listed.method, listed.tasks) == ("ties", ("digits", "signs"))
 

@@ -76,13 +76,13 @@ def test_figures_are_those_of_the_model_itself(store, real, tmp_path):
 
     splits = {task: prepare(tmp_path / task, task) for task in CLASSES}
     register(store, "merged", real)
-    found = evaluate_version(store, "merged", 1, splits, evidence(0.5, "today"))
+    evidence_anew = evaluate_version(store, "merged", 1, splits, evidence(0.5, "today"))
     split, model = load_split(splits["digits"], "validation"), load(store, "merged", 1)
     rows = {"image": [encode_png(Image.fromarray(pixels)) for pixels in split.images], "task": ["digits"] * 12}
     labels = model.predict(pd.DataFrame(rows))["label"]
     right = [label == split.class_names[number] for label, number in zip(labels, split.labels, strict=True)]
-    assert found.scores["digits"].tolist() == right
-    assert found.digests == dict.fromkeys(CLASSES, "today")
+    assert evidence_anew.scores["digits"].tolist() == right
+    assert evidence_anew.digests == dict.fromkeys(CLASSES, "today")
 
 
 def test_other_classes_and_other_sizes(store, real, tmp_path):
@@ -100,12 +100,12 @@ def test_a_task_that_the_candidate_lacks_is_not_forgotten(store, real, tmp_path)
     register(store, "merged", replace(real, evidence=evidence(0.5, "old")))
     promote(store, "merged", 1, GateSettings())
     whole = evidence(1.0, "new")
-    one = Evidence({"digits": 1.0}, {"digits": 1.0}, {"digits": whole.scores["digits"]}, {"digits": "new"}, True)
+    one_task = Evidence({"digits": 1.0}, {"digits": 1.0}, {"digits": whole.scores["digits"]}, {"digits": "new"}, True)
     splits = {"digits": prepare(tmp_path / "digits", "digits")}
-    register(store, "merged", replace(real, fingerprint="one", evidence=one))
+    register(store, "merged", replace(real, fingerprint="one", evidence=one_task))
 
     def reevaluate(number: str) -> Evidence:
-        return evaluate_version(store, "merged", number, splits, one)
+        return evaluate_version(store, "merged", number, splits, one_task)
 
     answer = promote(store, "merged", 2, GateSettings(), reevaluate=reevaluate)
     assert answer.decision.reasons == ["the candidate lacks tasks that the champion serves: signs"]

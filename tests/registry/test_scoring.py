@@ -55,12 +55,12 @@ def test_metrics_count_requests_and_the_log_has_a_line_for_each(model, capsys):
     families = text_string_to_metric_families(client.get("/metrics").text)
     samples = [sample for family in families for sample in family.samples]
     counts = {
-        (one.labels["path"], one.labels["status"]): one.value
-        for one in samples
-        if one.name == "mergeflow_serve_requests_total"
+        (sample.labels["path"], sample.labels["status"]): sample.value
+        for sample in samples
+        if sample.name == "mergeflow_serve_requests_total"
     }
     assert counts == {("/invocations", "200"): 1, ("/invocations", "400"): 1, ("other", "404"): 1}
-    assert [one.value for one in samples if one.name == "mergeflow_serve_seconds_count"] == [2]
+    assert [sample.value for sample in samples if sample.name == "mergeflow_serve_seconds_count"] == [2]
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == ""

@@ -12,23 +12,23 @@ from registry.serving import serve
 
 
 @pytest.fixture
-def told(monkeypatch):
+def addresses(monkeypatch):
     """Addresses that were told, in a process whose server ends at once."""
     monkeypatch.setattr(serving.uvicorn.Server, "run", lambda self, sockets: None)
     return []
 
 
-def test_the_address_is_told_when_model_and_port_are_there(store, make_candidate, told):
+def test_the_address_is_told_when_model_and_port_are_there(store, make_candidate, addresses):
     register(store, "merged", make_candidate(1))
 
     def ready(address: str) -> None:
         port = int(address.split(":")[2].split("/")[0])
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
-        told.append(address)
+        addresses.append(address)
 
     serve(store, "merged", 1, port=0, ready=ready)
-    assert len(told) == 1
-    assert told[0].startswith("http://127.0.0.1:")
+    assert len(addresses) == 1
+    assert addresses[0].startswith("http://127.0.0.1:")
 
 
 @pytest.mark.parametrize(
@@ -39,20 +39,20 @@ def test_the_address_is_told_when_model_and_port_are_there(store, make_candidate
         ("merged", "candidate", "the files of version 1 of 'merged' cannot be read"),
     ],
 )
-def test_no_model_no_address(store, make_candidate, told, name, which, words):
+def test_no_model_no_address(store, make_candidate, addresses, name, which, words):
     register(store, "merged", make_candidate(1))
     shutil.rmtree(store.client.get_model_version("merged", "1").source.removeprefix("file://"))
     with pytest.raises(MergeflowError, match=words):
-        serve(store, name, which, port=0, ready=told.append)
-    assert told == []
+        serve(store, name, which, port=0, ready=addresses.append)
+    assert addresses == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", None), ("192.0.2.1", 0), ("127.0.0.1", 99999)])
-def test_a_port_that_cannot_be_had(store, make_candidate, told, host, port):
+def test_a_port_that_cannot_be_had(store, make_candidate, addresses, host, port):
     register(store, "merged", make_candidate(1))
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1] if port is None else port
         with pytest.raises(MergeflowError, match=f"cannot listen on {host}, port {port}.*--port"):
-            serve(store, "merged", 1, host, port, told.append)
-    assert told == []
+            serve(store, "merged", 1, host, port, addresses.append)
+    assert addresses == []

@@ -198,8 +198,8 @@ def test_lock_waits_then_says_who(tmp_path):
         pass
 
 
-def excludes(one: Store, other: Store) -> bool:
-    with one.lock("model merged"):
+def excludes(first: Store, other: Store) -> bool:
+    with first.lock("model merged"):
         try:
             with other.lock("model merged", 0.1):
                 return False
@@ -210,16 +210,16 @@ def excludes(one: Store, other: Store) -> bool:
 def test_projects_with_one_registry_keep_out_of_each_other_s_way(store, tmp_path, template, monkeypatch):
     clones = [tmp_path / name for name in ("one", "two")]
     shared = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    one, two = (connect(shared, clone) for clone in clones)
-    assert excludes(one, two)
+    first, two = (connect(shared, clone) for clone in clones)
+    assert excludes(first, two)
     assert excludes(store, two)  # the project whose own registry it is
     monkeypatch.chdir(tmp_path)
-    assert excludes(one, connect("sqlite:///mlflow.db", clones[1]))
+    assert excludes(first, connect("sqlite:///mlflow.db", clones[1]))
     for clone in clones:
         clone.mkdir(exist_ok=True)
         shutil.copyfile(template, clone / "mlflow.db")
     assert not excludes(*(connect(project_root=clone) for clone in clones))
-    assert one.scratch == clones[0] / ".mergeflow" / one.scratch.name != connect(project_root=clones[0]).scratch
+    assert first.scratch == clones[0] / ".mergeflow" / first.scratch.name != connect(project_root=clones[0]).scratch
 
 
 def test_projects_with_one_server_keep_out_of_each_other_s_way(tmp_path, monkeypatch):
@@ -229,7 +229,7 @@ def test_projects_with_one_server_keep_out_of_each_other_s_way(tmp_path, monkeyp
     def opened(uri: str, clone: str) -> Store:
         return connect(uri, tmp_path / clone)
 
-    one = opened("http://mlflow:5000", "one")
-    assert excludes(one, opened("http://ada:secret@mlflow:5000/", "two"))
-    assert not excludes(one, opened("http://mlflow:5001", "one"))
+    first = opened("http://mlflow:5000", "one")
+    assert excludes(first, opened("http://ada:secret@mlflow:5000/", "two"))
+    assert not excludes(first, opened("http://mlflow:5001", "one"))
     assert "secret" not in "".join(str(path) for path in tmp_path.rglob("*"))

@@ -45,8 +45,8 @@ def test_the_rows_come_back_from_the_metrics(store: Store, folder: Path) -> None
     assert logged == {f"rows/{key}" for key in numbers}
     for key in numbers:
         history = store.client.get_metric_history(run, f"rows/{key}")
-        kept = [(number, row[key]) for number, row in enumerate(ROWS) if row[key] is not None]
-        assert sorted((one.step, one.value) for one in history) == kept
+        points = [(number, row[key]) for number, row in enumerate(ROWS) if row[key] is not None]
+        assert sorted((point.step, point.value) for point in history) == points
 
 
 def test_it_says_what_it_was_measured_from(store: Store, folder: Path) -> None:

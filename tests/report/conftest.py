@@ -85,8 +85,8 @@ def write_run(
     _write(root / "outputs/results/selection.json", selection)
     _write(root / "outputs/results/test.json", _test(selection, individual))
     for method, rows in sweeps.items():
-        found = {"method": method, "split": "validation", "individual": individual, "candidates": rows}
-        _write(root / f"outputs/sweeps/{method}.json", found)
+        record = {"method": method, "split": "validation", "individual": individual, "candidates": rows}
+        _write(root / f"outputs/sweeps/{method}.json", record)
     params = yaml.safe_load((PROJECT / "params.yaml").read_text())
     params |= {"tasks": dict.fromkeys(tasks, source), "sweep": {name: dict(grid) for name, grid in grids.items()}}
     (root / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))

@@ -77,28 +77,28 @@ def look(page, *options):
     """Open the page; return what the probe found and what the browser logged for the page."""
     command = [BROWSER, *OPTIONS, f"--user-data-dir={page.parent / 'profile'}", *options, "--dump-dom", page.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    found = re.search('data-probe="([^"]*)"', done.stdout)
-    assert found, done.stderr[-2000:]
+    probe = re.search('data-probe="([^"]*)"', done.stdout)
+    assert probe, done.stderr[-2000:]
     console = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
-    return json.loads(unescape(found[1])), console
+    return json.loads(unescape(probe[1])), console
 
 
 @pytest.mark.slow
 def test_it_renders_and_sorts_without_an_error(probed):
-    found, console = look(probed)
-    assert found["errors"] == []
+    facts, console = look(probed)
+    assert facts["errors"] == []
     assert console == []
-    assert found["descending"] == sorted(found["descending"], reverse=True)
-    assert found["ascending"] == found["descending"][::-1]
-    assert (found["first"], found["second"]) == ("descending", "ascending")
-    assert found["names"] == sorted(found["before"]) != found["before"]
-    assert found["sorted"] == 1
-    assert len(found["tables"]) >= 7
-    assert all(found["tables"])
-    assert found["boxes"] == 8 + 8 + 1 + 1 + 1  # data, experts, base, merge, version
-    assert found["spilt"] == []
-    assert min(found["drawing"]) > 200
-    assert found["overflow"] <= 0
+    assert facts["descending"] == sorted(facts["descending"], reverse=True)
+    assert facts["ascending"] == facts["descending"][::-1]
+    assert (facts["first"], facts["second"]) == ("descending", "ascending")
+    assert facts["names"] == sorted(facts["before"]) != facts["before"]
+    assert facts["sorted"] == 1
+    assert len(facts["tables"]) >= 7
+    assert all(facts["tables"])
+    assert facts["boxes"] == 8 + 8 + 1 + 1 + 1  # data, experts, base, merge, version
+    assert facts["spilt"] == []
+    assert min(facts["drawing"]) > 200
+    assert facts["overflow"] <= 0
 
 
 @pytest.mark.slow
@@ -110,5 +110,5 @@ def test_light_and_dark_follow_the_reader(probed):
 
 
 def test_a_narrow_screen_does_not_scroll_sideways(probed):
-    found, _ = look(probed, "--window-size=500,800")
-    assert found["overflow"] <= 0
+    facts, _ = look(probed, "--window-size=500,800")
+    assert facts["overflow"] <= 0

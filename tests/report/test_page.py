@@ -141,11 +141,11 @@ def test_blocks_of_a_causal_model_have_no_standard_error_of_single_answers(make_
 def test_base_data_and_seed_are_those_of_the_run_whatever_the_choices_say_by_now(make_run):
     root = make_run(["ships", "trees"])
     path = root / "outputs/results/test.json"
-    own = {
+    changes = {
         "model": {"modality": "vision", "pretrained": "ours"},
         "sources": dict.fromkeys(["ships", "trees"], "suite:a"),
     }
-    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     for task in ("ships", "trees"):
         trained = root / f"outputs/experts/{task}/training.json"
         trained.write_text(json.dumps(json.loads(trained.read_text()) | {"seed": 41}))
@@ -192,10 +192,10 @@ def test_a_choice_at_the_edge_of_the_grid_is_said(make_run):
 def test_a_refused_candidate_shows_the_reasons(make_run):
     root = make_run()
     path = root / "outputs/registration.json"
-    found = json.loads(path.read_text())
-    found |= {"champion": "7", "aliases": ["candidate"]}
-    found["decision"] |= {"promote": False, "gates": [{"name": "margin", "passed": False, "reason": "no gain"}]}
-    path.write_text(json.dumps(found))
+    record = json.loads(path.read_text())
+    record |= {"champion": "7", "aliases": ["candidate"]}
+    record["decision"] |= {"promote": False, "gates": [{"name": "margin", "passed": False, "reason": "no gain"}]}
+    path.write_text(json.dumps(record))
     page = written(root)
     assert "The gates refused it; the champion is version 7." in page
     assert "<strong>failed</strong>" in page
@@ -204,10 +204,10 @@ def test_a_refused_candidate_shows_the_reasons(make_run):
 
 def changed(root, **decision):
     path = root / "outputs/registration.json"
-    found = json.loads(path.read_text())
-    found["decision"] |= decision
-    path.write_text(json.dumps(found))
-    return found
+    record = json.loads(path.read_text())
+    record["decision"] |= decision
+    path.write_text(json.dumps(record))
+    return record
 
 
 def test_the_decision_is_drawn_against_what_is_allowed(make_run):
@@ -277,9 +277,9 @@ def test_hostile_names_stay_text(make_run, draw_figures, place_figures, tmp_path
     grids = {"cart": {"matrices": [HOSTILE], "scale": [0.5, 1.0, 2.0]}}
     root = make_run(["<b>bold</b>", "b"], grids, source=f"folder:{HOSTILE}")
     place_figures(root, draw_figures(root, tmp_path / "scratch"))
-    found = json.loads((root / "outputs/registration.json").read_text())
-    found["decision"]["gates"][0]["reason"] = found["model"] = HOSTILE
-    (root / "outputs/registration.json").write_text(json.dumps(found))
+    record = json.loads((root / "outputs/registration.json").read_text())
+    record["decision"]["gates"][0]["reason"] = record["model"] = HOSTILE
+    (root / "outputs/registration.json").write_text(json.dumps(record))
     page = written(root)
     assert sum(tag == "script" for tag, _ in Tags(page).found) == 1
     assert "<b>" not in page

@@ -10,8 +10,8 @@ def luminance(colour):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one, other):
-    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+def contrast(first, other):
+    high, low = sorted((luminance(first), luminance(other)), reverse=True)
     return (high + 0.05) / (low + 0.05)
 
 

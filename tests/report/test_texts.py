@@ -36,11 +36,11 @@ def of_texts(make_run, monkeypatch):
 @pytest.mark.parametrize("content", CUT_OFF)
 def test_answers_that_were_cut_off_are_asked_for_again(of_texts, content):
     root, run = of_texts
-    kept = root / ".mergeflow/report_texts.json"
-    kept.write_bytes(content)
+    cache = root / ".mergeflow/report_texts.json"
+    cache.write_bytes(content)
     table = texts_table(root, run)
     assert [cell.text for cell in table.rows[0].cells] == ["ships", "sea", "a", "b", "c"]
-    assert json.loads(kept.read_text())["texts"] == [FOUND]
+    assert json.loads(cache.read_text())["texts"] == [FOUND]
 
 
 def test_answers_are_asked_for_again_where_the_texts_are_others(of_texts, monkeypatch):
@@ -55,13 +55,13 @@ def test_answers_are_asked_for_again_where_the_texts_are_others(of_texts, monkey
 def test_a_failed_write_leaves_the_answers_of_before(of_texts, monkeypatch):
     root, run = of_texts
     texts_table(root, run)
-    kept = root / ".mergeflow/report_texts.json"
-    before = kept.read_text().replace("abab", "another")
-    kept.write_text(before)
+    cache = root / ".mergeflow/report_texts.json"
+    before = cache.read_text().replace("abab", "another")
+    cache.write_text(before)
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space"):
         texts_table(root, run)
-    assert kept.read_text() == before
+    assert cache.read_text() == before
 
 
 @pytest.mark.parametrize("content", CUT_OFF)

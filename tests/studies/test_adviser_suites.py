@@ -52,8 +52,8 @@ def test_negating_a_task_unlearns_it(result: Result) -> None:
     edits = select(result.rows, part="edit")
     assert len(edits) == 2 * len(SEEDS) * 6  # ordered pairs of three tasks
     assert set(edits.forget) == set(NAMES)
-    own = select(edits, run="one_epoch")
-    assert own.left.mean() < own.left_out.mean() - 5
+    chosen = select(edits, run="one_epoch")
+    assert chosen.left.mean() < chosen.left_out.mean() - 5
     assert len(result.findings) == 7 + 4
     assert set(result.draw()) == {"scales", "costs"}
 

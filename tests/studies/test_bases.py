@@ -88,9 +88,9 @@ def test_the_study_measures_every_base_from_its_pretraining_on(io: StageIO, monk
         raise AssertionError("trained twice")
 
     monkeypatch.setattr(bases, "pretrain", never)
-    kept, start = bases.open_base(Laboratory(io), options, "style"), load_clip(POCKET, None)
+    reopened, start = bases.open_base(Laboratory(io), options, "style"), load_clip(POCKET, None)
     moved = {
-        name: float((kept.model.state_dict()[name] - value).abs().max())
+        name: float((reopened.model.state_dict()[name] - value).abs().max())
         for name, value in start.model.state_dict().items()
     }
     assert moved["visual.proj"] > 1e-4, "the pre-training moved the random start, and was kept"

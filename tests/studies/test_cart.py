@@ -224,17 +224,17 @@ def test_cart_of_two_tasks_is_the_average(subsets_io: StageIO) -> None:
 def test_a_sample_is_as_large_as_the_spread_of_its_pilot_asks(subsets_io: StageIO) -> None:
     options = subset_scaling.STUDY.chosen(subsets_io).model_copy(update={"margin": 0.02, "pilot": 4, "most": 18})
     tasks = [str(number) for number in range(6)]
-    known = {"zero_shot": dict.fromkeys(tasks, 0.5), "expert": dict.fromkeys(tasks, 0.9)}
+    references = {"zero_shot": dict.fromkeys(tasks, 0.5), "expert": dict.fromkeys(tasks, 0.9)}
     seen: list[tuple[str, ...]] = []
 
     def work(spread: float, size: int, number: int, subset: tuple[str, ...]) -> list[Row]:
         seen.append(subset)
         return [{"method": m, "validation": 70 + spread * (number % 2)} for m in (*options.grids, "more")]
 
-    few = subset_scaling.plan_sample(tasks, known, options, 3, lambda *piece: work(1, *piece))
+    few = subset_scaling.plan_sample(tasks, references, options, 3, lambda *piece: work(1, *piece))
     assert (few["population"], few["a"], few["b"]) == (comb(6, 3), 50, pytest.approx(90))
     assert list(few["subsets"]) == seen, "of so small a spread the pilot is enough: (3.18 · 0.0058 / 0.02)² < 1"
-    more = subset_scaling.plan_sample(tasks, known, options, 3, lambda *piece: work(5, *piece))
+    more = subset_scaling.plan_sample(tasks, references, options, 3, lambda *piece: work(5, *piece))
     assert list(more["subsets"])[:4] == seen[:4], "the pilot belongs to the sample"
     assert len(more["subsets"]) == 18 < subset_scaling.two_stage_size(0.05 * (1 / 3) ** 0.5, 0.02, 4) == 22
     assert subset_scaling.two_stage_size(0.05, 0.02, 4) == 64
@@ -330,12 +330,12 @@ def test_a_rank_or_a_number_of_tasks_out_of_range_is_refused(many_lab: Path, tmp
 
 
 def test_the_smallest_rank_is_that_of_the_mean_on_validation() -> None:
-    kept = {0.08: (99.5, 98.5, 98.5), 0.16: (98.0, 99.5, 99.6), 0.32: (99.5, 99.5, 99.5)}
+    accuracies = {0.08: (99.5, 98.5, 98.5), 0.16: (98.0, 99.5, 99.6), 0.32: (99.5, 99.5, 99.5)}
     about = {"part": "suites", "kind": "cart", "tasks": 8, "split": "validation", "task": "a", "expert": 100.0}
     sizes = dict.fromkeys(("file", "own", "one_task", "all_experts", "file_share", "formula_bits", "threshold"), 1)
     rows = pd.DataFrame(
         {**about, **sizes, "needs_base": False, "rank_ratio": ratio, "seed": seed, "accuracy": value}
-        for ratio, values in kept.items()
+        for ratio, values in accuracies.items()
         for seed, value in enumerate(values)
     )
     assert compression.smallest(rows, 8, 0.99) == 0.16
@@ -389,7 +389,9 @@ def test_labels_play_no_part_in_adapting_and_images_do(many_lab: Path, tmp_path:
     lab = Laboratory(study_io(many_lab, "adaptation", tmp_path))
     experts = lab.run("experts").experts(0)
     first = adapt(lab, experts, PLAN)
-    lab._examples.update({key: replace(own, labels=2 - own.labels) for key, own in lab._examples.items()})
+    lab._examples.update(
+        {key: replace(examples, labels=2 - examples.labels) for key, examples in lab._examples.items()}
+    )
     second = adapt(lab, experts, PLAN)
     assert first.learned == second.learned
     assert all(torch.equal(first.state[name], second.state[name]) for name in first.state)

@@ -80,9 +80,9 @@ def test_a_claim_about_a_part_of_the_rows_sees_no_other() -> None:
         claim.of_part(lambda rows: rows[rows.suite == "b"], "suite b"),
     ]
     findings = [part.judge(rows) for part in parts]
-    assert [(one.setting, one.verdict) for one in findings] == [("suite a", "holds"), ("suite b", UNTESTED)]
-    assert [one.claim for one in findings] == ["2 rows rise."] * 2
-    assert [one.measured.rpartition("at most ")[2] for one in findings] == ["1.1", "-1"]
+    assert [(finding.setting, finding.verdict) for finding in findings] == [("suite a", "holds"), ("suite b", UNTESTED)]
+    assert [finding.claim for finding in findings] == ["2 rows rise."] * 2
+    assert [finding.measured.rpartition("at most ")[2] for finding in findings] == ["1.1", "-1"]
     decided = Claim("M1", "It rises.", decide=lambda rows: (bool((rows.gain > 0).all()), "so"), setting="whole")
     part = decided.of_part(lambda rows: rows[rows.suite == "a"])
     assert (part.judge(rows).verdict, part.setting, decided.judge(rows).verdict) == ("holds", "whole", "does not hold")

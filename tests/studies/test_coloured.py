@@ -88,8 +88,8 @@ def test_colour_goes_with_parity_as_often_as_it_should_and_noise_moves_labels(
         task = coloured(digits, 0.9, "r0.9")
         red = images(task)[..., 0].reshape(len(task), -1).any(axis=1)
         odd = task.labels.numpy() == 1
-        for share, own in ((0.9, np.asarray(red)[odd]), (0.1, np.asarray(red)[~odd])):
-            assert abs(own.mean() - share) < 3 * (share * (1 - share) / len(own)) ** 0.5
+        for share, is_red in ((0.9, np.asarray(red)[odd]), (0.1, np.asarray(red)[~odd])):
+            assert abs(is_red.mean() - share) < 3 * (share * (1 - share) / len(is_red)) ** 0.5
     assert (plain.odd == plain.digit % 2).all()
     flipped = (noisy.odd != plain.odd).mean()
     assert abs(flipped - 0.25) < 3 * (0.25 * 0.75 / 300) ** 0.5
@@ -103,9 +103,9 @@ def test_tuning_learns_a_colour_from_a_base_that_all_experts_share(
     assert all((base.start[name] == again.start[name]).all() for name in base.start)
     longer = Adapting(steps=40, learning_rate=0.004)
     expert = trained(base.model, base.start, coloured(splits["train"], 0.95, "a"), longer, 0)
-    found = accuracy(base.model, expert, {f"{r}": coloured(splits["test"], r, f"{r}") for r in (0.95, 0.05)})
-    assert found["0.95"] > 80
-    assert found["0.05"] < 20
+    shares = accuracy(base.model, expert, {f"{r}": coloured(splits["test"], r, f"{r}") for r in (0.95, 0.05)})
+    assert shares["0.95"] > 80
+    assert shares["0.05"] < 20
 
 
 @pytest.mark.slow
@@ -121,9 +121,9 @@ def test_a_clip_begins_with_a_head_from_prompts_and_learns_a_colour(
     assert ("rows" in base.start) == (head == "trained")
     expert = tuned(clip, base, splits["train"], [0.95], 20, 0)["r0.95"]
     assert all((expert[name] != value).any() for name, value in base.start.items() if name == "rows")
-    found = accuracy(base.model, expert, {f"{r}": coloured(splits["test"], r, f"{r}") for r in (0.95, 0.05)})
-    assert found["0.95"] > 80
-    assert found["0.05"] < 20
+    shares = accuracy(base.model, expert, {f"{r}": coloured(splits["test"], r, f"{r}") for r in (0.95, 0.05)})
+    assert shares["0.95"] > 80
+    assert shares["0.05"] < 20
 
 
 def test_a_clip_takes_pictures_of_its_own_size(world: ColouredWorld, splits: dict[str, Digits]) -> None:
@@ -140,8 +140,8 @@ def test_nets_that_are_drawn_at_once_are_those_that_are_drawn_alone(world: Colou
     jobs = [(make, seed) for seed in range(12) for make in makers]
     alone = [make(seed).state_dict() for make, seed in jobs]
     with ThreadPoolExecutor(8) as pool:
-        for expected, found in zip(alone, pool.map(lambda job: job[0](job[1]).state_dict(), jobs), strict=True):
-            assert all(torch.equal(expected[name], found[name]) for name in expected)
+        for expected, concurrent in zip(alone, pool.map(lambda job: job[0](job[1]).state_dict(), jobs), strict=True):
+            assert all(torch.equal(expected[name], concurrent[name]) for name in expected)
 
 
 def test_a_source_without_digits_is_refused(world: ColouredWorld) -> None:
@@ -207,7 +207,7 @@ def test_coloured_digits_runs_whole(root: Path, tmp_path: Path) -> None:
     promised = grid[grid["promised_0.2"] == 1]
     assert len(promised), "Equation 7 promises some points"
     assert promised.validation_1.min() > 70, "what Equation 7 promises is good"
-    mirrored = [(-one, -two) for one, two in promised.index if (-one, -two) in grid.index]
+    mirrored = [(-first, -two) for first, two in promised.index if (-first, -two) in grid.index]
     assert grid.loc[mirrored].validation_1.max() < 60, "and its mirror image is at chance or below"
 
 
@@ -270,6 +270,6 @@ def test_mnist_is_coloured_and_a_real_transformer_built_by_configuration(tmp_pat
 def test_of_equally_good_points_the_middle_one_is_taken() -> None:
     assert middle_of_best({(0.0,): 90.0, (0.2,): 95.0, (0.4,): 95.0, (0.6,): 95.0 - 1e-12, (0.8,): 94.0}) == (0.4,)
     assert middle_of_best({(0.0,): 95.0, (0.2,): 95.0}) == (0.0,)
-    plateau = {(one, two): 95.0 for one in (0.0, 1.0, 2.0) for two in (0.0, 1.0, 2.0)}
+    plateau = {(first, two): 95.0 for first in (0.0, 1.0, 2.0) for two in (0.0, 1.0, 2.0)}
     assert middle_of_best(plateau) == (1.0, 1.0)
     assert middle_of_best({**plateau, (2.0, 0.0): 96.0}) == (2.0, 0.0)

@@ -56,15 +56,15 @@ def test_looks_show_what_they_say(digits: Digits) -> None:
     looks = (Look(), Look(angle=90), Look(dark=True), Look(outlined=True))
     upright, turned, dark, outlined = (shown(digits, look, "a", (0, 1)) for look in looks)
     assert set(upright.labels.tolist()) == {0, 1}
-    images = [np.asarray(one.inputs) for one in (upright, turned, dark, outlined)]
+    images = [np.asarray(rows.inputs) for rows in (upright, turned, dark, outlined)]
     assert (np.rot90(images[0], axes=(1, 2)) == images[1]).all()
     assert (images[2][..., 0] == 255 - images[0][..., 0]).all()
     assert not images[2][..., 2].any()
     around = np.lib.stride_tricks.sliding_window_view(images[0][..., 0], (3, 3), axis=(1, 2)).astype(int)
     assert (images[3][:, 1:-1, 1:-1, 0] == around.max((3, 4)) - around.min((3, 4))).all()
-    kept = few(upright, 5, 0)
-    assert len(kept) == 5
-    assert (few(upright, 5, 0).labels == kept.labels).all()
+    chosen = few(upright, 5, 0)
+    assert len(chosen) == 5
+    assert (few(upright, 5, 0).labels == chosen.labels).all()
 
 
 def test_every_task_is_reached_from_the_other_three(root: Path, tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_every_task_is_reached_from_the_other_three(root: Path, tmp_path: Path) 
     assert ways.scale[[*SINGLE, SUM, ANALOGY]].isin(SCALES).all()
     assert ways.validation[ANALOGY] >= ways.validation[UNLABELLED]  # 1 is among the λ
     assert (len(result.tables), len(result.findings), list(result.draw())) == (3, 12, ["targets"])
-    assert all(sorted(sum(one.splits.values(), ())) == list(range(10)) for one in ATTRIBUTES.values())
+    assert all(sorted(sum(attribute.splits.values(), ())) == list(range(10)) for attribute in ATTRIBUTES.values())
 
 
 def test_the_nearest_expert_is_the_best_on_validation() -> None:
@@ -137,8 +137,8 @@ def test_tuning_is_judged_on_samples_that_it_left_out(digits: Digits, monkeypatc
     nothing: Any = None
     group = Group(Pretrained(nothing, {}), {}, Adapting(steps=1, learning_rate=1.0))
     assert left_out_loss(group, samples, group.adapting, 0) == pytest.approx(np.log(10))
-    assert [len(one) for one in seen] == [6, 6, 6]
-    assert set.union(*(pictures(samples) - one for one in seen)) == pictures(samples), "each is left out once"
+    assert [len(batch) for batch in seen] == [6, 6, 6]
+    assert set.union(*(pictures(samples) - batch for batch in seen)) == pictures(samples), "each is left out once"
     assert left_out_loss(group, samples, Adapting(steps=1, learning_rate=2.0), 0) == np.inf
 
 
@@ -155,8 +155,8 @@ def test_ridge_leaves_out_as_if_it_solved_again(answered: Answered) -> None:
     features, wanted = draw.normal(size=(24, 2)), draw.normal(size=24)
     again = 0.0
     for start in range(0, 24, 3):
-        kept = np.r_[:start, start + 3 : 24]
-        scales = solve(features[kept], wanted[kept], 0.7)
+        rows = np.r_[:start, start + 3 : 24]
+        scales = solve(features[rows], wanted[rows], 0.7)
         again += float(((wanted - features @ scales)[start : start + 3] ** 2).sum())
     assert left_out_error(features, wanted, 0.7, 3) == pytest.approx(again)
     first, second = by_ridge(answered)

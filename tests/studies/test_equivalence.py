@@ -41,7 +41,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
 @pytest.mark.slow
 def test_what_was_derived_holds_and_what_was_printed_does_not(rows: pd.DataFrame) -> None:
     findings = [claim.judge(rows) for claim in claims(Options.model_validate(SMALL))]
-    assert [one.claim for one in findings if not one.holds] == REFUTED
+    assert [finding.claim for finding in findings if not finding.holds] == REFUTED
     assert len(select(rows, table="one_epoch")) == (2 * 2 + 1) * 3, "two nets of two seeds and the model; three tasks"
     assert select(rows, table="joint", epochs=1).error.max() < 1e-12
 

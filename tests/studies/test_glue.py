@@ -70,8 +70,10 @@ def test_the_table_has_every_model_with_its_heads(lab: Path, tmp_path: Path) -> 
     assert 1 / len(TASKS) < stored["emr"] < 1 < stored["cart_indexing"]
     assert set(select(rows, part="choice", model="cart, wider grid").rank_ratio) <= {0.05, 0.1}
     assert set(select(rows, part="rate").rate) == {0.01, 0.02}
-    kept = next(one for one in result.findings if one.claim.startswith("CART-Indexing keeps the figures"))
-    assert kept.holds is True, "the one finding that a few steps leave decided"
+    indexing = next(
+        finding for finding in result.findings if finding.claim.startswith("CART-Indexing keeps the figures")
+    )
+    assert indexing.holds is True, "the one finding that a few steps leave decided"
     means = select(rows, part="model", embeddings="merged").groupby(["seed", "model", "heads"]).accuracy.mean()
     choices = select(rows, part="choice").set_index(["seed", "model", "embeddings"]).validation
     for seed in (0, 1):
@@ -92,8 +94,8 @@ def bench(lab: Path, tmp_path: Path) -> Bench:
 def test_an_expert_is_judged_with_its_own_head_and_a_joint_model_with_its_own(bench: Bench, lab: Path) -> None:
     runs = lab / "outputs/studies/runs"
     training = yaml.safe_load((runs / "experts/seed_0/experts/mood/training.json").read_text())
-    found = bench.lab.accuracy(bench.experts["mood"], "validation", ["mood"])
-    assert found["mood"] == pytest.approx(training["validation_accuracy"], abs=1e-12)
+    accuracy = bench.lab.accuracy(bench.experts["mood"], "validation", ["mood"])
+    assert accuracy["mood"] == pytest.approx(training["validation_accuracy"], abs=1e-12)
     joint = yaml.safe_load((runs / "joint/seed_0/model/training.json").read_text())
     heads = left_heads(bench.lab, "joint", 0)
     scores = bench.lab.with_heads(heads).accuracy(bench.lab.run("joint").model(0), "validation")
@@ -106,11 +108,11 @@ def test_heads_probed_on_the_base_are_those_that_training_starts_from(bench: Ben
     """The warm start of the base itself: the same features, the same fit."""
     from tasks.training import Workbench
 
-    found = probed_heads(bench.lab, bench.lab.base)
+    heads = probed_heads(bench.lab, bench.lab.base)
     start = Workbench(bench.lab.io, bench.lab.device).head("same")
     assert start is not None
-    assert torch.equal(found["same"]["weight"], start.weight)
-    assert not torch.equal(found["same"]["weight"], bench.lab.heads["same"]["weight"])
+    assert torch.equal(heads["same"]["weight"], start.weight)
+    assert not torch.equal(heads["same"]["weight"], bench.lab.heads["same"]["weight"])
 
 
 @pytest.mark.slow
@@ -119,12 +121,12 @@ def test_choosing_cannot_read_test_and_embeddings_of_the_base_stay(bench: Bench)
         bench.lab.blind().accuracy(bench.lab.base, "test")
     rows = select(pd.DataFrame(bench.measure()), part="model", model="average", heads="fixed")
     rows = (rows.set_index(["embeddings", "task"]).accuracy / 100).unstack("task")
-    merged = {name: torch.stack([one[name] for one in bench.experts.values()]).mean(0) for name in bench.lab.base}
-    found = bench.lab.accuracy(merged, "test")
-    assert dict(rows.loc["merged"]) == pytest.approx(found, abs=1e-5)  # another order of the sum
+    merged = {name: torch.stack([expert[name] for expert in bench.experts.values()]).mean(0) for name in bench.lab.base}
+    accuracy = bench.lab.accuracy(merged, "test")
+    assert dict(rows.loc["merged"]) == pytest.approx(accuracy, abs=1e-5)  # another order of the sum
     state = merged | {name: value for name, value in bench.lab.base.items() if "embeddings." in name}
-    found = bench.lab.accuracy(state, "test")
-    assert dict(rows.loc["base"]) == pytest.approx(found, abs=1e-5)
+    accuracy = bench.lab.accuracy(state, "test")
+    assert dict(rows.loc["base"]) == pytest.approx(accuracy, abs=1e-5)
 
 
 def test_test_is_looked_at_with_the_chosen_candidate_alone(bench: Bench) -> None:
@@ -133,17 +135,17 @@ def test_test_is_looked_at_with_the_chosen_candidate_alone(bench: Bench) -> None
 
 
 def test_an_unknown_compressor_is_refused() -> None:
-    known = yaml.safe_load((WORLD / "studies/params.yaml").read_text())["studies"]["glue"]
+    options = yaml.safe_load((WORLD / "studies/params.yaml").read_text())["studies"]["glue"]
     with pytest.raises(ValidationError, match="expected emr or cart_indexing, found zip"):
-        Options.model_validate(known | {"compressed": {"zip": {}}})
+        Options.model_validate(options | {"compressed": {"zip": {}}})
 
 
 def test_the_same_weights_are_judged_anew_with_other_heads(bench: Bench) -> None:
     inputs, state = bench.lab, bench.experts["mood"]
-    own = inputs.accuracy(state, "validation")
+    before = inputs.accuracy(state, "validation")
     turned = {task: {name: -value for name, value in head.items()} for task, head in inputs.heads.items()}
-    assert inputs.with_heads(turned).accuracy(state, "validation") != own
-    assert inputs.accuracy(state, "validation") == own
+    assert inputs.with_heads(turned).accuracy(state, "validation") != before
+    assert inputs.accuracy(state, "validation") == before
 
 
 def test_a_study_that_names_no_heads_does_not_judge_with_those_of_the_base(lab: Path, tmp_path: Path) -> None:

@@ -81,10 +81,10 @@ def test_checkpoints_that_do_not_fit_are_told_all_at_once(tmp_path: Path) -> Non
         "blue": {"a": torch.zeros(2), "c": torch.zeros(1)},
     }.items():
         write_checkpoint(tmp_path / f"{name}.safetensors", state)
-    with pytest.raises(MergeflowError) as told:
+    with pytest.raises(MergeflowError) as raised:
         take_experts(
             tmp_path, "{task}.safetensors", ["red", "blue", "grey"], 0, tmp_path / "base.safetensors", tmp_path / "made"
         )
     for part in ("a has shape (3,), the base's has (2,)", "lacks 1 tensors", "has 1 tensors that the base", "grey: "):
-        assert part in str(told.value)
+        assert part in str(raised.value)
     assert not (tmp_path / "made").exists()

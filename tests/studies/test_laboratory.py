@@ -53,7 +53,10 @@ REFUTED = [
 @pytest.mark.slow
 def test_what_survives_a_small_model_is_found(tmp_path: Path) -> None:
     rows = read_rows(run_study(ROOT, "laboratory", tmp_path, **SMALL) / ROWS)
-    verdicts = {one.claim: one.holds for one in (claim.judge(rows) for claim in claims(Options.model_validate(SMALL)))}
+    verdicts = {
+        finding.claim: finding.holds
+        for finding in (claim.judge(rows) for claim in claims(Options.model_validate(SMALL)))
+    }
     assert [claim for claim in HOLD if verdicts[claim] is not True] == []
     assert [claim for claim in REFUTED if verdicts[claim] is not False] == []
 

@@ -62,8 +62,8 @@ def test_the_small_study_is_judged_and_drawn(result: Result) -> None:
 def test_every_task_is_reached_from_the_other_three(result: Result) -> None:
     rows = result.rows[result.rows.way.notna()]
     assert len(rows) == 2 * 8 * 9
-    for _, own in rows.groupby(["seed", "attributes", "target"]):
-        ways = own.set_index("way")
+    for _, group in rows.groupby(["seed", "attributes", "target"]):
+        ways = group.set_index("way")
         assert ways.validation[NEAREST] == ways.validation[list(SINGLE)].max()
         assert ways.validation[ANALOGY] >= ways.validation[UNLABELLED]  # 1 is among the λ
         assert ways.test[TRAINED] > ways.test[BASE]
@@ -78,9 +78,9 @@ def test_an_analogy_is_the_sum_of_three_vectors_in_the_loss_of_transformers(base
     texts = bench.held_out[tasks["first", "tales"], "test"].blocks
     total, count = 0.0, 0
     for ids, length in zip(texts.ids, texts.lengths, strict=True):
-        own = ids[None, :length].long()
+        tokens = ids[None, :length].long()
         with torch.inference_mode():
-            loss = bench.model.module.whole(input_ids=own, labels=own).loss
+            loss = bench.model.module.whole(input_ids=tokens, labels=tokens).loss
         total, count = total + float(loss) * (int(length) - 1), count + int(length) - 1
     (likelihood,) = select(result.rows, seed=1, target=TARGET, way=UNLABELLED).test
     assert likelihood == pytest.approx(-total / count, rel=1e-5)
@@ -93,8 +93,12 @@ def test_domains_are_held_against_their_own_experts_and_joint_training(result: R
     for domain in DOMAINS:
         for model in (INDIVIDUAL, JOINT):
             assert (means.loc[domain, model] > means.loc[domain, BASE]).all()
-    own = rows[rows.model.isin(list(methods()))].groupby("model").tried.unique()
-    assert {model: list(tried) for model, tried in own.items()} == {"average": [1], "task_arithmetic": [2], "ties": [1]}
+    scales = rows[rows.model.isin(list(methods()))].groupby("model").tried.unique()
+    assert {model: list(tried) for model, tried in scales.items()} == {
+        "average": [1],
+        "task_arithmetic": [2],
+        "ties": [1],
+    }
     *_, domains = result.tables.values()
     assert set(domains.index) == {BASE, INDIVIDUAL, JOINT, BEST, "average", "task_arithmetic", "ties"}
 
@@ -115,13 +119,13 @@ def test_texts_are_what_their_manner_says() -> None:
         return "\n".join(documents(Manner(author, genre, tense), split, 6, seed))
 
     tales, dialogues = text("first", "tales"), text("first", "dialogues")
-    assert [told.count("Where is the") > 0 for told in (tales, dialogues)] == [False, True]
-    assert [told.count("beside the") > 0 for told in (tales, dialogues)] == [True, False]
+    assert [texts.count("Where is the") > 0 for texts in (tales, dialogues)] == [False, True]
+    assert [texts.count("beside the") > 0 for texts in (tales, dialogues)] == [True, False]
     assert tales == text("first", "tales")
     assert tales not in {text("first", "tales", seed=2), text("first", "tales", split="test")}
 
-    def cast(told: str) -> set[str]:
-        return {word for line in told.split() if (word := line.strip('.,!?"')).istitle()}
+    def cast(tale: str) -> set[str]:
+        return {word for line in tale.split() if (word := line.strip('.,!?"')).istitle()}
 
     assert len(cast(tales) & cast(dialogues)) > len(cast(tales) & cast(text("second", "tales"))) + 5
     now = set(text("narrator", "narrative", "present").replace(".", "").replace(",", "").split())

@@ -51,11 +51,11 @@ def test_all_that_is_wrong_with_the_places_is_told_before_anything_is_trained(tm
     (tmp_path / "mine/train.txt").write_text(tale("ship", 20, 0))
     with pytest.raises(MergeflowError) as caught:
         check_places("mine", ["folder:mine", "folder:nowhere", "jsonl:mine"], tmp_path)
-    told = str(caught.value)
-    assert "'folder:mine' has no texts of the split validation and test" in told
-    assert "nowhere" in told
-    assert "'jsonl:mine' is not a folder of texts" in told
-    assert "folder:PATH, a folder with train.txt, validation.txt and test.txt" in told
+    message = str(caught.value)
+    assert "'folder:mine' has no texts of the split validation and test" in message
+    assert "nowhere" in message
+    assert "'jsonl:mine' is not a folder of texts" in message
+    assert "folder:PATH, a folder with train.txt, validation.txt and test.txt" in message
     check_places("mine", World.of(None).tasks, tmp_path)
 
 

@@ -117,10 +117,10 @@ def test_matching_mends_averages_of_different_starts_and_leaves_others_alone(run
 
 def test_edits_are_linear_and_a_zero_edit_is_exact(run: Run) -> None:
     rows = run("linearity_edits")
-    two, one = (select(rows, equation=f"Eq. 2, ends {ends}") for ends in ("2λ", "λ"))
-    assert float(worst_share(pd.concat([two, one])).max()) < 0.2
+    two, single = (select(rows, equation=f"Eq. 2, ends {ends}") for ends in ("2λ", "λ"))
+    assert float(worst_share(pd.concat([two, single])).max()) < 0.2
     assert float(worst_share(select(rows, equation="Eq. 3")).max()) < 0.5
-    assert one.error.max() < two.error.max(), "longer edits are less linear"
+    assert single.error.max() < two.error.max(), "longer edits are less linear"
     assert select(rows, equation="Eq. 4").error.max() < 0.3
 
 
@@ -168,8 +168,8 @@ def test_training_together_makes_features_linear(run: Run) -> None:
 def test_a_net_without_batchnorm_keeps_its_weights() -> None:
     net = Network(mlp([4, 3, 2]))
     state = {name: value + 1 for name, value in net.state().items()}
-    kept = with_statistics(net, state, [])
-    assert all(torch.equal(kept[name], value) for name, value in state.items())
+    state_again = with_statistics(net, state, [])
+    assert all(torch.equal(state_again[name], value) for name, value in state.items())
 
 
 def test_baselines_that_are_nothing_decide_nothing() -> None:

@@ -47,9 +47,10 @@ def test_rotated_mnist_trains_and_is_measured_at_its_real_size(root: Path) -> No
     assert len(layers) == len(real.hidden)
     ends = {"start": done.start, **done.tuned}
     pair = dict.fromkeys(list(ends)[:2], 0.5)
-    found = affine(done.model, {"test": next(iter(tasks.values())).test}, ends, {"half": Combination(pair)}, layers)
+    measures = affine(done.model, {"test": next(iter(tasks.values())).test}, ends, {"half": Combination(pair)}, layers)
     assert all(
-        one.distance.shape == one.coef.shape and (one.distance >= -1e-12).all() for one in found["half"].values()
+        measure.distance.shape == measure.coef.shape and (measure.distance >= -1e-12).all()
+        for measure in measures["half"].values()
     )
 
 
@@ -87,17 +88,17 @@ def shortened(choices: Any) -> Any:
     """Return a study's choices with its nets as they are, a handful of examples of three tasks, and one step each."""
     if not isinstance(choices, dict):
         return choices
-    found = {key: SHORT.get(key, shortened(value)) for key, value in choices.items()}
-    if "learning_rate" in found:
-        found |= {"steps": 1, "batch_size": 4}
-    if isinstance(found.get("epochs"), list):
-        found["epochs"] = [1, 2]
-    elif "spawn" in found:
-        found["epochs"] = 2
+    settings = {key: SHORT.get(key, shortened(value)) for key, value in choices.items()}
+    if "learning_rate" in settings:
+        settings |= {"steps": 1, "batch_size": 4}
+    if isinstance(settings.get("epochs"), list):
+        settings["epochs"] = [1, 2]
+    elif "spawn" in settings:
+        settings["epochs"] = 2
     for key in ("angles", "splits", "rates"):
-        if isinstance(found.get(key), list):
-            found[key] = found[key][:3]
-    return found
+        if isinstance(settings.get(key), list):
+            settings[key] = settings[key][:3]
+    return settings
 
 
 @pytest.mark.slow

@@ -60,8 +60,8 @@ def test_identities_hold_for_the_code_as_it_is(rows: pd.DataFrame) -> None:
 
 
 def test_what_does_not_hold_is_found() -> None:
-    one, other = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.5, 4.0])}
-    assert distance_in_places(one, other, {"w": torch.tensor([1.5, 4.1])})["places"] > 1e4
+    first, other = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.5, 4.0])}
+    assert distance_in_places(first, other, {"w": torch.tensor([1.5, 4.1])})["places"] > 1e4
 
     class Leaky:
         """Features of a text that depend on the texts beside it."""
@@ -89,8 +89,8 @@ def test_answers_are_the_edited_questions() -> None:
     torch.testing.assert_close(
         drawn.log_p(model, torch.arange(2)).exp().sum(1), torch.ones(int((drawn.labels[:2] >= 0).sum()))
     )
-    told = -drawn.log_p(model, torch.arange(16)).gather(1, drawn.labels[drawn.labels >= 0][:, None]).mean()
-    torch.testing.assert_close(drawn.loss(model, torch.arange(16)), told)
+    surprise = -drawn.log_p(model, torch.arange(16)).gather(1, drawn.labels[drawn.labels >= 0][:, None]).mean()
+    torch.testing.assert_close(drawn.loss(model, torch.arange(16)), surprise)
 
 
 def published(folder: Path, config: dict[str, Any], count: int) -> dict[str, Any]:
@@ -98,15 +98,15 @@ def published(folder: Path, config: dict[str, Any], count: int) -> dict[str, Any
     from transformers import T5Config, T5ForConditionalGeneration
 
     torch.manual_seed(0)
-    known: Any = {"vocab_size": len(WORDS) + 2, "decoder_start_token_id": 0, **config}
-    whole: Any = T5ForConditionalGeneration(T5Config(**known))
+    options: Any = {"vocab_size": len(WORDS) + 2, "decoder_start_token_id": 0, **config}
+    whole: Any = T5ForConditionalGeneration(T5Config(**options))
     whole.save_pretrained(folder / "base")
     word_tokenizer().save_pretrained(folder / "base")
     texts(folder)
     names = [f"task_{n}" for n in range(count)]
     for number, name in enumerate(names, start=1):
-        own = names_of(folder / "base")
-        changed = noisy({key: value for key, value in whole.state_dict().items() if key in own}, number, 0.02)
+        tensors = names_of(folder / "base")
+        changed = noisy({key: value for key, value in whole.state_dict().items() if key in tensors}, number, 0.02)
         save_file(changed, folder / f"{name}.safetensors")
     experts = {name: f"{name}.safetensors" for name in names}
     return {"base": "base", "experts": experts, "texts": dict.fromkeys(names, "text:lines.txt")}

@@ -26,10 +26,10 @@ def test_the_world_is_a_project_like_the_root() -> None:
 
 
 def test_the_roots_command_finds_the_studies_of_both() -> None:
-    found = find_studies(ROOT)
-    assert (found["mima"].root, found["many_tasks"].root) == (ROOT, WORLD)
-    assert found["many_tasks"].folder == WORLD / "outputs/studies/many_tasks"
-    assert set(find_studies(WORLD)) == {name for name, study in found.items() if study.root == WORLD}
+    studies = find_studies(ROOT)
+    assert (studies["mima"].root, studies["many_tasks"].root) == (ROOT, WORLD)
+    assert studies["many_tasks"].folder == WORLD / "outputs/studies/many_tasks"
+    assert set(find_studies(WORLD)) == {name for name, study in studies.items() if study.root == WORLD}
 
 
 def test_a_run_tunes_the_first_of_the_tasks(many_lab: Path) -> None:

@@ -45,12 +45,12 @@ def test_linearised_experts_are_linear_and_lose_what_the_expansion_loses(toy_lab
     inputs = Laboratory(study_io(toy_lab, "mergeability", tmp_path / "again", **SMALL))
     run, first = inputs.run("linearised"), linear.iloc[0]
     i, j = first.pair.split(" – ")
-    one, other = run.expert(first.seed, i), run.expert(first.seed, j)
+    left, other = run.expert(first.seed, i), run.expert(first.seed, j)
     data, lost = inputs.examples("test"), 0.0
-    for task, own in ((i, one), (j, other)):
-        middle = {name: (one[name] + other[name]) / 2 for name in one}
+    for task, expert in ((i, left), (j, other)):
+        middle = {name: (left[name] + other[name]) / 2 for name in left}
         lost += 50 * (
-            accuracy_of_expansion(inputs, data[task], own) - accuracy_of_expansion(inputs, data[task], middle)
+            accuracy_of_expansion(inputs, data[task], expert) - accuracy_of_expansion(inputs, data[task], middle)
         )
     assert first.loss == pytest.approx(lost, abs=0.3), "one of 200 images more or less is rounding"
 
@@ -71,9 +71,9 @@ def accuracy_of_expansion(inputs: Laboratory, data: Any, state: Any) -> float:
 
 
 def test_experts_that_somebody_published_are_judged_without_any_rounds(toy_lab: Path, tmp_path: Path) -> None:
-    known = {"runs": {"published": "theirs", "mima_1": "ours"}, "rounds": []}
-    result = run_result(toy_lab, "mergeability", tmp_path, **{**SMALL, **known})
-    theirs, ours = (select(result.rows, run=run, seed=0).drop(columns="run") for run in known["runs"])
+    settings = {"runs": {"published": "theirs", "mima_1": "ours"}, "rounds": []}
+    result = run_result(toy_lab, "mergeability", tmp_path, **{**SMALL, **settings})
+    theirs, ours = (select(result.rows, run=run, seed=0).drop(columns="run") for run in settings["runs"])
     assert theirs.to_dict("list") == ours.to_dict("list"), "they are the same files"
     assert (result.findings[-1].holds, result.findings[-1].measured) == (None, "not measured with these choices")
     assert set(result.draw()) == {"predictions"}
@@ -107,7 +107,7 @@ def test_every_pair_of_the_largest_suite_is_merged_once(many_lab: Path, tmp_path
 def test_the_error_is_that_of_the_definition(toy_lab: Path, tmp_path: Path) -> None:
     inputs = Laboratory(study_io(toy_lab, "mergeability", tmp_path, **SMALL))
     experts = {task: inputs.run("mima_1").expert(0, task) for task in ("north", "east")}
-    found = ctl_errors(inputs, experts, 8)["north", "east"]
+    errors_by_layer = ctl_errors(inputs, experts, 8)["north", "east"]
     errors = []
     for task in experts:
         images = inputs.examples("validation")[task].inputs[:8]  # type: ignore[attr-defined]
@@ -116,16 +116,16 @@ def test_the_error_is_that_of_the_definition(toy_lab: Path, tmp_path: Path) -> N
             weight: torch.Tensor = next(iter(state.values()))
             return torch.relu(x.double() @ weight.double().T)
 
-        one, other = experts.values()
-        middle = {name: (one[name].double() + other[name].double()) / 2 for name in one}
-        mixed = (hidden(one) + hidden(other)) / 2
+        first, other = experts.values()
+        middle = {name: (first[name].double() + other[name].double()) / 2 for name in first}
+        mixed = (hidden(first) + hidden(other)) / 2
         errors += ((hidden(middle) - mixed).square().sum(1) / mixed.square().sum(1)).tolist()
-    assert found["block_1"] == pytest.approx(sum(errors) / len(errors), rel=1e-4)
+    assert errors_by_layer["block_1"] == pytest.approx(sum(errors) / len(errors), rel=1e-4)
 
 
 def test_parallel_vectors_have_no_conflict_and_opposite_ones_nothing_else() -> None:
-    one = {"w": torch.tensor([1.0, -2.0, 3.0])}
-    same, opposite = of_weights(one, {"w": 2 * one["w"]}), of_weights(one, {"w": -one["w"]})
+    vector = {"w": torch.tensor([1.0, -2.0, 3.0])}
+    same, opposite = of_weights(vector, {"w": 2 * vector["w"]}), of_weights(vector, {"w": -vector["w"]})
     assert (same["sign_conflict"], opposite["sign_conflict"]) == (0.0, 1.0)
     assert (same["cosine"], opposite["cosine"]) == pytest.approx((1.0, -1.0))
 
@@ -145,8 +145,8 @@ def test_ranks_are_of_each_suite_and_of_the_seeds_that_all_runs_have() -> None:
     rows = made_up(0)
     few = within_suite(3, rows)
     assert set(few.pair) == {"a – b", "a – c", "b – c"}
-    for own in (few, rows, rows.assign(loss=-rows.loss)):
-        assert ranks(own, ["experts"], LAST) == pytest.approx([own.loss.iloc[-1] / abs(own.loss.iloc[-1])] * 3)
+    for table in (few, rows, rows.assign(loss=-rows.loss)):
+        assert ranks(table, ["experts"], LAST) == pytest.approx([table.loss.iloc[-1] / abs(table.loss.iloc[-1])] * 3)
     assert ranks(rows, ["experts"], DISTANCE) == [0.0] * 3, "a constant prediction ranks nothing"
     longer = pd.concat([rows, rows[rows.seed < 2].assign(run="more")])
     assert len(ranks(longer, ["experts", "more"], LAST)) == 2
@@ -172,7 +172,7 @@ def test_the_commands_answer_is_what_the_record_chose() -> None:
 def test_the_prediction_is_the_one_of_the_study() -> None:
     assert ANSWER.prediction == DISTANCE
     base, first, second = ({"w": torch.tensor(values)} for values in ([0.0, 1.0], [3.0, 2.0], [0.0, 5.0]))
-    vectors = [{"w": one["w"] - base["w"]} for one in (first, second)]
+    vectors = [{"w": expert["w"] - base["w"]} for expert in (first, second)]
     assert predicted_by_weights(first, second) == pytest.approx(of_weights(*vectors)["distance"])
 
 

@@ -126,7 +126,7 @@ def test_all_that_is_wrong_is_told_before_anything_runs(project: Path) -> None:
     values = yaml.safe_load((project / "studies/params.yaml").read_text())
     values["studies"] = {"how_far": {"run": "expert"}, "broken": {}, "how_fra": {}}
     (project / "studies/params.yaml").write_text(yaml.safe_dump(values))
-    with pytest.raises(MergeflowError) as told:
+    with pytest.raises(MergeflowError) as raised:
         check_study_options(
             project, load_study_params(project / "studies/params.yaml", load_params(project / "params.yaml"))
         )
@@ -137,7 +137,7 @@ def test_all_that_is_wrong_is_told_before_anything_runs(project: Path) -> None:
         "unknown study 'how_fra': did you mean 'how_far'?",
         "the study in studies/lonely.py has no choices: add `lonely: {…}`",
     ):
-        assert part in str(told.value)
+        assert part in str(raised.value)
     with pytest.raises(MergeflowError, match="has no choices"):
         names_differ(project)
     before = sorted(project.rglob("*"))

@@ -63,8 +63,8 @@ def test_files_of_a_stage_go_to_another_process_without_what_they_hold(tmp_path:
 
 def test_code_of_the_projects_own_folder_is_measured_here(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("import os\n\ndef measure(number):\n    return os.getpid()\n")
-    own = load_file(tmp_path / "own.py")
-    measures = {str(number): partial(own.measure, number) for number in range(2)}
+    module = load_file(tmp_path / "own.py")
+    measures = {str(number): partial(module.measure, number) for number in range(2)}
     assert cached_in_processes(two_workers(tmp_path), measures) == [os.getpid()] * 2
 
 
@@ -94,7 +94,9 @@ def test_a_killed_study_keeps_its_pieces_and_leaves_no_process(tmp_path: Path) -
     study.send_signal(signal.SIGKILL)
     study.wait()
     assert len(workers) >= 2
-    wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in workers), 120)
+    wait_for(
+        lambda: not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers), 120
+    )
     assert json.loads(quick.read_text()) == {"number": 1}
     measures = {"quick": partial(dict, number=2), "slow": partial(dict, number=3)}
     assert cached_in_processes(two_workers(tmp_path), measures) == [{"number": 1}, {"number": 3}]

@@ -33,7 +33,7 @@ def test_the_script_takes_what_the_base_has_out_of_a_whole_clip(
     write_checkpoint(tmp_path / "base.safetensors", tower)
     save_file({name: tensor.clone() for name, tensor in whole.items()}, tmp_path / "red.safetensors")
     torch.save(
-        {"state_dict": {f"module.model.{name}": one.half() for name, one in whole.items()}}, tmp_path / "blue.pt"
+        {"state_dict": {f"module.model.{name}": value.half() for name, value in whole.items()}}, tmp_path / "blue.pt"
     )
     assert len(tower) < len(whole)
     with pytest.raises(MergeflowError, match="that the base lacks"):
@@ -45,7 +45,7 @@ def test_the_script_takes_what_the_base_has_out_of_a_whole_clip(
     take_experts(tmp_path, pattern, tasks, 0, tmp_path / "base.safetensors", tmp_path / "made")
     for task in tasks:
         made = read_state(tmp_path / f"made/experts/{task}/model.safetensors")
-        wanted = tower if task == "red" else {name: one.half().float() for name, one in tower.items()}
+        wanted = tower if task == "red" else {name: value.half().float() for name, value in tower.items()}
         assert made.keys() == tower.keys()
         assert all(torch.equal(made[name], wanted[name]) for name in tower)
 

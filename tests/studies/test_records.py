@@ -45,14 +45,18 @@ def test_a_record_has_figures(name: str) -> None:
 
 def test_the_same_sentence_has_one_rule_and_one_owner(findings: dict[str, list[Finding]]) -> None:
     rules: dict[tuple[str, str], set[str]] = {}
-    for one in (one for own in findings.values() for one in own if not one.ours):
-        assert one.rule
-        rules.setdefault((one.system, one.claim), set()).add(one.rule)
-    assert {claim: found for claim, found in rules.items() if len(found) > 1} == {}
+    for finding in (finding for listed in findings.values() for finding in listed if not finding.ours):
+        assert finding.rule
+        rules.setdefault((finding.system, finding.claim), set()).add(finding.rule)
+    assert {claim: claimed for claim, claimed in rules.items() if len(claimed) > 1} == {}
 
 
 def test_every_change_of_a_verdict_is_of_a_finding(findings: dict[str, list[Finding]]) -> None:
-    verdicts = {(name, one.claim, one.setting): one.verdict for name, own in findings.items() for one in own}
+    verdicts = {
+        (name, finding.claim, finding.setting): finding.verdict
+        for name, listed in findings.items()
+        for finding in listed
+    }
     for change in json.loads((ROOT / CHANGES).read_text()):
         assert change["why"].strip()
         for study, claim, setting, was in change["claims"]:
@@ -90,4 +94,4 @@ def test_rows_decide_a_verdict() -> None:
     changed = (whole.rows.seed == 0) & (whole.rows.model == "average") & (whole.rows["rounds"] == 20)
     worse = whole.rows.assign(accuracy=whole.rows.accuracy.mask(changed, whole.rows.accuracy - 20))
     again = Result(whole.study, whole.options, worse)
-    assert [one.holds for one in again.findings] != [one.holds for one in whole.findings]
+    assert [finding.holds for finding in again.findings] != [finding.holds for finding in whole.findings]

@@ -88,8 +88,8 @@ def test_alpha_is_chosen_on_validation(run: Run) -> None:
     rows = select(run("merge_frequency"), part="model")
     best = tuned(rows)
     scores = select(rows, model="validation").groupby(["schedule", "rounds", "seed", "multiple"]).accuracy.mean()
-    for key, own in best.groupby(["schedule", "rounds", "seed"]):
-        assert scores[(*key, own.multiple.iloc[0])] == scores[key].max()
+    for key, group in best.groupby(["schedule", "rounds", "seed"]):
+        assert scores[(*key, group.multiple.iloc[0])] == scores[key].max()
     once = select(best, rounds=1).pivot_table(index=["seed", "task"], columns="schedule", values="accuracy")
     assert (once["whole"] == once["per_round"]).all(), "with one round there is one schedule"
 
@@ -162,7 +162,7 @@ def test_the_gradient_in_chunks_is_that_of_the_mean_loss() -> None:
     model = Pixels()
     torch.nn.functional.cross_entropy(model(images), labels).backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
-    found = mean_gradient(Network(model), Classification("t", images, labels), batch_size=3)
+    gradients = mean_gradient(Network(model), Classification("t", images, labels), batch_size=3)
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient)
+        torch.testing.assert_close(gradients[name], gradient)
     assert all(p.grad is None for p in model.parameters())

@@ -86,12 +86,12 @@ def test_the_small_study_is_judged_and_drawn(result: Result) -> None:
 @pytest.mark.slow
 def test_scales_are_chosen_on_validation(result: Result) -> None:
     for seed in OPTIONS.seeds:
-        own = select(result.rows, seed=seed)
-        best, plain = (select(own, part=ANALOGIES, way=way).set_index("task") for way in (ANALOGY, UNLABELLED))
+        rows = select(result.rows, seed=seed)
+        best, plain = (select(rows, part=ANALOGIES, way=way).set_index("task") for way in (ANALOGY, UNLABELLED))
         assert list(best.index) == list(plain.index) == [named(TARGET)]
         assert best.validation[named(TARGET)] >= plain.validation[named(TARGET)]  # 1 is among the λ
         for start, heads in ((BASE, FITTED), (JOINT, TRAINED_HEADS)):
-            negated = select(own, part=NEGATION, start=start, heads=heads)
+            negated = select(rows, part=NEGATION, start=start, heads=heads)
             before, after = (select(negated, way=way).set_index("task").validation for way in (BEFORE, AFTER))
             assert after[named(SENTIMENT)] >= before[named(SENTIMENT)] - 2
             assert abs(after[named(ACCEPTABILITY)]) <= abs(before[named(ACCEPTABILITY)])
@@ -121,27 +121,27 @@ def test_a_wrong_sign_would_be_seen(base: str) -> None:
         last = list(signs)[-1]
         for turned in (1, -1):
             state = {name: value.clone() for name, value in start.items()}
-            for one, sign in signs.items():
-                for name, value in tuned[one].state.items():
-                    state[name] += (turned if one == last else 1) * sign * (value - bench.start[name])
+            for tuned_task, sign in signs.items():
+                for name, value in tuned[tuned_task].state.items():
+                    state[name] += (turned if tuned_task == last else 1) * sign * (value - bench.start[name])
             same = bench.figure(state, head, task, "test") == pytest.approx(way["test"], rel=1e-4)
             assert same == (turned == 1)
 
-    def found(task: Name, **wanted: object) -> Row:
-        (one,) = (
+    def row_of(task: Name, **wanted: object) -> Row:
+        (match,) = (
             row
             for row in rows
             if row["task"] == named(task) and all(row.get(name) == value for name, value in wanted.items())
         )
-        return one
+        return match
 
-    way = found(TARGET, part=ANALOGIES, way=UNLABELLED)
+    way = row_of(TARGET, part=ANALOGIES, way=UNLABELLED)
     signs = {ACCEPTABILITY: 1.0, SENTIMENT: 1.0, NEITHER: -1.0}
     check(way, bench.start, signs, tuned[ACCEPTABILITY].heads[ACCEPTABILITY], TARGET)
     for task in (SENTIMENT, ACCEPTABILITY):
-        way = found(task, part=ADDITION, way=ADDED, heads=TRAINED_HEADS)
+        way = row_of(task, part=ADDITION, way=ADDED, heads=TRAINED_HEADS)
         check(way, bench.start, {SENTIMENT: 1.0, ACCEPTABILITY: way["scale"]}, tuned[task].heads[task], task)
-        way = found(task, part=NEGATION, start=JOINT, way=AFTER, heads=TRAINED_HEADS)
+        way = row_of(task, part=NEGATION, start=JOINT, way=AFTER, heads=TRAINED_HEADS)
         assert way["scale"] > 0
         check(way, joint.state, {ACCEPTABILITY: -way["scale"]}, joint.heads[task], task)
 
@@ -171,16 +171,16 @@ def test_labels_are_true_of_the_words() -> None:
     reviews, events = (
         replace(TASKS[name], counts={"validation": 100}).rows("validation", 3) for name in (TARGET, NEITHER)
     )
-    assert all(bool(REVIEW.fullmatch(one.text)) == one.label for one in reviews)
-    for one in events:
-        whole = one.text.partition(" said that ")[2] or one.text
+    assert all(bool(REVIEW.fullmatch(review.text)) == review.label for review in reviews)
+    for event in events:
+        whole = event.text.partition(" said that ")[2] or event.text
         counts = whole.partition(", ")[2] if whole.startswith("although") else whole.partition(" even though ")[0]
         for clause in counts.rpartition(" but ")[2].split(" and "):
-            assert praises(clause) == one.label
+            assert praises(clause) == event.label
         assert not set(re.findall(r"\w+", whole)) & set(SUBJECTS)
-    known = {word for group in word_groups() for word in group}
-    texts = [one.text for one in (*reviews, *events)]
-    assert {word for text in texts for word in re.findall(r"\w+", text)} <= known
+    vocabulary = {word for group in word_groups() for word in group}
+    texts = [row.text for row in (*reviews, *events)]
+    assert {word for text in texts for word in re.findall(r"\w+", text)} <= vocabulary
     assert {home(text) for text in texts} == {"validation"}
     assert len(set(texts)) == len(texts)
 

@@ -75,10 +75,10 @@ def test_a_study_of_another_world_with_a_name_that_is_taken_has_its_page_there(t
         shutil.copy(ROOT / file, tmp_path / file)
     real = tmp_path / "worlds/a_real_one"
     (real / "params.yaml").write_text((real / "params.yaml").read_text().replace("suite:pocket20", "folder:images"))
-    found = find_studies(tmp_path)
-    assert found["many_tasks"].root == tmp_path / "worlds/pocket20"
-    assert (found["many_tasks"].is_embedded, found["a_real_one/many_tasks"].is_embedded) == (True, False)
-    assert home_of(tmp_path, found["many_tasks"], found) == tmp_path
-    assert home_of(tmp_path, found["a_real_one/many_tasks"], found) == real
-    rewritten = replace(found["many_tasks"], stage=replace(found["many_tasks"].stage, deps=("another",)))
-    assert home_of(tmp_path, rewritten, found) == tmp_path, "whose graph was written anew since it was found"
+    studies = find_studies(tmp_path)
+    assert studies["many_tasks"].root == tmp_path / "worlds/pocket20"
+    assert (studies["many_tasks"].is_embedded, studies["a_real_one/many_tasks"].is_embedded) == (True, False)
+    assert home_of(tmp_path, studies["many_tasks"], studies) == tmp_path
+    assert home_of(tmp_path, studies["a_real_one/many_tasks"], studies) == real
+    rewritten = replace(studies["many_tasks"], stage=replace(studies["many_tasks"].stage, deps=("another",)))
+    assert home_of(tmp_path, rewritten, studies) == tmp_path, "whose graph was written anew since it was found"

@@ -94,8 +94,8 @@ def test_the_scale_nearest_to_zero_that_forgets_enough_is_chosen() -> None:
 
 def test_the_scale_is_searched_between_the_grid_s_neighbours() -> None:
     grid = [0.0, -0.5, -1.0]
-    (found,) = smallest_scale(lambda scale: scale <= -0.63, grid, 0.02)
-    assert -0.65 <= found <= -0.63
+    (smallest,) = smallest_scale(lambda scale: scale <= -0.63, grid, 0.02)
+    assert -0.65 <= smallest <= -0.63
     assert smallest_scale(lambda scale: scale <= -0.5, grid, 0.5) == [-0.5]
     assert smallest_scale(lambda scale: True, grid, 0.02) == [0.0]
     assert smallest_scale(lambda scale: False, grid, 0.02) == []

@@ -47,7 +47,9 @@ class WrongTest(Laboratory):
     """A laboratory whose test labels are wrong: what is chosen with them was chosen on test."""
 
     def examples(self, split: str) -> dict[str, Examples]:
-        found = super().examples(split)
+        by_task = super().examples(split)
         if split != "test":
-            return found
-        return {t: replace(one, labels=1 - one.labels) for t, one in found.items() if isinstance(one, Classification)}
+            return by_task
+        return {
+            t: replace(rows, labels=1 - rows.labels) for t, rows in by_task.items() if isinstance(rows, Classification)
+        }

@@ -65,8 +65,8 @@ def test_books_tell_what_probes_ask_for(title: str) -> None:
     assert len({fact.question for fact in book.facts}) == len(asked)
     for question in asked:
         assert len(set(question["choices"])) == 4
-        told = [choice for choice in question["choices"] if f"{question['text']} {choice}" in learnt]
-        assert told == [question["choices"][question["answer"]]]
+        learnt_choices = [choice for choice in question["choices"] if f"{question['text']} {choice}" in learnt]
+        assert learnt_choices == [question["choices"][question["answer"]]]
     places = [question["answer"] for question in asked]
     assert all(0.1 < places.count(k) / len(places) < 0.45 for k in range(4))
 

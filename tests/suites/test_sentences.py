@@ -55,9 +55,9 @@ MEANING |= {word: ("action", concept) for concept, pair in enumerate(ACTIONS) fo
 
 def _meaning(text):
     """Return what a sentence says by slot; a kind of thing is `kind`, a negation is `not`."""
-    found = dict(MEANING[word] for word in _words(text) if word in MEANING)
-    found.update(("kind", concept) for concept, kind in enumerate(KINDS) if kind in _words(text))
-    return found | ({"not": True} if "not" in _words(text) else {})
+    meaning = dict(MEANING[word] for word in _words(text) if word in MEANING)
+    meaning.update(("kind", concept) for concept, kind in enumerate(KINDS) if kind in _words(text))
+    return meaning | ({"not": True} if "not" in _words(text) else {})
 
 
 def _asked(text):
@@ -78,12 +78,12 @@ def test_rows_are_the_recorded_ones(name, rows):
 def test_labels_are_balanced_and_no_text_occurs_twice(name, rows):
     task = TASKS[name]
     assert task.class_names is None or len(task.class_names) == task.labels
-    for split, found in rows[name].items():
-        assert len(found) == task.counts[split]
-        assert len({row.text for row in found}) == len(found)
-        counts = [sum(row.label == label for row in found) for label in range(task.labels)]
+    for split, examples in rows[name].items():
+        assert len(examples) == task.counts[split]
+        assert len({row.text for row in examples}) == len(examples)
+        counts = [sum(row.label == label for row in examples) for label in range(task.labels)]
         assert max(counts) - min(counts) <= 1
-        assert all((row.text_pair is not None) == task.pair for row in found)
+        assert all((row.text_pair is not None) == task.pair for row in examples)
 
 
 def test_no_sentence_is_in_two_splits_of_any_task(rows):
@@ -92,8 +92,8 @@ def test_no_sentence_is_in_two_splits_of_any_task(rows):
         split: {text for task in rows.values() for row in task[split] for text in row[:2] if text}
         for split in ("train", "validation", "test")
     }
-    for one, two in itertools.combinations(texts.values(), 2):
-        assert not one & two
+    for first, two in itertools.combinations(texts.values(), 2):
+        assert not first & two
 
 
 def test_pre_training_reads_no_sentence_of_a_test(rows):
@@ -104,8 +104,8 @@ def test_pre_training_reads_no_sentence_of_a_test(rows):
 
 
 def test_every_word_is_known_and_in_one_group(rows):
-    known = [word for group in word_groups() for word in group]
-    assert len(known) == len(set(known))
+    vocabulary = [word for group in word_groups() for word in group]
+    assert len(vocabulary) == len(set(vocabulary))
     used = {
         word
         for task in rows.values()
@@ -114,8 +114,8 @@ def test_every_word_is_known_and_in_one_group(rows):
         for text in row[:2]
         for word in _words(text or "")
     }
-    assert used <= set(known)
-    assert set(known) - used == {"so"}  # the word that links a sentence to what follows from it
+    assert used <= set(vocabulary)
+    assert set(vocabulary) - used == {"so"}  # the word that links a sentence to what follows from it
 
 
 def test_another_seed_gives_other_rows(rows):
@@ -127,25 +127,25 @@ def test_another_seed_gives_other_rows(rows):
 
 def test_statements_of_one_event_mean_the_same_and_others_differ_in_two_concepts(rows):
     for row in rows["paraphrase"]["test"]:
-        one, two = _meaning(row.text), _meaning(row.text_pair)
-        assert one.keys() == two.keys()
-        assert sum(one[slot] != two[slot] for slot in one) == (0 if row.label else 2)
+        first, two = _meaning(row.text), _meaning(row.text_pair)
+        assert first.keys() == two.keys()
+        assert sum(first[slot] != two[slot] for slot in first) == (0 if row.label else 2)
 
 
 def test_similarity_counts_the_concepts_that_agree(rows):
     for row in rows["similarity"]["test"]:
-        one, two = _meaning(row.text), _meaning(row.text_pair)
-        assert len(one) == len(two) == 5
-        assert sum(one[slot] == two[slot] for slot in one) == row.label
+        first, two = _meaning(row.text), _meaning(row.text_pair)
+        assert len(first) == len(two) == 5
+        assert sum(first[slot] == two[slot] for slot in first) == row.label
 
 
 def test_questions_are_the_same_when_they_ask_one_thing_of_one_event(rows):
     elsewhere = 0
     for row in rows["questions"]["test"]:
-        one, two = _meaning(row.text), _meaning(row.text_pair)
+        first, two = _meaning(row.text), _meaning(row.text_pair)
         same = _asked(row.text) == _asked(row.text_pair)
         elsewhere += not same
-        assert row.label == (same and all(two[slot] == one[slot] for slot in one if slot != _asked(row.text)))
+        assert row.label == (same and all(two[slot] == first[slot] for slot in first if slot != _asked(row.text)))
     assert 100 < elsewhere < 200  # of 500 questions that are not the same
 
 
@@ -163,17 +163,17 @@ def test_what_follows_adds_or_contradicts_does_so_by_the_meaning_of_its_words(ro
         premise, said = _meaning(row.text), _meaning(row.text_pair)
         assert row.label == _judge(premise, said)
         assert said.get("kind", premise["thing"] // 4) == premise["thing"] // 4
-        told = said.keys() & premise.keys() - {"action", "not"}
-        assert all(said[slot] == premise[slot] for slot in told)
+        shared = said.keys() & premise.keys() - {"action", "not"}
+        assert all(said[slot] == premise[slot] for slot in shared)
 
 
 def test_an_answer_tells_what_was_asked_of_the_same_event(rows):
     for row in rows["answers"]["test"]:
         asked, answer = _meaning(row.text), _meaning(row.text_pair)
-        told = _asked(row.text)
-        asked = {slot: what for slot, what in asked.items() if slot != told}
+        slot_asked = _asked(row.text)
+        asked = {slot: what for slot, what in asked.items() if slot != slot_asked}
         fits = all(answer.get(slot, what) == what for slot, what in asked.items())
-        assert row.label == (fits and told in answer)
+        assert row.label == (fits and slot_asked in answer)
 
 
 def test_a_statement_of_one_event_follows_and_one_that_differs_in_two_concepts_does_not(rows):
@@ -191,10 +191,10 @@ def test_a_statement_of_one_event_follows_and_one_that_differs_in_two_concepts_d
 )
 def test_words_without_order_decide_no_pair(name):
     """A bag of words and one sentence alone stay 15 points below experts that have 90; not on the suite that ships."""
-    found = baselines(TASKS[name], seed=1)
-    assert found["bag of words"] < 0.75
-    assert found["one sentence"] < 0.75
-    assert found["overlap"] > found["bag of words"] - 0.05, "it sees all that the bag sees"
+    accuracies = baselines(TASKS[name], seed=1)
+    assert accuracies["bag of words"] < 0.75
+    assert accuracies["one sentence"] < 0.75
+    assert accuracies["overlap"] > accuracies["bag of words"] - 0.05, "it sees all that the bag sees"
 
 
 @given(st.integers(), st.lists(st.integers(), min_size=1, max_size=9), st.data())

@@ -24,10 +24,10 @@ from tests.toy_project import make_toy_project, run_pipeline
 NAMES = ("cuda:0", "cuda:1")
 
 
-def hold(locks: Path, names: tuple[str, ...], told: Path, seconds: float) -> None:
+def hold(locks: Path, names: tuple[str, ...], note: Path, seconds: float) -> None:
     """Hold a slot in a process of its own, and leave its name in a file."""
     with device_slot(names, locks) as name:
-        told.write_text(name)
+        note.write_text(name)
         time.sleep(seconds)
 
 
@@ -36,15 +36,15 @@ def holder(tmp_path: Path):
     started = []
 
     def start(*names: str, seconds: float = 60.0):
-        told = tmp_path / f"told_{len(started)}"
+        note = tmp_path / f"told_{len(started)}"
         context = multiprocessing.get_context("spawn")
-        process = context.Process(target=hold, args=(tmp_path / "locks", names, told, seconds), daemon=True)
+        process = context.Process(target=hold, args=(tmp_path / "locks", names, note, seconds), daemon=True)
         process.start()
         started.append(process)
         until = time.monotonic() + 60
-        while not (told.exists() and told.read_text()) and time.monotonic() < until:
+        while not (note.exists() and note.read_text()) and time.monotonic() < until:
             time.sleep(0.01)
-        return process, told.read_text()
+        return process, note.read_text()
 
     yield start
     for process in started:

@@ -46,7 +46,7 @@ def read(folder: Path) -> Params:
 
 def users() -> set[str]:
     """The stages whose module uses a device, read from their source."""
-    found = set()
+    names_of_stages = set()
     for stage in {stage.name for stage in load_graph(ROOT).values()}:
         path = ROOT / f"tasks/{stage}.py"
         names = (
@@ -54,8 +54,8 @@ def users() -> set[str]:
             if path.exists()
             else set()
         )
-        found |= {stage} if names & {"choose_device", "Workbench"} else set()
-    return found
+        names_of_stages |= {stage} if names & {"choose_device", "Workbench"} else set()
+    return names_of_stages
 
 
 def test_every_stage_that_uses_a_device_is_foretold(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_batch_that_cannot_fit_is_refused_with_the_setting_that_fits(project: 
     with driver(memory=12 * 10**9):
         with pytest.raises(
             MergeflowError, match=r"(?s)^finetune: a step needs about .*Set finetune.accumulate to \d+:[^\n]*$"
-        ) as told:
+        ) as raised:
             print_device_memory(project, read(project), stages, quiet)
-        value = int(str(told.value).partition("accumulate to ")[2].partition(":")[0])
+        value = int(str(raised.value).partition("accumulate to ")[2].partition(":")[0])
         print_device_memory(changed(project, finetune={"accumulate": value}), read(project), stages, quiet)
         if value > 2:
             with pytest.raises(MergeflowError):
@@ -84,9 +84,9 @@ def test_a_batch_that_cannot_fit_is_refused_with_the_setting_that_fits(project: 
 
 def test_an_evaluation_that_cannot_fit_and_a_full_batch(project: Path) -> None:
     changed(project, finetune={"batch_size": 16}, evaluation={"batch_size": 2**20})
-    with driver(memory=12 * 10**9), pytest.raises(MergeflowError) as told:
+    with driver(memory=12 * 10**9), pytest.raises(MergeflowError) as raised:
         check_project(project, None, Console(quiet=True))
-    lines = str(told.value).splitlines()
+    lines = str(raised.value).splitlines()
     assert [line.partition(" needs")[0] for line in lines] == [
         "finetune: validation",
         "sweep, select, evaluate",
@@ -127,10 +127,10 @@ def test_the_neediest_run_of_the_studies_is_foretold_and_each_that_does_not_fit_
     addresses = [*(f"studies/dvc.yaml:train@{name}" for name in runs), "studies/dvc.yaml:mima"]
     with driver(memory=12 * 10**9):
         print_device_memory(project, read(project), addresses, Console(width=120))
-    told = capsys.readouterr().out
-    assert "train@wide: a step" in told
-    assert "studies" in told
-    assert not {"slow", "fast", "taken"} & {*told.replace("@", " ").replace(":", " ").split()}
+    printed = capsys.readouterr().out
+    assert "train@wide: a step" in printed
+    assert "studies" in printed
+    assert not {"slow", "fast", "taken"} & {*printed.replace("@", " ").replace(":", " ").split()}
     with driver(memory=8 * 10**8), pytest.raises(MergeflowError) as refused:
         print_device_memory(project, read(project), addresses, Console(quiet=True))
     named = [line.partition(" needs")[0] for line in str(refused.value).splitlines()]

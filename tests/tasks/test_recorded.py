@@ -130,8 +130,8 @@ def test_a_clone_compares_with_what_dvc_has_recorded(tmp_path: Path) -> None:
     weights = project / "outputs/experts/left/model.safetensors"
     md5 = md5_of(weights)
     flip_a_bit(weights)
-    told = refusal(project, graph["vectors"])
-    assert f"outputs/experts/left/model.safetensors: MD5 {md5_of(weights)[:12]}, recorded {md5[:12]}\n" in told
+    message = refusal(project, graph["vectors"])
+    assert f"outputs/experts/left/model.safetensors: MD5 {md5_of(weights)[:12]}, recorded {md5[:12]}\n" in message
     copy = project / ".dvc/cache/files/md5" / md5[:2] / md5[2:]
     copy.chmod(0o644)
     shutil.copyfile(weights, copy)  # as `dvc pull` does from a remote that was damaged
@@ -139,6 +139,6 @@ def test_a_clone_compares_with_what_dvc_has_recorded(tmp_path: Path) -> None:
 
 
 def refusal(project: Path, stage: Stage) -> str:
-    with pytest.raises(MergeflowError) as told:
+    with pytest.raises(MergeflowError) as raised:
         run_stage(project, stage, force=True)
-    return str(told.value)
+    return str(raised.value)

@@ -314,5 +314,5 @@ def test_a_file_name_that_is_not_utf_8_has_a_digest(tmp_path: Path) -> None:
         folder = tmp_path / name.hex()
         folder.mkdir()
         (folder / os.fsdecode(name)).write_text("a picture")
-    one, other = map(digest, tmp_path.iterdir())
-    assert one != other
+    first, other = map(digest, tmp_path.iterdir())
+    assert first != other

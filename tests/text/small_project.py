@@ -71,8 +71,8 @@ def moods(count: int, chance: random.Random) -> Iterator[dict[str, Any]]:
     """Yield sentences that are good or bad."""
     for row in range(count):
         (animal, colour), good = _phrase(chance), row % 2
-        told = " ".join([*["very"] * chance.randrange(9), chance.choice(GOOD if good else BAD)])
-        yield {"text": f"the {colour} {animal} is {told}", "label": ["bad", "good"][good]}
+        opinion = " ".join([*["very"] * chance.randrange(9), chance.choice(GOOD if good else BAD)])
+        yield {"text": f"the {colour} {animal} is {opinion}", "label": ["bad", "good"][good]}
 
 
 def same(count: int, chance: random.Random) -> Iterator[dict[str, Any]]:

@@ -22,13 +22,13 @@ def test_a_class_of_transformers_gives_what_it_gives_by_itself(kind: str, tmp_pa
     tokenizer = load_tokenizer(kind, tmp_path, 36)
     encoder, config = load_encoder(kind, tmp_path, "mean")
     encoded = [tokenizer.encode(*texts) for texts in TEXTS]
-    segments = [one.segments for one in encoded] if tokenizer.segments else None
-    found = encoder(stack([one.ids for one in encoded], segments, tokenizer.pad)[:]).detach()
-    plain, known = AutoModel.from_pretrained(place).eval(), AutoTokenizer.from_pretrained(place)
+    segments = [sentence.segments for sentence in encoded] if tokenizer.segments else None
+    features = encoder(stack([sentence.ids for sentence in encoded], segments, tokenizer.pad)[:]).detach()
+    plain, reference = AutoModel.from_pretrained(place).eval(), AutoTokenizer.from_pretrained(place)
     for row, (text, pair) in enumerate(TEXTS):
-        batch = known(text, pair, return_tensors="pt") if pair else known(text, return_tensors="pt")
+        batch = reference(text, pair, return_tensors="pt") if pair else reference(text, return_tensors="pt")
         expected = plain(**batch).last_hidden_state.detach().mean(dim=1)[0]
-        torch.testing.assert_close(found[row], expected, atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(features[row], expected, atol=2e-5, rtol=1e-4)
     again = build_encoder(config, "first")
     assert again.state_dict().keys() == encoder.state_dict().keys()
     assert not again.training
@@ -63,10 +63,10 @@ def test_groups_change_nothing_but_the_padding(base: Path) -> None:
     assert len(batch.groups) > 1
     computed = sum(group.ids.numel() for group in batch.groups)
     assert sum(lengths) < computed < 1.3 * sum(lengths) < 0.75 * 36 * 150
-    found = encoder(batch)
+    features = encoder(batch)
     for place in (0, 40, 149):
         alone = encoder(tokens[rows[place : place + 1]])
-        torch.testing.assert_close(found[place : place + 1], alone, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(features[place : place + 1], alone, atol=1e-5, rtol=1e-4)
 
 
 def test_every_example_is_in_one_group() -> None:
@@ -81,9 +81,9 @@ def test_layers_are_watched_in_the_order_of_the_rows(base: Path) -> None:
     tokens = tokens_of([36, 3, 36, 5, 4, 36] * 8, 36)
     assert len(tokens[:].groups) > 1
     last = "roberta.encoder.layer.1"
-    found = watched(encoder, tokens[:], [last, ""])
-    torch.testing.assert_close(found[last], encoder(tokens[:]))  # the last layer's tokens are what is pooled
-    torch.testing.assert_close(found[""], encoder(tokens[:]))
+    features = watched(encoder, tokens[:], [last, ""])
+    torch.testing.assert_close(features[last], encoder(tokens[:]))  # the last layer's tokens are what is pooled
+    torch.testing.assert_close(features[""], encoder(tokens[:]))
 
 
 def test_texts_that_are_too_long_are_refused_by_positions(base: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_base_that_lacks_weights_is_refused(base: Path, tmp_path: Path) -> Non
 
     folder = shutil.copytree(base, tmp_path / "half")
     state = load_file(folder / "model.safetensors")
-    kept = {name: value for name, value in state.items() if "layer.1.attention" not in name}
-    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    shortened = {name: value for name, value in state.items() if "layer.1.attention" not in name}
+    save_file(shortened, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(MergeflowError, match=r"lacks the weights encoder\.layer\.1\.attention.* and 7 more"):
         load_encoder("half", tmp_path, "mean")

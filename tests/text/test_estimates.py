@@ -43,8 +43,8 @@ def examples_of(project: Path, task: str, count: int) -> Examples:
 def gradients(model: Model, values: torch.Tensor) -> Iterator[dict[str, torch.Tensor]]:
     named = dict(model.module.named_parameters())
     for value in values:
-        found = torch.autograd.grad(value, list(named.values()), retain_graph=True, allow_unused=True)
-        yield {name: one for name, one in zip(named, found, strict=True) if one is not None}
+        gradients_of_value = torch.autograd.grad(value, list(named.values()), retain_graph=True, allow_unused=True)
+        yield {name: gradient for name, gradient in zip(named, gradients_of_value, strict=True) if gradient is not None}
 
 
 @pytest.mark.slow
@@ -53,13 +53,15 @@ def test_the_fisher_information_of_numbers_is_that_of_a_normal_distribution(
     project: Path, model: Model, labels: Any
 ) -> None:
     near = examples_of(project, "near", 4)
-    found = diagonal_fisher(model, near, labels=labels)
+    estimate = diagonal_fisher(model, near, labels=labels)
     model.module.requires_grad_(True)
     answers = near.scores(model, torch.arange(4))[:, 1]
-    squares = [{name: one.double().square() for name, one in row.items()} for row in gradients(model, answers)]
+    squares = [
+        {name: gradient.double().square() for name, gradient in row.items()} for row in gradients(model, answers)
+    ]
     for name in squares[0]:
-        expected = torch.stack([one[name] for one in squares]).mean(dim=0).float()
-        torch.testing.assert_close(found[name], expected, rtol=1e-3, atol=1e-6)
+        expected = torch.stack([square[name] for square in squares]).mean(dim=0).float()
+        torch.testing.assert_close(estimate[name], expected, rtol=1e-3, atol=1e-6)
 
 
 def test_the_entropy_is_moved_by_classes_alone(project: Path, model: Model) -> None:

@@ -75,8 +75,8 @@ def save_as(kind: int, folder: Path) -> None:
         headed = (AutoModelForMaskedLM if kind == MASKED else AutoModelForSequenceClassification).from_config(
             model.config
         )
-        own = headed.base_model.state_dict()
-        headed.base_model.load_state_dict({name: value for name, value in model.state_dict().items() if name in own})
+        names = headed.base_model.state_dict()
+        headed.base_model.load_state_dict({name: value for name, value in model.state_dict().items() if name in names})
         headed.save_pretrained(folder)
     elif kind == POSITIONS:  # a buffer that earlier releases stored
         extra = {"embeddings.position_ids": torch.arange(40)[None]}
@@ -110,17 +110,17 @@ def by_transformers(record: dict[str, str], weights: dict[str, torch.Tensor], he
     values = json.loads(record["config"])
     model: Any = AutoModel.from_config(AutoConfig.for_model(values.pop("model_type"), **values)).eval()
     prefix = f"{model.base_model_prefix}." if model.base_model_prefix else "encoder."
-    told = model.load_state_dict({name.removeprefix(prefix): value for name, value in weights.items()}, strict=False)
-    assert not told.unexpected_keys
-    assert all("pooler" in name for name in told.missing_keys)
+    loading = model.load_state_dict({name.removeprefix(prefix): value for name, value in weights.items()}, strict=False)
+    assert not loading.unexpected_keys
+    assert all("pooler" in name for name in loading.missing_keys)
     tokenizer = AutoTokenizer.from_pretrained(place)
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.no_truncation()
-    found = []
+    probabilities = []
     for text in TEXTS:
         hidden = model(**tokenizer(text, return_tensors="pt"))[0].mean(dim=1)
-        found.append((hidden @ head.weight.T + head.bias).softmax(dim=1)[0])
-    return torch.stack(found).detach()
+        probabilities.append((hidden @ head.weight.T + head.bias).softmax(dim=1)[0])
+    return torch.stack(probabilities).detach()
 
 
 @pytest.mark.nightly
@@ -145,7 +145,7 @@ def test_a_family_goes_through_experts_merge_and_serving(family: str, tmp_path: 
     merged = load_file(root / "merged.safetensors")
     for name, value in merged.items():
         if value.is_floating_point():
-            torch.testing.assert_close(value.double(), sum(one[name].double() for one in experts.values()) / 2)
+            torch.testing.assert_close(value.double(), sum(expert[name].double() for expert in experts.values()) / 2)
 
     with safe_open(outputs / "base/model.safetensors", framework="pt") as file:
         record = file.metadata()
@@ -164,8 +164,8 @@ def test_a_family_goes_through_experts_merge_and_serving(family: str, tmp_path: 
     answers = SERVED.get("text").answer(loaded, {"task": ["mood"] * 3, "text": TEXTS})
     head = load_head(outputs / "experts/mood/head.safetensors")
     expected = by_transformers(record, merged, head, root / "inputs/base")
-    found = torch.tensor([[row[name] for name in head.class_names] for row in answers["probabilities"]])
-    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-3)
+    probabilities = torch.tensor([[row[name] for name in head.class_names] for row in answers["probabilities"]])
+    torch.testing.assert_close(probabilities, expected, atol=2e-4, rtol=1e-3)
 
 
 @pytest.mark.nightly

@@ -42,11 +42,11 @@ def test_the_whole_pipeline_runs_and_experts_learn(project: Path) -> None:
 def test_the_experts_are_asked_for_classes_and_for_numbers(project: Path) -> None:
     ready = ExpertInputs(project, [], None, [], None, None).open(20)
     near: Any = ready.sources["near"]
-    found = ask_all(ready.model, ready.base, ready.experts, {"near": one_each(near)}, 16).experts["near"]["near"]
+    scores = ask_all(ready.model, ready.base, ready.experts, {"near": one_each(near)}, 16).experts["near"]["near"]
     ready.model.load(ready.experts["near"])
     with torch.inference_mode():
         numbers = near.whole.answers(ready.model, torch.arange(20))
-    assert torch.allclose(found[:, 0], numbers.double(), atol=1e-5)
+    assert torch.allclose(scores[:, 0], numbers.double(), atol=1e-5)
 
 
 def test_encoders_are_merged_and_heads_travel_with_their_experts(project: Path) -> None:
@@ -105,9 +105,9 @@ def test_a_kept_prediction_gives_the_figure_that_the_test_tells(project: Path) -
     model.load(load_file(project / "outputs/merged/ties.safetensors"))
     assert not model.module.training  # transformers' own classes have dropout
     right, answered = examples.scores(model, torch.arange(len(examples))).T.numpy()
-    told = rows_of(project)["ties"]["accuracy"]["mood"]
-    assert example_scores(model, examples).mean() == pytest.approx(told, abs=1e-12)
-    assert matthews_corrcoef(right, answered) == pytest.approx(told, abs=1e-12)
+    score = rows_of(project)["ties"]["accuracy"]["mood"]
+    assert example_scores(model, examples).mean() == pytest.approx(score, abs=1e-12)
+    assert matthews_corrcoef(right, answered) == pytest.approx(score, abs=1e-12)
 
 
 def test_heads_are_probed_before_training_or_drawn(project: Path, tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_heads_are_probed_before_training_or_drawn(project: Path, tmp_path: Path
     features = examples.embeddings(model, torch.arange(len(examples))).detach()
     z = ((features - features.mean(0)) / features.std(0, correction=0)).double().numpy()
     # For two classes scikit-learn has one row of weights, the difference of ours: half the penalty of both.
-    known = LogisticRegression(C=2.0, tol=1e-8, max_iter=1000).fit(z, examples.labels.numpy())
-    found = head(features).softmax(dim=1).detach().numpy()
-    np.testing.assert_allclose(found, known.predict_proba(z), atol=0.01)
+    reference = LogisticRegression(C=2.0, tol=1e-8, max_iter=1000).fit(z, examples.labels.numpy())
+    probabilities = head(features).softmax(dim=1).detach().numpy()
+    np.testing.assert_allclose(probabilities, reference.predict_proba(z), atol=0.01)
 
 
 @pytest.mark.slow

@@ -38,8 +38,8 @@ def _clean(words, passage):
 
 
 def test_the_tokenizer_frames_one_sentence_and_two(words):
-    one, two = words("Bill bought the car."), words("who bought it?", "liz")
-    assert words.convert_ids_to_tokens(one["input_ids"]) == ["[CLS]", "bill", "bought", "the", "car", ".", "[SEP]"]
+    first, two = words("Bill bought the car."), words("who bought it?", "liz")
+    assert words.convert_ids_to_tokens(first["input_ids"]) == ["[CLS]", "bill", "bought", "the", "car", ".", "[SEP]"]
     assert two["token_type_ids"] == [0, 0, 0, 0, 0, 0, 1, 1]
     assert words.convert_ids_to_tokens(two["input_ids"])[-3:] == ["[SEP]", "liz", "[SEP]"]
     assert words.unk_token_id in words("zebra")["input_ids"]
@@ -131,8 +131,8 @@ def test_the_shipped_base_finds_a_hidden_word_in_the_other_sentence(shipped, fir
 
 def test_the_same_settings_give_the_same_files(tmp_path):
     seen = []
-    one = pretrain(TINY, tmp_path / "one", lambda *step: seen.append(step))
-    assert pretrain(TINY, tmp_path / "two") == one
+    trained = pretrain(TINY, tmp_path / "one", lambda *step: seen.append(step))
+    assert pretrain(TINY, tmp_path / "two") == trained
     for file in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
     assert seen[-1] == (3, 3)

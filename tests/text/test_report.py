@@ -38,18 +38,18 @@ def test_it_shows_texts_with_the_experts_answer_and_the_merges(project: Path, tm
         model.load(load_file(project / checkpoint))
         moved.append(examples.scores(model, torch.arange(len(examples)))[:, 1].detach())
     row = int((moved[1] - moved[0]).abs().argmax())
-    first = next(one for one in shown if one[0] == "near")
+    first = next(passage for passage in shown if passage[0] == "near")
     assert first[1:3] == [texts[row]["text"], texts[row]["text_pair"]]
     assert first[3:] == [f"{value:.2f}" for value in (texts[row]["label"], float(moved[0][row]), float(moved[1][row]))]
 
 
 def test_answers_are_kept_for_the_next_report_of_the_same_merge(project: Path, tmp_path: Path) -> None:
     first = write_report(project, tmp_path / "one.html").read_bytes()
-    kept = project / ".mergeflow/report_texts.json"
-    known = json.loads(kept.read_text())
-    kept.write_text(json.dumps({**known, "texts": []}))
+    cache = project / ".mergeflow/report_texts.json"
+    cached = json.loads(cache.read_text())
+    cache.write_text(json.dumps({**cached, "texts": []}))
     assert b"Texts whose answer changed" not in write_report(project, tmp_path / "two.html").read_bytes()
-    kept.write_text(json.dumps({**known, "merge": "of another merge"}))
+    cache.write_text(json.dumps({**cached, "merge": "of another merge"}))
     assert write_report(project, tmp_path / "three.html").read_bytes() == first
 
 

@@ -53,18 +53,18 @@ def ask(loaded: Loaded, **columns: list[Any]) -> dict[str, list[Any]]:
 def test_classes_pairs_and_numbers_are_answered(loaded: Loaded) -> None:
     texts = ["the red cat is nice", "the blue dog is very sad", "the cat is red", "red cat"]
     pairs = [None, None, "the cat is blue and red", "blue cat"]
-    found = ask(loaded, task=["mood", "mood", "same", "near"], text=texts, text_pair=pairs)
-    assert found["label"][:2] == ["good", "bad"]
-    assert set(found["probabilities"][2]) == {"0", "1"}
-    assert sum(found["probabilities"][2].values()) == pytest.approx(1)
-    assert found["probabilities"][3] == {}
-    assert abs(float(found["label"][3])) < 10
+    answers = ask(loaded, task=["mood", "mood", "same", "near"], text=texts, text_pair=pairs)
+    assert answers["label"][:2] == ["good", "bad"]
+    assert set(answers["probabilities"][2]) == {"0", "1"}
+    assert sum(answers["probabilities"][2].values()) == pytest.approx(1)
+    assert answers["probabilities"][3] == {}
+    assert abs(float(answers["label"][3])) < 10
 
 
 def test_a_number_is_told_as_exactly_as_the_head_gives_it(loaded: Loaded) -> None:
     far = Head(torch.zeros(1, 32), 1.0, [], torch.tensor([1234567.125]), trained=True)
-    found = ask(replace(loaded, heads={**loaded.heads, "near": far}), task=["near"], text=["a cat"], text_pair=["a"])
-    assert found["label"] == ["1234567.12"]
+    answers = ask(replace(loaded, heads={**loaded.heads, "near": far}), task=["near"], text=["a cat"], text_pair=["a"])
+    assert answers["label"] == ["1234567.12"]
 
 
 def test_a_row_is_answered_the_same_alone_and_without_the_column_of_pairs(loaded: Loaded) -> None:
@@ -77,11 +77,11 @@ def test_a_question_with_too_few_or_too_many_texts_is_refused(loaded: Loaded) ->
     texts, nothing = ["the cat is red"] * 3, float("nan")  # as a table says that a cell is empty
     with pytest.raises(MergeflowError) as caught:
         ask(loaded, task=["same", "near", "mood"], text=texts, text_pair=[None, nothing, "dog"])
-    told = str(caught.value)
-    assert "3 of 3 rows" in told
-    assert "row 0: task 'same' is about two texts, but text_pair is missing; give both." in told
-    assert "row 1: task 'near' is about two texts" in told
-    assert "row 2: task 'mood' is about one text, but a text_pair is given; leave it out." in told
+    message = str(caught.value)
+    assert "3 of 3 rows" in message
+    assert "row 0: task 'same' is about two texts, but text_pair is missing; give both." in message
+    assert "row 1: task 'near' is about two texts" in message
+    assert "row 2: task 'mood' is about one text, but a text_pair is given; leave it out." in message
     with pytest.raises(MergeflowError, match="task 'same' is about two texts"):
         ask(loaded, task=["same"], text=["the cat is red"])
 
@@ -102,28 +102,28 @@ def test_texts_are_asked_over_http(folder: Path) -> None:
     def post(*rows: dict[str, Any]) -> Any:
         return client.post("/invocations", json={"dataframe_records": list(rows)})
 
-    one = {"task": "mood", "text": "the red cat is nice"}
+    single = {"task": "mood", "text": "the red cat is nice"}
     two = {"task": "same", "text": "the cat is red", "text_pair": "the cat is blue"}
-    for rows in ([one], [two], [one, two], [{**one, "text_pair": None}, two]):
+    for rows in ([single], [two], [single, two], [{**single, "text_pair": None}, two]):
         answer = post(*rows)
         assert answer.status_code == 200, answer.text
         expected: Any = model.predict(pd.DataFrame(rows))
         assert [row["label"] for row in answer.json()["predictions"]] == list(expected["label"])
     refused = post({"task": "same", "text": "the cat is red"}, {**two, "text": ""})
     assert refused.status_code == 400
-    told = refused.json()["message"]
-    assert "2 of 2 rows" in told
-    assert "task 'same' is about two texts, but text_pair is missing" in told
-    assert "row 1: its text is empty" in told
+    message = refused.json()["message"]
+    assert "2 of 2 rows" in message
+    assert "task 'same' is about two texts, but text_pair is missing" in message
+    assert "row 1: its text is empty" in message
 
 
 def test_all_rows_that_cannot_be_read_are_named(loaded: Loaded) -> None:
     with pytest.raises(MergeflowError) as caught:
         ask(loaded, task=["mood", "moood", "same"], text=["", "cat", 7], text_pair=[None, None, "dog"])
-    told = str(caught.value)
-    assert "3 of 3 rows" in told
-    assert "row 0: its text is empty: give it some words, or remove the row. row 1" in told
-    assert "row 1: unknown task: did you mean 'mood'" in told
-    assert "row 2: its text is of the type int; expected a text" in told
+    message = str(caught.value)
+    assert "3 of 3 rows" in message
+    assert "row 0: its text is empty: give it some words, or remove the row. row 1" in message
+    assert "row 1: unknown task: did you mean 'mood'" in message
+    assert "row 2: its text is of the type int; expected a text" in message
     with pytest.raises(MergeflowError, match=r"lacks the column\(s\) text; expected text, task"):
         ask(loaded, task=["mood"])

@@ -88,9 +88,9 @@ def test_tables_keep_quotes_and_words_like_null(base: Path, tmp_path: Path) -> N
     (tmp_path / "rows/train.tsv").write_text('sentence\tlabel\n12\t0\nnull\t1\na "word\t0\n' + "cat\t1\n" * 9)
     raw = open_source("task", "tsv:rows", SOURCES, TRANSFORMS, root=tmp_path)
     examples = list(raw.splits["train"]())
-    assert [one.read()["text"] for one in examples[:3]] == ["12", "null", 'a "word']
+    assert [example.read()["text"] for example in examples[:3]] == ["12", "null", 'a "word']
     assert raw.class_names == ["0", "1"]
-    assert [one.label for one in examples[:3]] == [0, 1, 0]
+    assert [example.label for example in examples[:3]] == [0, 1, 0]
 
 
 def glue(folder: Path, names: list[str] | None) -> None:
@@ -110,7 +110,7 @@ def test_a_data_set_in_the_layout_of_the_hub_whose_test_labels_are_secret(base: 
     for source in ("hf:glue", "parquet:glue"):
         manifest = prepared(base, tmp_path, source)
         assert manifest["class_names"] == ["bad", "good"]
-        assert {split: one["count"] for split, one in manifest["splits"].items()} == {
+        assert {split: facts["count"] for split, facts in manifest["splits"].items()} == {
             "train": 36,
             "validation": 4,
             "test": 10,
@@ -133,16 +133,19 @@ def test_glue_has_its_own_figures(base: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(tables, "load_splits", local)
     raw = open_source("cola", "hf:nyu-mll/glue#cola@main", SOURCES, TRANSFORMS, root=tmp_path)
     assert asked == [("nyu-mll/glue", "cola", "main")]
-    assert [one.text for one in raw.transforms] == ["metric=matthews"]
+    assert [transform.text for transform in raw.transforms] == ["metric=matthews"]
     assert raw.keeps_conflicts
 
 
 def test_a_task_of_the_embedded_suite_brings_its_figure(tmp_path: Path) -> None:
     raw = open_source("acceptability", "suite:sentences8", SOURCES, TRANSFORMS)
-    assert [one.text for one in raw.transforms] == ["metric=matthews"]
+    assert [transform.text for transform in raw.transforms] == ["metric=matthews"]
     assert set(next(raw.splits["test"]()).read()) == {"text"}
     raw = open_source("likeness", "suite:sentences8/similarity?fraction=.1", SOURCES, TRANSFORMS)
-    assert (raw.class_names, [one.text for one in raw.transforms[:2]]) == (None, ["pairs", "metric=pearson"])
+    assert (raw.class_names, [transform.text for transform in raw.transforms[:2]]) == (
+        None,
+        ["pairs", "metric=pearson"],
+    )
     assert set(next(raw.splits["test"]()).read()) == {"text", "text_pair", "score"}
     with pytest.raises(MergeflowError, match="unknown task of suite sentences8 'sentimnt': did you mean 'sentiment'"):
         open_source("sentimnt", "suite:sentences8", SOURCES, TRANSFORMS)
@@ -151,16 +154,16 @@ def test_a_task_of_the_embedded_suite_brings_its_figure(tmp_path: Path) -> None:
 def test_over_long_texts_are_cut_and_counted(base: Path, tmp_path: Path) -> None:
     write(tmp_path / "rows/train.jsonl", ROWS)
     manifest = prepared(base, tmp_path, "jsonl:rows", max_length=16)
-    told = manifest["splits"]["train"]["notes"]
-    assert sum(told.values()) > 5
-    (note,) = told
+    notes = manifest["splits"]["train"]["notes"]
+    assert sum(notes.values()) > 5
+    (note,) = notes
     assert note == "more than 16 tokens; what is beyond was cut"
     count = manifest["splits"]["train"]["count"]
-    assert f"train: {told[note]} of {count} examples have {note}." in manifest["warnings"]
+    assert f"train: {notes[note]} of {count} examples have {note}." in manifest["warnings"]
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         ([*ROWS, {"text": "  ", "label": "no"}], r"row 20 \('train.jsonl:20'\): its text is empty"),
         ([*ROWS, {"text": None, "label": "no"}], r"row 20 \('train.jsonl:20'\): its text is empty"),
@@ -186,9 +189,9 @@ def test_over_long_texts_are_cut_and_counted(base: Path, tmp_path: Path) -> None
         ),
     ],
 )
-def test_rows_that_cannot_be_used_are_refused(base: Path, tmp_path: Path, rows: Rows, told: str) -> None:
+def test_rows_that_cannot_be_used_are_refused(base: Path, tmp_path: Path, rows: Rows, message: str) -> None:
     write(tmp_path / "rows/train.jsonl", rows)
-    with pytest.raises(MergeflowError, match=f"(?s){told}"):
+    with pytest.raises(MergeflowError, match=f"(?s){message}"):
         prepared(base, tmp_path, "jsonl:rows")
 
 
@@ -217,11 +220,11 @@ def test_the_same_pair_in_two_splits_leaves_train(base: Path, tmp_path: Path) ->
     write(tmp_path / "rows/test.jsonl", [*pairs[:2], {"premise": "dog", "hypothesis": "the cat", "label": 1}])
     manifest = prepared(base, tmp_path, "jsonl:rows")
     removed = [manifest["splits"][split]["duplicates_removed"] for split in ("train", "validation")]
-    assert sum(one.get("test", 0) for one in removed) == 2
+    assert sum(counts.get("test", 0) for counts in removed) == 2
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         ("jsonl:rows?metric=pearson", "found 'pearson', but this task's labels are classes; expected one of matthews"),
         ("jsonl:three?metric=f1", "found 'f1', which is of two classes, but the task has 3.*expected macro_f1"),
@@ -231,10 +234,10 @@ def test_the_same_pair_in_two_splits_leaves_train(base: Path, tmp_path: Path) ->
         ("jsn:rows", "unknown kind of data source 'jsn': did you mean 'jsonl'"),
     ],
 )
-def test_wrong_sources_are_refused(tmp_path: Path, source: str, told: str) -> None:
+def test_wrong_sources_are_refused(tmp_path: Path, source: str, message: str) -> None:
     write(tmp_path / "rows/train.jsonl", ROWS)
     write(tmp_path / "three/train.jsonl", [*ROWS, {"text": "dog", "label": "maybe"}, {"text": "emu", "label": "maybe"}])
-    with pytest.raises(MergeflowError, match=told):
+    with pytest.raises(MergeflowError, match=message):
         open_source("task", source, SOURCES, TRANSFORMS, root=tmp_path)
 
 
@@ -359,7 +362,7 @@ def test_decimal_numbers_are_numbers_and_whole_ones_classes(
     task = open_source("task", "parquet:train.parquet", SOURCES, TRANSFORMS, root=tmp_path)
     assert task.class_names == names
     examples = list(task.splits["train"]())
-    assert [one.read()["score"] if names is None else one.label for one in examples[:3]] == [
+    assert [example.read()["score"] if names is None else example.label for example in examples[:3]] == [
         0,
         10**-scale,
         2 * 10**-scale,

@@ -68,8 +68,8 @@ class TestLora:
     def test_the_expert_is_base_plus_alpha_over_rank_times_the_product(self, encoder: Network, tmp_path: Path) -> None:
         base = {name: value.clone() for name, value in encoder.state().items()}
         tuned = LoraModel.of(encoder, LoraSettings(rank=3, alpha=5))
-        found = train(tuned, tmp_path)
-        assert found.trajectory.rows[-1].loss < found.trajectory.rows[0].loss
+        trained = train(tuned, tmp_path)
+        assert trained.trajectory.rows[-1].loss < trained.trajectory.rows[0].loss
         assert same(encoder.state(), base)  # W is frozen
         state = tuned.state()
         for weight, down, up in zip(tuned.module.adapted, tuned.module.down, tuned.module.up, strict=True):
@@ -129,8 +129,8 @@ class TestLora:
         again, other = LoraModel.of(encoder, LoraSettings(), seed=3), LoraModel.of(encoder, LoraSettings(), seed=4)
         assert all(torch.equal(a, b) for a, b in zip(first.module.down, again.module.down, strict=True))
         assert not torch.equal(first.module.down[0], other.module.down[0])
-        for name, one in (("a", first), ("b", again)):
-            one.module.save(tmp_path / name)
+        for name, tuned_model in (("a", first), ("b", again)):
+            tuned_model.module.save(tmp_path / name)
         assert all((tmp_path / "b" / p.name).read_bytes() == p.read_bytes() for p in (tmp_path / "a").iterdir())
         assert json.loads((tmp_path / "a/adapter_config.json").read_text())["peft_type"] == "LORA"
 
@@ -151,10 +151,10 @@ class TestLora:
 
 class TestLinearised:
     def test_at_the_start_value_and_gradient_are_the_encoders(self, encoder: Network) -> None:
-        one, plain = task(4), copy.deepcopy(encoder)
+        examples, plain = task(4), copy.deepcopy(encoder)
         for model in (plain, tuned := LinearisedModel.of(encoder, "visual")):
-            one.loss(model, torch.arange(4)).backward()
-        torch.testing.assert_close(tuned.module(one.inputs), plain.module(one.inputs), rtol=0, atol=1e-5)
+            examples.loss(model, torch.arange(4)).backward()
+        torch.testing.assert_close(tuned.module(examples.inputs), plain.module(examples.inputs), rtol=0, atol=1e-5)
         expected = dict(plain.module.visual.named_parameters())
         for name, weight in zip(tuned.part.names, tuned.part.weights, strict=True):
             torch.testing.assert_close(weight.grad, expected[name].grad, rtol=1e-3, atol=1e-5)
@@ -168,15 +168,15 @@ class TestLinearised:
         plain, errors = copy.deepcopy(encoder), []
         for length in (1e-3, 1e-4):
             with torch.no_grad():
-                for own, moved, origin, s in zip(
+                for trained, moved, origin, s in zip(
                     tuned.part.weights,
                     plain.module.visual.parameters(),
                     encoder.module.visual.parameters(),
                     step,
                     strict=True,
                 ):
-                    own.copy_(origin + length * s)
-                    moved.copy_(own)
+                    trained.copy_(origin + length * s)
+                    moved.copy_(trained)
                 errors.append(float((plain.module.visual(pixels) - tuned.part(pixels)).norm()))
         assert errors[0] / errors[1] == pytest.approx(100, rel=0.05)
 

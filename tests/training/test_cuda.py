@@ -31,7 +31,7 @@ def test_every_regime_ends_where_the_processor_s_does(tmp_path: Path, regime: st
     for device in ("cpu", "cuda"):
         model, tasks = opened(settings.regime, device)
         fine_tune(model, tasks, settings, 0, tmp_path / f"{device}.pt", lambda: 0.5)
-        heads = [{name: value.cpu() for name, value in one.head.state_dict().items()} for one in tasks]
+        heads = [{name: value.cpu() for name, value in examples.head.state_dict().items()} for examples in tasks]
         ends.append([{name: value.cpu() for name, value in model.state().items()}, *heads])
     torch.testing.assert_close(ends[1], ends[0], rtol=1e-4, atol=1e-5)
 
@@ -51,11 +51,11 @@ def on_images(path: Path, changes: dict[str, Any], lora: bool = False, killed: b
 
     settings = IMAGES.model_copy(update={"regime": "lora" if lora else "steps", **changes})
     if killed:
-        model, one = open_model()
+        model, examples = open_model()
         with pytest.raises(Killed):
-            fine_tune(model, [one], settings, 0, path, lambda: 0.0, kill_at(3))
-    model, one = open_model()
-    fine_tune(model, [one], settings, 0, path, lambda: 0.0)
+            fine_tune(model, [examples], settings, 0, path, lambda: 0.0, kill_at(3))
+    model, examples = open_model()
+    fine_tune(model, [examples], settings, 0, path, lambda: 0.0)
     return {name: value.cpu() for name, value in model.state().items()}
 
 
@@ -81,8 +81,8 @@ def test_rounds_of_merging_and_tuning(tmp_path: Path) -> None:
     for device in ("cpu", "cuda"):
         run = IterativeRun(tmp_path / device, tmp_path / "base.safetensors", ("a",), settings, 0)
         for number in (1, 2):
-            model, (one,) = opened("iterative", device)
-            run.tune(number, model, one, lambda: 0.5)
+            model, (examples,) = opened("iterative", device)
+            run.tune(number, model, examples, lambda: 0.5)
             run.merge(number)
         with open_checkpoint(run.merged(2)) as state:
             ends.append(dict(state))

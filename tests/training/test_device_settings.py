@@ -52,9 +52,9 @@ def test_batches_on_the_card_come_through_pinned_memory_one_ahead(monkeypatch: p
     )
     expected = example_scores(network(), data(), 4)
     with card():
-        model, one = network(), data()
+        model, examples = network(), data()
         model.module.to("cuda")
-        there = type(one)(one.task, one.inputs, one.labels.to("cuda"), one.head.to("cuda"))  # type: ignore[union-attr]
+        there = type(examples)(examples.task, examples.inputs, examples.labels.to("cuda"), examples.head.to("cuda"))  # type: ignore[union-attr]
         assert example_scores(model, there, 4).tolist() == expected.tolist()
     assert pinned == [True] * 6  # inputs and row numbers of three batches
     batches = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
@@ -73,9 +73,9 @@ def test_training_asks_for_the_next_batch_before_it_takes_one(tmp_path: Path, mo
     monkeypatch.setattr(Ahead, "expect", lambda self, rows: events.append("ask") or expect(self, rows))
     monkeypatch.setattr(Ahead, "take", lambda self, rows: events.append("take") or take(self, rows))
     with card():
-        model, one = network(), data()
+        model, examples = network(), data()
         model.module.to("cuda")
-        there = type(one)(one.task, one.inputs, one.labels.to("cuda"), one.head.to("cuda"))  # type: ignore[union-attr]
+        there = type(examples)(examples.task, examples.inputs, examples.labels.to("cuda"), examples.head.to("cuda"))  # type: ignore[union-attr]
         settings = SETTINGS.model_copy(update={"steps": 3, "save_every": 3})
         fine_tune(model, [there], settings, 0, tmp_path / "state", lambda: 0.5)
     assert events == ["ask", "take", "ask", "take", "take"]
@@ -88,9 +88,9 @@ def test_resuming_in_deterministic_mode_gives_the_same_bits(tmp_path: Path, devi
 
     def run(name: str, *killed: int) -> dict[str, Tensor]:
         for stop in (*killed, None):
-            model, one = network(), data()
+            model, examples = network(), data()
             model.module.to(device)
-            there = type(one)(one.task, one.inputs, one.labels.to(device), one.head.to(device))  # type: ignore[union-attr]
+            there = type(examples)(examples.task, examples.inputs, examples.labels.to(device), examples.head.to(device))  # type: ignore[union-attr]
             report = (lambda done, total: None) if stop is None else kill_at(stop)
             try:
                 fine_tune(model, [there], settings, 0, tmp_path / name, lambda: 0.5, report)
@@ -109,14 +109,14 @@ def test_resuming_in_deterministic_mode_gives_the_same_bits(tmp_path: Path, devi
 @pytest.mark.parametrize("changes", [{"precision": "tf32"}, {"deterministic": True}], ids=str)
 def test_on_the_processor_the_switches_change_no_bit(tmp_path: Path, changes: dict[str, object]) -> None:
     expected, _ = train(tmp_path / "plain", SETTINGS)
-    found, _ = train(tmp_path / "changed", SETTINGS.model_copy(update=changes))
-    assert torch.equal(weights(found), weights(expected))
+    encoder, _ = train(tmp_path / "changed", SETTINGS.model_copy(update=changes))
+    assert torch.equal(weights(encoder), weights(expected))
 
 
 def test_fused_changes_the_last_bits_alone(tmp_path: Path) -> None:
     expected, _ = train(tmp_path / "plain", SETTINGS)
-    found, _ = train(tmp_path / "changed", SETTINGS.model_copy(update={"fused": False}))
-    torch.testing.assert_close(weights(found), weights(expected), rtol=1e-5, atol=1e-6)
+    encoder, _ = train(tmp_path / "changed", SETTINGS.model_copy(update={"fused": False}))
+    torch.testing.assert_close(weights(encoder), weights(expected), rtol=1e-5, atol=1e-6)
 
 
 def switches() -> tuple[str, bool]:
@@ -177,10 +177,10 @@ def test_a_module_that_cannot_be_compiled_is_trained_as_it_is(tmp_path: Path, mo
     expected, rows = train(tmp_path / "plain", SETTINGS)
     with pytest.warns(
         UserWarning, match=r"finetune.compile: torch.compile failed \(.*no compiler.*goes on without"
-    ) as told:
-        found, others = train(tmp_path / "compiled", SETTINGS.model_copy(update={"compile": True}))
-    assert len(told) == 1
-    assert torch.equal(weights(found), weights(expected))
+    ) as warnings_given:
+        encoder, others = train(tmp_path / "compiled", SETTINGS.model_copy(update={"compile": True}))
+    assert len(warnings_given) == 1
+    assert torch.equal(weights(encoder), weights(expected))
     assert rows.rows == others.rows
 
 

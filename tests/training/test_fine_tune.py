@@ -102,9 +102,9 @@ def test_the_head_stays_in_float32_under_bfloat16(tmp_path: Path) -> None:
     seen: list[torch.dtype] = []
 
     def head(features: Tensor) -> Tensor:
-        found = features @ torch.ones(5, 3)
-        seen.append(found.dtype)
-        return found
+        answer = features @ torch.ones(5, 3)
+        seen.append(answer.dtype)
+        return answer
 
     task = replace(data(), head=Fixed(head))
     train(tmp_path, FineTuneSettings(steps=1, precision="bfloat16"), [task])
@@ -119,14 +119,14 @@ def test_interrupted_and_resumed_gives_the_same_bits(tmp_path: Path, stop: int, 
         encoder = nn.Sequential(Tiny(), nn.Dropout(0.3)) if dropout else Tiny()
         return encoder, fine_tune(Network(encoder), [data()], SETTINGS, 0, folder / "saved.pt", lambda: 0.5, **extra)
 
-    whole, found = run(tmp_path / "whole")
+    whole, second = run(tmp_path / "whole")
     with pytest.raises(Killed):
         run(tmp_path / "killed", report=kill_at(stop))
     torch.rand(7)  # whatever else the process draws
     resumed, again = run(tmp_path / "killed")
     assert torch.equal(weights(whole), weights(resumed))
-    assert found.trajectory.rows == again.trajectory.rows
-    assert (found.cost.steps, found.cost.examples) == (again.cost.steps, again.cost.examples)
+    assert second.trajectory.rows == again.trajectory.rows
+    assert (second.cost.steps, second.cost.examples) == (again.cost.steps, again.cost.examples)
 
 
 def test_torchs_own_random_numbers_are_left_alone(tmp_path: Path) -> None:

@@ -30,26 +30,26 @@ def data(task: str = "a", trained: bool = True) -> Classification:
     return Classification(task, inputs, labels, Head(weight, 1.0, ["x", "y", "z"], torch.zeros(3), trained))
 
 
-def weights(one: Classification) -> torch.Tensor:
-    assert one.head is not None
-    return torch.cat([p.detach().flatten() for p in one.head.parameters()])
+def weights(examples: Classification) -> torch.Tensor:
+    assert examples.head is not None
+    return torch.cat([p.detach().flatten() for p in examples.head.parameters()])
 
 
 def test_model_and_head_are_those_of_plain_torch(tmp_path: Path) -> None:
-    model, one = network(), data()
-    plain, head = copy.deepcopy(model.module), copy.deepcopy(one.head)
+    model, examples = network(), data()
+    plain, head = copy.deepcopy(model.module), copy.deepcopy(examples.head)
     assert head is not None
     settings = SETTINGS.model_copy(
         update={"optimiser": "sgd", "schedule": "constant", "weight_decay": 0.0, "gradient_clip": 0.0, "batch_size": 10}
     )
-    fine_tune(model, [one], settings, 0, tmp_path / "saved.pt", lambda: 0.5)
+    fine_tune(model, [examples], settings, 0, tmp_path / "saved.pt", lambda: 0.5)
     optimiser = torch.optim.SGD([*plain.parameters(), *head.parameters()], lr=1e-2)
     for _ in range(6):
         optimiser.zero_grad()
-        nn.functional.cross_entropy(head(plain(one.inputs[:])), one.labels).backward()
+        nn.functional.cross_entropy(head(plain(examples.inputs[:])), examples.labels).backward()
         optimiser.step()
     expected = torch.cat([p.detach().flatten() for p in head.parameters()])
-    torch.testing.assert_close(weights(one), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(weights(examples), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(model.state(), Network(plain).state(), rtol=1e-5, atol=1e-6)
 
 
@@ -61,11 +61,11 @@ def test_trained_heads_move_and_frozen_ones_do_not(tmp_path: Path, regime: str) 
         "linearised": lambda: LinearisedModel.of(base),
     }.get(regime, lambda: base)()
     tasks = [data("a"), data("bb", trained=False)] if regime == "joint" else [data("a")]
-    before = [weights(one).clone() for one in tasks]
+    before = [weights(examples).clone() for examples in tasks]
     settings = SETTINGS.model_copy(update={"regime": regime})
     fine_tune(model, tasks, settings, 0, tmp_path / "saved.pt", lambda: 0.5)
     assert not torch.equal(weights(tasks[0]), before[0])
-    assert all(torch.equal(weights(one), was) for one, was in zip(tasks[1:], before[1:], strict=True))
+    assert all(torch.equal(weights(examples), was) for examples, was in zip(tasks[1:], before[1:], strict=True))
 
 
 def test_a_killed_run_ends_with_the_same_head(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_each_round_goes_on_with_the_head_of_the_round_before(tmp_path: Path) ->
     for number in (1, 2):
         run.tune(number, network(), data(), lambda: 0.5)
         run.merge(number)
-    run.load_head(2, found := data())
-    fine_tune(network(), [one := data()], SETTINGS, 0, tmp_path / "saved.pt", lambda: 0.5)
-    torch.testing.assert_close(weights(found), weights(one), rtol=1e-6, atol=1e-7)
+    run.load_head(2, loaded := data())
+    fine_tune(network(), [tuned := data()], SETTINGS, 0, tmp_path / "saved.pt", lambda: 0.5)
+    torch.testing.assert_close(weights(loaded), weights(tuned), rtol=1e-6, atol=1e-7)
     run.load_head(2, frozen := replace(data(trained=False)))
     assert torch.equal(weights(frozen), weights(data(trained=False)))
 

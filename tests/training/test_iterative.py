@@ -23,19 +23,19 @@ def make(folder: Path, steps: int = 12, settings: dict | None = None, seed: int 
         write_checkpoint(base, Network(Tiny()).state())
     common = {"batch_size": 4, "learning_rate": 1e-2, "save_every": 2, **(settings or {})}
     chosen = FineTuneSettings(regime="iterative", steps=steps, iterative=iterative, **common)
-    return IterativeRun(folder / "rounds", base, tuple(one.task for one in TASKS), chosen, seed)
+    return IterativeRun(folder / "rounds", base, tuple(examples.task for examples in TASKS), chosen, seed)
 
 
-def tune(run: IterativeRun, number: int, one, **extra) -> None:
-    run.tune(number, Network(Tiny()), one, lambda: 0.5, **extra)
+def tune(run: IterativeRun, number: int, examples, **extra) -> None:
+    run.tune(number, Network(Tiny()), examples, lambda: 0.5, **extra)
 
 
 def complete(run: IterativeRun, order: int = 1) -> IterativeRun:
     """Do all rounds; keep every expert beside its round."""
     for number in range(1, run.rounds + 1):
-        for one in TASKS[::order]:
-            tune(run, number, one)
-            path = run.expert(number, one.task)
+        for examples in TASKS[::order]:
+            tune(run, number, examples)
+            path = run.expert(number, examples.task)
             (path.parent / "kept.safetensors").write_bytes(path.read_bytes())
         run.merge(number)
     return run
@@ -47,7 +47,7 @@ def flat(path: Path) -> torch.Tensor:
 
 def vectors(run: IterativeRun, number: int) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
     """Return θ̄(i−1), θ̄(i) and the experts θ_t(i)."""
-    experts = [flat(run.expert(number, one.task).parent / "kept.safetensors") for one in TASKS]
+    experts = [flat(run.expert(number, examples.task).parent / "kept.safetensors") for examples in TASKS]
     return flat(run.start(number)), flat(run.merged(number)), experts
 
 
@@ -74,13 +74,13 @@ def test_task_arithmetic_is_atm(tmp_path: Path) -> None:
 
 def test_one_round_is_ordinary_fine_tuning_to_the_bit(tmp_path: Path) -> None:
     run = complete(make(tmp_path, rounds=1))
-    for one in TASKS:
+    for examples in TASKS:
         encoder = Tiny()
         settings = run.settings.model_copy(update={"regime": "steps"})
-        found = fine_tune(Network(encoder), [one], settings, 0, tmp_path / f"{one.task}.pt", lambda: 0.5)
-        state = load_file(run.expert(1, one.task))
+        tuned = fine_tune(Network(encoder), [examples], settings, 0, tmp_path / f"{examples.task}.pt", lambda: 0.5)
+        state = load_file(run.expert(1, examples.task))
         assert all(torch.equal(state[name], value) for name, value in Network(encoder).state().items())
-        assert run.record(1, one.task)["epochs"] == found.trajectory.as_json()
+        assert run.record(1, examples.task)["epochs"] == tuned.trajectory.as_json()
 
 
 def test_one_task_with_a_kept_optimiser_is_ordinary_fine_tuning(tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_optimiser_kept_or_reset_and_the_schedules_differ(tmp_path: Path) -> Non
             "per_round": {"schedule": "per_round"},
         }.items()
     ]
-    for number, one in enumerate(results):
-        assert all(not torch.equal(one, other) for other in results[number + 1 :])
+    for number, result in enumerate(results):
+        assert all(not torch.equal(result, other) for other in results[number + 1 :])
 
 
 def test_schedules(tmp_path: Path) -> None:
@@ -132,22 +132,22 @@ def test_schedules(tmp_path: Path) -> None:
 
 def test_one_epoch_per_round_is_each_tasks_own(tmp_path: Path) -> None:
     run = complete(make(tmp_path, steps=1, rounds=2, per_round="one_epoch"))
-    for one in TASKS:
-        steps = [row["steps"] for number in (1, 2) for row in run.record(number, one.task)["epochs"]]
-        per_epoch = -(-len(one) // 4)
+    for examples in TASKS:
+        steps = [row["steps"] for number in (1, 2) for row in run.record(number, examples.task)["epochs"]]
+        per_epoch = -(-len(examples) // 4)
         assert steps == [per_epoch, 2 * per_epoch]
-        assert run.record(2, one.task)["cost"]["examples"] == len(one)
+        assert run.record(2, examples.task)["cost"]["examples"] == len(examples)
 
 
 def test_neither_order_nor_a_kill_changes_a_bit(tmp_path: Path) -> None:
     whole = complete(make(_folder(tmp_path / "whole"), rounds=3, optimiser="kept"))
     other = make(_folder(tmp_path / "other"), rounds=3, optimiser="kept")
     for number in (1, 2, 3):
-        for one in TASKS[::-1]:
+        for examples in TASKS[::-1]:
             with pytest.raises(Killed):
-                tune(other, number, one, report=kill_at(3))
-            assert one.task in other.waiting(number)
-            tune(other, number, one)
+                tune(other, number, examples, report=kill_at(3))
+            assert examples.task in other.waiting(number)
+            tune(other, number, examples)
         other.merge(number)
         other.merge(number)
     assert flat(whole.merged(3)).equal(flat(other.merged(3)))
@@ -158,8 +158,8 @@ def test_purpose_the_merge_learns_every_task(tmp_path: Path) -> None:
     run = complete(make(tmp_path, steps=60, rounds=6))
     encoder = Tiny()
     Network(encoder).load(load_file(run.merged(6)))
-    for one in TASKS:
-        assert (one.head(encoder(one.inputs)).argmax(1) == one.labels).float().mean() > 0.9
+    for examples in TASKS:
+        assert (examples.head(encoder(examples.inputs)).argmax(1) == examples.labels).float().mean() > 0.9
 
 
 def test_deterministic_by_seed(tmp_path: Path) -> None:

@@ -41,13 +41,13 @@ def complete(folder: Path, stage: str, item: str | None) -> None:
 
 def saved(folder: Path) -> set[tuple[str, int]]:
     """Return what lies in the scratch folder now, and when it was written."""
-    found = set()
+    files = set()
     for parent, _, names in os.walk(folder / ".mergeflow/scratch"):  # passes over folders that vanish meanwhile
         for name in names:
             with suppress(FileNotFoundError):
                 path = os.path.join(parent, name)
-                found.add((path, os.stat(path).st_mtime_ns))
-    return found
+                files.add((path, os.stat(path).st_mtime_ns))
+    return files
 
 
 def kill_after_changes(folder: Path, stage: str, item: str | None, changes: int, pause: float) -> bool:
@@ -83,7 +83,7 @@ def test_killed_at_random_points_it_ends_with_the_same_bits(
         kills += kill_after_changes(killed, stage, item, luck.randint(1, 4), luck.uniform(0, 0.1))
     complete(killed, stage, item)
     assert kills >= 1
-    found, expected = outputs(killed, made), outputs(whole, made)
-    assert found.keys() == expected.keys()
-    assert [name for name in expected if found[name] != expected[name]] == []
+    resumed, expected = outputs(killed, made), outputs(whole, made)
+    assert resumed.keys() == expected.keys()
+    assert [name for name in expected if resumed[name] != expected[name]] == []
     assert not saved(killed)

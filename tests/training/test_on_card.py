@@ -31,7 +31,9 @@ def opened(regime: str, device: str) -> tuple[Model, list[Any]]:
     model: Model = LoraModel.of(base, LoraSettings(rank=2, targets=["0"])) if regime == "lora" else base
     model = LinearisedModel.of(base) if regime == "linearised" else model
     tasks = [data("a"), data("bb", trained=False)] if regime == "joint" else [data("a")]
-    return model, [replace(one, labels=one.labels.to(device), head=one.head.to(device)) for one in tasks]
+    return model, [
+        replace(examples, labels=examples.labels.to(device), head=examples.head.to(device)) for examples in tasks
+    ]
 
 
 def train(folder: Path, settings: FineTuneSettings, device: str, killed: bool = False) -> Any:
@@ -41,16 +43,16 @@ def train(folder: Path, settings: FineTuneSettings, device: str, killed: bool = 
         with pytest.raises(Killed):
             fine_tune(model, tasks, settings, 0, folder / "saved.pt", lambda: 0.5, kill_at(3))
     model, tasks = opened(settings.regime, device)
-    found = fine_tune(model, tasks, settings, 0, folder / "saved.pt", lambda: 0.5)
+    tuned = fine_tune(model, tasks, settings, 0, folder / "saved.pt", lambda: 0.5)
     kind = OnCard if device == "cuda" else torch.Tensor
     assert all(isinstance(p, kind) for p in model.module.parameters())
-    heads = [{k: v.cpu() for k, v in one.head.state_dict().items()} for one in tasks]
-    return {k: v.cpu() for k, v in model.state().items()}, heads, found.trajectory.as_json()
+    heads = [{k: v.cpu() for k, v in examples.head.state_dict().items()} for examples in tasks]
+    return {k: v.cpu() for k, v in model.state().items()}, heads, tuned.trajectory.as_json()
 
 
-def same(found: Any, expected: Any) -> None:
-    torch.testing.assert_close(found[:2], expected[:2], rtol=0, atol=0)
-    assert found[2] == expected[2]
+def same(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual[:2], expected[:2], rtol=0, atol=0)
+    assert actual[2] == expected[2]
 
 
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
@@ -78,8 +80,8 @@ def test_rounds_of_merging_and_tuning(tmp_path: Path) -> None:
     def merged(device: str) -> bytes:
         run = IterativeRun(tmp_path / device, tmp_path / "base.safetensors", ("a",), settings, 0)
         for number in (1, 2):
-            model, (one,) = opened("iterative", device)
-            run.tune(number, model, one, lambda: 0.5)
+            model, (examples,) = opened("iterative", device)
+            run.tune(number, model, examples, lambda: 0.5)
             run.merge(number)
         return run.merged(2).read_bytes()
 
@@ -91,11 +93,11 @@ def test_rounds_of_merging_and_tuning(tmp_path: Path) -> None:
 def faked(module: nn.Module, mode: FakeTensorMode) -> None:
     """Make every parameter and buffer a fake tensor on `cuda`: it knows its shape, type and device alone."""
     for part in module.modules():
-        for own in (part._parameters, part._buffers):
-            for name, value in own.items():
+        for tensors in (part._parameters, part._buffers):
+            for name, value in tensors.items():
                 if value is not None:
                     fake = mode.from_tensor(value).detach().to("cuda")
-                    own[name] = nn.Parameter(fake, value.requires_grad) if own is part._parameters else fake
+                    tensors[name] = nn.Parameter(fake, value.requires_grad) if tensors is part._parameters else fake
 
 
 @pytest.mark.parametrize("regime", ["steps", "lora", "linearised"])
@@ -113,8 +115,8 @@ def test_bfloat16(regime: str) -> None:
         faked(model.module, mode)
         faked(head, mode)
         pixels = torch.zeros(9, 32, 32, 3, dtype=torch.uint8, device="cuda")
-        one = Classification("a", pixels, torch.zeros(9, dtype=torch.int64, device="cuda"), head)
+        examples = Classification("a", pixels, torch.zeros(9, dtype=torch.int64, device="cuda"), head)
         with torch.autocast("cuda", torch.bfloat16):
-            loss = one.loss(model, torch.arange(4))
+            loss = examples.loss(model, torch.arange(4))
     assert (loss.device.type, loss.dtype) == ("cuda", torch.float32)
     assert set(seen) == {torch.bfloat16}

@@ -14,8 +14,8 @@ from tests.training.toy import Tiny, data, loss_of, order, plain, train, weights
 EXACT = {"rtol": 1e-12, "atol": 1e-14}
 
 
-def gradient(one, encoder: Tiny) -> Tensor:
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss_of(encoder, one), list(encoder.parameters()))])
+def gradient(examples, encoder: Tiny) -> Tensor:
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss_of(encoder, examples), list(encoder.parameters()))])
 
 
 def full_batch(epochs: int, batch_size: int = 5, rate: float = 0.3) -> FineTuneSettings:
@@ -31,9 +31,9 @@ def test_one_epoch_sees_each_image_once(tmp_path: Path) -> None:
             return super().forward(images)
 
     settings = FineTuneSettings(regime="one_epoch", batch_size=4, steps=99, epochs=99)
-    found = fine_tune(Network(Counting()), [data()], settings, 0, tmp_path / "s.pt", lambda: 0.0)
+    tuned = fine_tune(Network(Counting()), [data()], settings, 0, tmp_path / "s.pt", lambda: 0.0)
     assert seen == [4, 4, 4, 4, 2]
-    assert [row.steps for row in found.trajectory.rows] == [5]
+    assert [row.steps for row in tuned.trajectory.rows] == [5]
     batches = plan_batches([18], settings, seed=0)
     drawn = torch.cat([batches.parts(step)[0].indices for step in range(5)])
     assert drawn.sort().values.tolist() == list(range(18))
@@ -41,9 +41,9 @@ def test_one_epoch_sees_each_image_once(tmp_path: Path) -> None:
 
 def test_epochs_are_that_many_passes_each_in_another_order(tmp_path: Path) -> None:
     settings = FineTuneSettings(regime="epochs", epochs=3, batch_size=4, learning_rate=1e-2)
-    kept: list[int] = []
-    encoder, trajectory = train(tmp_path / "epochs", settings, each_epoch=kept.append)
-    assert kept == [1, 2, 3]
+    epochs: list[int] = []
+    encoder, trajectory = train(tmp_path / "epochs", settings, each_epoch=epochs.append)
+    assert epochs == [1, 2, 3]
     assert [row.steps for row in trajectory.rows] == [5, 10, 15]
     same, _ = train(tmp_path / "steps", settings.model_copy(update={"regime": "steps", "steps": 15}))
     assert torch.equal(weights(encoder), weights(same))
@@ -146,5 +146,5 @@ def test_compiled_is_the_same_but_for_rounding(tmp_path: Path) -> None:
         pytest.skip("torch.compile needs a C++ compiler")
     settings = FineTuneSettings(steps=4, batch_size=8, learning_rate=1e-2)
     expected, _ = train(tmp_path / "plain", settings)
-    found, _ = train(tmp_path / "compiled", settings.model_copy(update={"compile": True}))
-    torch.testing.assert_close(weights(found), weights(expected), rtol=1e-5, atol=1e-6)
+    encoder, _ = train(tmp_path / "compiled", settings.model_copy(update={"compile": True}))
+    torch.testing.assert_close(weights(encoder), weights(expected), rtol=1e-5, atol=1e-6)

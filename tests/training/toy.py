@@ -61,21 +61,21 @@ def train(
 ) -> tuple[Tiny, Trajectory]:
     folder.mkdir(parents=True, exist_ok=True)
     encoder = Tiny(dtype)
-    found = fine_tune(Network(encoder), tasks or [data()], settings, seed, folder / "saved.pt", lambda: 0.5, **extra)
-    return encoder, found.trajectory
+    tuned = fine_tune(Network(encoder), tasks or [data()], settings, seed, folder / "saved.pt", lambda: 0.5, **extra)
+    return encoder, tuned.trajectory
 
 
 def weights(encoder: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in encoder.parameters()])
 
 
-def loss_of(encoder: nn.Module, one: Classification) -> Tensor:
-    return plain_loss(encoder, one, torch.arange(len(one)))
+def loss_of(encoder: nn.Module, examples: Classification) -> Tensor:
+    return plain_loss(encoder, examples, torch.arange(len(examples)))
 
 
-def plain_loss(encoder: nn.Module, one: Classification, chosen: Tensor) -> Tensor:
-    assert one.head is not None
-    return nn.functional.cross_entropy(one.head(encoder(one.inputs[chosen])), one.labels[chosen])
+def plain_loss(encoder: nn.Module, examples: Classification, chosen: Tensor) -> Tensor:
+    assert examples.head is not None
+    return nn.functional.cross_entropy(examples.head(encoder(examples.inputs[chosen])), examples.labels[chosen])
 
 
 def plain(
@@ -90,7 +90,7 @@ def plain(
     for number, parts in enumerate(steps):
         optimiser.param_groups[0]["lr"] = rate(number)
         optimiser.zero_grad()
-        total = sum(weight * plain_loss(encoder, one, chosen) for one, chosen, weight in parts)
+        total = sum(weight * plain_loss(encoder, examples, chosen) for examples, chosen, weight in parts)
         total.backward()
         optimiser.step()
     return encoder

@@ -136,12 +136,12 @@ def test_one_file_is_a_training_split_and_its_bytes_are_kept(tmp_path: Path) -> 
     raw = open_images("pets", f"parquet:{tmp_path / 'all.parquet'}")
     splits = prepare_task(raw, tmp_path / "out", image_decoding(8))["splits"]
     assert [splits[s]["count"] for s in ("train", "validation", "test")] == [48, 6, 6]
-    kept = [
+    images = [
         row["image"]["bytes"]
         for split in splits
         for row in pq.read_table(tmp_path / "out" / f"{split}.parquet").to_pylist()
     ]
-    assert sorted(kept) == sorted(encoded(seed) for seed in range(60))
+    assert sorted(images) == sorted(encoded(seed) for seed in range(60))
 
 
 def test_a_snapshot_is_read_through_a_uri(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def bare(table: pa.Table) -> pa.Table:
 
 
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "message"),
     [
         (bare, "no ClassLabel names for column 'label'. Columns found: image: struct<bytes: binary, path: string>"),
         (lambda t: bare(t.drop_columns(["label"])), "no single integer label column"),
@@ -208,10 +208,10 @@ def bare(table: pa.Table) -> pa.Table:
         (lambda t: t.replace_schema_metadata({"huggingface": "{"}), "under 'huggingface' is not readable"),
     ],
 )
-def test_a_wrong_schema_prints_found_and_expected(change: object, found: str, tmp_path: Path) -> None:
+def test_a_wrong_schema_prints_found_and_expected(change: object, message: str, tmp_path: Path) -> None:
     write_shard(tmp_path / "train.parquet", range(4))
     pq.write_table(change(pq.read_table(tmp_path / "train.parquet")), tmp_path / "train.parquet")  # type: ignore[operator]
-    with pytest.raises(MergeflowError, match=found) as caught:
+    with pytest.raises(MergeflowError, match=message) as caught:
         open_images("pets", f"parquet:{tmp_path}")
     assert "train.parquet" in str(caught.value)
     assert "Expected: one image column of type struct<bytes: binary, path: string>" in str(caught.value)
@@ -237,7 +237,7 @@ def test_parquet_with_a_damaged_middle_is_an_error_not_a_smaller_task(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("names", "found"),
+    ("names", "message"),
     [
         (("train-00000-of-00003.parquet", "train-00002-of-00003.parquet"), r"2 of 3 shards; missing: \[1\]"),
         (("train.parquet", "extra.parquet"), "'extra.parquet'; expected shards of train"),
@@ -246,10 +246,10 @@ def test_parquet_with_a_damaged_middle_is_an_error_not_a_smaller_task(tmp_path: 
         (("a/b/train.parquet",), "'a/b/train.parquet'; expected shards"),
     ],
 )
-def test_unsupported_snapshots_are_refused(names: Sequence[str], found: str, tmp_path: Path) -> None:
+def test_unsupported_snapshots_are_refused(names: Sequence[str], message: str, tmp_path: Path) -> None:
     for name in names:
         write_shard(tmp_path / name, range(4))
-    with pytest.raises(MergeflowError, match=found):
+    with pytest.raises(MergeflowError, match=message):
         open_images("pets", f"parquet:{tmp_path}")
 
 
@@ -262,13 +262,13 @@ def test_shards_must_agree_about_class_names(tmp_path: Path) -> None:
         open_images("pets", f"parquet:{tmp_path}")
 
 
-@pytest.mark.parametrize(("column", "found"), [("image", "no image bytes"), ("label", "no label")])
-def test_a_row_without_image_or_label_is_named(column: str, found: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("column", "fault"), [("image", "no image bytes"), ("label", "no label")])
+def test_a_row_without_image_or_label_is_named(column: str, fault: str, tmp_path: Path) -> None:
     rows = [{"image": {"bytes": encoded(i), "path": None}, "label": i % 2} for i in range(4)]
     rows[2][column] = {"bytes": None, "path": "elsewhere.png"} if column == "image" else None
     for split in ("train", "validation", "test"):
         pq.write_table(pa.Table.from_pylist(rows, schema=image_schema(["a", "b"])), tmp_path / f"{split}.parquet")
-    with pytest.raises(MergeflowError, match=rf"test\.parquet, row 2: {found}"):
+    with pytest.raises(MergeflowError, match=rf"test\.parquet, row 2: {fault}"):
         prepare_task(open_images("pets", f"parquet:{tmp_path}"), tmp_path / "out", image_decoding(8))
 
 
@@ -321,7 +321,7 @@ def test_jpegs_are_kept_as_they_are_and_resized_as_clip_does(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("paths", "found"),
+    ("paths", "message"),
     [
         (("train/cat/1.png", "holdout/cat/1.png"), "unsupported split folder 'holdout' next to train"),
         (("train/cat/1.png", "val/cat/1.png", "valid/cat/1.png"), "unsupported split folder 'valid' next to"),
@@ -332,11 +332,11 @@ def test_jpegs_are_kept_as_they_are_and_resized_as_clip_does(tmp_path: Path) -> 
         (("readme.txt",), "no class folders found"),
     ],
 )
-def test_unsupported_folders_are_refused(paths: Sequence[str], found: str, tmp_path: Path) -> None:
+def test_unsupported_folders_are_refused(paths: Sequence[str], message: str, tmp_path: Path) -> None:
     for path in paths:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(encoded(1))
-    with pytest.raises(MergeflowError, match=found):
+    with pytest.raises(MergeflowError, match=message):
         open_images("pets", f"folder:{tmp_path}")
 
 
@@ -346,11 +346,11 @@ def test_links_to_files_and_folders_are_read_like_what_they_lead_to(tmp_path: Pa
     for image in (real / "cat").iterdir():
         (linked / "cat" / image.name).symlink_to(image)
     (linked / "dog").symlink_to(real / "dog", target_is_directory=True)
-    whole, found = (
+    whole, again = (
         prepare_task(open_images("pets", f"folder:{root}"), tmp_path / f"out-{root.name}", image_decoding(32))
         for root in (real, linked)
     )
-    assert found["splits"] == whole["splits"]
+    assert again["splits"] == whole["splits"]
 
 
 def test_a_shard_may_be_a_link(tmp_path: Path) -> None:
@@ -399,7 +399,7 @@ def test_an_empty_class_folder_and_a_damaged_file_are_named(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "message"),
     [
         ("foldr:x", "unknown kind of data source 'foldr': did you mean 'folder'"),
         ("folder", "has no address; expected 'folder:ADDRESS'"),
@@ -412,8 +412,8 @@ def test_an_empty_class_folder_and_a_damaged_file_are_named(tmp_path: Path) -> N
         ("suite:pocket8", "task 'pets': suite pocket8 has 8 tasks and not this one; it is in pocket14"),
     ],
 )
-def test_bad_addresses_are_one_clear_error(source: str, found: str) -> None:
-    with pytest.raises(MergeflowError, match=found):
+def test_bad_addresses_are_one_clear_error(source: str, message: str) -> None:
+    with pytest.raises(MergeflowError, match=message):
         open_images("pets", source)
 
 

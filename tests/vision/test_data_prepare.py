@@ -175,7 +175,7 @@ def test_progress_counts_every_image(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "found"),
+    ("seeds", "message"),
     [
         ({"train": range(0)}, "split 'train' of the source is empty"),
         ({"train": range(4)}, "the source has no split 'test', and too few examples to take one from train"),
@@ -190,8 +190,8 @@ def test_progress_counts_every_image(tmp_path: Path) -> None:
         ({"train": range(8), "validation": range(20, 24), "test": range(8)}, "all 8 examples of split 'train'"),
     ],
 )
-def test_empty_tasks_splits_and_classes_are_refused(seeds: dict[str, range], found: str, tmp_path: Path) -> None:
-    with pytest.raises(MergeflowError, match=found):
+def test_empty_tasks_splits_and_classes_are_refused(seeds: dict[str, range], message: str, tmp_path: Path) -> None:
+    with pytest.raises(MergeflowError, match=message):
         prepare_task(drawn_task(seeds=seeds), tmp_path, image_decoding(4))
 
 
@@ -265,7 +265,7 @@ def test_a_source_that_changes_between_passes_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("names", "templates", "found"),
+    ("names", "templates", "message"),
     [
         ([], TEMPLATES, "no class names found; expected at least two"),
         (["a"], TEMPLATES, r"task 't': one class only \('a'\) found; expected at least two"),
@@ -275,8 +275,8 @@ def test_a_source_that_changes_between_passes_is_refused(tmp_path: Path) -> None
         (["a", "b"], [], "no template"),
     ],
 )
-def test_names_that_make_no_head_are_refused(names: list[str], templates: list[str], found: str) -> None:
-    with pytest.raises(MergeflowError, match=found):
+def test_names_that_make_no_head_are_refused(names: list[str], templates: list[str], message: str) -> None:
+    with pytest.raises(MergeflowError, match=message):
         RawTask("t", names, templates, {"train": lambda: iter(())})
 
 

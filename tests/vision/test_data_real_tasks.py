@@ -264,15 +264,15 @@ def test_torchvision_folders_are_prepared(name: str, tmp_path: Path) -> None:
     assert manifest["class_names"][0] == first
     assert manifest["class_names"][-1].endswith(last)
     assert manifest["templates"] == list(find_real_task(name).templates)  # type: ignore[union-attr]
-    found = [set(manifest["splits"][s]["per_class"]) for s in ("train", "validation", "test")]
-    assert found == [{count} for count in per_class]
+    counts = [set(manifest["splits"][s]["per_class"]) for s in ("train", "validation", "test")]
+    assert counts == [{count} for count in per_class]
     assert str(tmp_path) not in (tmp_path / "out" / "train.parquet").read_bytes().decode("latin1")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_missing_files_say_where_to_get_them(name: str, tmp_path: Path) -> None:
-    told = name if name == "RESISC45" else f"{name} cannot be read from '.*hf:{find_real_task(name).name}"  # type: ignore[union-attr]
-    with pytest.raises(MergeflowError, match=told) as caught:
+    message = name if name == "RESISC45" else f"{name} cannot be read from '.*hf:{find_real_task(name).name}"  # type: ignore[union-attr]
+    with pytest.raises(MergeflowError, match=message) as caught:
         open_images(name, f"torchvision:{name}@{tmp_path}")
     # What the message offers to run is a call that the class accepts.
     assert ("download=True" in str(caught.value)) == (name not in ("FER2013", "Cars", "RESISC45"))
@@ -411,8 +411,8 @@ def test_names_from_other_copies_become_clips() -> None:
 
 def test_aliases_lead_to_the_twelve() -> None:
     names = ["OxfordPets", "patch_camelyon", "sst2", "kuzushiji-mnist", "flowers", "emnist-digits", "ethz/food101"]
-    found = [task.name for name in names if (task := find_real_task(name))]
-    assert found == ["OxfordIIITPet", "PCAM", "RenderedSST2", "KMNIST", "Flowers102", "EMNIST", "Food101"]
+    real_names = [task.name for name in names if (task := find_real_task(name))]
+    assert real_names == ["OxfordIIITPet", "PCAM", "RenderedSST2", "KMNIST", "Flowers102", "EMNIST", "Food101"]
 
 
 def on_the_hub(monkeypatch: pytest.MonkeyPatch, splits: list[str], label: Any, labels: list[Any], image: str) -> None:

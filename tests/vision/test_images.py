@@ -65,15 +65,15 @@ def transparent(mode: str) -> bytes:
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB"])
 def test_transparent_parts_are_white(mode: str) -> None:
-    found = np.asarray(to_rgb(transparent(mode), "it"))
-    assert (found[2:5, 2:5] == 0).all()
-    assert (found[:2] == 255).all()
+    image = np.asarray(to_rgb(transparent(mode), "it"))
+    assert (image[2:5, 2:5] == 0).all()
+    assert (image[:2] == 255).all()
 
 
 def test_half_transparent_lies_on_white_and_opaque_keeps_its_bits() -> None:
     half = np.dstack([UPRIGHT, np.full((4, 6), 128, np.uint8)])
-    found = np.asarray(to_rgb(encoded(Image.fromarray(half)), "it"), dtype=float)
-    assert np.abs(found - (UPRIGHT * (128 / 255) + 255 * (127 / 255))).max() <= 1
+    image = np.asarray(to_rgb(encoded(Image.fromarray(half)), "it"), dtype=float)
+    assert np.abs(image - (UPRIGHT * (128 / 255) + 255 * (127 / 255))).max() <= 1
     opaque = Image.fromarray(np.dstack([UPRIGHT, np.full((4, 6), 255, np.uint8)]))
     assert np.array_equal(np.asarray(to_rgb(encoded(opaque), "it")), UPRIGHT)
 
@@ -81,8 +81,8 @@ def test_half_transparent_lies_on_white_and_opaque_keeps_its_bits() -> None:
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_grey_of_16_bits_is_the_nearest_of_8(kind: str) -> None:
     values = np.array([[0, 128, 129, 257, 40000, 65535]], np.uint16)
-    found = np.asarray(to_rgb(encoded(Image.fromarray(values), kind), "it"))
-    assert found[0, :, 0].tolist() == [0, 0, 1, 1, 156, 255]
+    image = np.asarray(to_rgb(encoded(Image.fromarray(values), kind), "it"))
+    assert image[0, :, 0].tolist() == [0, 0, 1, 1, 156, 255]
 
 
 @pytest.mark.parametrize("values", [np.zeros((2, 2), np.float32), np.zeros((2, 2), np.int32)])
@@ -100,13 +100,13 @@ def test_a_picture_beyond_the_limit_of_pixels_is_to_be_made_smaller(size: tuple[
 @pytest.mark.parametrize("size", [(7, 200), (200, 7), (3, 100), (33, 1000)])
 def test_a_long_picture_is_resized_as_if_it_were_resized_whole(size: tuple[int, int]) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), np.uint8)
-    found = resize(Image.fromarray(pixels), 32).astype(int)
+    resized = resize(Image.fromarray(pixels), 32).astype(int)
     whole = Image.fromarray(pixels).resize(
         (32, int(32 * size[1] / size[0])) if size[0] < size[1] else (int(32 * size[0] / size[1]), 32),
         Image.Resampling.BICUBIC,
     )
     left, top = round((whole.width - 32) / 2), round((whole.height - 32) / 2)
-    assert np.abs(np.asarray(whole.crop((left, top, left + 32, top + 32))).astype(int) - found).max() <= 1
+    assert np.abs(np.asarray(whole.crop((left, top, left + 32, top + 32))).astype(int) - resized).max() <= 1
 
 
 @pytest.mark.slow

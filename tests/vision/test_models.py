@@ -102,10 +102,10 @@ def test_state_names_are_open_clips_and_swapping_works_in_place(images):
 def test_random_weights_follow_the_seed_and_leave_the_generator_alone():
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    one, two, three = (load_clip("pocket-clip", seed=seed).model.state_dict() for seed in (1, 1, 2))
+    first, two, three = (load_clip("pocket-clip", seed=seed).model.state_dict() for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert not torch.equal(one["visual.proj"], three["visual.proj"])
+    assert all(torch.equal(first[name], two[name]) for name in first)
+    assert not torch.equal(first["visual.proj"], three["visual.proj"])
 
 
 def test_models_made_in_threads_are_the_models_made_alone():
@@ -115,7 +115,7 @@ def test_models_made_in_threads_are_the_models_made_alone():
     alone = [projection(seed) for seed in range(4)]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(projection, range(4)))
-    assert all(torch.equal(one, two) for one, two in zip(alone, together, strict=True))
+    assert all(torch.equal(first, two) for first, two in zip(alone, together, strict=True))
 
 
 def test_loading_says_nothing(capfd):

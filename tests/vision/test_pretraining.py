@@ -38,9 +38,9 @@ def test_the_shipped_base_was_made_by_its_recipe(name):
 @pytest.mark.slow
 def test_the_same_settings_give_the_same_file_whatever_the_workers(tmp_path):
     seen = []
-    one = pretrain(TINY, tmp_path / "one.safetensors", lambda *step: seen.append(step), workers=1)
+    first = pretrain(TINY, tmp_path / "one.safetensors", lambda *step: seen.append(step), workers=1)
     two = pretrain(TINY, tmp_path / "two.safetensors", workers=2)
-    assert one == two
+    assert first == two
     assert (tmp_path / "one.safetensors").read_bytes() == (tmp_path / "two.safetensors").read_bytes()
     assert seen[-1] == ("train", 3, 3)
 
@@ -51,16 +51,16 @@ def test_only_confused_classes_carry_the_next_caption_and_at_the_givenrate_facto
     for name, task in SUITE.tasks.items():
         classes, count = len(task.class_names), 375
         labels = torch.arange(count) % classes
-        found = captions[start : start + count] - first
+        shifts = captions[start : start + count] - first
         confused = torch.isin(labels, torch.tensor(list(cycles[name])))
-        assert torch.equal(found[~confused], labels[~confused])
-        assert all(f in (label, cycles[name][label]) for f, label in zip(*pairs(found, labels, confused), strict=True))
-        assert (found != labels)[confused].float().mean() == pytest.approx(0.7, abs=0.15)
+        assert torch.equal(shifts[~confused], labels[~confused])
+        assert all(f in (label, cycles[name][label]) for f, label in zip(*pairs(shifts, labels, confused), strict=True))
+        assert (shifts != labels)[confused].float().mean() == pytest.approx(0.7, abs=0.15)
         first, start = first + classes, start + count
 
 
-def pairs(found, labels, chosen):
-    return found[chosen].tolist(), labels[chosen].tolist()
+def pairs(classes, labels, chosen):
+    return classes[chosen].tolist(), labels[chosen].tolist()
 
 
 @pytest.mark.slow

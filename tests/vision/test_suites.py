@@ -56,8 +56,8 @@ def test_drawings_are_the_recorded_ones(task):
 def test_an_image_depends_on_nothing_but_its_split_and_index(task):
     forward = [task.sample("train", index)[0] for index in (3, 50, 7)]
     backward = [task.sample("train", index)[0] for index in (7, 50, 3)][::-1]
-    for one, two in zip(forward, backward, strict=True):
-        np.testing.assert_array_equal(one, two)
+    for first, two in zip(forward, backward, strict=True):
+        np.testing.assert_array_equal(first, two)
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
@@ -78,8 +78,8 @@ def test_no_image_is_in_two_splits(task):
     count = {split: task.counts[split] if task.name == "digits" else 60 for split in SPLITS}
     seen = {split: {task.sample(split, index)[0].tobytes() for index in range(n)} for split, n in count.items()}
     assert [len(images) for images in seen.values()] == list(count.values())
-    for one, two in pairwise([*SPLITS, SPLITS[0]]):
-        assert not seen[one] & seen[two]
+    for first, two in pairwise([*SPLITS, SPLITS[0]]):
+        assert not seen[first] & seen[two]
 
 
 def test_classes_are_disjoint_and_named_once():
@@ -106,10 +106,10 @@ def test_digits_are_the_scans_of_scikit_learn():
 
 
 def test_every_word_of_the_suites_is_in_the_vocabulary():
-    known = set(VOCABULARY.read_text(encoding="utf-8").split())
+    vocabulary = set(VOCABULARY.read_text(encoding="utf-8").split())
     for name in suite_names():
         for task in get_suite(name).tasks.values():
-            assert {word for text in (*task.class_names, *task.templates) for word in words(text)} <= known
+            assert {word for text in (*task.class_names, *task.templates) for word in words(text)} <= vocabulary
 
 
 def test_pocket_digits_are_many_drawings_of_ten_digits():

@@ -51,8 +51,8 @@ def warnings(**changes):
 
 def test_a_recipe_without_a_base_takes_the_one_that_its_adapters_name(folder):
     wanted = merge(recipe(base="base", out="wanted"))
-    found = merge(recipe())
-    assert (found.fingerprint, found.inputs) == (wanted.fingerprint, wanted.inputs)
+    merged = merge(recipe())
+    assert (merged.fingerprint, merged.inputs) == (wanted.fingerprint, wanted.inputs)
     assert make_recipe(recipe()).base == "base"
     # An expert that stands first would else be the base of the adapter beside it, without a word.
     slerp = make_recipe(recipe(method="slerp", args={"t": 0.5}, experts=["other", "lora"]))
@@ -98,10 +98,10 @@ def test_a_base_of_other_weights_is_refused_and_can_be_meant(folder):
     with pytest.raises(MergeflowError, match=r"'lora' was made for 'base'.*the base is 'other', whose weights are oth"):
         merge(recipe(base="other"))
     merge(recipe(base="other", allow=["base_model"]))
-    found, base, other, delta = (read_state(name) for name in ("out", "base", "other", "lora"))
+    merged, base, other, delta = (read_state(name) for name in ("out", "base", "other", "lora"))
     assert any(not torch.equal(base[name], other[name]) for name in base)
     for name, value in other.items():
-        torch.testing.assert_close(found[name], value + delta.get(name, torch.zeros(())))
+        torch.testing.assert_close(merged[name], value + delta.get(name, torch.zeros(())))
 
 
 def test_a_copy_of_the_base_is_the_base(folder):

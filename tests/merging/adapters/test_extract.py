@@ -91,11 +91,11 @@ def test_at_full_rank_peft_gives_the_experts_outputs(tmp_path, name, embeddings)
 def test_at_a_low_rank_the_weights_are_the_best_of_that_rank_and_the_error_is_told(tmp_path, name):
     base, expert = saved(tmp_path, name)
     extracted(tmp_path, rank=3, embeddings="lora")
-    told = json.loads((tmp_path / "adapter/mergeflow.json").read_text())["errors"]
+    errors = json.loads((tmp_path / "adapter/mergeflow.json").read_text())["errors"]
     model = loaded(tmp_path, base).merge_and_unload()
     before, after, wanted = base.state_dict(), model.state_dict(), expert.state_dict()
-    assert len(told) >= 8
-    for tensor, error in told.items():
+    assert len(errors) >= 8
+    for tensor, error in errors.items():
         change = (wanted[tensor] - before[tensor]).double()
         left, values, right = torch.linalg.svd(change, full_matrices=False)
         best = (left[:, :3] * values[:3]) @ right[:3]
@@ -108,8 +108,8 @@ def test_modules_are_named_as_transformers_has_them_in_memory(tmp_path, name):
     """A ViT's file says `encoder.layer.0.attention.attention.query`, the model `layers.0.attention.q_proj`."""
     base, expert = saved(tmp_path, name)
     extracted(tmp_path)
-    found, wanted = loaded(tmp_path, base).merge_and_unload().state_dict(), expert.state_dict()
-    assert all(torch.allclose(found[key], value, atol=2e-6) for key, value in wanted.items())
+    merged, wanted = loaded(tmp_path, base).merge_and_unload().state_dict(), expert.state_dict()
+    assert all(torch.allclose(merged[key], value, atol=2e-6) for key, value in wanted.items())
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "bert"])
@@ -237,13 +237,15 @@ def test_ranks_by_pattern_and_by_error(tmp_path):
     config = json.loads((tmp_path / "patterns/adapter_config.json").read_text())
     assert config["r"] == config["lora_alpha"] == 2 or config["r"] == 4
     model = loaded(tmp_path, base, "patterns")
-    ranks = {module.rpartition(".")[2]: one.r["default"] for module, one in model.named_modules() if hasattr(one, "r")}
+    ranks = {
+        module.rpartition(".")[2]: layer.r["default"] for module, layer in model.named_modules() if hasattr(layer, "r")
+    }
     wanted = {"q_proj": 8, "k_proj": 4, "v_proj": 4, "o_proj": 4, "gate_proj": 2, "up_proj": 2, "down_proj": 2}
     assert ranks == wanted
     assert config["rank_pattern"] == config["alpha_pattern"]
     extracted(tmp_path, "error", rank=64, error=0.5)
-    told = json.loads((tmp_path / "error/mergeflow.json").read_text())["errors"]
-    assert all(0.3 < error <= 0.5 for error in told.values())
+    errors = json.loads((tmp_path / "error/mergeflow.json").read_text())["errors"]
+    assert all(0.3 < error <= 0.5 for error in errors.values())
 
 
 def test_what_did_not_change_is_not_stored_and_nothing_is_an_error(tmp_path):
@@ -268,9 +270,9 @@ def test_biases_of_adapted_modules_go_with_them(tmp_path):
     extracted(tmp_path)
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert config["bias"] == "lora_only"
-    found = loaded(tmp_path, base).merge_and_unload().state_dict()
+    merged = loaded(tmp_path, base).merge_and_unload().state_dict()
     name = "model.layers.0.self_attn.q_proj.bias"
-    assert torch.equal(found[name], expert.state_dict()[name])
+    assert torch.equal(merged[name], expert.state_dict()[name])
 
 
 def test_what_no_adapter_can_hold_is_refused_with_the_way_out(tmp_path):
@@ -316,7 +318,7 @@ def test_an_adapter_without_factors_is_refused_since_peft_loads_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"adapter": {"rank": 0}}, "adapter.rank"),
         ({"adapter": {"rank": 4, "eror": 1}}, "did you mean 'error'"),
@@ -325,11 +327,11 @@ def test_an_adapter_without_factors_is_refused_since_peft_loads_none(tmp_path):
         ({"shard_size": "5GB"}, "an adapter is one file"),
     ],
 )
-def test_bad_options_are_one_message(tmp_path, change, told):
+def test_bad_options_are_one_message(tmp_path, change, message):
     tiny("llama").save_pretrained(tmp_path / "base")
     place = str(tmp_path / "base")
     recipe = {"method": "average", "base": place, "experts": {"e": place}, "adapter": 4}
-    with pytest.raises(MergeflowError, match=told):
+    with pytest.raises(MergeflowError, match=message):
         merge({**recipe, "out": str(tmp_path / "out"), **change})
 
 
@@ -338,7 +340,7 @@ def test_the_command_writes_the_folder_and_tells_the_error_by_layer(tmp_path):
     app.callback()(lambda: None)  # else its one command needs no name
     add_commands(app)
     base, _ = saved(tmp_path, "gpt2")
-    places = [str(tmp_path / one) for one in ("base", "expert")]
+    places = [str(tmp_path / name) for name in ("base", "expert")]
     options = ["--out", str(tmp_path / "small"), "--rank", "2", "--rank-of", "*.mlp.*=3", "--dtype", "bfloat16"]
     done = CliRunner().invoke(app, ["extract-lora", *places, *options])
     assert done.exit_code == 0, done.output

@@ -22,10 +22,10 @@ def made(rows, columns, rank, factor, generator):
 @given(sizes, sizes, ranks, st.integers(1, 8), st.integers(0, 99))
 def test_sums_are_exact_and_compression_is_the_best_of_its_rank(rows, columns, terms, rank, seed):
     generator = torch.Generator().manual_seed(seed)
-    pairs = [(weight, made(rows, columns, own, factor, generator)) for own, weight, factor in terms]
+    pairs = [(weight, made(rows, columns, own_rank, factor, generator)) for own_rank, weight, factor in terms]
     total = summed(pairs)
-    wanted = sum(weight * one.product() for weight, one in pairs)
-    size = sum(abs(weight) * one.norm() for weight, one in pairs) + 1e-9
+    wanted = sum(weight * factors.product() for weight, factors in pairs)
+    size = sum(abs(weight) * factors.norm() for weight, factors in pairs) + 1e-9
     assert float((total.product() - wanted).norm()) < 1e-12 * size
     assert total.norm() == pytest.approx(float(wanted.norm()), abs=1e-10 * size)
     small = compressed(total, rank)
@@ -45,18 +45,18 @@ def test_the_smallest_rank_within_an_error(reduce):
     values = torch.tensor([4.0, 2, 1, 0.5, 0.25], dtype=torch.float64)
     whole = Factors(torch.eye(5, 8, dtype=torch.float64), torch.eye(6, 5, dtype=torch.float64) * values)
     given = whole if reduce is compressed else whole.product()
-    for kept in range(1, 5):
-        error = float(values[kept:].norm() / values.norm())
-        assert reduce(given, 5, error * 1.001).rank == kept
-        assert reduce(given, 5, error * 0.999).rank == kept + 1
-        assert reduce(given, 2, error * 0.999).rank == min(2, kept + 1)
+    for rank in range(1, 5):
+        error = float(values[rank:].norm() / values.norm())
+        assert reduce(given, 5, error * 1.001).rank == rank
+        assert reduce(given, 5, error * 0.999).rank == rank + 1
+        assert reduce(given, 2, error * 0.999).rank == min(2, rank + 1)
 
 
 def test_padding_changes_nothing():
-    one = Factors(torch.ones(2, 3), torch.ones(4, 2), 0.5)
-    assert one.padded(5).rank == 5
-    assert torch.equal(one.padded(5).product(), one.product())
-    assert one.padded(1) is one
+    factors = Factors(torch.ones(2, 3), torch.ones(4, 2), 0.5)
+    assert factors.padded(5).rank == 5
+    assert torch.equal(factors.padded(5).product(), factors.product())
+    assert factors.padded(1) is factors
 
 
 def test_the_configuration_names_ends_only_where_all_modules_of_an_end_are_adapted():

@@ -52,12 +52,12 @@ def test_adapters_count_as_what_peft_makes_of_them(tmp_path, kind):
     experts = {f"a{seed}": str(tmp_path / f"adapter{seed}") for seed in (1, 2)}
     recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base"), "experts": experts}
     merge({**recipe, "weights": [1.0, -0.5], "out": str(tmp_path / "merged")})
-    found = read_state(tmp_path / "merged")
-    assert found.keys() == base.keys()
+    merged = read_state(tmp_path / "merged")
+    assert merged.keys() == base.keys()
     for tensor, value in base.items():
         wanted = value + (wholes[0][tensor] - value) - 0.5 * (wholes[1][tensor] - value)
-        torch.testing.assert_close(found[tensor], wanted, rtol=1e-5, atol=2e-6, msg=tensor)
-    assert sum(not torch.equal(found[tensor], base[tensor]) for tensor in base) >= 2
+        torch.testing.assert_close(merged[tensor], wanted, rtol=1e-5, atol=2e-6, msg=tensor)
+    assert sum(not torch.equal(merged[tensor], base[tensor]) for tensor in base) >= 2
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "mixtral-experts", "qwen3_moe-one", "gpt_oss", "vit"])
@@ -67,9 +67,9 @@ def test_one_adapter_of_weight_1_gives_itself_back(tmp_path, kind):
     adapted(tmp_path, name, 1, **config)
     recipe = {"method": "average", "base": str(tmp_path / "base"), "experts": [str(tmp_path / "adapter1")]}
     merge({**recipe, "adapter": 8, "out": str(tmp_path / "again")})
-    one, again = (load_file(tmp_path / folder / "adapter_model.safetensors") for folder in ("adapter1", "again"))
-    assert one.keys() == again.keys()
-    assert all(torch.equal(one[key], again[key]) for key in one)
+    adapter, again = (load_file(tmp_path / folder / "adapter_model.safetensors") for folder in ("adapter1", "again"))
+    assert adapter.keys() == again.keys()
+    assert all(torch.equal(adapter[key], again[key]) for key in adapter)
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "deepseek_v3", "gpt_oss", "qwen2_moe", "siglip"])
@@ -84,12 +84,12 @@ def test_two_adapters_of_a_mixture_are_one_that_peft_loads(tmp_path, kind):
     assert float(made.notes[0].split()[1]) < 1e-6
     model = peft.PeftModel.from_pretrained(type(tiny(name)).from_pretrained(tmp_path / "base"), tmp_path / "both")
     model.merge_and_unload().save_pretrained(tmp_path / "loaded")
-    found = read_state(tmp_path / "loaded")
+    merged = read_state(tmp_path / "loaded")
     for tensor, value in base.items():
         wanted = value + (wholes[0][tensor] - value) - 0.5 * (wholes[1][tensor] - value)
         if "head.attention.out_proj" in tensor:
             wanted = 2 * wanted - value
-        torch.testing.assert_close(found[tensor], wanted, rtol=1e-5, atol=3e-6, msg=tensor)
+        torch.testing.assert_close(merged[tensor], wanted, rtol=1e-5, atol=3e-6, msg=tensor)
 
 
 def test_parameters_that_no_merge_knows_are_refused(tmp_path):

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def folder(tmp_path, monkeypatch):
     """A base and three experts, one of which has two tokens more."""
     monkeypatch.chdir(tmp_path)
-    own, more = tokenizer("BPE"), tokenizer("BPE", TEXT, "<|im_start|>", "<|im_end|>")
+    plain, more = tokenizer("BPE"), tokenizer("BPE", TEXT, "<|im_start|>", "<|im_end|>")
     for seed, name in enumerate(("base", "a", "b")):
-        save(tmp_path / name, llama(own.get_vocab_size(), seed, tied=True), own)
+        save(tmp_path / name, llama(plain.get_vocab_size(), seed, tied=True), plain)
     save(tmp_path / "chat", llama(more.get_vocab_size(), 3, tied=True), more)
     return tmp_path
 

@@ -85,10 +85,10 @@ def test_one_adapter_of_weight_one_gives_itself_back(tmp_path, variant):
         assert torch.equal(*logits)
     torch.testing.assert_close(*logits)
     files = [tmp_path / name / "adapter_model.safetensors" for name in ("a", "out")]
-    with open_checkpoint(files[0]) as given, open_checkpoint(files[1]) as found:
+    with open_checkpoint(files[0]) as given, open_checkpoint(files[1]) as written:
         factors = [name for name in given if "lora_" in name]
-        assert {name for name in found if "lora_" in name} == set(factors)
-        assert all(torch.equal(given[name], found[name]) for name in factors)
+        assert {name for name in written if "lora_" in name} == set(factors)
+        assert all(torch.equal(given[name], written[name]) for name in factors)
     assert made.notes[0].startswith("error 0.00e+00")
 
 
@@ -101,9 +101,9 @@ def test_many_ranks_scalings_and_signs_are_summed_exactly(tmp_path, llama):
     weights = {"a": 1.0, "b": -0.7, "c": 0.25}
     experts = {name: str(tmp_path / name) for name in changes}
     made = merge(recipe(tmp_path, args={"scale": 0.5}, experts=experts, weights=weights, adapter=10))
-    found = change(tmp_path, llama)
-    for name, value in found.items():
-        wanted = sum(0.5 * weights[one] * changes[one][name] for one in changes)
+    difference = change(tmp_path, llama)
+    for name, value in difference.items():
+        wanted = sum(0.5 * weights[expert] * changes[expert][name] for expert in changes)
         torch.testing.assert_close(value, wanted, rtol=1e-5, atol=1e-6)
     config = json.loads((tmp_path / "out/adapter_config.json").read_text())
     ranks = {config["r"], *config["rank_pattern"].values()}
@@ -129,13 +129,13 @@ def test_below_the_sum_of_ranks_it_is_the_best_of_the_rank_with_its_error(tmp_pa
         for seed, name in enumerate("abc")
     ]
     merge(recipe(tmp_path, experts={name: str(tmp_path / name) for name in "abc"}, adapter=4))
-    found = change(tmp_path, llama)
+    difference = change(tmp_path, llama)
     errors = json.loads((tmp_path / "out/mergeflow.json").read_text())["errors"]
     assert len(errors) == 4
     for name, error in errors.items():
-        whole = sum(one[name] for one in changes).double()
+        whole = sum(change_of_one[name] for change_of_one in changes).double()
         left, values, right = torch.linalg.svd(whole, full_matrices=False)
-        torch.testing.assert_close(found[name].double(), (left[:, :4] * values[:4]) @ right[:4], rtol=0, atol=1e-5)
+        torch.testing.assert_close(difference[name].double(), (left[:, :4] * values[:4]) @ right[:4], rtol=0, atol=1e-5)
         assert error == pytest.approx(float(values[4:].norm() / values.norm()), rel=1e-4)
 
 

@@ -82,7 +82,7 @@ def test_descent_is_what_a_training_run_does_and_deterministic() -> None:
     run = trained(Net((5, 7, 6, 3), "tanh").module, random_tasks(3, 5, 3, 20, 0)[:1], 0.1, 5)
     torch.testing.assert_close(start + moves[-1], run, rtol=0, atol=1e-14)
     again = descend(losses[0], start, 0.1, 5)
-    assert all(torch.equal(one, other) for one, other in zip(moves, again, strict=True))
+    assert all(torch.equal(move, other) for move, other in zip(moves, again, strict=True))
     values = [float(losses[0](start + move)) for move in moves]
     assert all(later < earlier for earlier, later in pairwise(values))
 
@@ -106,11 +106,11 @@ def test_the_curvature_sum_is_the_double_sum_with_explicit_hessians() -> None:
 @pytest.mark.parametrize("epochs", [2, 4])
 def test_the_gap_is_second_order_and_only_the_derived_term_takes_it_away(activation: str, epochs: int) -> None:
     start, losses = problem(activation)
-    found = [measure_gap(losses, start, 0.7, step, epochs) for step in STEPS]
-    assert log_log_slope(STEPS, [one.gap for one in found]) == pytest.approx(2, abs=0.02)
-    assert log_log_slope(STEPS, [one.after_derived for one in found]) == pytest.approx(3, abs=0.02)
-    assert log_log_slope(STEPS, [one.after_printed for one in found]) == pytest.approx(2, abs=0.02)
-    assert log_log_slope(STEPS, [one.after_halved for one in found]) == pytest.approx(2, abs=0.02)
+    gaps = [measure_gap(losses, start, 0.7, step, epochs) for step in STEPS]
+    assert log_log_slope(STEPS, [gap.gap for gap in gaps]) == pytest.approx(2, abs=0.02)
+    assert log_log_slope(STEPS, [gap.after_derived for gap in gaps]) == pytest.approx(3, abs=0.02)
+    assert log_log_slope(STEPS, [gap.after_printed for gap in gaps]) == pytest.approx(2, abs=0.02)
+    assert log_log_slope(STEPS, [gap.after_halved for gap in gaps]) == pytest.approx(2, abs=0.02)
 
 
 @given(scale=st.floats(0.1, 2), count=st.integers(2, 4), seed=st.integers(0, 99))
@@ -118,9 +118,9 @@ def test_the_gap_is_second_order_and_only_the_derived_term_takes_it_away(activat
 def test_the_coefficient_along_c_is_minus_the_scale(scale: float, count: int, seed: int) -> None:
     net = Net((3, 4, 3), "tanh", seed)
     losses = [flat_loss(net.module, task) for task in random_tasks(count, 3, 3, 8, seed)]
-    found = measure_gap(losses, net.start, scale, 1e-5, 3)
-    assert found.coefficient == pytest.approx(-scale, abs=2e-3 * max(scale, 1))
-    assert found.aligned == pytest.approx(-1, abs=1e-3)
+    gap = measure_gap(losses, net.start, scale, 1e-5, 3)
+    assert gap.coefficient == pytest.approx(-scale, abs=2e-3 * max(scale, 1))
+    assert gap.aligned == pytest.approx(-1, abs=1e-3)
 
 
 def test_the_gap_of_quadratic_losses_is_exact_after_two_epochs() -> None:
@@ -130,9 +130,9 @@ def test_the_gap_of_quadratic_losses_is_exact_after_two_epochs() -> None:
         lambda theta, a=a, c=c: (theta - c) @ a @ (theta - c) / 2  # type: ignore[misc]
         for a, c in zip(matrices, centres, strict=True)
     ]
-    found = measure_gap(losses, torch.zeros(2, dtype=torch.float64), 0.7, 0.1, 2)
-    assert found.gap > 1e-3
-    assert found.after_derived < 1e-16
+    gap = measure_gap(losses, torch.zeros(2, dtype=torch.float64), 0.7, 0.1, 2)
+    assert gap.gap > 1e-3
+    assert gap.after_derived < 1e-16
 
 
 def test_mismatches_sum_to_what_the_paper_says() -> None:

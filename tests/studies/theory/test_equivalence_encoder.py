@@ -64,9 +64,9 @@ def test_one_epoch_of_experts_merges_to_one_joint_step(problem) -> None:
 
 @pytest.mark.slow
 def test_the_gap_is_minus_the_scale_times_c(problem) -> None:
-    found = measure_gap(problem.losses, problem.start, 0.7, 1e-7, 2)
-    assert found.coefficient == pytest.approx(-0.7, abs=1e-4)
-    assert found.after_derived < 1e-3 * found.gap < found.after_printed
+    gap = measure_gap(problem.losses, problem.start, 0.7, 1e-7, 2)
+    assert gap.coefficient == pytest.approx(-0.7, abs=1e-4)
+    assert gap.after_derived < 1e-3 * gap.gap < gap.after_printed
 
 
 def test_the_regime_full_batch_gd_makes_such_task_vectors(encoder_and_tasks, problem, tmp_path) -> None:
@@ -86,7 +86,7 @@ def test_the_regime_full_batch_gd_makes_such_task_vectors(encoder_and_tasks, pro
         train(Network(expert), data, chosen, 0, tmp_path / name, lambda: 0.0)
         return torch.cat([parameter.detach().flatten() for parameter in expert.visual.parameters()]).double() - start
 
-    vectors = [trained([one], rate, str(number)) for number, one in enumerate(tasks)]
+    vectors = [trained([task], rate, str(number)) for number, task in enumerate(tasks)]
     for vector, loss in zip(vectors, losses, strict=True):
         torch.testing.assert_close(vector, -rate * gradient(loss, start), rtol=1e-3, atol=5e-7)
     together = trained(tasks, 0.7 * rate, "joint")

@@ -51,11 +51,11 @@ def plain_interference(vectors: Sequence[Tensor], rank: int, reading: str) -> fl
 def test_every_rank_is_the_plain_formula(seed: int, count: int, shape: tuple[int, int]) -> None:
     vectors = random_tasks(seed, count, shape)
     factors = factor_tasks(vectors)
-    found, error = row_space_interference(factors), reconstruction_error(factors)
+    interference, error = row_space_interference(factors), reconstruction_error(factors)
     for rank in range(1, min(shape) + 1):
         for reading in ("whole", "kept", "spectral"):
             plain = plain_interference(vectors, rank, reading)
-            assert getattr(found, reading)[rank] == pytest.approx(plain, rel=1e-7), (reading, rank)
+            assert getattr(interference, reading)[rank] == pytest.approx(plain, rel=1e-7), (reading, rank)
         cut = [low_rank(vector, rank) for vector in vectors]
         left_out = sum(float((v - c).square().sum()) for v, c in zip(vectors, cut, strict=True))
         assert error[rank] == pytest.approx(left_out, rel=1e-7, abs=1e-9)
@@ -70,7 +70,7 @@ def low_rank(matrix: Tensor, rank: int) -> Tensor:
 def plain_task_interference(cut: Sequence[Tensor], rank: int) -> float:
     spans = [torch.linalg.svd(each, full_matrices=False)[2][:rank].T for each in cut]
     noise = sum(
-        float((torch.stack([*cut]).sum(0) - own).matmul(v).square().sum()) for own, v in zip(cut, spans, strict=True)
+        float((torch.stack([*cut]).sum(0) - part).matmul(v).square().sum()) for part, v in zip(cut, spans, strict=True)
     )
     return noise / sum(float(each.square().sum()) for each in cut)
 
@@ -78,13 +78,13 @@ def plain_task_interference(cut: Sequence[Tensor], rank: int) -> float:
 def test_the_ends_and_the_course() -> None:
     vectors = random_tasks(3, 3, (12, 7))
     factors = factor_tasks(vectors)
-    found, error = row_space_interference(factors), reconstruction_error(factors)
+    interference, error = row_space_interference(factors), reconstruction_error(factors)
     products = sum(
         float(torch.linalg.matrix_norm(a @ b.T) / (a.norm() * b.norm())) for a in vectors for b in vectors if a is not b
     )
-    assert found.whole[-1] == found.kept[-1] == pytest.approx(products)
-    assert found.whole[0] == found.kept[0] == found.spectral[0] == 0
-    assert (np.diff(found.whole) >= 0).all()
+    assert interference.whole[-1] == interference.kept[-1] == pytest.approx(products)
+    assert interference.whole[0] == interference.kept[0] == interference.spectral[0] == 0
+    assert (np.diff(interference.whole) >= 0).all()
     assert (np.diff(error) <= 0).all()
     assert error[0] == pytest.approx(sum(float(v.square().sum()) for v in vectors))
     assert error[-1] == 0
@@ -101,8 +101,8 @@ def test_the_printed_formula_sees_no_direction() -> None:
 
 def test_two_centred_tasks_have_one_row_space() -> None:
     first, second = random_tasks(5, 2, (6, 6))
-    found = row_space_interference(factor_tasks([(first - second) / 2, (second - first) / 2]))
-    assert found.whole == pytest.approx(found.spectral)
+    interference = row_space_interference(factor_tasks([(first - second) / 2, (second - first) / 2]))
+    assert interference.whole == pytest.approx(interference.spectral)
 
 
 def test_a_task_that_changed_nothing_adds_nothing() -> None:
@@ -122,7 +122,7 @@ def test_task_matrices_are_those_that_inputs_meet() -> None:
     }
     experts = {name: {key: value + size for key, value in base.items()} for name, size in (("a", 1.0), ("b", 3.0))}
     original, centred = (dict(task_matrices(base, experts, each)) for each in (False, True))
-    assert {name: tuple(one[0].shape) for name, one in original.items()} == {
+    assert {name: tuple(parts[0].shape) for name, parts in original.items()} == {
         "visual.conv1.weight": (8, 12),
         "visual.proj": (6, 8),
     }
@@ -157,20 +157,20 @@ SETTINGS = st.builds(
 @settings(max_examples=12)
 def test_the_bounds_hold_and_are_ordered(setting: Setting, seed: int) -> None:
     drawn = draw_tasks(setting, seed)
-    found, loss = bounds(drawn), measured_interference(drawn)
-    one = 1 + 1e-9
-    assert loss <= found.pairwise * one
-    assert found.pairwise <= found.derived * one
-    assert found.derived <= found.printed * one
-    assert loss <= found.printed_spectral * one
+    limits, loss = bounds(drawn), measured_interference(drawn)
+    slack = 1 + 1e-9
+    assert loss <= limits.pairwise * slack
+    assert limits.pairwise <= limits.derived * slack
+    assert limits.derived <= limits.printed * slack
+    assert loss <= limits.printed_spectral * slack
 
 
 def test_interference_is_that_of_the_task_vectors() -> None:
     drawn = draw_tasks(Setting(tasks=3, width=20, condition=4.0), seed=2)
     factors = factor_tasks(list(drawn.vectors))
-    found = row_space_interference(factors)
-    assert bounds(drawn).interference == pytest.approx(found.whole[-1], rel=1e-6)
-    assert bounds(drawn).spectral == pytest.approx(found.spectral[-1], rel=1e-6)
+    interference = row_space_interference(factors)
+    assert bounds(drawn).interference == pytest.approx(interference.whole[-1], rel=1e-6)
+    assert bounds(drawn).spectral == pytest.approx(interference.spectral[-1], rel=1e-6)
 
 
 def test_inputs_outside_the_row_space_break_the_bound() -> None:

@@ -31,13 +31,13 @@ def test_no_path_is_rounder_than_a_circle(path: list[tuple[float, float]]) -> No
 def test_the_plane_has_the_projection_s_coordinates() -> None:
     generator = torch.Generator().manual_seed(0)
     points = {str(number): {"w": torch.randn(4, 3, generator=generator), "ids": torch.arange(2)} for number in range(5)}
-    found = principal_components(points)
-    plane = principal_plane(found)
+    components = principal_components(points)
+    plane = principal_plane(components)
     for name, point in points.items():
         place, off = plane.coordinates(point)
-        assert place == pytest.approx(tuple(found.coordinates[name]), abs=1e-5)
+        assert place == pytest.approx(tuple(components.coordinates[name]), abs=1e-5)
         assert plane.coordinates(plane.at(*place))[1] == pytest.approx(0, abs=1e-5)
-        _, offs = found.project({"one": point})
+        _, offs = components.project({"one": point})
         assert off == pytest.approx(offs["one"], abs=1e-5)
 
 

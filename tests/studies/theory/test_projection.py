@@ -39,14 +39,14 @@ def matrix(states: dict[str, State]) -> np.ndarray:
 @settings(max_examples=25)
 def test_equals_sklearn(count: int, components: int, seed: int) -> None:
     states = models(count, seed)
-    found = principal_components(states, components)
+    projection = principal_components(states, components)
     pca = PCA(components, svd_solver="full").fit(matrix(states))
     expected = pca.transform(matrix(states))
-    ours = np.array(list(found.coordinates.values()))
+    ours = np.array(list(projection.coordinates.values()))
     np.testing.assert_allclose(np.abs(ours), np.abs(expected), atol=1e-8)
-    np.testing.assert_allclose(found.explained, pca.explained_variance_ratio_, atol=1e-10)
+    np.testing.assert_allclose(projection.explained, pca.explained_variance_ratio_, atol=1e-10)
     others = models(4, seed + 1)
-    coordinates, off = found.project(others)
+    coordinates, off = projection.project(others)
     signs = np.sign((ours * expected).sum(axis=0))
     placed = pca.transform(matrix(others)) * signs
     np.testing.assert_allclose(np.array(list(coordinates.values())), placed, atol=1e-8)
@@ -63,9 +63,9 @@ def test_order_and_origin_do_not_matter(seed: int, shift: float, turn: "object")
     moved = {
         name: {key: value + shift if key in SHAPES else value for key, value in states[name].items()} for name in names
     }
-    one, two = principal_components(states), principal_components(moved)
+    first, two = principal_components(states), principal_components(moved)
     for name in states:
-        np.testing.assert_allclose(one.coordinates[name], two.coordinates[name], atol=1e-5)
+        np.testing.assert_allclose(first.coordinates[name], two.coordinates[name], atol=1e-5)
 
 
 @given(seed=st.integers(0, 10**6), block=st.integers(1, 20))
@@ -90,16 +90,16 @@ def test_distances_and_cosines_are_those_of_the_whole_vectors() -> None:
 
 def test_components_are_orthonormal_models_and_rebuild_what_lies_on_the_plane() -> None:
     states = models(3)
-    found = principal_components(states)
-    centre, one, two = found.centre(), found.component(0), found.component(1)
-    flat = [torch.cat([part[name].flatten() for name in SHAPES]) for part in (one, two)]
+    components = principal_components(states)
+    centre, first, two = components.centre(), components.component(0), components.component(1)
+    flat = [torch.cat([part[name].flatten() for name in SHAPES]) for part in (first, two)]
     inner = torch.stack(flat) @ torch.stack(flat).T
     torch.testing.assert_close(inner, torch.eye(2, dtype=torch.float64), atol=1e-12, rtol=0)
     assert "position_ids" in centre
-    assert "position_ids" not in one
-    for name, (x, y) in found.coordinates.items():  # three points always lie on a plane
+    assert "position_ids" not in first
+    for name, (x, y) in components.coordinates.items():  # three points always lie on a plane
         for key in SHAPES:
-            torch.testing.assert_close(centre[key] + x * one[key] + y * two[key], states[name][key])
+            torch.testing.assert_close(centre[key] + x * first[key] + y * two[key], states[name][key])
 
 
 @given(count=st.integers(3, 8), more=st.integers(0, 4), seed=st.integers(0, 10**6))
@@ -107,12 +107,12 @@ def test_components_are_orthonormal_models_and_rebuild_what_lies_on_the_plane() 
 def test_the_gram_matrix_is_enough_to_place_points_on_the_components_of_some(count: int, more: int, seed: int) -> None:
     states = models(count + more, seed)
     fitted = dict(list(states.items())[more:])  # the last ones
-    found = principal_coordinates(centred_gram(states), range(more, count + more))
+    projected = principal_coordinates(centred_gram(states), range(more, count + more))
     projection = principal_components(fitted)
     coordinates, off = projection.project(states)
-    np.testing.assert_allclose(found.places, list(coordinates.values()), atol=1e-8)
-    np.testing.assert_allclose(found.off, list(off.values()), atol=1e-5)
-    np.testing.assert_allclose(found.explained, projection.explained, atol=1e-12)
+    np.testing.assert_allclose(projected.places, list(coordinates.values()), atol=1e-8)
+    np.testing.assert_allclose(projected.off, list(off.values()), atol=1e-5)
+    np.testing.assert_allclose(projected.explained, projection.explained, atol=1e-12)
 
 
 def test_half_precision_models_are_measured_in_float64() -> None:

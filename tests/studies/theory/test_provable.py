@@ -39,27 +39,27 @@ def task(alpha: float = 0.0, second: bool = False, **changes: object) -> Pattern
     return PatternTask(other if second else first, rest, **changes)  # type: ignore[arg-type]
 
 
-def drawn(one: PatternTask, samples: int = 64, seed: int = 5) -> tuple[Tensor, Tensor]:
-    return one.draw(samples, torch.Generator().manual_seed(seed))
+def drawn(tokens: PatternTask, samples: int = 64, seed: int = 5) -> tuple[Tensor, Tensor]:
+    return tokens.draw(samples, torch.Generator().manual_seed(seed))
 
 
 # Data
 
 
 def test_exact_counts_are_those_of_the_definition() -> None:
-    one = task(tokens=20, relevant=8, confusing=2)
-    inputs, labels = drawn(one)
-    along = inputs @ one.pattern * labels[:, None]
+    tokens = task(tokens=20, relevant=8, confusing=2)
+    inputs, labels = drawn(tokens)
+    along = inputs @ tokens.pattern * labels[:, None]
     assert ((along > 0.5).sum(1) == 8).all()
     assert ((along < -0.5).sum(1) == 2).all()
-    assert ((inputs @ one.irrelevant.T).sum((1, 2)) == 10).all()
+    assert ((inputs @ tokens.irrelevant.T).sum((1, 2)) == 10).all()
     torch.testing.assert_close(inputs.norm(dim=2), torch.ones(64, 20, dtype=torch.float64))
 
 
 def test_random_counts_have_those_means_and_always_a_majority() -> None:
-    one = task(tokens=20, relevant=8, confusing=2, exact=False)
-    inputs, labels = drawn(one, 4000)
-    along = inputs @ one.pattern * labels[:, None]
+    tokens = task(tokens=20, relevant=8, confusing=2, exact=False)
+    inputs, labels = drawn(tokens, 4000)
+    along = inputs @ tokens.pattern * labels[:, None]
     relevant, confusing = (along > 0.5).sum(1), (along < -0.5).sum(1)
     assert (relevant > confusing).all()
     assert relevant.double().mean() == pytest.approx(8, abs=0.25)  # sequences without a majority are drawn again
@@ -138,28 +138,32 @@ def test_gradients_are_the_printed_ones_with_the_mask_of_the_hinge_and_not_witho
     inputs, labels = drawn(task())
     margins = labels * outputs(half.attention, half.value, output, inputs)
     assert 0 < (margins < 1).sum() < len(labels)  # some samples are beyond the margin, some are not
-    found = torch.func.grad(hinge, argnums=(0, 1))(half.attention, half.value, output, inputs, labels)
-    masked, unmasked = (printed_gradients(half, output, inputs, labels, one) for one in (True, False))
-    for own, with_mask, without in zip(
-        found, (masked.attention, masked.value), (unmasked.attention, unmasked.value), strict=True
+    gradients = torch.func.grad(hinge, argnums=(0, 1))(half.attention, half.value, output, inputs, labels)
+    masked, unmasked = (printed_gradients(half, output, inputs, labels, with_hinge) for with_hinge in (True, False))
+    for exact, with_mask, without in zip(
+        gradients, (masked.attention, masked.value), (unmasked.attention, unmasked.value), strict=True
     ):
-        torch.testing.assert_close(own, with_mask, atol=1e-10, rtol=0)
-        assert (own - without).abs().max() > 1e-3
+        torch.testing.assert_close(exact, with_mask, atol=1e-10, rtol=0)
+        assert (exact - without).abs().max() > 1e-3
 
 
 @pytest.fixture(scope="module")
 def vectors() -> tuple[Weights, Tensor, list[Weights]]:
     begin, output = initial(D, M, seed=0)
     ones = [task(), task(second=True)]
-    return begin, output, [fine_tune(begin, output, one, Training(0.5, 64, 80)).minus(begin) for one in ones]
+    return (
+        begin,
+        output,
+        [fine_tune(begin, output, pattern_task, Training(0.5, 64, 80)).minus(begin) for pattern_task in ones],
+    )
 
 
 def test_training_solves_its_task_and_not_an_orthogonal_one(vectors: tuple[Weights, Tensor, list[Weights]]) -> None:
     begin, output, (first, _) = vectors
-    model = Weights(*(one[None] for one in vars(begin.plus(first)).values()))
-    own, other = (judge(model, output, *drawn(one)) for one in (task(), task(second=True)))
-    assert own.accuracy == 1
-    assert own.hinge < 0.02
+    model = Weights(*(weights[None] for weights in vars(begin.plus(first)).values()))
+    judged, other = (judge(model, output, *drawn(pattern_task)) for pattern_task in (task(), task(second=True)))
+    assert judged.accuracy == 1
+    assert judged.hinge < 0.02
     assert other.hinge > 0.8
 
 
@@ -208,7 +212,7 @@ def test_the_printed_closed_form_fails_on_the_papers_own_gammas() -> None:
 
 def test_the_papers_figure_is_the_region_with_its_margin_and_not_with_the_theorems() -> None:
     steps = np.round(np.arange(-2, 3.01, 0.2), 10)
-    grid = np.array([(one, two) for one in steps for two in steps])
+    grid = np.array([(first, two) for first in steps for two in steps])
     gammas = [0.792, -0.637]
     as_drawn = out_of_domain(grid, gammas, 0.01, 0.02, margin=0.2)
     as_proved = out_of_domain(grid, gammas, 0.01, 0.02)
@@ -238,7 +242,9 @@ def test_a_task_vector_points_along_its_pattern(vectors: tuple[Weights, Tensor, 
     assert leading_cosine(first.value, pattern) > 0.95
     assert leading_cosine(first.value, task(second=True).pattern) < 0.3
     inputs, labels = drawn(task())
-    untrained, trained = (attention_mass(one, inputs[labels > 0], pattern) for one in (begin, begin.plus(first)))
+    untrained, trained = (
+        attention_mass(weights, inputs[labels > 0], pattern) for weights in (begin, begin.plus(first))
+    )
     assert untrained == pytest.approx(0.4, abs=0.05)  # δ_*: attention is uniform before training
     assert trained > untrained + 0.2
 

@@ -36,8 +36,11 @@ def test_losses_and_accuracies_are_held_to_opposite_sides() -> None:
     assert all_met(unlearning_criteria(accuracy, {"a": 0.9}, {"b": 0.5}, "accuracy"))
     assert not all_met(unlearning_criteria({"a": 0.06, "b": 0.5}, {"a": 0.05}, {"b": 0.5}))
     assert not all_met(unlearning_criteria({"a": 0.9, "b": 0.51}, {"a": 0.9}, {"b": 0.5}, "accuracy"))
-    assert [one.holds for one in addition_criteria(losses, {"a": 0.1, "b": 0.1})] == [True, False]
-    assert [one.holds for one in addition_criteria(accuracy, {"a": 0.95, "b": 0.4}, "accuracy")] == [False, True]
+    assert [criterion.holds for criterion in addition_criteria(losses, {"a": 0.1, "b": 0.1})] == [True, False]
+    assert [criterion.holds for criterion in addition_criteria(accuracy, {"a": 0.95, "b": 0.4}, "accuracy")] == [
+        False,
+        True,
+    ]
 
 
 def test_a_loss_can_be_forgotten_where_every_answer_is_right() -> None:
@@ -62,8 +65,8 @@ def test_criteria_refuse_what_they_cannot_judge() -> None:
 def by_definition(first: torch.Tensor, second: torch.Tensor) -> float:
     """Equation 11, sample by sample."""
     total = 0.0
-    for one, other in zip(first, second, strict=True):
-        a, b = (one - first.mean(0)).tolist(), (other - second.mean(0)).tolist()
+    for left, other in zip(first, second, strict=True):
+        a, b = (left - first.mean(0)).tolist(), (other - second.mean(0)).tolist()
         total += sum(x * y for x, y in zip(a, b, strict=True)) / (math.hypot(*a) * math.hypot(*b))
     return total / len(first)
 
@@ -91,20 +94,20 @@ def test_samples_without_a_direction_are_left_out_and_counted() -> None:
 
 def test_the_matrix_is_symmetric_and_takes_the_samples_of_both_tasks() -> None:
     outputs = {
-        task: {one: logits(10 * i + j, classes=2 + i) for j, one in enumerate("abc")} for i, task in enumerate("abc")
+        task: {name: logits(10 * i + j, classes=2 + i) for j, name in enumerate("abc")} for i, task in enumerate("abc")
     }
-    found = correlations(outputs)
-    assert np.array(found.values) == pytest.approx(np.array(found.values).T)
+    matrix = correlations(outputs)
+    assert np.array(matrix.values) == pytest.approx(np.array(matrix.values).T)
     halves = [output_correlation(outputs[task]["a"], outputs[task]["c"])[0] for task in "ac"]
-    assert found.of("c", "a") == pytest.approx(sum(halves) / 2)
-    assert found.of("b", "b") == 1
+    assert matrix.of("c", "a") == pytest.approx(sum(halves) / 2)
+    assert matrix.of("b", "b") == 1
 
 
 @given(st.floats(-2, 2), st.floats(-5, 5))
 def test_a_response_is_the_share_of_the_own_change_whatever_is_added_to_all_classes(share: float, shift: float) -> None:
-    base, own = logits(1), logits(2)
-    other = base + share * (own - base) + shift
-    rows = responses({"a": {"a": own, "b": other}, "b": {"a": base, "b": own}}, {"a": base, "b": base})
+    base, tuned = logits(1), logits(2)
+    other = base + share * (tuned - base) + shift
+    rows = responses({"a": {"a": tuned, "b": other}, "b": {"a": base, "b": tuned}}, {"a": base, "b": base})
     assert rows[0] == pytest.approx([1, share], abs=1e-4)
     assert rows[1] == pytest.approx([0, 1])
 
@@ -123,10 +126,10 @@ def test_an_expert_that_changed_nothing_responds_to_nothing() -> None:
 def test_the_smallest_coefficients_meet_both_sums_and_are_no_larger_than_the_closed_form(
     gammas: list[float], c: float
 ) -> None:
-    nonzero = {one for one in gammas if one}
-    assume(len(nonzero) > 1 or any(one > 0 for one in nonzero))
+    nonzero = {gamma for gamma in gammas if gamma}
+    assume(len(nonzero) > 1 or any(gamma > 0 for gamma in nonzero))
     # Between γ that nearly are one negative number the solutions are beyond 1e6, where the program's slack shows.
-    assume(any(one > 0 for one in nonzero) or max(nonzero) - min(nonzero) > 0.1)
+    assume(any(gamma > 0 for gamma in nonzero) or max(nonzero) - min(nonzero) > 0.1)
     scales, towards = smallest_coefficients(gammas, c), np.array(gammas)
     slack = 1e-6 * (1 + np.abs(scales).max())
     assert scales @ towards >= 1 + c - slack
@@ -141,9 +144,9 @@ def test_the_closed_form_is_taken_inside_the_box_the_smallest_at_its_edge_and_no
     roomy = c / (1.01 * np.abs(closed).max())
     assert unseen_coefficients(gammas, roomy, c) == pytest.approx(closed)
     tight = c / (0.5 * (np.abs(closed).max() + np.abs(smallest).max()))
-    found = unseen_coefficients(gammas, tight, c)
-    assert found == pytest.approx(smallest)
-    assert out_of_domain(found[None], gammas, tight, c, margin=1 - 1e-6)[0]
+    coefficients = unseen_coefficients(gammas, tight, c)
+    assert coefficients == pytest.approx(smallest)
+    assert out_of_domain(coefficients[None], gammas, tight, c, margin=1 - 1e-6)[0]
     with pytest.raises(MergeflowError, match="allows"):
         unseen_coefficients(gammas, c / (0.9 * np.abs(smallest).max()), c)
     with pytest.raises(MergeflowError, match="one negative"):
@@ -165,9 +168,9 @@ def test_a_point_on_the_border_is_inside_and_the_box_is_told() -> None:
 
 
 def test_numbers_that_cannot_be_are_all_named_at_once() -> None:
-    with pytest.raises(MergeflowError) as told:
+    with pytest.raises(MergeflowError) as raised:
         unseen_coefficients([0.5, float("nan"), 1.5], beta=-1, c=2)
-    assert str(told.value) == (
+    assert str(raised.value) == (
         "coefficients for an unseen task cannot be computed from γ = nan, expected −1 to 1; γ = 1.5, expected −1 to 1; "
         "β = -1, expected 0 or more; c = 2, expected a number between 0 and 1."
     )
@@ -176,7 +179,7 @@ def test_numbers_that_cannot_be_are_all_named_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "told"),
+    ("ask", "message"),
     [
         (lambda: addition(math.nan), "λ of addition cannot be computed from α = nan"),
         (lambda: addition(1.5, -1.0), r"α = 1.5, expected −1 to 1; β = -1.0"),
@@ -198,6 +201,6 @@ def test_numbers_that_cannot_be_are_all_named_at_once() -> None:
         (lambda: low_rank({"w": DRAWN}, 0), "rank is 0; expected at least 1"),
     ],
 )
-def test_what_has_no_answer_is_one_message(ask: Callable[[], object], told: str) -> None:
-    with pytest.raises(MergeflowError, match=told):
+def test_what_has_no_answer_is_one_message(ask: Callable[[], object], message: str) -> None:
+    with pytest.raises(MergeflowError, match=message):
         ask()

@@ -20,11 +20,11 @@ def vector() -> dict[str, Tensor]:
 
 
 def test_low_rank_is_the_best_approximation_and_leaves_what_factors_would_not_shrink(vector: dict[str, Tensor]) -> None:
-    found = low_rank(vector, 2)
+    reduced = low_rank(vector, 2)
     left, sizes, right = torch.linalg.svd(vector[NAME])
-    assert torch.allclose(found.vector[NAME], left[:, :2] * sizes[:2] @ right[:2], atol=1e-5)
-    assert found.vector["layers.0.mlp.0.bias"] is vector["layers.0.mlp.0.bias"]
-    assert found.bytes == 4 * (2 * 28 + 2 * 20 + 20)
+    assert torch.allclose(reduced.vector[NAME], left[:, :2] * sizes[:2] @ right[:2], atol=1e-5)
+    assert reduced.vector["layers.0.mlp.0.bias"] is vector["layers.0.mlp.0.bias"]
+    assert reduced.bytes == 4 * (2 * 28 + 2 * 20 + 20)
     whole = low_rank(vector, 6)  # 6 · 28 > 160, and 6 · 20 > 96
     assert all((whole.vector[name] == value).all() for name, value in vector.items())
     assert whole.bytes == 4 * sum(value.numel() for value in vector.values())
@@ -32,17 +32,17 @@ def test_low_rank_is_the_best_approximation_and_leaves_what_factors_would_not_sh
 
 @pytest.mark.parametrize("smallest", [False, True])
 def test_rows_are_pruned_as_in_the_theory_and_nothing_else_is(vector: dict[str, Tensor], smallest: bool) -> None:
-    found = row_pruned(vector, 0.25, smallest)
+    reduced = row_pruned(vector, 0.25, smallest)
     reference = theory_pruned(Weights(torch.zeros(8, 8), vector[NAME]), 0.25, smallest).value
-    assert (found.vector[NAME] == reference).all()
-    assert (found.vector["layers.0.attn.weight"] == vector["layers.0.attn.weight"]).all()
-    assert found.bytes == 4 * (5 * 9 + 96 + 20)
+    assert (reduced.vector[NAME] == reference).all()
+    assert (reduced.vector["layers.0.attn.weight"] == vector["layers.0.attn.weight"]).all()
+    assert reduced.bytes == 4 * (5 * 9 + 96 + 20)
 
 
 def test_trimmed_keeps_the_largest_and_thinned_keeps_the_mean(vector: dict[str, Tensor]) -> None:
-    kept = trimmed(vector, 0.1).vector[NAME]
-    assert int((kept != 0).sum()) == 16
-    assert kept[kept != 0].abs().min() >= vector[NAME][kept == 0].abs().max()
+    trimmed_values = trimmed(vector, 0.1).vector[NAME]
+    assert int((trimmed_values != 0).sum()) == 16
+    assert trimmed_values[trimmed_values != 0].abs().min() >= vector[NAME][trimmed_values == 0].abs().max()
     draws = torch.stack([thinned(vector, 0.5, seed).vector[NAME] for seed in range(400)])
     assert (draws.mean(0) - vector[NAME]).abs().max() < 5 * vector[NAME].abs().max() / 20  # s.e. abs(x)/√400
     assert (thinned(vector, 0.5, 1).vector[NAME] == thinned(vector, 0.5, 1).vector[NAME]).all()
