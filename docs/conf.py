@@ -78,9 +78,9 @@ def with_contents(app: Any, name: str, source: list[str]) -> None:
 def with_figures(app: Any, name: str, source: list[str]) -> None:
     """Show a study's figures below its question; in the repository, which does not track them, pages have none."""
 
-    def shown(found: re.Match[str]) -> str:
-        files = sorted((DOCS / "research/figures").glob(f"{found[1]}.*.svg"))
-        return found[0] + "".join(f"\n![{file.stem}](figures/{file.name})\n" for file in files)
+    def shown(heading: re.Match[str]) -> str:
+        files = sorted((DOCS / "research/figures").glob(f"{heading[1]}.*.svg"))
+        return heading[0] + "".join(f"\n![{file.stem}](figures/{file.name})\n" for file in files)
 
     if name.startswith("research/"):
         source[0] = re.sub(r"^### (\w+)\n\n.*\n", shown, source[0], flags=re.MULTILINE)

@@ -39,9 +39,9 @@ def stoppable() -> Iterator[None]:
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
-    except KeyboardInterrupt as told:
+    except KeyboardInterrupt as stopped_by:
         typer.echo("Stopped: what has finished is recorded; the same command goes on with the rest.", err=True)
-        status = 128 + (signal.SIGTERM if isinstance(told, Terminated) else signal.SIGINT)
+        status = 128 + (signal.SIGTERM if isinstance(stopped_by, Terminated) else signal.SIGINT)
         if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
             os._exit(status)  # Python would wait for the stages
         raise typer.Exit(status) from None

@@ -33,6 +33,7 @@ from mergeflow.version import version
 app = typer.Typer(
     name="mergeflow",
     help="A model-merging factory: one base, many experts, every merge method, one registry.",
+    epilog="Example: mergeflow check recipe.yaml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -202,7 +202,7 @@ def share_below(rows: pd.DataFrame, world: str) -> Samples:
 
 # fmt: off
 def claims_of(world: str, net: World) -> list[Claim]:
-    """Return what the paper says of the nets of one world."""
+    """List the paper's claims about the nets of one world."""
     system = "L2" if net.angles else "L3"
     features: Callable[[pd.DataFrame], pd.DataFrame] = partial(judged, world=world)
     made = [

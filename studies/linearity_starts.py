@@ -326,7 +326,7 @@ def claims_on_labels(kind: str) -> list[Claim]:
 
 
 def reached_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return what nets reach on their own tests, or a pre-training on its own labels; earlier records lack it."""
+    """Read the accuracy of nets on their own tests, or of a pre-training on its own labels; earlier records lack it."""
     if "accuracy" not in rows:
         return pd.DataFrame()
     return table(rows[rows.accuracy.notna()], "combination")

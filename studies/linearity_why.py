@@ -148,7 +148,7 @@ def all_explained(rows: pd.DataFrame) -> str:
 
 # fmt: off
 def claims_of(regime: str) -> list[Claim]:
-    """Return what the paper says of the three predictors, for the pairs of one regime."""
+    """List the paper's claims about the three predictors, for the pairs of one regime."""
     exact: dict[str, Any] = {"unit": "", "digits": 3}
     made = [
         Claim("L19", "The product explains δ better than the distance alone and than λ_max alone.",

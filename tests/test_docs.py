@@ -39,7 +39,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """Return what a browser can jump to: headings in small letters, words joined by `-`, without other signs."""
+    """List the anchors of a page: headings in small letters, words joined by `-`, without other signs."""
     heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", head.strip().lower()).replace(" ", "-") for head in heads}
 
@@ -89,6 +89,20 @@ def test_every_argument_of_a_command_has_help(group: typer.core.TyperGroup) -> N
     assert [
         (words, parameter.name) for words, command in commands for parameter in command.params if not parameter.help
     ] == []
+
+
+def test_every_command_and_every_group_shows_an_example_that_exists(group: typer.core.TyperGroup) -> None:
+    groups = {f"{name} ": member for name, member in group.commands.items() if hasattr(member, "commands")}
+    assert len(groups) >= 5
+    for words, command in {"": group, **groups, **every_command(group)}.items():
+        start, _, example = (command.epilog or "").partition(" mergeflow ")
+        assert start == "Example:", words
+        shown = every_command(group)
+        assert example.startswith(words.strip()), example
+        used = shown.get(" ".join(example.split()[:2])) or shown.get(example.split()[0])
+        assert used, example
+        options = {option for parameter in used.params for option in (*parameter.opts, *parameter.secondary_opts)}
+        assert set(re.findall(r"(?<!\S)--[\w-]+", example)) <= options, example
 
 
 def test_params_yaml_names_every_parameter() -> None:

@@ -20,7 +20,7 @@ class Task(Frozen):
 class Plan(Frozen):
     tasks: dict[str, Task] = Field({})
     steps: list[Annotated[Task, Field()]] = Field([])
-    one: Task | None = None
+    single: Task | None = None
     mixed: list[bool | int] | Task = Field([])
 
 
@@ -35,7 +35,7 @@ def refusal(values: Any) -> str:
     [
         ({"tasks": {"a": {"folder": "x", "shaer": 1}}}, "key of tasks.a"),
         ({"steps": [{"folder": "x", "shaer": 1}]}, "key of steps.0"),
-        ({"one": {"folder": "x", "shaer": 1}}, "key of one"),
+        ({"single": {"folder": "x", "shaer": 1}}, "key of single"),
     ],
 )
 def test_a_wrong_key_gets_the_nearest_right_one_wherever_it_stands(values: Any, place: str):
@@ -49,7 +49,7 @@ def test_all_faults_are_told_at_once():
         "  - tasks.a.folder is missing",
         "  - tasks.a.share: must be greater than 0, found -1",
         "  - tasks.b.share: must be a finite number, found nan",
-        "  - unknown key 'task': did you mean 'tasks'? Known: mixed, one, steps, tasks",
+        "  - unknown key 'task': did you mean 'tasks'? Known: mixed, single, steps, tasks",
     ]
 
 

@@ -162,5 +162,5 @@ def peak() -> float:
 
 
 if __name__ == "__main__":
-    found = main(json.loads(sys.argv[1]))
-    print("NOTES " + json.dumps({**found, "peak": peak()}))
+    notes = main(json.loads(sys.argv[1]))
+    print("NOTES " + json.dumps({**notes, "peak": peak()}))

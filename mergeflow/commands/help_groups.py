@@ -1,4 +1,4 @@
-"""The groups of `mergeflow --help`, and one example for each command."""
+"""The groups of `mergeflow --help`, and one example for each command and each group of commands."""
 
 from typing import Any
 
@@ -66,10 +66,18 @@ EXAMPLES = {
     "vector negate": "mergeflow vector negate cars.safetensors --out unlearn.safetensors",
     "vector scale": "mergeflow vector scale cars.safetensors 0.5 --out half.safetensors",
 }
+FIRST_OF_GROUP = {
+    "registry": "registry show",
+    "release": "release check",
+    "stage": "stage run",
+    "statistics": "statistics gram",
+    "vector": "vector extract",
+}
+"""The command whose example a group of commands shows."""
 
 
 def arrange(app: Any) -> None:
-    """Put every command into its group and its example below its help."""
+    """Put every command into its panel of the help; show an example below each command and each group."""
     group_of = {name: title for title, names in GROUPS.items() for name in names.split()}
     order = list(group_of)
     for entries in (app.registered_commands, app.registered_groups):
@@ -79,6 +87,7 @@ def arrange(app: Any) -> None:
     for command in app.registered_commands:
         _add_example(command, command.name)
     for group in app.registered_groups:
+        group.epilog = f"Example: {EXAMPLES[FIRST_OF_GROUP[group.name]]}"
         for command in group.typer_instance.registered_commands:
             _add_example(command, f"{group.name} {command.name or command.callback.__name__.replace('_', '-')}")
 

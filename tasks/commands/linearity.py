@@ -250,7 +250,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
         check_layers(opened.model.module, layers)
         if out is not None:
             _make_folder(out)
-        own = set(opened.sources) == set(opened.experts)
+        on_own_tasks = set(opened.sources) == set(opened.experts)
         from mergeflow.commands.statistics import progress_bar
 
         with progress_bar("batches") as progress:
@@ -260,7 +260,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
                 opened.experts,
                 layers,
                 alphas,
-                own=own,
+                own=on_own_tasks,
                 batch_size=batch_size,
                 report=progress,
             )

@@ -186,7 +186,7 @@ def test_outside_of_a_project_the_base_and_the_texts_have_to_be_named(
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str | Path) -> dict[str, Any]:
-    """Return what `mergeflow perplexity --json` finds outside of a project, of blocks of 45 tokens of one text."""
+    """Run `mergeflow perplexity --json` outside of a project, on blocks of 45 tokens of one text."""
     monkeypatch.chdir(folder)
     (folder / "texts").mkdir(exist_ok=True)
     (folder / "texts/one.txt").write_text(tale("ship", 40, 1))
@@ -199,7 +199,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str | Path) ->
 
 
 def own_loss(folder: Path, model: torch.nn.Module) -> float:
-    """Return what transformers and PEFT find for the same text."""
+    """Compute the loss of the same text by transformers and PEFT."""
     words, total, count = AutoTokenizer.from_pretrained(folder), 0.0, 0
     ids = [*words(tale("ship", 40, 1))["input_ids"], words.eos_token_id]
     for start in range(0, len(ids), 45):

@@ -72,7 +72,7 @@ class Hosts:
             self.kill(name)
 
     def log(self, name: str) -> str:
-        """Return what a host has printed."""
+        """Read a host's log."""
         return (self.folder / f"{name}.log").read_text()
 
     def at_work(self, stage: str) -> list[str]:

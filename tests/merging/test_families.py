@@ -60,7 +60,7 @@ def far(merged: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> int:
 
 
 def faults_of(model: Any, family: str, folder: Path) -> list[str]:
-    """Return what is wrong with merges of a family."""
+    """List the faults of a family's merges."""
     faults: list[str] = []
     models: list[Any] = [model, *(built(family, seed) for seed in (1, 2))]
     names = ("base", "a", "b")

@@ -308,8 +308,8 @@ def test_vocabularies_have_the_peer_s_rows(peer: str, tmp_path: Path) -> None:
     """Union, base and an expert's vocabulary, padded tables, tokens that are added or come from elsewhere."""
     words = {"base": (), "a": ("<x>",), "b": ("<y>", "<z>")}
     made = {name: tokenizer("BPE", TEXT, "<|end|>", *tokens) for name, tokens in words.items()}
-    for seed, (name, one) in enumerate(made.items()):
-        save(tmp_path / name, llama(made["base"].get_vocab_size() + 6, seed).double(), one)
+    for seed, (name, vocabulary) in enumerate(made.items()):
+        save(tmp_path / name, llama(made["base"].get_vocab_size() + 6, seed).double(), vocabulary)
     models = [{"model": name, "parameters": {"weight": share}} for name, share in (("a", 0.6), ("b", 0.4))]
     sum_of = {"merge_method": "task_arithmetic", "base_model": "base", "models": models, "dtype": "float64"}
     mean_of = {"merge_method": "linear", "models": models, "dtype": "float64"}

@@ -57,7 +57,7 @@ def make_lab(root: Path, training: dict[str, dict[str, Any]], steps: int = 4, wo
 
 
 def study_io(root: Path, study: str, scratch: Path, workers: int = 1, **options: Any) -> StageIO:
-    """Return what the stage of a study gets in a laboratory, with some of its choices changed."""
+    """Build the inputs of a study's stage in a laboratory, with some of its choices changed."""
     stage = find_studies(ROOT)[study].stage
     small = replace(stage, deps=(*stage.deps, "outputs/studies/runs"))  # the lab has its own runs
     return open_lab(root, small, scratch, {study: options}, workers)
@@ -103,7 +103,7 @@ def train_run(root: Path, item: str) -> None:
 
 
 def open_lab(root: Path, stage: Stage, scratch: Path, options: dict[str, dict[str, Any]], workers: int = 1) -> StageIO:
-    """Return what a stage gets in a laboratory; from here on this process computes on one thread, as stages do.
+    """Build the inputs of a stage in a laboratory; from here on this process computes on one thread, as stages do.
 
     It works alone unless it is told: one more process would spend longer on its imports than on a small study.
     """

@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
 
 
 def stored_by(rows: pd.DataFrame) -> dict[tuple[str, float | None], float]:
-    """Return what each variant takes to store, in %, by kind and amount."""
+    """Read the size of each variant, in %, by kind and amount."""
     judged = select(rows, part=["case", "target"]).drop_duplicates(["kind", "amount"])
     return {
         (kind, None if pd.isna(amount) else amount): stored

@@ -54,7 +54,7 @@ MEANING |= {word: ("action", concept) for concept, pair in enumerate(ACTIONS) fo
 
 
 def _meaning(text):
-    """Return what a sentence says by slot; a kind of thing is `kind`, a negation is `not`."""
+    """Read a sentence into its slots; a kind of thing is `kind`, a negation is `not`."""
     meaning = dict(MEANING[word] for word in _words(text) if word in MEANING)
     meaning.update(("kind", concept) for concept, kind in enumerate(KINDS) if kind in _words(text))
     return meaning | ({"not": True} if "not" in _words(text) else {})

@@ -40,7 +40,7 @@ def complete(folder: Path, stage: str, item: str | None) -> None:
 
 
 def saved(folder: Path) -> set[tuple[str, int]]:
-    """Return what lies in the scratch folder now, and when it was written."""
+    """List the files of the scratch folder with their times of writing."""
     files = set()
     for parent, _, names in os.walk(folder / ".mergeflow/scratch"):  # passes over folders that vanish meanwhile
         for name in names:
