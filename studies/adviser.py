@@ -50,10 +50,9 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.analysis.geometry import cosine_matrix, norm
-from mergeflow.analysis.provable.answers import Answers, ask
+from mergeflow.analysis.provable.answers import Answers, ask, ask_all, one_each
 from mergeflow.analysis.provable.conditions import Interval
 from mergeflow.analysis.provable.correlation import correlations, responses
-from mergeflow.analysis.provable.questions import ask_all, one_each
 from mergeflow.analysis.provable.ranges import scales_of_lengths, scales_of_theory, suggested
 from mergeflow.evaluation.averages import draw_subsets, mean
 from mergeflow.modalities.classification import Classification, Subset

@@ -1,9 +1,7 @@
 """The advice of `mergeflow advise`: experts and samples opened, and what can be said of them."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -15,49 +13,54 @@ from rich.table import Column, Table
 
 from mergeflow.commands.options import print_table
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
 from tasks.commands.expert_inputs import ExpertInputs, OpenedExperts
 
 if TYPE_CHECKING:
-    from mergeflow.analysis.provable.advising import Advice
+    from mergeflow.analysis.provable.advice import Advice
     from mergeflow.analysis.provable.answers import Answers
     from mergeflow.merging import Recipe
+    from mergeflow.modalities.classification import Subset
 
 
 _BATCH = 16  # samples per forward pass: of a language model each gives a vocabulary for every token
 
 
-def make_advice(inputs: ExpertInputs, samples: int, linearity: Path | None) -> "Advice":
-    """Return all advice that the inputs allow."""
-    from mergeflow.analysis.provable.advising import ANSWERED, advise, or_remark
+def make_advice(inputs: ExpertInputs, samples: int) -> "Advice":
+    """Return the advice that the inputs allow."""
+    from mergeflow.analysis.provable.advice import advise, not_computed
 
-    paths = inputs.several("advice is on a merge of at least two")
+    inputs.several("advice is on a merge of at least two")
     remarks: list[str] = []
     base, experts = inputs.states
-    ready = or_remark(ANSWERED, lambda: inputs.open(samples, fitting=True), remarks)
+    ready = None
+    try:
+        ready = inputs.open(samples)
+    except MergeflowError as error:
+        remarks.append(not_computed(error))
     # The task vectors are whole ones: a module that is asked may lack heads, which a merge sums like the rest.
     advice = advise(base, experts, None if ready is None else lambda: _answers(inputs, ready), remarks)
     if inputs.recipe is not None and inputs.recipe.weights:
         advice.remarks.append("`weights` of the recipe are left aside: λ is for the plain sum of the task vectors.")
-    if linearity is None:
-        return advice
-    pairs = list(combinations(paths, 2))
-    return replace(advice, linear=or_remark("linearity", lambda: _linearity(linearity, pairs), advice.remarks))
+    return advice
 
 
 def _answers(inputs: ExpertInputs, ready: OpenedExperts) -> "Answers":
-    from mergeflow.analysis.provable.questions import ask_all
+    from mergeflow.analysis.provable.answers import ask
 
-    return ask_all(ready.model, ready.base, ready.experts, _assigned(inputs, ready), _BATCH)
+    sources = _assigned(inputs, ready)
+    if empty := [f"'{name}'" for name, source in sources.items() if not len(source)]:
+        raise MergeflowError(f"{', '.join(empty)}: there are no samples.")
+    return ask(ready.model, ready.base, ready.experts, sources, _BATCH)
 
 
 def _assigned(inputs: ExpertInputs, ready: OpenedExperts) -> dict[str, Any]:
     """Return samples by expert: the project's own, one source for all, or one source for each in their order."""
-    from mergeflow.analysis.provable.questions import one_each
-    from mergeflow.modalities.classification import Subset
+    from mergeflow.analysis.provable.answers import one_each
 
     sources, names = ready.sources, list(inputs.paths())
     if not inputs.data:
-        return {name: one_each(cast(Subset, sources[name])) for name in names}
+        return {name: one_each(cast("Subset", sources[name])) for name in names}
     classes = (inputs.architecture or "").startswith("torchvision:")
     given = [(_Classes if classes else _Outputs)(sources[source]) for source in inputs.data]
     if len(given) == 1:
@@ -96,27 +99,6 @@ class _Classes(_Outputs):
         return self.outputs(model, rows).log_softmax(1)
 
 
-def _linearity(folder: Path, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    from mergeflow.linearity.affine import word
-
-    path = folder / "result.json"
-    try:
-        measured = {
-            frozenset(pair["pair"]): word(pair["verdict"]["CTL"]) for pair in json.loads(path.read_text())["pairs"]
-        }
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise MergeflowError(f"{path} is not what `mergeflow linearity --out` writes: {error}") from error
-    answers = {" – ".join(pair): measured[frozenset(pair)] for pair in pairs if frozenset(pair) in measured}
-    if not answers:
-        there = ", ".join(f"'{name}'" for name in sorted(set().union(*measured)))
-        raise MergeflowError(f"{path} is of {there}, and of no pair of these experts: name them alike.")
-    return answers
-
-
-LINEARITY = Path("outputs/linearity")
-_DEARER = 2  # tasks named of those that an unlearning costs most
-
-
 def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
     """Add the command `advise`."""
 
@@ -135,21 +117,15 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
             typer.Option(help="open_clip's name, pocket-clip, torchvision:NAME, or a folder with config.json."),
         ] = None,
         samples: Annotated[int, typer.Option(min=2, help="How many of each source.")] = 200,
-        linearity: Annotated[
-            Path | None, typer.Option(help="The folder that `mergeflow linearity --out` wrote.")
-        ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
-        """Say which λ to try for a sum of task vectors, how tasks are related, and what unlearning one costs."""
-        import torch
-
+        """Say which λ to try for a sum of task vectors, and how tasks are related."""
         torch.set_num_threads(1)
         chosen = None if recipe is None else _read_recipe(recipe)
         if recipe is None and not project:
             raise MergeflowError("name a recipe with `base` and `experts`, or run the command in a project folder.")
         inputs = ExpertInputs(root if project else None, [], None, data or [], architecture, context.obj, chosen)
-        made = root / LINEARITY
-        advice = make_advice(inputs, samples, linearity or (made if project and made.is_dir() else None))
+        advice = make_advice(inputs, samples)
         if as_json:
             typer.echo(json.dumps(advice.as_json(), indent=1, ensure_ascii=False))
         else:
@@ -168,57 +144,26 @@ def _read_recipe(path: Path) -> "Recipe":
 
 
 def show(advice: "Advice", key: str, console: Console) -> None:
-    """Print the tables, a block that can be pasted, and what was not computed.
+    """Print the pairs, a block that can be pasted, and what was not computed.
 
     Args:
         key: what the block's method stands under: `sweep` in params.yaml, `methods` in a sweep file.
     """
-    from mergeflow.analysis.provable.advice import range_json
+    from mergeflow.analysis.provable.advice import range_text
 
-    shared: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
     if advice.pairs is not None:
+        shared: Any = {"box": box.SIMPLE_HEAD, "pad_edge": False, "padding": (0, 1, 0, 0), "title_justify": "left"}
         table = Table(Column("pair", no_wrap=True), title="By pair", **shared)
         for column in ("α̂", "change", "cosine", "verdict", "add, λ", "unlearn, λ"):
             table.add_column(column, justify="left" if column == "verdict" else "right", no_wrap=True)
-        if advice.linear is not None:
-            table.add_column("linear")
         for pair in advice.pairs:
-            name = f"{pair.first} – {pair.second}"
-            ranges = [range_text(range_json(scales)) for scales in (pair.addition, pair.unlearning)]
             figures = [f"{value:+.2f}" for value in (pair.alpha, pair.changes, pair.cosine)]
-            cells = [name, *figures, pair.relation, *ranges]
-            table.add_row(*cells, *([] if advice.linear is None else [advice.linear.get(name, "")]))
+            ranges = [range_text(scales) for scales in (pair.addition, pair.unlearning)]
+            table.add_row(f"{pair.first} – {pair.second}", *figures, pair.relation, *ranges)
         print_table(console, table)
-    if advice.cosines is not None:
-        table = Table(Column("unlearning", no_wrap=True), "costs most (cosine of the task vectors)", **shared)
-        for name in advice.weighed:
-            dearest = advice.costs(name)[:_DEARER]
-            table.add_row(name, ", ".join(f"{other} ({value:+.2f})" for other, value in dearest))
-        print_table(console, table)
-    if advice.theory is not None:
-        said = "no λ solves all tasks" if advice.theory.empty else f"λ ≥ {advice.theory.low:.2f}"
-        console.print(f"For the sum of all the theory expects: {said}.", highlight=False)
     if advice.scales is not None:
         console.print("To try, by the lengths of the task vectors:", highlight=False)
         block = f"{key}:\n  task_arithmetic:\n    scale: {json.dumps(list(advice.scales))}"
         console.print(block, highlight=False, markup=False)
     for remark in advice.remarks:
         console.print(f"[yellow]![/] {escape(remark)}", highlight=False)
-
-
-def range_text(interval: Sequence[float | None] | None) -> str:
-    """Return a range of λ in words.
-
-    Args:
-        interval: [low, high], None for no end; None where it is empty.
-
-    Example:
-        >>> [range_text(one) for one in ([0.5, None], [None, 0], [0, 0.25], None)]
-        ['≥ 0.50', '≤ 0.00', '0.00 … 0.25', 'none']
-    """
-    if interval is None:
-        return "none"
-    low, high = interval
-    if high is None:
-        return f"≥ {low:.2f}"
-    return f"≤ {high:.2f}" if low is None else f"{low:.2f} … {high:.2f}"

@@ -55,24 +55,13 @@ class ExpertInputs:
     resolve: Any
     recipe: "Recipe | None" = None
 
-    def open(self, samples: int, fitting: bool = False) -> OpenedExperts:
-        """Open models and samples.
-
-        Args:
-            fitting: leave out experts that do not fit the module, where two others do.
-        """
+    def open(self, samples: int) -> OpenedExperts:
+        """Open models and samples."""
         paths = self.several("features of at least two are compared")
         base = self.base_path()
         base_state, experts = self.states
         opened = self._network(base, base_state)
-        states, unfit = {}, []
-        for name, path in paths.items():
-            try:
-                states[name] = opened.weights(path, experts[name])
-            except MergeflowError as error:
-                unfit.append(error)
-        if unfit and not (fitting and len(states) > 1):
-            raise unfit[0]
+        states = {name: opened.weights(path, experts[name]) for name, path in paths.items()}
         return OpenedExperts(
             opened.model, opened.weights(base, base_state), states, self._sources(opened, paths, samples)
         )

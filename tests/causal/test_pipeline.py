@@ -206,7 +206,7 @@ def test_a_registered_model_goes_on_from_a_text(project: Path, model: Model) -> 
 
 
 def test_advice_takes_one_prediction_of_each_example(project: Path) -> None:
-    advice = make_advice(ExpertInputs(project, [], None, [], None, None), 12, None)
+    advice = make_advice(ExpertInputs(project, [], None, [], None, None), 12)
     assert not advice.remarks
     assert advice.alphas is not None
     assert all(-1 <= value <= 1 for row in advice.alphas.values for value in row)

@@ -66,7 +66,7 @@ def test_it_is_made_again_bit_for_bit(project: Path, store: Store, from_data: bo
 
 def test_advice_on_the_projects_experts_takes_their_own_heads_and_samples(project: Path) -> None:
     asked = ExpertInputs(project, [], None, [], None, None)
-    advice = make_advice(asked, 40, None)
+    advice = make_advice(asked, 40)
     assert advice.names == ("left", "right")
     assert not advice.remarks
     ready = asked.open(40)

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from mergeflow.analysis.provable.questions import ask_all, one_each
+from mergeflow.analysis.provable.answers import ask_all, one_each
 from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import example_scores

@@ -1,28 +1,33 @@
-"""What to expect of two experts: how their tasks are related, and which λ adds or unlearns one."""
+"""What to try with some experts: four λ by the lengths of their task vectors, and how their tasks are related."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any, Literal
 
+from mergeflow.analysis.geometry import cosine_matrix, norm
+from mergeflow.analysis.provable.answers import Answers
 from mergeflow.analysis.provable.conditions import Interval, addition, unlearning
-from mergeflow.analysis.provable.correlation import Correlations
+from mergeflow.analysis.provable.correlation import Correlations, correlations
+from mergeflow.analysis.provable.ranges import scales_of_lengths, suggested
+from mergeflow.errors import MergeflowError
+from mergeflow.modality import State
 
 RELATED = 1 / 3
 """From this α̂ on two tasks are aligned, and from its negative contradictory; the paper prints no threshold."""
+_LONGEST = 10.0  # no longer λ is suggested: task vectors that ask for one cancel each other, but for rounding
+_MOST = 8  # experts in one sum for which the suggested range held the best λ, or lost nothing without it
+_DIGITS = 6  # of a document: processors differ in the last bits, and nobody reads so far
 
 Verdict = Literal["aligned", "irrelevant", "contradictory"]
 
 
 def verdict(alpha: float) -> Verdict:
-    """Return the kind of a pair of tasks by its α̂.
-
-    Args:
-        alpha: in [−1, 1].
+    """Return the kind of a pair of tasks by its α̂, in [−1, 1].
 
     Example:
-        >>> [verdict(one) for one in (0.891, 0.164, -0.849)]
+        >>> [verdict(alpha) for alpha in (0.891, 0.164, -0.849)]
         ['aligned', 'irrelevant', 'contradictory']
 
     Source:
@@ -55,47 +60,182 @@ class PairAdvice:
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON, a range as [low, high] with None for no end, and None for an empty one."""
-        numbers = {key: value for key, value in vars(self).items() if not isinstance(value, Interval)}
-        return numbers | {"addition": range_json(self.addition), "unlearning": range_json(self.unlearning)}
+        return {key: _range(value) if isinstance(value, Interval) else value for key, value in vars(self).items()}
 
 
-def advise_pairs(
-    alphas: Correlations, changes: Correlations, cosines: Sequence[Sequence[float]], c: float = 0.5
-) -> list[PairAdvice]:
-    """Return the advice for each pair.
+@dataclass(frozen=True)
+class Advice:
+    """What to try with some experts. What could not be computed is None, and a remark says why.
+
+    Attributes:
+        cosines: Of the task vectors, [T][T].
+        scales: The λ to try for the sum of all task vectors.
+        alphas: α̂ of the experts' answers, by Equation 11.
+        changes: α̂ of what tuning changed of the base's answers.
+        remarks: What was not computed, and why; what to be careful with.
+    """
+
+    names: tuple[str, ...]
+    cosines: Sequence[Sequence[float]]
+    scales: Sequence[float] | None
+    alphas: Correlations | None = None
+    changes: Correlations | None = None
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def pairs(self) -> list[PairAdvice] | None:
+        """What to expect of each pair; None without answers."""
+        if self.alphas is None or self.changes is None:
+            return None
+        pairs = []
+        for i, j in combinations(range(len(self.names)), 2):
+            change = self.changes.values[i][j]
+            relation = verdict(change)
+            # Within the threshold the tasks count as irrelevant, and the theory's α as 0.
+            near = 0.0 if relation == "irrelevant" else change
+            measured = self.alphas.values[i][j], change, self.cosines[i][j]
+            pairs.append(
+                PairAdvice(self.names[i], self.names[j], *measured, relation, addition(near), unlearning(near))
+            )
+        return pairs
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON, numbers to six digits; matrices are in the order of `experts`."""
+        document = {
+            "experts": list(self.names),
+            "scales": self.scales,
+            "cosines": self.cosines,
+            "alphas": None if self.alphas is None else self.alphas.values,
+            "changes": None if self.changes is None else self.changes.values,
+            "pairs": None if self.pairs is None else [pair.as_json() for pair in self.pairs],
+            "remarks": self.remarks,
+        }
+        rounded: dict[str, Any] = _rounded(document)
+        return rounded
+
+
+def advise(
+    base: State, experts: Mapping[str, State], ask: Callable[[], Answers] | None = None, remarks: Sequence[str] = ()
+) -> Advice:
+    """Return the advice that weights and answers allow.
 
     Args:
-        cosines: of their task vectors, [T][T], in the same order.
-        c: the loss that counts as forgotten, in (0, 1).
-    """
-    pairs = []
-    for i, j in combinations(range(len(alphas.names)), 2):
-        change = changes.values[i][j]
-        relation = verdict(change)
-        # Within the threshold the tasks count as irrelevant, and the theory's α as 0.
-        near = 0.0 if relation == "irrelevant" else change
-        pairs.append(
-            PairAdvice(
-                alphas.names[i],
-                alphas.names[j],
-                alphas.values[i][j],
-                change,
-                cosines[i][j],
-                relation,
-                addition(near),
-                unlearning(near, c),
-            )
-        )
-    return pairs
+        ask: gives the answers of base and experts; without it the weights alone are judged.
+        remarks: what is known already not to be computed.
 
-
-def range_json(interval: Interval) -> list[float | None] | None:
-    """Return a range as [low, high], an open end as None, an empty range as None.
+    Raises:
+        MergeflowError: experts without a task vector, all of them named.
 
     Example:
-        >>> range_json(Interval(-math.inf, 0)), range_json(Interval(1, 0))
-        ([None, 0], None)
+        >>> import torch
+        >>> base, one, two = (dict(w=torch.tensor(w)) for w in ([0.0, 0.0], [1.0, 0.0], [0.0, 1.0]))
+        >>> advise(base, {"a": one, "b": two}).scales
+        [0.566, 0.713, 0.898, 1.13]
     """
-    if interval.empty:
+    notes = list(remarks)
+    vectors = _vectors(base, experts)
+    notes += [
+        f"'{name}' has the base's weights: its task vector is zero."
+        for name, vector in vectors.items()
+        if not any(value.any() for value in vector.values())
+    ]
+    cosines = cosine_matrix(list(vectors.values()))
+    scales = _scales([norm(vector) for vector in vectors.values()], cosines, notes)
+    alphas = changes = None
+    if ask is not None:
+        try:
+            answers = ask()
+            alphas, changes = correlations(answers.experts), correlations(answers.changes)
+        except MergeflowError as error:
+            notes.append(not_computed(error))
+        else:
+            if left_out := alphas.left_out + changes.left_out:
+                notes.append(
+                    f"{left_out} answers have no direction, because an expert gives there what it gives on average or "
+                    "what the base gives; they count in no α̂."
+                )
+    return Advice(tuple(experts), cosines, scales, alphas, changes, notes)
+
+
+def not_computed(error: MergeflowError) -> str:
+    """Return the remark that the answers could not be compared."""
+    return f"α̂, and with it the verdicts: not computed. {error}"
+
+
+def _scales(norms: Sequence[float], cosines: Sequence[Sequence[float]], remarks: list[str]) -> list[float] | None:
+    """Return the λ to try; None, and a remark, where the task vectors cancel each other."""
+    lengths = scales_of_lengths(norms, cosines)
+    if lengths.empty or lengths.high > _LONGEST:
+        remarks.append("λ was not suggested: the task vectors are all zero, or cancel each other.")
         return None
-    return [None if math.isinf(end) else end for end in (interval.low, interval.high)]
+    if len(norms) > _MOST:
+        remarks.append(
+            f"the suggested λ may be too large for {len(norms)} experts: the more there are, the more often the best "
+            "lies below the range (docs/advising.md). Try half of the smallest as well."
+        )
+    return suggested(lengths)
+
+
+def _vectors(base: State, experts: Mapping[str, State]) -> dict[str, State]:
+    """Return the task vectors.
+
+    Raises:
+        MergeflowError: naming all experts that lack one.
+    """
+    vectors: dict[str, State] = {}
+    faults: list[str] = []
+    for expert, state in experts.items():
+        try:
+            vectors[expert] = _vector(base, state)
+        except MergeflowError as error:
+            faults.append(f"the task vector of '{expert}': {error}")
+    if faults:
+        raise MergeflowError("\n".join(faults))
+    return vectors
+
+
+def _vector(base: State, expert: State) -> State:
+    names = [name for name, value in base.items() if value.is_floating_point()]
+    wrong = [name for name in names if name not in expert or expert[name].shape != base[name].shape]
+    if wrong:
+        raise MergeflowError(
+            f"{len(wrong)} of the base's tensors are missing or of another shape, such as {wrong[0]}. Name the base "
+            "that it was tuned from, or leave tensors out: in a recipe `ignore: [patterns]` takes them from the base, "
+            "and `missing: base` those that an expert lacks."
+        )
+    vector = {name: (expert[name].double() - base[name].double()).float() for name in names}
+    if broken := [name for name, value in vector.items() if not value.isfinite().all()]:
+        more = f" and {len(broken) - 1} more" if broken[1:] else ""
+        raise MergeflowError(
+            f"it has a NaN or an infinity in {broken[0]}{more}: train that expert again, or leave it out."
+        )
+    return vector
+
+
+def range_text(scales: Interval) -> str:
+    """Return a range of λ in words.
+
+    Example:
+        >>> inf = math.inf
+        >>> [range_text(Interval(*ends)) for ends in ((0.5, inf), (-inf, 0), (0, 0.25), (1, 0))]
+        ['≥ 0.50', '≤ 0.00', '0.00 … 0.25', 'none']
+    """
+    if scales.empty:
+        return "none"
+    if math.isinf(scales.high):
+        return f"≥ {scales.low:.2f}"
+    return f"≤ {scales.high:.2f}" if math.isinf(scales.low) else f"{scales.low:.2f} … {scales.high:.2f}"
+
+
+def _range(scales: Interval) -> list[float | None] | None:
+    if scales.empty:
+        return None
+    return [None if math.isinf(end) else end for end in (scales.low, scales.high)]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _rounded(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(inner) for inner in value]
+    return round(value, _DIGITS) if isinstance(value, float) else value

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mergeflow.modalities.classification import Regression, Subset
 from mergeflow.modality import Model, State
 
 
@@ -74,3 +75,46 @@ def _outputs(model: Model, source: Any, batch_size: int) -> Tensor:
     whole = torch.cat(parts)
     # log p is the logits less a number for each sample, which says nothing of the classes.
     return whole - whole.mean(1, keepdim=True) if _kind(source) == "log_p" else whole
+
+
+@dataclass(frozen=True)
+class OneEach:
+    """Examples of a project, one prediction of each: a language model makes one for every token."""
+
+    source: Any
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def log_p(self, model: Model, rows: Tensor) -> Tensor:
+        """Return log-probabilities [n, C], spread evenly over the predictions of `rows`."""
+        lines: Tensor = self.source.log_p(model, rows)
+        return lines[torch.linspace(0, len(lines) - 1, len(rows)).long()] if len(lines) > len(rows) else lines
+
+
+@dataclass(frozen=True)
+class OneNumber:
+    """Examples of a task with one number each, whose log-probabilities are the same for every model."""
+
+    source: Regression
+    chosen: Tensor
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def logits(self, model: Model, rows: Tensor) -> Tensor:
+        """Return the model's number for each of `rows`, [n, 1]."""
+        return self.source.answers(model, self.chosen[rows])[:, None]
+
+
+def one_each(examples: Subset) -> OneEach | OneNumber:
+    """Return examples of a project, with one answer for each."""
+    whole = examples.whole
+    return OneNumber(whole, examples.chosen) if isinstance(whole, Regression) else OneEach(examples)
+
+
+def ask_all(
+    model: Model, base: State, experts: Mapping[str, State], sources: Mapping[str, Asked], batch_size: int
+) -> Answers:
+    """Return the answers to every task that has samples, as `ask` does."""
+    return ask(model, base, experts, {task: source for task, source in sources.items() if len(source)}, batch_size)
