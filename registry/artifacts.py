@@ -1,9 +1,7 @@
 """A version's artifacts: the pyfunc folder with safetensors and no pickle, its evidence, and their digests."""
 
 import json
-import os
 import platform
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +21,7 @@ from safetensors.numpy import load_file, save_file
 from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import matches, open_checkpoint
 from mergeflow.checkpoints.fingerprint import short
+from mergeflow.checkpoints.writer import link_or_copy
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.served import SERVED, WEIGHTS, Kind, Served
 from registry.gates import Evidence
@@ -320,11 +319,11 @@ def input_example(files: ModelFiles) -> pd.DataFrame:
 
 def _copy_weights(inside: Path, files: ModelFiles) -> None:
     (inside / "heads").mkdir(parents=True)
-    _place(files.weights, inside / WEIGHTS)
+    link_or_copy(files.weights, inside / WEIGHTS)
     heads = {}
     for number, (task, path) in enumerate(sorted(files.heads.items())):
         heads[task] = f"heads/{number:03d}.safetensors"  # a task's name need not be a file name
-        _place(path, inside / heads[task])
+        link_or_copy(path, inside / heads[task])
     config: dict[str, Any] = {"model": dict(files.model), "decoding": dict(files.decoding), "heads": heads}
     config["class_names"] = {task: list(names) for task, names in files.class_names.items()}
     transforms = {"transforms": json.dumps({task: list(names) for task, names in sorted(files.transforms.items())})}
@@ -333,14 +332,6 @@ def _copy_weights(inside: Path, files: ModelFiles) -> None:
     for stem, document in files.documents.items():
         # As given: the order of a recipe's experts is part of it.
         (inside / f"{stem}.json").write_text(json.dumps(document, indent=2))
-
-
-def _place(source: Path, target: Path) -> None:
-    """Put the file there without writing it again where the disk allows: MLflow copies it from there."""
-    try:
-        os.link(Path(source).resolve(), target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(source, target)
 
 
 def _environment(packages: Sequence[str]) -> dict[str, Any]:

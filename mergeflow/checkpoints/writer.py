@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -265,3 +266,11 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         file.publish()
     finally:
         file.close()
+
+
+def link_or_copy(source: str | Path, target: str | Path) -> None:
+    """Put a file there once more; it takes no space where the disk has hard links."""
+    try:
+        os.link(Path(source).resolve(), target)
+    except OSError:  # another disk, or a file system without links
+        shutil.copyfile(source, target)

@@ -12,7 +12,7 @@ from torch import Tensor
 from mergeflow import layout
 from mergeflow.analysis.geometry import cosine_matrix
 from mergeflow.checkpoints import read_state
-from mergeflow.checkpoints.writer import write_atomically
+from mergeflow.checkpoints.writer import link_or_copy, write_atomically
 from mergeflow.training import Cost, FineTuneSettings, IterativeRun
 from tasks.project.stage import StageIO
 from tasks.rounds import tune_round, write_last_round
@@ -23,7 +23,7 @@ State = dict[str, Tensor]
 
 def train_in_rounds(
     io: StageIO, bench: Workbench, tasks: Sequence[str], settings: FineTuneSettings, seed: int, kept: Path
-) -> Cost:
+) -> tuple[Cost, list[float]]:
     """Do all rounds; keep the last round's experts and start, every round's merge, and a row of measures for each.
 
     Args:
@@ -35,11 +35,11 @@ def train_in_rounds(
         kept: a folder of the stage's scratch, where a killed run goes on.
 
     Returns:
-        The cost of all rounds.
+        The cost of all rounds, and the processor seconds of each.
     """
     rounds = IterativeRun(kept / "rounds", io.dep(layout.BASE_MODEL), tuple(tasks), settings, seed)
-    rows: list[dict[str, Any]] = []
-    for number in range(1, rounds.rounds + 1):
+    rows, numbers = list[dict[str, Any]](), range(1, rounds.rounds + 1)
+    for number in numbers:
         for task in rounds.waiting(number):
             tune_round(bench, rounds, number, task, partial(io.report, f"seed {seed}, round {number}, {task}"))
         row = kept / "rounds" / f"row_{number:03}.json"
@@ -50,16 +50,13 @@ def train_in_rounds(
     result = kept / "result"
     shutil.rmtree(result, ignore_errors=True)
     cost = write_last_round(bench, rounds, result / "experts")
-    io.costs.setdefault("rounds", {})[f"seed_{seed}"] = [
-        sum(rounds.record(number, task)["cost"]["processor_seconds"] for task in tasks)
-        for number in range(1, rounds.rounds + 1)
-    ]
     (result / "merged").mkdir()
-    for number in range(1, rounds.rounds + 1):
-        shutil.copy(rounds.merged(number), result / "merged" / f"round_{number:03}.safetensors")
+    for number in numbers:
+        link_or_copy(rounds.merged(number), result / "merged" / f"round_{number:03}.safetensors")
     shutil.copy(rounds.start(rounds.rounds), result / "start.safetensors")
     (result / "rounds.json").write_text(json.dumps(rows, indent=1) + "\n")
-    return cost
+    spent = {n: [rounds.record(n, task)["cost"]["processor_seconds"] for task in tasks] for n in numbers}
+    return cost, [sum(seconds) for seconds in spent.values()]
 
 
 def _measure(rounds: IterativeRun, number: int) -> dict[str, Any]:

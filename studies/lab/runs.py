@@ -6,31 +6,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint, read_state, write_checkpoint
+from mergeflow.checkpoints.writer import link_or_copy, write_atomically
 from mergeflow.errors import MergeflowError
 from mergeflow.training import Cost, FineTuneSettings
 from tasks.project.stage import CHOICES, StageIO
 from tasks.training import Workbench, train
 
+RESULT, DONE = "result", "done.json"
+Trained = tuple[Cost, list[float]]
+"""What one seed cost, and in an iterative run the processor seconds of each round."""
+
 
 def run(io: StageIO) -> None:
     """Write `outputs/studies/runs/<name>/seed_<s>`: `experts/<task>` or `model`, and for an iterative run its rounds.
 
-    Every piece of training is kept in the scratch folder until all are there, so a killed run goes on where it was.
+    Every piece of training is kept in the scratch folder until its seed is done, so a killed run goes on where it was.
     """
-    run = _requested(io)
-    bench, folder = Workbench.open(io), io.out(layout.study_run(io.item))
-    costs: dict[str, dict[str, Any]] = {}
-    train = _in_rounds if run.settings.regime == "iterative" else _independent
-    work = _published if run.checkpoints else train
-    for seed in run.seeds:
-        seed_folder = io.scratch / f"seed_{seed}"
-        costs[f"seed_{seed}"] = work(io, bench, run, seed, seed_folder).as_json()
-        shutil.copytree(seed_folder / "result", folder / f"seed_{seed}")
-    io.costs["training"] = costs
+    run, folder = _requested(io), io.out(layout.study_run(io.item))
+    _check_space(io, run)
+    bench, folders = Workbench.open(io), {f"seed_{seed}": io.scratch / f"seed_{seed}" for seed in run.seeds}
+    for seed, seed_folder in zip(run.seeds, folders.values(), strict=True):
+        _train_seed(io, bench, run, seed, seed_folder)
+    costs = {seed: json.loads((seed_folder / DONE).read_text()) for seed, seed_folder in folders.items()}
+    io.costs["training"] = {seed: record["training"] for seed, record in costs.items()}
+    if rounds := {seed: record["rounds"] for seed, record in costs.items() if record["rounds"]}:
+        io.costs["rounds"] = rounds
+    for seed_name, seed_folder in folders.items():
+        shutil.copytree(seed_folder / RESULT, folder / seed_name, copy_function=link_or_copy)
+
+
+def _train_seed(io: StageIO, bench: Workbench, run: "Asked", seed: int, folder: Path) -> None:
+    """Leave a seed's result and its costs in its folder, and nothing of what led there."""
+    work = _published if run.checkpoints else _in_rounds if run.settings.regime == "iterative" else _independent
+    if not (folder / DONE).exists():
+        cost, rounds = work(io, bench, run, seed, folder)
+        write_atomically(folder / DONE, json.dumps({"training": cost.as_json(), "rounds": rounds}))
+    for path in folder.iterdir():
+        if path.name not in (DONE, RESULT):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @dataclass(frozen=True)
@@ -50,28 +66,51 @@ def _requested(io: StageIO) -> Asked:
     return Asked(list(io.section("tasks"))[: run.tasks], seeds[:count], run.finetune, run.checkpoints)
 
 
-def _in_rounds(io: StageIO, bench: Workbench, run: Asked, seed: int, folder: Path) -> Cost:
+def _check_space(io: StageIO, run: Asked) -> None:
+    """Refuse before the first step a run that this disk cannot take.
+
+    Raises:
+        MergeflowError: saying what the run writes and what is free.
+    """
+    model, settings = io.dep(layout.BASE_MODEL).stat().st_size, run.settings
+    done = sum((io.scratch / f"seed_{seed}" / DONE).exists() for seed in run.seeds)
+    rounds = settings.iterative.rounds if settings.regime == "iterative" else 0
+    epochs = settings.epochs if settings.keep_epochs else 0
+    experts = 1 if settings.regime == "joint" else len(run.tasks)
+    models = experts * (1 + epochs) + (rounds + 1 if rounds else 0)
+    # While a seed trains it has beside its result the experts of the round before, or the optimiser's two moments.
+    needed = model * (models * (len(run.seeds) - done) + (2 * experts if rounds else 3))
+    free = shutil.disk_usage(io.root).free
+    if needed > free and (seeds := len(run.seeds) - done):
+        raise MergeflowError(
+            f"the run {io.item} needs about {needed / 1e9:.1f} GB, for {models} models of {model / 1e6:.0f} MB of each "
+            f"of {seeds} seeds, and {free / 1e9:.1f} GB are free where {io.root} is. Free some space, or ask "
+            f"for fewer seeds, tasks{' or rounds' * bool(rounds)} in {CHOICES}."
+        )
+
+
+def _in_rounds(io: StageIO, bench: Workbench, run: Asked, seed: int, folder: Path) -> Trained:
     """Train all rounds of one seed."""
     from studies.lab.rounds import train_in_rounds  # here, because it depends on every merge method
 
     return train_in_rounds(io, bench, run.tasks, run.settings, seed, folder)
 
 
-def _published(io: StageIO, bench: Workbench, run: Asked, seed: int, folder: Path) -> Cost:
+def _published(io: StageIO, bench: Workbench, run: Asked, seed: int, folder: Path) -> Trained:
     """Take the experts that others trained."""
     assert run.checkpoints
-    shutil.rmtree(folder / "result", ignore_errors=True)
-    take_experts(io.root, run.checkpoints, run.tasks, seed, io.dep(layout.BASE_MODEL), folder / "result")
-    return Cost()
+    shutil.rmtree(folder / RESULT, ignore_errors=True)
+    take_experts(io.root, run.checkpoints, run.tasks, seed, io.dep(layout.BASE_MODEL), folder / RESULT)
+    return Cost(), []
 
 
-def _independent(io: StageIO, bench: Workbench, run: Asked, seed: int, folder: Path) -> Cost:
+def _independent(io: StageIO, bench: Workbench, run: Asked, seed: int, folder: Path) -> Trained:
     """Train each task's expert, or one joint model."""
     settings, total = run.settings, Cost()
     joint = settings.regime == "joint"
     pieces = {"model": run.tasks} if joint else {f"experts/{task}": [task] for task in run.tasks}
     for name, members in pieces.items():
-        target = folder / "result" / name
+        target = folder / RESULT / name
         if not target.exists():
             part = folder / "part"
             shutil.rmtree(part, ignore_errors=True)
@@ -82,7 +121,7 @@ def _independent(io: StageIO, bench: Workbench, run: Asked, seed: int, folder: P
             part.rename(target)
             shutil.rmtree(scratch)
         total += Cost(**json.loads((folder / f"{target.name}.cost.json").read_text()))
-    return total
+    return total, []
 
 
 # Experts that somebody published: checkpoints are taken without training

@@ -7,7 +7,6 @@ fetched is hashed before anything reads it. Documents (leases, results, saved st
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from uuid import uuid4
 import fsspec
 from fsspec.utils import get_protocol
 
+from mergeflow.checkpoints.writer import link_or_copy
 from mergeflow.errors import MergeflowError, first_line
 from tasks.project.recorded import files_of, md5_of
 from tasks.project.runner import remove_output
@@ -104,7 +104,7 @@ class Store:
             place = self._place(file_md5)
             if place is not None and not place.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
-                _link(file, place)
+                link_or_copy(file, place)
                 place.chmod(0o444)
 
     def read(self, name: str) -> dict[str, Any] | None:
@@ -203,7 +203,7 @@ class Store:
             if place != target:
                 target.unlink(missing_ok=True)
                 os.utime(place)  # what is not used for long is removed
-                _link(place, target)
+                link_or_copy(place, target)
 
     def _get(self, files: Mapping[Path, str], listed_in: str) -> None:
         if not files:
@@ -271,13 +271,6 @@ class Store:
             f"the store {self.uri} {what} ({type(error).__name__}: {first_line(error)}). Nothing half-written is left, "
             "and finished stages count: run again when that is mended."
         )
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        target.hardlink_to(source)
-    except OSError:  # another disk, or a file system without links
-        shutil.copyfile(source, target)
 
 
 def _is(path: Path, md5: str) -> bool:

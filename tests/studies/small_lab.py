@@ -86,20 +86,24 @@ def find_study(name: str) -> Study:
 
 def train_run(root: Path, item: str) -> None:
     """Do one of the training runs of a laboratory that has base and data."""
+    io = training_io(root, item, root / "scratch" / item)
+    with io.holds:
+        runs.run(io)
+    (out,) = io.stage.outs
+    (root / out).parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(io.building / out, root / out)
+    shutil.rmtree(io.scratch)
+    record = root / ".mergeflow" / "records" / f"{io.stage.folder_name}.json"
+    record.parent.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps(io.costs))
+
+
+def training_io(root: Path, item: str, scratch: Path) -> StageIO:
+    """Return what the stage of one training run gets in a laboratory."""
     like = next(stage for stage in load_graph(ROOT, studies=True).values() if stage.name == "train")
     assert like.item
     keys, outs = ([text.replace(like.item, item) for text in texts] for texts in (like.params, like.outs))
-    stage = replace(like, item=item, params=tuple(keys), outs=tuple(outs))
-    scratch = root / "scratch" / stage.folder_name
-    io = open_lab(root, stage, scratch, {})
-    with io.holds:
-        runs.run(io)
-    (root / stage.outs[0]).parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(scratch / "building" / stage.outs[0], root / stage.outs[0])
-    shutil.rmtree(scratch)  # of a large model gigabytes for each round
-    record = root / ".mergeflow" / "records" / f"{stage.folder_name}.json"
-    record.parent.mkdir(parents=True, exist_ok=True)
-    record.write_text(json.dumps(io.costs))
+    return open_lab(root, replace(like, item=item, params=tuple(keys), outs=tuple(outs)), scratch, {})
 
 
 def open_lab(root: Path, stage: Stage, scratch: Path, options: dict[str, dict[str, Any]], workers: int = 1) -> StageIO:

@@ -1,18 +1,22 @@
 """What studies read: runs of fewer seeds, experts that others trained, and no test split where something is chosen."""
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mergeflow.checkpoints import write_checkpoint
+from mergeflow.checkpoints import fingerprint, read_state, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import CandidateScorer
 from mergeflow.merging import MethodCall, configure
 from mergeflow.merging.direction import CandidateMerger
+from studies.lab import runs
 from studies.lab.inputs import Laboratory, choose_scale
 from studies.lab.runs import take_experts
-from tests.studies.small_lab import study_io
+from tests.studies.small_lab import study_io, training_io
 from tests.studies.toy_lab import SEEDS
 
 
@@ -88,3 +92,43 @@ def test_checkpoints_that_do_not_fit_are_told_all_at_once(tmp_path: Path) -> Non
     for part in ("a has shape (3,), the base's has (2,)", "lacks 1 tensors", "has 1 tensors that the base", "grey: "):
         assert part in str(raised.value)
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["mima_4", "converged"])
+def test_a_killed_run_keeps_whole_seeds_and_nothing_of_what_led_there(toy_lab: Path, tmp_path: Path, name: str) -> None:
+    trained: list[str] = []
+
+    def killed(reported: str, done: int, total: int) -> None:
+        trained.append(reported)
+        if reported.startswith(f"seed {SEEDS[1]}"):
+            raise KeyboardInterrupt
+
+    io = training_io(toy_lab, name, tmp_path)
+    with pytest.raises(KeyboardInterrupt), io.holds:
+        runs.run(replace(io, report=killed))
+    assert sorted(path.name for path in (tmp_path / f"seed_{SEEDS[0]}").iterdir()) == ["done.json", "result"]
+    trained.clear()
+    with (io := training_io(toy_lab, name, tmp_path)).holds:
+        runs.run(replace(io, report=lambda reported, done, total: trained.append(reported)))
+    assert trained
+    assert not any(reported.startswith(f"seed {SEEDS[0]}") for reported in trained)
+    made, there = io.building / f"outputs/studies/runs/{name}", toy_lab / f"outputs/studies/runs/{name}"
+    assert _weights(made) == _weights(there)
+    assert len(io.costs["training"]) == len(SEEDS)
+
+
+def _weights(folder: Path) -> dict[str, str]:
+    return {str(file.relative_to(folder)): fingerprint(read_state(file)) for file in folder.rglob("*.safetensors")}
+
+
+def test_a_run_that_the_disk_cannot_take_is_refused_before_it_trains(
+    toy_lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three experts, four merges and the start of each of two seeds: 16 models, and 6 of the round before."""
+    model = (toy_lab / "outputs/base/model.safetensors").stat().st_size
+    free = 22 * model
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    runs._check_space(io := training_io(toy_lab, "mima_4", tmp_path), runs._requested(io))
+    free -= 1
+    with pytest.raises(MergeflowError, match=r"the run mima_4 needs about .* for 8 models .* seeds, tasks or rounds"):
+        runs.run(training_io(toy_lab, "mima_4", tmp_path))
