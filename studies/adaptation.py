@@ -170,6 +170,7 @@ def with_entropy(lab: Laboratory, state: State, **about: Any) -> list[Row]:
 
 def measure_start(lab: Laboratory, options: Options, seed: int) -> Iterator[Row]:
     """Yield both static merges where adapting starts, and `cart_tuned`, CART with its scale from validation."""
+    lab = lab.with_heads_of(RUN, seed)
     experts = lab.run(RUN).experts(seed)
     scorer = lab.blind().scorer(experts)
     about = {"part": "merges", "seed": seed, "granularity": "static", "images": ""}
@@ -185,13 +186,13 @@ def measure_start(lab: Laboratory, options: Options, seed: int) -> Iterator[Row]
 def try_rates(
     lab: Laboratory, options: Options, on: Direction, granularity: Granularity, init: float, seed: int
 ) -> list[Row]:
-    plan = plan_of(options, on, granularity, "validation", init, 1.0, seed)
+    plan, lab = plan_of(options, on, granularity, "validation", init, 1.0, seed), lab.with_heads_of(RUN, seed)
     return choose_rate(lab, lazy_experts(lab, seed), plan, options.rates, options.every)
 
 
 def measure_adapted(lab: Laboratory, options: Options, plan: Adaptation) -> Iterator[Row]:
     """Yield one adaptation: the merged model's accuracy and entropy, its coefficients, and the first seed's course."""
-    course: dict[int, float] = {}
+    course, lab = dict[int, float](), lab.with_heads_of(RUN, plan.seed)
     few = {task: Subset.first(examples, options.images) for task, examples in lab.examples("test").items()}
 
     def watch(step: int, state: Mapping[str, Any]) -> None:
@@ -214,7 +215,7 @@ def by_tensor(learned: Learned) -> Iterator[Row]:
 
 def weigh(lab: Laboratory, options: Options, on: Direction) -> Iterator[Row]:
     """Yield the most bytes of tensors alive while two steps are learned with the laboratory's tasks, images apart."""
-    experts = lazy_experts(lab, lab.seeds[0])
+    experts, lab = lazy_experts(lab, lab.seeds[0]), lab.with_heads_of(RUN, lab.seeds[0])
     lab.examples("test")  # they are there before
     plan = replace(plan_of(options, on, "layer", "test", 0.1, 0.01, 0), steps=2)
     peak = peak_tensor_bytes(lambda: learn_on(lab, experts, plan))
@@ -226,6 +227,7 @@ def compare_levels(
     lab: Laboratory, options: Options, scales: Mapping[tuple[int, str], float], seed: int
 ) -> Iterator[Row]:
     """Yield accuracy and entropy on validation of the static merges around the chosen scale."""
+    lab = lab.with_heads_of(RUN, seed)
     for on in DIRECTIONS:
         scorer = lab.blind().scorer(lab.run(RUN).experts(seed))
         for factor in options.factors:
@@ -248,7 +250,8 @@ class OtherLabels(Laboratory):
 def move_labels(lab: Laboratory, options: Options, scale: float, seed: int) -> Iterator[Row]:
     """Yield the coefficients learned with the true labels and with others, and the first's accuracy against either."""
     plan = replace(plan_of(options, "cart", "layer", "test", scale, 0.1, 0), steps=3)
-    laboratories = {"true": lab, "moved": OtherLabels(lab.io).first(len(lab.tasks))}
+    worlds = {"true": lab, "moved": OtherLabels(lab.io).first(len(lab.tasks))}
+    laboratories = {labels: world.with_heads_of(RUN, seed) for labels, world in worlds.items()}
     made = {labels: adapt(world, lazy_experts(world, seed), plan) for labels, world in laboratories.items()}
     for labels, world in laboratories.items():
         about = {"part": "labels", "seed": seed, "labels": labels}

@@ -115,10 +115,11 @@ class Site:
     """One seed's experts, and all that is made of them."""
 
     def __init__(self, lab: Laboratory, options: Options, seed: int) -> None:
-        self.lab, self.options = lab, options
+        self.lab, self.options = lab.with_heads_of(options.experts, seed), options
         self.experts = lab.run(options.experts).experts(seed)
-        self.scorer: CandidateScorer = lab.scorer(self.experts)
-        self.examples = {task: Subset.first(data, options.images) for task, data in lab.examples("validation").items()}
+        self.scorer: CandidateScorer = self.lab.scorer(self.experts)
+        examples = self.lab.examples("validation")
+        self.examples = {task: Subset.first(data, options.images) for task, data in examples.items()}
 
     def state(self, model: Model) -> State:
         """Return the weights; k = 0 is the anchor, for `low_rank` without what its other tensors add at k > 0."""

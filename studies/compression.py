@@ -86,7 +86,7 @@ def measure(lab: Laboratory, options: Options) -> list[Row]:
 
 def measure_suite(whole: Laboratory, options: Options, count: int, seed: int) -> Iterator[Row]:
     """Yield the rows of all ways of compressing the experts of the first `count` tasks."""
-    lab = whole.first(count)
+    lab = whole.first(count).with_heads_of(RUN, seed)
     experts = lab.run(RUN).experts(seed)
     individual = {split: lab.individual(experts, split) for split in ("validation", "test")}
     sizes = {name: list(tensor.shape) for name, tensor in lab.base.items()}

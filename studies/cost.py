@@ -94,7 +94,7 @@ def try_rates(lab: Laboratory, names: Sequence[str]) -> Iterator[Row]:
     for name, run in runs.items():
         rate = run.joint_settings(seeds[0])["learning_rate"]
         for seed in seeds:
-            reached = mean_accuracy(blind.accuracy(run.model(seed), "validation"))
+            reached = mean_accuracy(blind.with_heads_of(name, seed).accuracy(run.model(seed), "validation"))
             yield {"part": "rate", "seed": seed, "run": name, "rate": rate, "validation": reached}
 
 
@@ -106,6 +106,7 @@ def best_rate(rates: Sequence[Row]) -> str:
 
 def measure_model(lab: Laboratory, options: Options, name: str, seed: int) -> Iterator[Row]:
     """Yield a run's test accuracy on each task, and one row of times."""
+    lab = lab.with_heads_of(name, seed)
     source, joint = lab.run(name), name in options.joint
     about: Row = {"rounds": 0, "tried": 0}
     times: Row = {}

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -34,8 +33,6 @@ from matplotlib.figure import Figure
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from mergeflow import layout
-from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
@@ -64,7 +61,6 @@ from studies.lab.plots import ranked_dots
 from studies.lab.rows import samples, select, shares
 from studies.lab.study import Tables
 from tasks.models import modality_of
-from tasks.training import head_file
 
 EXPERTS = "experts"
 WIDER = ", wider grid"
@@ -154,7 +150,7 @@ class Bench:
     @classmethod
     def open(cls, lab: Laboratory, options: Options, seed: int) -> "Bench":
         experts = lab.run(EXPERTS).experts(seed)
-        lab = lab.with_heads(left_heads(lab, EXPERTS, seed))
+        lab = lab.with_heads_of(EXPERTS, seed)
         scorer = lab.blind().scorer(experts)
         ratios = [ratio for sweep in options.merges.values() for ratio in sweep.args.get("rank_ratio", [])]
         scorer.renew_cache(max([0.01, *ratios]))
@@ -207,9 +203,9 @@ class Bench:
     def together(self, name: str) -> list[Row]:
         """Measure the one model that a joint or an iterative run ends with, with its own heads."""
         run = self.lab.run(name)
-        joint = trained_jointly(self.lab, name, self.seed)
+        joint = run.is_joint(self.seed)
         state = run.model(self.seed) if joint else run.merged(self.seed, len(run.rounds(self.seed)))
-        return self.look_at(name, state, self.lab.with_heads(left_heads(self.lab, name, self.seed)))
+        return self.look_at(name, state, self.lab.with_heads_of(name, self.seed))
 
     def merged(self, model: str, without: str) -> list[Row]:
         """Choose a method's arguments on validation; tensors whose names contain `without` stay the base's."""
@@ -253,23 +249,6 @@ def choose(sweep: Sweep, method: str, score: Callable[[MethodCall], Mapping[str,
         best.append(best_on_line(tried_calls, "scale"))
         tried += len(tried_calls)
     return max(best, key=lambda call: call.value), tried
-
-
-def trained_jointly(lab: Laboratory, run: str, seed: int) -> bool:
-    """Return whether a training run made one model for all tasks."""
-    return (seed_folder(lab, run, seed) / "model").exists()
-
-
-def left_heads(lab: Laboratory, run: str, seed: int) -> Heads:
-    """Return the heads of a training run."""
-    folder = seed_folder(lab, run, seed)
-    if trained_jointly(lab, run, seed):
-        return {task: read_state(head_file(folder / "model", lab.tasks, task)) for task in lab.tasks}
-    return lab.run(run).heads(seed)
-
-
-def seed_folder(lab: Laboratory, run: str, seed: int) -> Path:
-    return lab.io.dep(layout.study_run(run)) / f"seed_{seed}"
 
 
 def probed_heads(lab: Laboratory, state: State) -> Heads:

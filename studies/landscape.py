@@ -78,6 +78,7 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
 
 
 def measure_plane(lab: Laboratory, options: Options, pair: Sequence[str], rounds: int, seed: int) -> Iterator[Row]:
+    lab = lab.with_heads_of(f"mima_{rounds}", seed)
     experts = lab.run(f"mima_{rounds}").experts(seed)
     first, second = (experts[task] for task in pair)
     plane = plane_through(lab.base, first, second)

@@ -127,7 +127,7 @@ def measure(lab: Laboratory, options: Options) -> list[Row]:
 
 def measure_models(whole: Laboratory, options: Options, count: int, seed: int) -> Iterator[Row]:
     """Yield the rows of every model of the first `count` tasks."""
-    lab = whole.first(count)
+    lab = whole.first(count).with_heads_of("experts", seed)
     experts = lab.run("experts").experts(seed)
     scorer = lab.blind().scorer(experts)
     # The largest ratio that is asked for: factors beyond it need not be kept.
@@ -162,8 +162,8 @@ def measure_models(whole: Laboratory, options: Options, count: int, seed: int) -
 def measure_trained(lab: Laboratory, name: str, seed: int) -> list[Row]:
     """Return the accuracy of the one model that a joint or an iterative run ends with."""
     run = lab.run(name)
-    state = run.model(seed) if name.startswith("joint") else run.merged(seed, len(run.rounds(seed)))
-    return accuracy_rows(lab.accuracy(state, "test"))
+    state = run.model(seed) if run.is_joint(seed) else run.merged(seed, len(run.rounds(seed)))
+    return accuracy_rows(lab.with_heads_of(name, seed).accuracy(state, "test"))
 
 
 def measure_method(lab: Laboratory, scorer: CandidateScorer, method: str, sweep: Sweep) -> list[Row]:

@@ -93,6 +93,7 @@ def measure_cell(lab: Laboratory, schedule: str, multiple: int, rounds: int, see
         merged = lab.scorer(run.experts(seed)).merge(call)
     else:
         merged = run.merged(seed, rounds)
+    lab = lab.with_heads_of(run.name, seed)
     about = {"part": "model", "seed": seed, "schedule": schedule if rounds > 1 else "once", "multiple": multiple}
     about |= {"rounds": rounds, "steps": run.rounds(seed)[-1]["steps"]}
     yield from accuracy_rows(lab.accuracy(merged, "validation"), **about, model="validation")

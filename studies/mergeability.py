@@ -178,6 +178,7 @@ def measure_suites(lab: Laboratory, options: SuiteOptions) -> list[Row]:
 
 
 def measure_run(lab: Laboratory, images: int, run: str, seed: int) -> Iterator[Row]:
+    lab = lab.with_heads_of(run, seed)
     experts, about = lab.run(run).experts(seed), {"seed": seed, "run": run}
     if regime_of(lab.run(run), seed) == "linearised":
         yield from pair_rows(in_tangent_space(lab), experts, images, about)

@@ -61,11 +61,14 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
 
 
 def measure_base(lab: Laboratory) -> list[Row]:
+    """Return the accuracy of θ0, which the heads of the first seed's experts read where tasks have heads."""
+    lab = lab.with_heads_of(SHORT, lab.run(SHORT).seeds[0])
     return accuracy_rows(lab.accuracy(lab.base, "test"), seed=None, model="zero_shot")
 
 
 def measure_merge(lab: Laboratory, run: str, epoch: int | None, seed: int) -> Iterator[Row]:
     """Yield the rows of one run's experts, after an epoch (from 1) or at the run's end, and of their merge."""
+    lab = lab.with_heads_of(run, seed)
     trained, base = lab.run(run), lab.base
     states = {t: trained.expert(seed, t) if epoch is None else trained.epoch(seed, t, epoch) for t in lab.tasks}
     chosen = choose_scale(lab, lab.blind().scorer(states), "task_arithmetic", grid(0.05, 1, 0.05), 0.3)

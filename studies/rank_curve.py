@@ -96,7 +96,7 @@ def measure(lab: Laboratory, options: Options) -> list[Row]:
 
 def measure_suite(lab: Laboratory, options: Options, suite: Suite, seed: int) -> Iterator[Row]:
     """Yield the curves of one suite and seed, and the levels beside them."""
-    part = lab.first(suite.tasks)
+    part = lab.first(suite.tasks).with_heads_of(options.run, seed)
     experts = part.run(options.run).experts(seed)
     walk = Walk(part, part.blind().scorer(experts), options.scales)
     about = {"seed": seed, "tasks": suite.tasks}
@@ -109,8 +109,7 @@ def measure_suite(lab: Laboratory, options: Options, suite: Suite, seed: int) ->
     average = part.accuracy(walk.scorer.merge(configure("average")), "test")
     yield from accuracy_rows(average, **about, curve="average")
     yield from accuracy_rows(part.individual(experts, "test"), **about, curve="experts")
-    zero_shot = part.keep(f"zero_shot_{suite.tasks}", lambda: accuracy_rows(part.accuracy(part.base, "test")))
-    yield from ({**about, "curve": "zero_shot", **row} for row in zero_shot)
+    yield from accuracy_rows(part.accuracy(part.base, "test"), **about, curve="zero_shot")
 
 
 @dataclass

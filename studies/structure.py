@@ -304,6 +304,7 @@ def measure_suite(lab: Laboratory, options: SuiteOptions) -> list[Row]:
 
 
 def measure_suite_seed(lab: Laboratory, options: SuiteOptions, seed: int) -> Iterator[Row]:
+    lab = lab.with_heads_of(options.whole, seed)
     vectors = vectors_of(lab, options.whole, seed)
     for row in bimodality_rows(vectors):
         yield {"seed": seed, **row}

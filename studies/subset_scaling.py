@@ -114,6 +114,7 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
 
 def measure_seed(lab: Laboratory, options: Options, plans: list[Row] | None, seed: int) -> Iterator[Row]:
     """Yield the rows of one seed's experts; which subsets are merged is decided here if no plans are given."""
+    lab = lab.with_heads_of(options.experts, seed)
     splits = [
         {task: Subset.first(data, count) for task, data in opened.items()}
         for opened, count in (

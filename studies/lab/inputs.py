@@ -31,6 +31,7 @@ from tasks.models import choose_device, load_base_head, load_examples, load_mode
 from tasks.project.devices import device_names
 from tasks.project.parameters import params_of
 from tasks.project.stage import CHOICES, STUDIES, Stage, StageIO
+from tasks.training import head_file
 
 # Pieces of measuring: kept until the study is complete, so that a killed study goes on where it was
 
@@ -183,10 +184,16 @@ class TrainingRun:
         return {task: self.expert(seed, task) for task in self.tasks}
 
     def heads(self, seed: int) -> Heads:
-        """Return the heads that came out of the training of the experts, where there are any."""
-        folder = self.io.dep(layout.study_run(self.name)) / f"seed_{seed}" / "experts"
-        files = {task: folder / task / layout.HEAD_FILE for task in self.tasks}
+        """Return the heads that came out of the training of the experts or of the joint model, where there are any."""
+        folder = self.io.dep(layout.study_run(self.name)) / f"seed_{seed}"
+        files = {task: folder / "experts" / task / layout.HEAD_FILE for task in self.tasks}
+        if self.is_joint(seed):
+            files = {task: head_file(folder / "model", self.tasks, task) for task in self.tasks}
         return {task: read_state(file) for task, file in files.items() if file.exists()}
+
+    def is_joint(self, seed: int) -> bool:
+        """Return whether the run made one model for all tasks."""
+        return (self.io.dep(layout.study_run(self.name)) / f"seed_{seed}" / "model").exists()
 
     def epoch(self, seed: int, task: str, number: int) -> State:
         """Return θ_t after an epoch of a run with `keep_epochs`.
@@ -351,6 +358,17 @@ class Laboratory:
         part.heads, part._examples, part._judged = heads, {}, {}
         return part
 
+    def with_heads_of(self, run: str, seed: int) -> "Laboratory":
+        """Return the same with the heads that a training run left; itself where tasks are judged with the base's."""
+        heads = self.run(run).heads(seed) if self.trained_heads else {}
+        return self.with_heads(heads) if heads else self
+
+    @cached_property
+    def trained_heads(self) -> bool:
+        """Whether a task's head is trained beside the model, so that every expert has its own."""
+        heads = (load_base_head(self.io, task, self.device) for task in self.tasks)
+        return any(head is not None and head.trained for head in heads)
+
     @cached_property
     def base(self) -> State:
         """The base θ0."""
@@ -363,7 +381,7 @@ class Laboratory:
         """Return every task's examples of a split.
 
         Raises:
-            MergeflowError: A task's head is trained beside the model, and `with_heads` has not said which one counts.
+            MergeflowError: A task's head is trained beside the model, and `with_heads_of` has not said which counts.
         """
         for task in self.tasks:
             if (split, task) not in self._examples:
@@ -377,8 +395,8 @@ class Laboratory:
             if task not in self.heads:
                 raise MergeflowError(
                     f"this study judges models with the base's heads, and the head of task '{task}' is trained beside "
-                    "the model: every expert has its own. A study of such tasks names them: inputs.with_heads("
-                    "inputs.run(NAME).heads(seed)); of the papers' studies glue does."
+                    "the model: every expert has its own. A study of such tasks says whose heads read its models: "
+                    "lab.with_heads_of(RUN, seed), as the studies glue, mima and rank_curve do."
                 )
             head.load_state_dict(self.heads[task])
         return head

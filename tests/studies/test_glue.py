@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
-from studies.glue import STUDY, Bench, Options, left_heads, probed_heads
+from studies import mima, rank_curve
+from studies.glue import STUDY, Bench, Options, probed_heads
 from studies.lab import Laboratory
 from studies.lab.rows import select
 from studies.lab.study import Result, read_rows
@@ -97,11 +98,28 @@ def test_an_expert_is_judged_with_its_own_head_and_a_joint_model_with_its_own(be
     accuracy = bench.lab.accuracy(bench.experts["mood"], "validation", ["mood"])
     assert accuracy["mood"] == pytest.approx(training["validation_accuracy"], abs=1e-12)
     joint = yaml.safe_load((runs / "joint/seed_0/model/training.json").read_text())
-    heads = left_heads(bench.lab, "joint", 0)
-    scores = bench.lab.with_heads(heads).accuracy(bench.lab.run("joint").model(0), "validation")
+    scores = bench.lab.with_heads_of("joint", 0).accuracy(bench.lab.run("joint").model(0), "validation")
     assert fmean(scores.values()) == pytest.approx(joint["validation_accuracy"], abs=1e-12)
     last = read_state(runs / "mima/seed_0/experts/near/head.safetensors")
-    assert torch.equal(left_heads(bench.lab, "mima", 0)["near"]["weight"], last["weight"])
+    assert torch.equal(bench.lab.with_heads_of("mima", 0).heads["near"]["weight"], last["weight"])
+
+
+def test_other_studies_judge_every_expert_with_its_head(lab: Path, tmp_path: Path) -> None:
+    """Of runs trained at once and in rounds; the figure that training recorded comes out again."""
+    inputs = Laboratory(study_io(lab, "glue", tmp_path, **SMALL))
+    recorded = inputs.run("mima").training(0, "mood")["validation_accuracy"]
+    suite = rank_curve.Suite(tasks=3, ratios=[0, 0.08, 1], tuned=[0.08])
+    options = rank_curve.Options(run="experts", suites=[suite], scales={"centred": [1.0], "original": [1.0]})
+    curve = pd.DataFrame(rank_curve.measure_suite(inputs, options, suite, 0))
+    rounds = pd.DataFrame(mima.measure_merges(inputs, 0.2, "mima", 0))
+    for run, rows in (("experts", select(curve, curve="experts")), ("mima", select(rounds, model="experts"))):
+        judge = inputs.with_heads_of(run, 0)
+        for row in rows.itertuples():
+            state = inputs.run(run).expert(0, row.task)
+            assert row.accuracy == 100 * judge.accuracy(state, "test", [row.task])[row.task]
+    mood = inputs.with_heads_of("mima", 0).accuracy(inputs.run("mima").expert(0, "mood"), "validation", ["mood"])
+    assert mood["mood"] == pytest.approx(recorded, abs=1e-12)
+    assert {"average", "zero_shot", "original", "centred"} < set(curve.curve)
 
 
 def test_heads_probed_on_the_base_are_those_that_training_starts_from(bench: Bench) -> None:
