@@ -1,4 +1,4 @@
-"""A modality and a source from outside the package: docs/extending.md, found by name, through the whole pipeline."""
+"""A modality and a source from outside the package: docs/modalities.md, found by name, through the whole pipeline."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from tasks.project.new import new_project
 from tasks.project.runner import run_stage
 from tests.toy_project import make_toy_project, run_pipeline
 
-PAGE = (Path(__file__).parents[2] / "docs/extending.md").read_text().partition("## A modality\n")[2]
+PAGE = (Path(__file__).parents[2] / "docs/modalities.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 PARTS = dict(zip(("sections", "modality", "preparation", "serving"), BLOCKS, strict=False))
 CHOICES = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0])

@@ -36,12 +36,3 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     names: dict[str, object] = {}
     exec(DOCS.split("```python\n")[1].split("```")[0], names)
     assert names["train"].images.shape == (16, 32, 32, 3)  # type: ignore[attr-defined]
-
-
-def test_the_example_of_another_modality_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    exec(DOCS.split("```python\n")[2].split("```")[0], names)
-    line = names["line"]
-    assert line.x.shape == (80,)  # type: ignore[attr-defined]
-    assert np.array_equal(line.y, 2 * line.x)  # type: ignore[attr-defined]
