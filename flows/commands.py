@@ -207,7 +207,7 @@ def connect_library(app: typer.Typer, root: Path) -> Callable[[str], str]:
 
 
 def _check_project(root: Path, wanted: str | None) -> None:
-    from tasks.commands.device_memory import check_project
+    from tasks.memory import check_project
 
     check_project(root, wanted, Console())
 

@@ -18,7 +18,6 @@ from flows.dvc_commands import (
 from flows.status import own_traceback, print_summary, reported
 from mergeflow import layout
 from mergeflow.errors import MergeflowError
-from tasks.commands.device_memory import print_device_memory
 from tasks.project.graph import load_graph
 from tasks.project.progress import progress_bars
 from tasks.project.runner import check_disk
@@ -71,7 +70,10 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     if BASE in todo:
         check_base(root, params)
     if todo:
-        print_device_memory(root, params, todo, console)
+        if params.run.device != "cpu":
+            from tasks.memory import print_device_memory  # torch comes with it
+
+            print_device_memory(root, params, todo, console)
         console.print(f"[bold]{len(todo)} of {len(stages)} stages to run[/] (starting Prefect)", highlight=False)
         _run_flow(root, console, todo, lost, push, targets)
     else:

@@ -11,11 +11,14 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
@@ -30,8 +33,6 @@ from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modality import Examples, Modality, Model
 from mergeflow.training.loop import Span, fine_tune
 from mergeflow.training.settings import FineTuneSettings
-
-TOO_SMALL = "Not even one example at a time fits: take a smaller model or a larger device."
 
 _aten = torch.ops.aten
 _NUMBERS = (_aten._local_scalar_dense.default, _aten.item.default)  # in inference mode `item` comes whole
@@ -317,12 +318,40 @@ class Work:
 
     Attributes:
         name: the stages or the command that does it.
-        way_out: free bytes to a sentence: with which setting it fits into them.
+        needs: examples at once to what they take.
+        rows: examples at once, as they are set now; 0 where work has none.
+        way_out: the number of examples that fits, to what has to be set; 0 where work has none.
+        no_way: what to do where not even one example fits.
     """
 
     name: str
-    need: Need
+    needs: Callable[[int], Need]
+    rows: int
     way_out: Callable[[int], str]
+    no_way: str = "take a smaller model or a larger device"
+
+    @cached_property
+    def need(self) -> Need:
+        """What it takes as it is set now."""
+        return self.needs(self.rows)
+
+    def fault(self, devices: str, free: int) -> str | None:
+        """Return the message that it does not fit into free bytes, with the way out; None where it fits."""
+        if fits(self.need.total, free):
+            return None
+        rows = self.rows and largest(self.rows, self.needs, free)
+        way_out = (
+            f"Not even one example at a time fits: {self.no_way}" if self.rows and not rows else self.way_out(rows)
+        )
+        return (
+            f"{self.name} needs about {in_bytes(with_torch(self.need.total))} of {devices}, where {in_bytes(free)} are "
+            f"free: {self.need.in_words()}; torch itself takes the rest. {way_out}."
+        )
+
+
+def same_result(setting: str) -> Callable[[int], str]:
+    """Return the way out by a setting that changes the result by rounding alone."""
+    return lambda rows: f"Set {setting} to {rows}: the result is the same but for rounding"
 
 
 @dataclass(frozen=True)
@@ -337,24 +366,42 @@ class Forecast:
     free: int | None
     works: tuple[Work, ...]
 
+    @classmethod
+    def on(cls, device: str, *works: Work) -> Self:
+        """Return the forecast of work on one device: cpu, cuda, cuda:1 …"""
+        return cls(device, None if device == "cpu" else free_bytes(device), works)
+
+    def announce(self, console: Console | None = None) -> None:
+        """Print what will be taken, and refuse what cannot fit."""
+        if self.works:
+            (console or Console()).print(self._table())
+            self.refuse()
+
     def refuse(self) -> None:
         """Refuse what cannot fit."""
-        if self.free is None:
-            return
-        faults = [
-            f"{work.name} needs about {in_bytes(with_torch(work.need.total))} of {self.devices}, where "
-            f"{in_bytes(self.free)} are free: {work.need.in_words()}; torch itself takes the rest. "
-            f"{work.way_out(self.free)}"
-            for work in self.works
-            if not fits(work.need.total, self.free)
-        ]
-        if faults:
-            raise MergeflowError("\n".join(faults))
+        if self.free is not None:
+            faults = [fault for work in self.works if (fault := work.fault(self.devices, self.free))]
+            if faults:
+                raise MergeflowError("\n".join(faults))
 
-
-def forecast_on(device: str, *works: Work) -> Forecast:
-    """Return the forecast of work on one device: cpu, cuda, cuda:1 …"""
-    return Forecast(device, None if device == "cpu" else free_bytes(device), works)
+    def _table(self) -> Table:
+        """Return a table of the work on the device, a column each, and of the memory that it takes."""
+        free = "" if self.free is None else f", {in_bytes(self.free)} free"
+        table = Table(title=f"Memory of {self.devices}{free}", box=None, title_justify="left", pad_edge=False)
+        table.add_column("")
+        for work in self.works:
+            table.add_column(work.name, justify="right")
+        needs = [work.need for work in self.works]
+        for name in needs[0].parts():
+            sizes = [need.parts()[name] for need in needs]
+            if any(sizes):
+                table.add_row(name, *(in_bytes(size) if size else "–" for size in sizes))
+        if any(need.rows for need in needs):
+            table.add_row("examples at once", *(str(need.rows or "–") for need in needs))
+            each = (in_bytes(need.activations / need.rows) if need.rows else "–" for need in needs)
+            table.add_row("activations of one", *each)
+        table.add_row("[bold]peak[/]", *(f"[bold]{in_bytes(need.total)}[/]" for need in needs))
+        return table
 
 
 def largest(most: int, need: Callable[[int], Need], free: int) -> int:
@@ -370,12 +417,6 @@ def largest(most: int, need: Callable[[int], Need], free: int) -> int:
     while rows > 1 and not fits(need(rows).total, free):
         rows = min(rows - 1, int(0.98 * rows))
     return rows
-
-
-def fewer(setting: str, most: int, need: Callable[[int], Need], effect: str, free: int) -> str:
-    """Say how many examples may be on the device at once."""
-    rows = largest(most, need, free)
-    return f"Set {setting} to {rows}: {effect}." if rows else TOO_SMALL
 
 
 def answering_need(loaded: Loaded) -> Need | None:

@@ -1,20 +1,26 @@
-"""What a project's stages take of a device's memory, found before they start; a batch that cannot fit is refused."""
+"""What a project's stages take of a device's memory, printed before they start; a batch that cannot fit is refused."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from pathlib import Path
+
+from rich.console import Console
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
-from mergeflow.memory import Forecast, Need, Work, Workload, blank_model, fewer, largest
+from mergeflow.memory import Forecast, Need, Work, Workload, blank_model, same_result
 from mergeflow.merging.device_memory import fits, free_bytes
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.training.settings import TOGETHER, FineTuneSettings
 from tasks.project.devices import device_names
-from tasks.project.parameters import Params
+from tasks.project.graph import load_graph
+from tasks.project.parameters import Params, load_study_params
+from tasks.project.stage import CHOICES, Stage
+from tasks.project.stage import STUDIES as STUDY_GRAPH
+from tasks.project.validate_params import validate_params
 from tasks.training import tuned_model
 
 JUDGING = ("sweep", "select", "evaluate")
@@ -25,6 +31,39 @@ _TAKE_NOTHING = {
     *("gradient_clip", "iterative"),
 }
 _CLASSES = 1000  # of a task that is not prepared yet: more than most have, and they take little
+
+
+def print_device_memory(root: Path, params: Params, addresses: Iterable[str], console: Console) -> None:
+    """Say what stages that are about to run will take of a CUDA device; of the processor say nothing."""
+    if device_names(params.run.device) == ["cpu"]:
+        return
+    stages = load_graph(root, studies=True)
+    wanted = list(addresses)
+    chosen = [stages[address] for address in wanted if address in stages]
+    names = {address.partition("@")[0] for address in wanted} | {STUDIES for stage in chosen if stage.is_study}
+    needs = forecast(root, params, stages=names, runs=_runs(root, params, chosen))
+    needs.announce(console)
+
+
+def _runs(root: Path, params: Params, stages: Iterable[Stage]) -> dict[str, FineTuneSettings]:
+    """Return the settings of the studies' training runs among the stages, but for those that take checkpoints."""
+    names = [stage.item for stage in stages if stage.name == "train" and stage.file == STUDY_GRAPH]
+    runs = load_study_params(root / CHOICES, params).runs if names else {}
+    return {str(name): runs[str(name)].finetune for name in names if not runs[str(name)].checkpoints}
+
+
+def check_project(root: Path, wanted: str | None, console: Console) -> None:
+    """Validate params.yaml and say what each stage will take of the device's memory."""
+    params = validate_params(root)
+    count = len(params.tasks)
+    console.print(
+        f"params.yaml is valid: {count} task{'s' * (count > 1)}, regime {params.finetune.regime}.", highlight=False
+    )
+    needs = forecast(root, params, wanted)
+    if not needs.works:
+        console.print("What memory training takes is not known yet: the stage `base` tells it (not of every modality).")
+        return
+    needs.announce(console)
 
 
 def forecast(
@@ -58,7 +97,7 @@ def _works(workload: Workload, params: Params, stages: Collection[str] | None) -
     judging = [stage for stage in JUDGING if stages is None or stage in stages]
     judging += [STUDIES] if stages is not None and STUDIES in stages else []
     if judging:
-        yield Work(", ".join(judging), workload.judging(judged), partial(_smaller, judged, workload.judging))
+        yield Work(", ".join(judging), workload.judging, judged, same_result("evaluation.batch_size"))
 
 
 def _run_works(
@@ -80,37 +119,26 @@ def _run_works(
 def _training_works(
     workload: Workload, params: Params, stage: str, settings: FineTuneSettings, place: str
 ) -> Iterator[Work]:
+    """Yield a step of training, whose batch may be split into parts of fewer examples, and a validation."""
     tower, judged = MODALITIES.get(params.lookup("model.modality")).tower, params.evaluation.batch_size
-
-    def training(settings: FineTuneSettings, judged: int) -> tuple[Need, Need]:
-        tuned = replace(workload, build=lambda: tuned_model(workload.build(), settings, 0, tower))
-        return tuned.training(settings, judged, len(params.tasks))
-
-    step, validation = training(settings, judged)
-    smaller = partial(_smaller, judged, lambda rows: training(settings, rows)[1])
-    yield Work(f"{stage}: a step", step, partial(_split, settings, lambda changed: training(changed, 1)[0], place))
-    yield Work(f"{stage}: validation", validation, smaller)
-
-
-def _split(settings: FineTuneSettings, need: Callable[[FineTuneSettings], Need], place: str, free: int) -> str:
-    """Say how a batch has to be split."""
     whole = settings.regime == "full_batch_gd"
+    rows = settings.batch_size if whole else -(-settings.batch_size // settings.accumulate)
 
-    def changed(rows: int) -> FineTuneSettings:
-        change = {"batch_size": rows} if whole else {"accumulate": -(-settings.batch_size // rows)}
-        return settings.model_copy(update=change)
+    def change(rows: int) -> tuple[str, int]:
+        return ("batch_size", rows) if whole else ("accumulate", -(-settings.batch_size // rows))
 
-    most = settings.batch_size - 1 if whole else -(-settings.batch_size // (settings.accumulate + 1))
-    rows = largest(max(most, 1), lambda rows: need(changed(rows)), free)
-    if not rows:
-        return "Not even one example at a time fits: take a smaller model, the regime lora or a larger device."
-    name, value = ("batch_size", rows) if whole else ("accumulate", changed(rows).accumulate)
-    return f"Set {place}.{name} to {value}: the result is the same but for rounding."
+    @cache
+    def training(rows: int, judged: int) -> tuple[Need, Need]:
+        tuned = replace(workload, build=lambda: tuned_model(workload.build(), settings, 0, tower))
+        return tuned.training(settings.model_copy(update=dict([change(rows)])), judged, len(params.tasks))
 
+    def split(rows: int) -> str:
+        name, value = change(rows)
+        return same_result(f"{place}.{name}")(value)
 
-def _smaller(judged: int, need: Callable[[int], Need], free: int) -> str:
-    """Say how many examples may be judged at once."""
-    return fewer("evaluation.batch_size", judged, need, "the result is the same but for rounding", free)
+    no_way, smaller = "take a smaller model, the regime lora or a larger device", same_result("evaluation.batch_size")
+    yield Work(f"{stage}: a step", lambda rows: training(rows, judged)[0], rows, split, no_way)
+    yield Work(f"{stage}: validation", lambda judged: training(rows, judged)[1], judged, smaller)
 
 
 def _workload(root: Path, params: Params) -> Workload | None:

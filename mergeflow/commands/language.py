@@ -64,7 +64,6 @@ def perplexity(
     import torch
 
     from mergeflow.commands.causal_models import opened_models
-    from mergeflow.commands.device_memory import print_forecast
     from mergeflow.commands.texts import prepared_block, project_models, project_texts, read_texts
     from mergeflow.evaluation.memory import estimate_perplexity_memory
     from mergeflow.modalities.causal.modality import total_loss
@@ -91,7 +90,7 @@ def perplexity(
             )
         if device != "cpu" and (opened.config, longest) not in foretold:
             foretold.add((opened.config, longest))
-            print_forecast(estimate_perplexity_memory(opened.config, batch_size, longest, device), Console(stderr=True))
+            estimate_perplexity_memory(opened.config, batch_size, longest, device).announce(Console(stderr=True))
         opened.model.module.to(device)
         for source in sources:
             key = (source, opened.tokenizer.digest, size)

@@ -97,7 +97,6 @@ def adamerge(
     force: Force = False,
 ) -> None:
     """Learn AdaMerging's coefficients by entropy on examples without labels."""
-    from mergeflow.commands.device_memory import print_forecast
     from mergeflow.evaluation.adamerging import RECIPE, AdamergeOrder, check_order, learn_coefficients
     from mergeflow.evaluation.memory import estimate_coefficients_memory
     from mergeflow.evaluation.statistics import check_learned_place
@@ -118,7 +117,7 @@ def adamerge(
     named |= {"architecture": architecture} if is_recorded(architecture) else {}
     check_learned_place(out, loaded, {"recipe": str(recipe), **named}, force)
     if loaded.device != "cpu":
-        print_forecast(estimate_coefficients_memory(order, loaded.device))
+        estimate_coefficients_memory(order, loaded.device).announce()
     with progress_bar("adamerging") as progress:
         learned = learn_coefficients(loaded, order, out, resolve=context.obj, progress=progress)
     for name, values in learned.coefficients.items():
@@ -132,14 +131,13 @@ def adamerge(
 
 
 def _write(out: Path, force: bool, **order: Any) -> None:
-    from mergeflow.commands.device_memory import print_forecast
     from mergeflow.evaluation.memory import estimate_statistic_memory
     from mergeflow.evaluation.statistics import StatisticOrder, check_order, write_statistic
 
     asked = StatisticOrder(**order)
     check_order(asked, out, force)
     if asked.device != "cpu":
-        print_forecast(estimate_statistic_memory(asked))
+        estimate_statistic_memory(asked).announce()
     with progress_bar(asked.kind) as progress:
         fingerprint, count = write_statistic(asked, out, progress, force=force)
     typer.echo(f"{out}  {short(fingerprint)}…  {count} examples of {order['split']}")

@@ -71,12 +71,11 @@ def _run(sweep: "Sweep", folder: Path, resolve: Callable[[str], str] | None, con
     from mergeflow.search.sweep import run_sweep
 
     if sweep.device != "cpu":
-        from mergeflow.commands.device_memory import print_forecast
         from mergeflow.merging.device import check_device
         from mergeflow.search.forecast import estimate_sweep_memory
 
         check_device(sweep.device)
-        print_forecast(estimate_sweep_memory(sweep, resolve), console)
+        estimate_sweep_memory(sweep, resolve).announce(console)
     with progress_bars(console, MofNCompleteColumn(), TimeElapsedColumn()) as bars:
         bar = bars.add_task("sweep", total=None)
         return run_sweep(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mergeflow.evaluation.adamerging import AdamergeOrder, entropy_gradient
 from mergeflow.evaluation.statistics import StatisticOrder, diagonal_fisher, forward_rows, input_grams
-from mergeflow.memory import TOO_SMALL, Forecast, Need, Work, Workload, described, fewer, forecast_on
+from mergeflow.memory import Forecast, Need, Work, Workload, described, same_result
 from mergeflow.modality import Model, Predictions
 
 
@@ -19,17 +19,14 @@ def estimate_statistic_memory(order: StatisticOrder) -> Forecast:
     """
     workload = described(order.architecture, [order.task])
     if workload is None:
-        return forecast_on(order.device)
-    if order.kind == "fisher":  # sums are in float64, results in float32
-        need = workload.need(diagonal_fisher, 1, sums=2)
-        return forecast_on(order.device, Work("statistics fisher", need, lambda free: TOO_SMALL))
-    rows = forward_rows(order)
+        return Forecast.on(order.device)
 
-    def gram(count: int) -> Need:
-        return workload.need(partial(input_grams, batch_size=count), count, sums=2)
+    def needs(rows: int) -> Need:  # sums are in float64, results in float32
+        statistic = diagonal_fisher if order.kind == "fisher" else partial(input_grams, batch_size=rows)
+        return workload.need(statistic, rows, sums=2)
 
-    smaller = partial(fewer, "--batch-size", rows, gram, "the result is the same but for rounding")
-    return forecast_on(order.device, Work("statistics gram", gram(rows), smaller))
+    rows = 1 if order.kind == "fisher" else forward_rows(order)
+    return Forecast.on(order.device, Work(f"statistics {order.kind}", needs, rows, same_result("--batch-size")))
 
 
 def estimate_coefficients_memory(order: AdamergeOrder, device: str) -> Forecast:
@@ -40,10 +37,12 @@ def estimate_coefficients_memory(order: AdamergeOrder, device: str) -> Forecast:
     """
     workload = described(order.architecture, order.tasks.values())
     if workload is None:
-        return forecast_on(device)
-    step = partial(workload.need, two_steps)
-    smaller = partial(fewer, "--batch-size", order.batch_size, step, "the batches, and so the result, are others")
-    return forecast_on(device, Work("adamerge: a step", step(order.batch_size), smaller))
+        return Forecast.on(device)
+
+    def way_out(rows: int) -> str:
+        return f"Set --batch-size to {rows}: the batches, and so the result, are others"
+
+    return Forecast.on(device, Work("adamerge: a step", partial(workload.need, two_steps), order.batch_size, way_out))
 
 
 def two_steps(model: Model, examples: Predictions) -> dict[str, Tensor]:
@@ -72,5 +71,4 @@ def estimate_perplexity_memory(config: str, batch_size: int, block: int, device:
     def judging(rows: int) -> Need:
         return workload.need(partial(perplexity, batch_size=rows), rows)
 
-    smaller = partial(fewer, "--batch-size", batch_size, judging, "the result is the same but for rounding")
-    return forecast_on(device, Work("perplexity", judging(batch_size), smaller))
+    return Forecast.on(device, Work("perplexity", judging, batch_size, same_result("--batch-size")))

@@ -1,10 +1,10 @@
 """What a sweep takes of a CUDA device, before it starts."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import replace
 from math import ceil
 
-from mergeflow.memory import Forecast, Need, Work, described, fewer, forecast_on
+from mergeflow.memory import Forecast, Need, Work, described, same_result
 from mergeflow.merging.device_memory import device_bytes
 from mergeflow.merging.engine import BUFFER, default_workers, units_of
 from mergeflow.merging.files.plan import Inputs, open_inputs
@@ -23,20 +23,17 @@ def estimate_sweep_memory(sweep: Sweep, resolve: Callable[[str], str] | None = N
     """
     merging = max(_merging(sweep, resolve), key=lambda need: need.total)
     if sweep.model is None:  # somebody else's scorer: it says itself what it takes
-        return forecast_on(sweep.device, Work("sweep: merging", merging, lambda free: "Set device to cpu."))
+        return Forecast.on(sweep.device, _merging_work(merging))
     folders = [part.data for part in sweep.tasks.values() if part.data is not None]
     workload = described(sweep.model.architecture, folders, 1 if len(folders) == len(sweep.tasks) else _CLASSES)
     assert workload is not None
-    judged = workload.judging(sweep.batch_size)
-    merging = Need(judged.weights, sums=merging.sums, merging=merging.merging, rows=0)
-    smaller = partial(
-        fewer, "batch_size", sweep.batch_size, workload.judging, "the result is the same but for rounding"
-    )
-    return forecast_on(
-        sweep.device,
-        Work("sweep: merging", merging, lambda free: "Set device to cpu."),
-        Work("sweep: judging", judged, smaller),
-    )
+    judging = Work("sweep: judging", workload.judging, sweep.batch_size, same_result("batch_size"))
+    merging = replace(merging, weights=judging.need.weights)
+    return Forecast.on(sweep.device, _merging_work(merging), judging)
+
+
+def _merging_work(need: Need) -> Work:
+    return Work("sweep: merging", lambda _: need, 0, lambda _: "Set device to cpu")
 
 
 def _merging(sweep: Sweep, resolve: Callable[[str], str] | None) -> Iterator[Need]:

@@ -91,7 +91,7 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
     The stages `multitask` and `finetune` do it, in a project folder of their own with these parameters: it is found
     again after a kill, and removed when every expert is in its place.
     """
-    from tasks.commands.device_memory import print_device_memory
+    from tasks.memory import print_device_memory
     from tasks.project.graph import find_stage, load_graph
     from tasks.project.parameters import load_params
     from tasks.project.progress import progress_bars

@@ -12,8 +12,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.memory import Need, largest
 from mergeflow.merging.device_memory import with_torch
 from mergeflow.training.settings import TOGETHER
-from tasks.commands.device_memory import check_project, print_device_memory
-from tasks.memory import forecast
+from tasks.memory import check_project, forecast, print_device_memory
 from tasks.project.graph import load_graph
 from tasks.project.parameters import Params, load_params
 from tests.card import driver
