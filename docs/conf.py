@@ -1,4 +1,7 @@
-"""Sphinx's configuration. `make site` writes the reference and the gallery from the code, then builds all pages."""
+"""Sphinx's configuration. `make site` writes the reference and the gallery from the code, then builds all pages.
+
+With `--tag text` no picture is drawn, which takes most of the time: so each change is checked (tests/test_site.py).
+"""
 
 import re
 import sys
@@ -36,7 +39,7 @@ def write_generated(app: Any, config: Any) -> None:
     """Write the pages and pictures that are made from the code; none of them is tracked."""
     from pages_of_code import write_reference
 
-    write_reference(DOCS / "reference")
+    write_reference(DOCS / "reference", pictures="text" not in app.tags)
 
 
 def without_links_to_files(app: Any, name: str, source: list[str]) -> None:

@@ -46,11 +46,12 @@ FIGURES = {
 }
 
 
-def write_reference(folder: Path) -> None:
+def write_reference(folder: Path, pictures: bool = True) -> None:
     """Write all generated pages and pictures into a folder.
 
     Args:
         folder: `docs/reference`, which is not tracked.
+        pictures: Draw the gallery; without them its page has the texts alone.
     """
     import typer
 
@@ -59,7 +60,9 @@ def write_reference(folder: Path) -> None:
     from mergeflow.commands.pages import commands_page
     from mergeflow.merging.architectures.page import architectures_page
 
-    folder.mkdir(exist_ok=True)
+    (folder / "files").mkdir(parents=True, exist_ok=True)
+    if pictures:
+        draw_gallery(folder)
     add_all_commands(ROOT)
     pages = {
         "commands": commands_page(typer.main.get_command(app)),
@@ -67,7 +70,7 @@ def write_reference(folder: Path) -> None:
         "architectures": architectures_page(),
         "parameters": parameters_page(),
         "api": api_page(),
-        "gallery": gallery_page(folder),
+        "gallery": gallery_page(folder, pictures),
     }
     for name, text in pages.items():
         path = folder / f"{name}.md"
@@ -156,15 +159,20 @@ def api_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def gallery_page(folder: Path) -> str:
-    """Write the gallery: a run's report, lineage and curves, and figures of studies, each with its command.
-
-    Args:
-        folder: where the pictures are written; those that are there already are not made again.
-    """
+def draw_gallery(folder: Path) -> None:
+    """Draw the gallery's pictures into a folder; those that are there already are not made again."""
     if not (folder / "files/report.html").exists():
         _run_project(folder)
     draw_figures(ROOT / "docs/research/figures")
+
+
+def gallery_page(folder: Path, pictures: bool = True) -> str:
+    """Write the gallery: a run's report, lineage and curves, and figures of studies, each with its command.
+
+    Args:
+        folder: Holds the pictures of a run.
+        pictures: Show the pictures; otherwise only their titles and commands.
+    """
     curves = [path.name for path in sorted(folder.glob("run_*.svg"))]
     parts = [
         "# Gallery",
@@ -182,7 +190,8 @@ def gallery_page(folder: Path) -> str:
     for study, (figure, title) in FIGURES.items():
         picture = f"![{title}](../research/figures/{study}.{figure}.svg)"
         parts.append(f"### {title}\n\n```console\nmergeflow study {study} --judge\n```\n\n{picture}")
-    return "\n\n".join(parts) + "\n"
+    text = "\n\n".join(parts) + "\n"
+    return text if pictures else re.sub(r"!\[(.*?)\]\(.*?\)", r"\1", text)
 
 
 def _run_project(folder: Path) -> None:
