@@ -1,4 +1,4 @@
-"""What Prefect runs on a schedule or on demand: the flows that prefect.yaml deploys, and what its pages show.
+"""The flows that prefect.yaml deploys, on a schedule or on demand, and the pages that they publish.
 
 Each works in a project folder, one run after the other: `root` is that folder or lies in it; by default the folder
 that prefect.yaml's pull step goes to.
@@ -36,7 +36,7 @@ from tasks.project.parameters import load_params
 def nightly(
     root: str = ".", push: bool = False, targets: list[str] | None = None, metrics: str | None = None
 ) -> list[str]:
-    """Bring the project up to date: whatever changed in data, parameters or code runs again, then the gates decide.
+    """Bring the project up to date: stages with changed data, parameters or code run again, then the gates decide.
 
     Args:
         metrics: a file for Prometheus about the run, from the project folder; None: none is written.
@@ -105,7 +105,7 @@ def gate(version: str | int = "candidate", model: str | None = None, root: str =
 
 
 def cancel_missed_runs() -> None:
-    """Cancel what the schedule has planned until now with this run's parameters: nights in which no worker was there.
+    """Cancel the runs that the schedule has planned until now with this run's parameters: nights without a worker.
 
     One run brings the project up to date however many were missed. (A limit of the deployment would not do: a worker
     that takes one run after the other starts each of them in its turn.)
@@ -128,7 +128,7 @@ def cancel_missed_runs() -> None:
 
 
 def named(name: str, result: Any) -> Any:
-    """Return a flow's result in a completed state with a name, which Prefect's page shows and automations go by."""
+    """Complete a flow in a state with a name, which Prefect's page shows and automations react to."""
     return Completed(name=name, data=result)
 
 

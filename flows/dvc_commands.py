@@ -26,7 +26,7 @@ RUNNING = ".dvc/tmp/rwlock"  # DVC's list of which process reads and writes whic
 
 
 def mend_locks(root: Path) -> bool:
-    """Mend what a killed DVC has cut off; return whether there was anything.
+    """Mend lock files that a killed DVC has cut off; return whether there were any.
 
     Each lock file becomes git's last version, or none. Nothing is lost: the stages' own manifests know what has run,
     and the next run records it again. The list of who reads and writes what is removed: it concerns running processes
@@ -69,7 +69,7 @@ def _is_json(text: str) -> bool:
 
 
 def is_whole(text: str) -> bool:
-    """Whether this is a lock file that DVC can read, and not the beginning of one."""
+    """Check whether this is a whole lock file, which DVC can read."""
     return whole_stages(text) is not None
 
 
@@ -85,7 +85,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def dvc(root: Path, *arguments: str) -> str:
-    """Run a command of DVC's to its end and return what it printed.
+    """Run a command of DVC's to its end and return its output.
 
     Raises:
         MergeflowError: it failed.
@@ -178,7 +178,7 @@ def changes(root: Path, stages: dict[str, Stage]) -> dict[str, list[Any]]:
 
 
 def accept_outputs(root: Path, names: Sequence[str], because: str, who: str = "") -> dict[str, str]:
-    """Let the outputs of stages count, although their code has changed since they were made.
+    """Accept the outputs of stages although their code has changed since they were made.
 
     Args:
         names: stages, or items of stages such as `sweep@ties`.
@@ -228,7 +228,7 @@ def _code_is_recorded(root: Path) -> bool:
 
 
 def push_outputs(root: Path) -> None:
-    """Send the pipeline's outputs to DVC's remote; the studies' stay with who ran them."""
+    """Send the pipeline's outputs to DVC's remote; outputs of studies stay on their machine."""
     dvc(root, "commit", "--force", CODE_STAGE)  # dvc.lock of a clone names it, the cache may lack it
     dvc(root, "push", MAIN)
 
@@ -252,7 +252,7 @@ def _is_tracked(root: Path, path: str) -> bool:
 
 
 def remove_stale_outputs(root: Path, report: Callable[[str], object]) -> None:
-    """Take away the outputs of stage items that params.yaml no longer has.
+    """Remove the outputs of stage items that params.yaml no longer has.
 
     Stages that read the folder above would hash them into dvc.lock, and a clone that pulls does not have them. Those
     that DVC has recorded as they are stay in its cache. It has no others, as after a killed run, and these are moved.
@@ -301,7 +301,7 @@ REGISTER = "register"
 def stages_to_run(
     root: Path, stages: dict[str, Stage], targets: Iterable[str] | None = None, always: Iterable[str] = ()
 ) -> list[str]:
-    """Return the addresses to run, in running order: what DVC finds stale and what depends on it.
+    """List the addresses to run, in running order: stale stages and those that depend on them.
 
     Args:
         targets: only these stages and what they need; `finetune` names all its items, `finetune@digits` one. None: all.
@@ -318,12 +318,12 @@ def stages_to_run(
 
 
 def are_results_wanted(targets: Iterable[str] | None, stages: dict[str, Stage]) -> bool:
-    """Whether a run of these targets registers its results, and not only makes other stages; None: all of dvc.yaml."""
+    """Check whether a run of these targets registers its results; None means all of dvc.yaml."""
     return targets is None or REGISTER in needed_for(targets, stages)
 
 
 def registration_lost(root: Path) -> bool:
-    """Whether the registry that is configured now lacks the version that this project registered."""
+    """Check whether the configured registry lacks the version that this project registered."""
     if not (root / layout.REGISTRATION).exists():
         return False
     from registry.versions import is_registered

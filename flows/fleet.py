@@ -1,4 +1,4 @@
-"""Stages that travel: a run's store and cluster, and what it takes that a stage's work is done on another machine."""
+"""Stages that travel: a run's store and cluster, and the work of a stage on another machine."""
 
 import sys
 import time
@@ -42,11 +42,11 @@ class Fleet:
             )
 
     def takes(self, stage: Stage) -> bool:
-        """Whether a stage travels; studies, and what needs the registry, stay where the run was started."""
+        """Check whether a stage travels; studies and stages that need the registry stay on the machine of the run."""
         return stage.file == MAIN and stage.name not in DRIVERS_OWN
 
     def work(self, io: StageIO) -> None:
-        """Let some machine build the outputs of a stage, and bring them here.
+        """Build the outputs of a stage on some machine, and fetch them.
 
         Raises:
             Exception: what the stage raised there.
@@ -78,7 +78,7 @@ class Fleet:
             self._traffic.update(traffic)
 
     def traffic(self) -> str:
-        """Return in a sentence how much has gone through the store."""
+        """Say in a sentence how many bytes went through the store."""
         parts = ("here_sent", "there_sent", "here_fetched", "there_fetched")
         sent, sent_there, fetched, fetched_there = (decimal(self._traffic[part]) for part in parts)
         return (
@@ -88,14 +88,14 @@ class Fleet:
 
 
 class Watch:
-    """Shows how far a stage is on its machine; whoever waits long for one is told once."""
+    """Shows the progress of a stage on its machine, and reports a long wait once."""
 
     def __init__(self, io: StageIO, store: Store, parcel: Parcel) -> None:
         self._io, self._store, self._parcel = io, store, parcel
         self._started, self._looked, self._is_quiet = time.monotonic(), 0.0, True
 
     def look(self) -> None:
-        """Report what the machine says in the store of the stage, every few seconds."""
+        """Report the stage's progress from the store, every few seconds."""
         now = time.monotonic()
         if now - self._looked < LOOK:
             return

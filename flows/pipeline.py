@@ -126,7 +126,7 @@ PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.ECONNRE
 
 
 def is_passing_fault(_task: Any, _run: Any, state: State[Any]) -> bool:
-    """Whether a failure may go away by itself (a network or file-system hiccup); bad input never does."""
+    """Check whether a failure may go away by itself (a network or file-system hiccup); bad input never does."""
     try:
         state.result()
     except OSError as error:
@@ -214,7 +214,7 @@ def pipeline(
 
 
 def run_project(root: Path, force_register: bool, push: bool, targets: list[str] | None) -> list[str]:
-    """Do what `pipeline` does, within the flow run that calls it, and publish report and results.
+    """Run the pipeline within the flow run that calls it, and publish report and results.
 
     Where only other stages are asked for, such as a study, no results are published: those on disk are of another run,
     and what the registry has of it stays as it is.
@@ -339,7 +339,7 @@ def publish_results(root: Path) -> None:
 def publish_decision(
     store: "Store", model: str, version: str, champion: str | None, decision: "Decision | None"
 ) -> None:
-    """Publish what the gates said of a version, with a link to its run.
+    """Publish the gates' decision on a version, with a link to its run.
 
     Args:
         champion: the number of the champion now; None where there is none.

@@ -52,7 +52,7 @@ def run_pipeline(
 
 
 def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: list[str] | None = None) -> list[str]:
-    """Run what is stale and show the progress; return the addresses of the stages that were submitted.
+    """Run the stale stages and show the progress; return the addresses of the submitted stages.
 
     DVC is asked first; when nothing is stale, Prefect is not even imported. Otherwise the flow runs against the
     server of PREFECT_API_URL, or one inside this process.

@@ -87,7 +87,7 @@ class Cluster(Protocol):
         ...
 
     def run(self, function: tuple[str, str], argument: Any, device: bool, meanwhile: Callable[[], None]) -> Any:
-        """Call a function on some worker, and return what it returns.
+        """Call a function on some worker, and return its result.
 
         Args:
             function: its module and its name.

@@ -1,4 +1,4 @@
-"""What the next run would do and why, and what the last one found."""
+"""The plan of the next run with its reasons, and the results of the last one."""
 
 import json
 import time
@@ -38,7 +38,7 @@ SHOWN = 4  # reasons in a line
 
 
 def print_status(root: Path, console: Console, studies: bool = False) -> list[str]:
-    """Print which stages are stale for the code, parameters and data as they are now, and what made each so.
+    """Print which stages are stale for the present code, parameters and data, with the reason for each.
 
     Returns:
         The addresses that the next run would run.
@@ -82,7 +82,7 @@ def print_status(root: Path, console: Console, studies: bool = False) -> list[st
 
 
 def finished_stages(root: Path, stale: Sequence[str], stages: dict[str, Stage]) -> list[str]:
-    """Return which stages that DVC takes for stale have run since it last recorded any, as a killed run leaves them.
+    """List the stages that finished after DVC's last record, as a killed run leaves them.
 
     Args:
         stale: the addresses, in running order.
@@ -99,7 +99,7 @@ def finished_stages(root: Path, stale: Sequence[str], stages: dict[str, Stage]) 
 
 
 def at_work(root: Path) -> Iterator[str]:
-    """Yield each stage that a run in this folder is at work on, with what it does and how far it is."""
+    """Yield each stage that a run in this folder works on, with its present work and progress."""
     for path in sorted((root / STATE / "progress").glob("*.json")):
         try:
             with file_lock(progress_lock(path), path.stem, timeout=0):
@@ -159,7 +159,7 @@ def _word(state: str) -> str:
 
 
 def print_summary(root: Path, console: Console) -> None:
-    """Print what the pipeline found.
+    """Print the results of the pipeline.
 
     Raises:
         MergeflowError: the pipeline has not run yet.
@@ -299,7 +299,7 @@ NOTHING, CHAMPION, REFUSED, DONE, FAILED = "Nothing to do", "New champion", "Ref
 
 
 def outcome(root: Path, ran: list[str]) -> str:
-    """Return in a word what came of a run.
+    """Name the outcome of a run.
 
     Args:
         ran: the stages that the run brought up to date.
@@ -313,7 +313,7 @@ def outcome(root: Path, ran: list[str]) -> str:
 
 
 def outcome_of(promoted: bool, refused: bool) -> str:
-    """Return in a word what came of a promotion."""
+    """Name the outcome of a promotion."""
     return CHAMPION if promoted else REFUSED if refused else NOTHING
 
 
@@ -345,7 +345,7 @@ def reported(root: Path, file: Path | None, metrics: Path | None = None) -> Iter
 
 
 def write_metrics(root: Path, report: Mapping[str, Any], file: Path) -> None:
-    """Write what a run's report says, and the seconds of the stages, for Prometheus's textfile collector."""
+    """Write the figures of a run's report and the seconds of its stages, for Prometheus's textfile collector."""
     from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
     registry = CollectorRegistry()

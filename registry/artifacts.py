@@ -35,13 +35,13 @@ UNREADABLE = (MlflowException, OSError, ValueError, SafetensorError)
 
 
 def digests_of(folder: Path) -> str:
-    """Return the text of a version's tag: the digest of each part of its folder."""
+    """Write the text of a version's tag: the digest of each part of its folder."""
     return json.dumps({part: digest(folder / part) for part in (MODEL, EVIDENCE)})
 
 
 @contextmanager
 def fetched(store: Store, source: str, part: str, folder: Path | None = None) -> Iterator[Path]:
-    """Give one part of a version's files; what lies on this machine is not copied unless `folder` asks for it.
+    """Fetch one part of a version's files; files on this machine are copied only into a `folder` that is named.
 
     Args:
         source: the version's place.
@@ -114,7 +114,7 @@ _SCORES = "scores.safetensors"
 
 
 def write_evidence(folder: Path, evidence: Evidence) -> None:
-    """Write what is known of a model on validation into the folder that becomes a version's `evidence/`."""
+    """Write a model's validation figures into the folder that becomes a version's `evidence/`."""
     folder.mkdir()
     document = {
         "accuracy": dict(evidence.accuracy),
@@ -131,7 +131,7 @@ def write_evidence(folder: Path, evidence: Evidence) -> None:
 
 
 def read_evidence(store: Store, version: ModelVersion) -> Evidence:
-    """Return the evidence kept with a version; it is also the proof that the version's files are there.
+    """Read the evidence of a version; reading it also proves that the version's files are there.
 
     Raises:
         MergeflowError: the version was not registered by mergeflow, or its files are gone or damaged.
@@ -151,7 +151,7 @@ def read_evidence(store: Store, version: ModelVersion) -> Evidence:
 
 
 def load_evidence(folder: Path) -> Evidence:
-    """Return the evidence in a folder; what fails raises one of `UNREADABLE`."""
+    """Load the evidence in a folder; a failure raises one of `UNREADABLE`."""
     document = json.loads((folder / "evidence.json").read_text())
     scores = load_file(folder / _SCORES)
     criteria = [Criterion(**criterion) for criterion in document.pop("criteria", ())]
@@ -195,7 +195,7 @@ class ModelFiles:
 
     @property
     def served(self) -> Served:
-        """What the model takes and answers."""
+        """The model's inputs and outputs."""
         return SERVED.get(self.model["modality"])
 
 
@@ -206,7 +206,7 @@ def signature(served: Served, decoding: Mapping[str, Any]) -> Any:
 
 
 def as_pyfunc(folder: Path) -> Any:
-    """Return a version's model as MLflow loads it, made by this library's code from weights, heads and model.json.
+    """Build a version's model as MLflow loads it, by this library's code from weights, heads and model.json.
 
     Args:
         folder: holds the version's `artifacts/model`; of the rest of a version nothing is read.
@@ -284,7 +284,7 @@ def _forget_this_machine(folder: Path) -> None:
 
 
 def check_pyfunc(folder: Path, served: Served) -> None:
-    """Load the folder as its users will and let it answer its own example.
+    """Load the folder as its users will and answer its own example.
 
     Raises:
         MergeflowError: it does not load, or does not answer in the form of the signature.

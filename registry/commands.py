@@ -27,7 +27,7 @@ Opened = Callable[..., tuple[Any, str, str]]
 
 
 def add_commands(app: typer.Typer, root: Path) -> tuple[typer.Typer, Opened]:
-    """Add the group `registry`; return it, and what opens the registry for the commands of others."""
+    """Add the group `registry`; return it with the function that opens the registry, which other commands use."""
     group = typer.Typer(help="The registry: versions, the champion, promotion and rollback.", no_args_is_help=True)
     app.add_typer(group, name="registry")
 
@@ -51,7 +51,7 @@ def add_commands(app: typer.Typer, root: Path) -> tuple[typer.Typer, Opened]:
 
 
 def split_address(which: str) -> tuple[str | None, str]:
-    """Return model (None where it is not named) and version of an address.
+    """Split an address into its model (None where it is not named) and its version.
 
     Example:
         >>> split_address("merged@champion"), split_address("merged/3"), split_address("@champion")
@@ -213,7 +213,7 @@ _GAP, _BELOW, _LONGEST = 40.0, 8.0, 46  # points between columns and between row
 
 
 def lineage_svg(top: "Node") -> str:
-    """Draw what `lineage_nodes` returns, the version on the left and its data on the right; return the SVG document.
+    """Draw the tree of `lineage_nodes` as an SVG document, the version on the left and its data on the right.
 
     Example:
         >>> from registry.lineage import Node

@@ -15,7 +15,7 @@ _COUNTS_AT_ONCE = 1 << 20  # of int64: 8 MiB, where every example has a score of
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a model on the validation split.
+    """The figures of a model on the validation split.
 
     Args:
         accuracy: task to accuracy, 0..1; or to a figure by another metric, -1..1.
@@ -37,7 +37,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Gate:
-    """One question and its answer: `reason` says what was found and what was asked."""
+    """One question and its answer; `reason` gives the measured value and the required one."""
 
     name: str
     passed: bool
@@ -73,7 +73,7 @@ def decide(
     removed_tasks: Collection[str] = (),
     unreadable: str = "",
 ) -> Decision:
-    """Decide by the gates, all of which are asked so that the answer is complete.
+    """Decide by the gates. All are asked, so that the answer is complete.
 
     With the same tasks on both sides the candidate must gain; where its tasks differ (one was added, or removed on
     purpose) it is judged on the shared ones, where it must lose no more than the tolerance on average and on each.

@@ -39,7 +39,7 @@ _PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """Return the library's code, interpreter, operating system, processor, accelerator and packages, as JSON values.
+    """Describe the library's code, interpreter, operating system, processor, accelerator and packages, as JSON values.
 
     Example:
         >>> sorted(environment())
@@ -140,7 +140,7 @@ def _datasets(io: StageIO, tasks: list[str]) -> Iterator[DatasetRecord]:
 
 
 def split_digest(io: StageIO, task: str, split: str) -> str:
-    """Return one SHA-256 for the arrays of a split."""
+    """Compute one SHA-256 for the arrays of a split."""
     return digest_of_split(load_manifest(io.dep(layout.manifest_folder(task)))["splits"][split])
 
 
@@ -206,13 +206,13 @@ def read_json(io: StageIO, path: str) -> dict[str, Any]:
 
 
 def dvc_hashes(root: Path) -> dict[str, str]:
-    """Return DVC's hash of every output that dvc.lock knows; the flow records them before this stage runs."""
+    """Read DVC's hash of every output from dvc.lock; the flow records them before this stage runs."""
     outs = (out for stage in locked_stages(root).values() for out in stage.get("outs", []))
     return {out["path"]: out["md5"] for out in outs if "md5" in out}
 
 
 def git_commit(root: Path) -> str:
-    """Return the commit that is checked out, and say when the project's code or parameters differ from it."""
+    """Read the commit that is checked out, marked where the project's code or parameters differ from it."""
     commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD").strip()
     if not commit:
         return "unknown"
@@ -229,7 +229,7 @@ SECTIONS = ("model", "finetune", "seed")
 
 
 def describe_origin(io: StageIO, selection: Mapping[str, Any], runs: Mapping[str, str]) -> dict[str, Any]:
-    """Return the document for a merge that the stage `select` made.
+    """Write the document of a merge that the stage `select` made.
 
     Args:
         io: the stage's files; its `root` holds dvc.lock.
@@ -261,7 +261,7 @@ def describe_origin(io: StageIO, selection: Mapping[str, Any], runs: Mapping[str
 
 
 def accepted(root: Path) -> list[dict[str, str]]:
-    """Return whose outputs of older code a project counts, with who decided so and why: what is in force now."""
+    """List the stages whose outputs of older code a project accepts now, with who decided so and why."""
     path, codes = root / layout.ACCEPTED, root / layout.CODE
     entries = yaml.safe_load(path.read_text("utf-8")) if path.exists() else None
     digests = yaml.safe_load(codes.read_text("utf-8")) if codes.exists() else {}
@@ -339,14 +339,14 @@ def examples_of(split: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Node:
-    """One ancestor: what it is, and what it was made from."""
+    """One ancestor, with its own ancestors."""
 
     text: str
     children: list["Node"] = field(default_factory=list)
 
 
 def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]:
-    """Return a version's ancestors as a tree of JSON values.
+    """Read a version's ancestors as a tree of JSON values.
 
     Returns:
         `model`, `version`, `aliases`, `fingerprint`, `created`; `kind` (pipeline, unmerge, unlearn or add-task) and
@@ -386,7 +386,7 @@ def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, A
 
 
 def lineage_nodes(tree: dict[str, Any]) -> Node:
-    """Return the lineage as nested texts: what a terminal and a picture show."""
+    """Turn the lineage into nested texts, for a terminal and for a picture."""
     aliases = "".join(f" @{alias}" for alias in tree["aliases"])
     top = Node(f"{tree['model']} version {tree['version']}{aliases}, weights {_short(tree['fingerprint'])}")
     parent = tree["parent"]

@@ -24,7 +24,7 @@ Point = tuple[str, int, float]  # of a curve: metric, step, value
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Return the values with dotted keys for what is nested, and lists as text.
+    """Flatten nested values to dotted keys, and lists to text.
 
     Example:
         >>> flat({"steps": 5, "lora": {"rank": 8, "targets": ["out_proj", "c_fc"]}})
@@ -123,7 +123,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class LoggedPipeline:
-    """Where a pipeline's run is in MLflow.
+    """The place of a pipeline's run in MLflow.
 
     Args:
         run_id: the parent run.
@@ -290,7 +290,7 @@ def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 class Finding(Protocol):
-    """What a study found about one system of a paper."""
+    """The finding of a study about one system of a paper."""
 
     @property
     def system(self) -> str: ...
@@ -301,7 +301,7 @@ class Finding(Protocol):
 
 
 class Result(Protocol):
-    """What a study leaves."""
+    """The result of a study."""
 
     @property
     def findings(self) -> Sequence[Finding]: ...

@@ -84,7 +84,7 @@ class Force:
 
 @dataclass(frozen=True)
 class Promotion:
-    """What came of an attempt to promote.
+    """The outcome of an attempt to promote.
 
     Args:
         version: the version that was asked about.
@@ -101,7 +101,7 @@ class Promotion:
 
 @dataclass(frozen=True)
 class Candidate:
-    """What is registered: files, evidence and where they came from.
+    """A model to register: files, evidence and origin.
 
     Args:
         files: weights, heads, documents.
@@ -145,7 +145,7 @@ def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion
 def ensure_version(
     store: Store, name: str, candidate: Candidate, versions: Mapping[str, ModelVersion]
 ) -> tuple[ModelVersion, bool]:
-    """Return MLflow's version with the candidate's weights and tasks, made when missing, and whether it was.
+    """Find MLflow's version with the candidate's weights and tasks, or make it; the second value says which.
 
     The caller holds the model's lock. The version's row is written last, so that a version that exists is complete;
     what a killed attempt left is used when whole and deleted when not. A version whose files were lost or damaged since
@@ -230,7 +230,7 @@ def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
 
 @contextmanager
 def scratch_folder(store: Store, name: str) -> Iterator[Path]:
-    """Give the holder of the lock an empty folder on the project's disk; what a killed holder left goes first.
+    """Open an empty folder on the project's disk; files of a killed holder of the lock are removed first.
 
     Raises:
         MergeflowError: the disk is full or refuses.
@@ -372,7 +372,7 @@ def _step_back(name: str, state: State) -> tuple[str, tuple[str, ...]]:
 
 
 def repair(store: Store, name: str) -> State:
-    """Finish or clear away what an interrupted change left, write down changes made by hand, return who is champion."""
+    """Finish or undo an interrupted change, record changes made by hand, and return the champion."""
     with store.lock(f"model {name}"):
         return _repaired(store, name, find_snapshot(store, name) or Snapshot({}, {}))[1]
 

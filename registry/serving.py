@@ -37,7 +37,7 @@ _PATHS = (*_PROBES, "/invocations", "/metrics")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may hold.
+    """The limits of one request.
 
     Attributes:
         body: bytes.
@@ -49,7 +49,7 @@ class Limits:
 
 
 class Refused(Exception):
-    """A request that cannot be answered: its HTTP status, and what the caller is told."""
+    """A request that cannot be answered: its HTTP status and the message to the caller."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class Refused(Exception):
 
 
 def application(model: Any, limits: Limits, token: str = "") -> FastAPI:
-    """Return the server's application.
+    """Build the server's application.
 
     POST /invocations is answered as MLflow's scoring server does; GET /ping, /health and /ready say that the model is
     loaded; GET /metrics has figures for Prometheus.
@@ -140,7 +140,7 @@ async def _body(request: Request, limits: Limits) -> bytes:
 
 
 def answer(model: Any, body: bytes, content_type: str, limits: Limits) -> str:
-    """Return the answer to a body as JSON.
+    """Answer a body, as JSON.
 
     Args:
         body: JSON in one of MLflow's formats, or CSV.
@@ -256,7 +256,7 @@ def serve(
     limits: Limits | None = None,
     foreign: bool = False,
 ) -> None:
-    """Answer POST /invocations until the process is told to end.
+    """Answer POST /invocations until the process ends.
 
     The body is {"dataframe_records": [{"task": name, the modality's columns}, ...]}, for images {"image": base64 of a
     PNG or JPEG file, "task": name}; the answer of a model that classifies is

@@ -84,7 +84,7 @@ def _lasting(tree: Any) -> Any:
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of a merge made again.
+    """The outcome of a merge made again.
 
     Attributes:
         path: the new file.
@@ -131,7 +131,7 @@ def make_candidate(
     run_id: str | None,
     tags: Mapping[str, str] | None = None,
 ) -> Candidate:
-    """Return the candidate to register; the winner is merged once more by its recipe, which costs about one merge.
+    """Build the candidate to register; the winner is merged once more by its recipe, which costs about one merge.
 
     Args:
         io: files below `outputs/`: base and heads, experts, manifests, merged, results.
@@ -216,7 +216,7 @@ def evaluate_version(
     device: str | torch.device = "cpu",
     precision: Precision = "float32",
 ) -> Evidence:
-    """Return the version's evidence on prepared validation splits, to be compared with a candidate's.
+    """Evaluate a version on prepared validation splits, to compare it with a candidate.
 
     A task that the candidate lacks keeps the figures it was registered with. A task whose classes are no longer those
     of the version's head is left out: there the version cannot be compared.
@@ -302,7 +302,7 @@ def _in_words(decoding: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """What came of it.
+    """The outcome of a rebuild.
 
     Attributes:
         model: name of the registered model.

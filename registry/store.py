@@ -33,7 +33,7 @@ Check = Callable[[], None]
 
 
 class LockLost(MergeflowError):
-    """The lock is gone, and others may have written since: what was read under it may no longer be true."""
+    """The lock was lost. Others may have written since, so values read under it may be out of date."""
 
 
 @contextmanager
@@ -146,7 +146,7 @@ _COLUMNS = (
 
 
 def follow_files(database: Path, experiment_id: str, folder: Path) -> None:
-    """Replace the former folder of the project's files by the present one, everywhere and in one transaction.
+    """Replace the former path of the project's files by the present one, everywhere and in one transaction.
 
     Nothing is done when the database alone was copied and its files are still at the former place.
 
@@ -227,7 +227,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Store:
-    """An open registry: the address, MLflow's client for it, and how its writers keep out of each other's way."""
+    """An open registry: its address, MLflow's client for it, and the locks of its writers."""
 
     uri: str
     client: MlflowClient
@@ -238,7 +238,7 @@ class Store:
     scratch: Path  # on the project's disk; of this registry alone, since its locks guard it
 
     def lock(self, name: str, timeout: float = LOCK_SECONDS) -> AbstractContextManager[Check]:
-        """Return the lock `name`: an advisory lock where PostgreSQL is known, else a file lock."""
+        """Choose the lock `name`: an advisory lock where a PostgreSQL address is given, else a file lock."""
         if self.lock_uri is not None:
             return postgres_lock(self.lock_uri, name, timeout)
         return file_lock(self.lock_folder, name, timeout)
@@ -267,7 +267,7 @@ def connect(
     experiment: str = EXPERIMENT,
     lock_uri: str | None = None,
 ) -> Store:
-    """Open the registry, and make it first when it is the local one and missing.
+    """Open the registry; a local one that is missing is made.
 
     Args:
         tracking_uri: MLflow's address; the environment's MLFLOW_TRACKING_URI wins over it; None for both means

@@ -93,7 +93,7 @@ Versions = TypeVar("Versions", bound=Collection[str])
 
 @dataclass(frozen=True)
 class Snapshot(Generic[Versions]):
-    """What the registry says of one model at one moment.
+    """The registry's entries of one model at one moment.
 
     Args:
         aliases: alias to version number.
@@ -112,7 +112,7 @@ class Snapshot(Generic[Versions]):
 
 @dataclass(frozen=True)
 class State:
-    """The champion and its past, as they count.
+    """The champion and its history, after repair.
 
     Args:
         champion: version number; None when there has been none.
@@ -147,7 +147,7 @@ def read_snapshot(aliases: Mapping[str, str], versions: Versions, tags: Mapping[
 
 
 def resolve(snapshot: Snapshot[Any]) -> State:
-    """Return the state that counts, whatever was interrupted or done by hand.
+    """Compute the valid state, whatever change was interrupted or made by hand.
 
     1. The alias is where the last event put it: that is the state.
     2. It is on the version that the next event names: the change was committed, its derived values are missing.
@@ -205,7 +205,7 @@ ModelSnapshot = Snapshot[dict[str, ModelVersion]]
 
 @dataclass(frozen=True)
 class RegisteredVersion:
-    """One version as it stands.
+    """One registered version with its aliases and tags.
 
     Args:
         version: its number, as MLflow writes it.
@@ -242,7 +242,7 @@ def find_model(store: Store, name: str) -> RegisteredModel | None:
 
 
 def all_versions(store: Store, name: str) -> dict[str, ModelVersion]:
-    """Return every version of the model by number, oldest first."""
+    """List the versions of a model by number, oldest first."""
     versions: list[ModelVersion] = []
     token: str | None = None
     while True:
@@ -337,7 +337,7 @@ def serves(store: Store, source: str, tasks: Collection[str]) -> bool:
 
 @dataclass(frozen=True)
 class Current:
-    """The versions that a model's aliases stand for now.
+    """The versions behind a model's aliases now.
 
     Args:
         champion: what is live; None when nothing is.
@@ -352,7 +352,7 @@ class Current:
 
 
 def current(store: Store, name: str) -> Current:
-    """Return champion, candidate and the rollback's target, right even while another process promotes.
+    """Read champion, candidate and the rollback's target, consistently even while another process promotes.
 
     A name that nobody has registered gives None three times.
     """
@@ -388,14 +388,14 @@ def find_registered(
 
 
 def is_registered(root: Path) -> bool:
-    """Whether the registry configured now holds, files and all, what `outputs/registration.json` speaks of."""
+    """Check whether the configured registry holds the version of `outputs/registration.json` with its files."""
     noted = read_registration(root / layout.REGISTRATION)
     tasks = [expert["task"] for expert in noted["lineage"]["experts"]]
     return find_registered(connect(project_root=root), noted["model"], noted["fingerprint"], tasks) is not None
 
 
 def list_models(store: Store) -> list[Current]:
-    """Return every registered model with its champion and candidate, by name."""
+    """List the registered models by name, each with its champion and candidate."""
     names: list[str] = []
     token: str | None = None
     while True:
@@ -407,7 +407,7 @@ def list_models(store: Store) -> list[Current]:
 
 
 def list_versions(store: Store, name: str) -> list[RegisteredVersion]:
-    """Return all versions of a model, oldest first."""
+    """List all versions of a model, oldest first."""
     model = snapshot(store, name)
     return [describe(version, model.aliases) for version in model.versions.values()]
 
@@ -425,7 +425,7 @@ def find_version(store: Store, name: str, which: str | int) -> RegisteredVersion
 
 
 def find_stored(store: Store, name: str, which: str | int) -> ModelVersion:
-    """Return MLflow's version by number or alias, which says where its files are.
+    """Find MLflow's version by number or alias; it names the place of its files.
 
     Raises:
         MergeflowError: no such model, version or alias.
@@ -460,7 +460,7 @@ def chosen_version(store: Store, name: str, which: str | int) -> tuple[ModelVers
 
 
 def show(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]:
-    """Return all that is known of one version as JSON values: figures, evidence, decision, recipe, parent, tags.
+    """Describe one version in JSON values: figures, evidence, decision, recipe, parent, tags.
 
     Raises:
         MergeflowError: no such model, version or alias.
@@ -507,7 +507,7 @@ def read_documents(store: Store, version: ModelVersion) -> tuple[dict[str, Any],
 
 
 def read_document(store: Store, version: ModelVersion, stem: str) -> dict[str, Any] | None:
-    """Return a JSON document kept beside a version's weights, such as `recipe`; None when it is not there.
+    """Read a JSON document of a version, such as `recipe`; None when it is not there.
 
     Args:
         stem: the document's name without `.json`.
@@ -521,7 +521,7 @@ def read_document(store: Store, version: ModelVersion, stem: str) -> dict[str, A
 
 
 def compare(store: Store, name: str, left: str | int, right: str | int) -> dict[str, Any]:
-    """Return two versions side by side: metrics and validation accuracies of each, and right minus left.
+    """Compare two versions: metrics and validation accuracies of each, and right minus left.
 
     Returns:
         `name`, the numbers `left` and `right`, and by `metrics` and `accuracy` for every key that either has: `left`,
@@ -543,7 +543,7 @@ def compare(store: Store, name: str, left: str | int, right: str | int) -> dict[
 
 
 def history(store: Store, name: str) -> list[Event]:
-    """Return every change of champion that was committed, oldest first."""
+    """List every committed change of champion, oldest first."""
     model = snapshot(store, name)
     last = resolve(model).sequence
     return [event for number, event in model.events.items() if number <= last]
@@ -565,7 +565,7 @@ def download(store: Store, name: str, which: str | int, folder: Path) -> Path:
 
 
 def download_model(store: Store, version: ModelVersion, folder: Path) -> Path:
-    """Do what `download` does, for a version of MLflow's."""
+    """Fetch the files of MLflow's version, as `download` does."""
     folder.mkdir(parents=True, exist_ok=True)
     with reading(version), fetched(store, str(version.source), MODEL, folder) as got:
         check_part(version, MODEL, got)
@@ -573,13 +573,13 @@ def download_model(store: Store, version: ModelVersion, folder: Path) -> Path:
 
 
 def head_files(folder: Path) -> dict[str, Path]:
-    """Return the head of each task among a version's downloaded files."""
+    """Find the head of each task among a version's downloaded files."""
     heads = json.loads((folder / "model.json").read_text())["heads"]
     return {task: folder / file for task, file in heads.items()}
 
 
 def load(store: Store, name: str, which: str | int = CHAMPION, *, foreign: bool = False) -> Any:
-    """Return the version's model as MLflow's pyfunc: `predict` takes a DataFrame with the columns of its signature.
+    """Load the version's model as MLflow's pyfunc: `predict` takes a DataFrame with the columns of its signature.
 
     The weights are compared with what was registered, and read by this library's code. Whoever can write into the
     registry's files can put code among them, which MLflow's own way of loading executes.

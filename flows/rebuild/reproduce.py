@@ -26,7 +26,7 @@ from tasks.project.scratch_project import scratch_project, write_params
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What came of making a version again.
+    """The outcome of making a version again.
 
     Attributes:
         model: name of the registered model.

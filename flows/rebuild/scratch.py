@@ -211,13 +211,13 @@ def lay_out(root: Path, store: Store, version: ModelVersion, origin: dict[str, A
 
 
 def note_rebuild(root: Path, origin: dict[str, Any], kind: str, version: ModelVersion, task: str) -> None:
-    """Say in a provenance document that what is made now comes from a version, by which command, and of which task."""
+    """Record in a provenance document which version, command and task the new model comes from."""
     origin |= {"kind": kind, "parent": {"model": str(version.name), "version": str(version.version), "task": task}}
     origin |= {"git_commit": git_commit(root), "environment": environment()}
 
 
 def link_manifest(folder: Path, scratch: Path, task: str) -> None:
-    """Put the manifest that lies with a split where the stages look for manifests.
+    """Link the manifest of a split to the place where the stages look for manifests.
 
     Args:
         folder: the split's folder, with its manifest.

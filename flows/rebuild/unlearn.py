@@ -1,4 +1,4 @@
-"""What unlearning is held to: Equation 3 in accuracies, and of texts in losses and in Rouge-L too."""
+"""The criteria of unlearning: Equation 3 in accuracies, for texts also in losses and Rouge-L."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def written(data: Mapping[str, Examples]) -> dict[str, Examples]:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a model does on validation.
+    """The validation figures of a model.
 
     Attributes:
         accuracy: Task → accuracy, a fraction.
@@ -73,7 +73,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What may be lost, and what counts as forgotten.
+    """The limits: how much other tasks may lose, and from where a task is forgotten.
 
     Attributes:
         lose: What each other task may lose in accuracy, a fraction.
@@ -92,7 +92,7 @@ class Bounds:
     recited: float | None = None
 
     def check(self) -> None:
-        """Refuse bounds that cannot be meant.
+        """Refuse bounds that contradict each other.
 
         Raises:
             MergeflowError: an accuracy or a recall is not a fraction, or a loss is below 0.
@@ -265,7 +265,7 @@ BOUNDS = Bounds()
 
 @dataclass(frozen=True)
 class Unlearnt:
-    """What came of it.
+    """The outcome of unlearning.
 
     Attributes:
         rebuilt: The registered candidate and the gates' answer.
@@ -401,7 +401,7 @@ class _Work:
         self._call = configure(recipe["method"], recipe["args"])
 
     def close(self) -> None:
-        """Give the device back."""
+        """Release the device."""
         self._io.holds.close()
 
     def merged(self, scale: float) -> dict[str, torch.Tensor]:
@@ -425,13 +425,13 @@ class _Work:
         return Figures(self._judge.accuracies(self._data), lost, recall)
 
     def texts(self, scale: float) -> list[dict[str, Any]]:
-        """Return how the version and that merge go on from passages of the tasks that are texts."""
+        """Continue passages of the text tasks by the version and by that merge."""
         if self._passages is None:
             return []
         return self._passages.before_and_after(self._model, self.merged(1.0), self.merged(scale))
 
     def write(self, chosen: Tried, tried: Sequence[Tried]) -> None:
-        """Write what `sweep` and `select` would: candidates, merge, choice, scores by example of the tasks kept."""
+        """Write the files of `sweep` and `select`: candidates, merge, choice, scores of the remaining tasks."""
         method, state = self.recipe["method"], self.merged(chosen.scale)
         remaining = [name for name in self.tasks if name != self.task]
         recipe = {**self.recipe, "weights": {self.task: chosen.scale}, **code_record(self._call)}

@@ -33,7 +33,7 @@ def methods() -> dict[str, Method]:
 
 
 def get(name: str) -> Method:
-    """Return one method.
+    """Find a method by name.
 
     Raises:
         MergeflowError: There is none of this name (the message names the nearest one), or as `methods`.
@@ -44,11 +44,11 @@ def get(name: str) -> Method:
 
 
 class Configurable(Protocol):
-    """A method or a compressor, as far as a call needs to know it."""
+    """The part of a method or a compressor that a call needs."""
 
     @property
     def name(self) -> str:
-        """What a recipe or command calls it."""
+        """Its name in recipes and commands."""
         ...
 
 
@@ -64,7 +64,7 @@ class Call(Generic[M]):
 
     @property
     def name(self) -> str:
-        """What the method or compressor is called."""
+        """The name of the method or compressor."""
         return self.method.name
 
     @property

@@ -1,4 +1,4 @@
-"""What merging takes of a device's memory: the pieces of work in flight, by what each method says it holds of one.
+"""Memory that merging takes of a device: the pieces of work at once, by the copies that each method declares.
 
 tests/merging/test_device_memory.py counts what methods say again.
 """
@@ -19,7 +19,7 @@ from mergeflow.merging.stack import Model
 
 
 def held_elements(copies: Copies, experts: int, unit: Unit) -> int:
-    """Return how many elements, of the arithmetic's type, a method holds while it merges a unit.
+    """Count the elements, of the arithmetic's type, that a method holds while it merges a unit.
 
     Args:
         unit: a whole tensor, or a block of one.

@@ -1,4 +1,4 @@
-"""Which tensors the spectral methods treat as matrices, and as how many."""
+"""The tensors that spectral methods treat as matrices, and into how many each is cut."""
 
 import re
 from collections import Counter

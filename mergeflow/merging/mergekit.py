@@ -1,4 +1,4 @@
-"""mergekit's configurations as recipes: what means the same is carried over, everything else is named.
+"""mergekit's configurations as recipes: equal settings are carried over, all others are named.
 
 The records below are the form that mergekit documents. Keys that it does not know it passes over in silence; here they
 are noted, and refused where they look like a slip.
@@ -186,7 +186,7 @@ class _Mixture(_Record):
 def write_recipe(
     source: str | Path, out: str | Path, *, dtype: str | None = None, shard_size: str | None = None, force: bool = False
 ) -> list[str]:
-    """Write the recipe of a configuration in a file; notes stand in it as comments.
+    """Write the recipe of a configuration in a file, with its notes as comments.
 
     Args:
         source: The configuration: one document, or several as `mergekit-multi` takes them, or one of `mergekit-moe`.
@@ -234,7 +234,7 @@ def _is_configuration(document: Any) -> bool:
 def converted(
     documents: Sequence[Mapping[str, Any]], origin: str = "configuration"
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the recipe that merges as a configuration says, and notes on what means something else here.
+    """Convert a configuration to a recipe, with notes on settings that have another meaning here.
 
     Args:
         documents: Its documents: merges, all but one with a name by which others read their results.

@@ -1,4 +1,4 @@
-"""mergekit's methods and their parameters: what each is here."""
+"""mergekit's methods and parameters, each with its counterpart here."""
 
 import re
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What a merge method is: a pure function on the task vectors of one tensor, with typed arguments.
+"""Merge methods: pure functions on the task vectors of one tensor, with typed arguments.
 
 `function(stack, args) -> (anchor, direction)`: every result is anchor + scale · direction, so that a sweep over the
 scale never recomputes a direction. The engine calls the function for each tensor, or for each block of one where the

@@ -1,4 +1,4 @@
-"""What model folders say of themselves, compared before a merge: settings, tokens, templates, licences, bases."""
+"""Model folders compared before a merge: settings, tokens, templates, licences, bases."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Finding:
 
 
 def difference(subject: str, base: Any, others: Mapping[str, Any], refused: bool = False, way_out: str = "") -> Finding:
-    """Return the finding that experts have other values than the base, experts of one value together.
+    """Report that experts have other values than the base, experts of one value together.
 
     Args:
         subject: What differs; a recipe's `allow` speaks of it.
@@ -67,7 +67,7 @@ def difference(subject: str, base: Any, others: Mapping[str, Any], refused: bool
 
 @dataclass(frozen=True)
 class Default:
-    """A setting that config.json leaves out, as the class of the model has it."""
+    """The default, from the model's class, of a setting that config.json leaves out."""
 
     value: Any
     cls: str
@@ -81,7 +81,7 @@ def _short(value: Any) -> str:
 
 
 def running_findings(names: Iterable[str]) -> list[Finding]:
-    """Return that statistics of BatchNorm are among the tensors to be merged."""
+    """Report statistics of BatchNorm among the tensors to be merged."""
     statistics = sorted(name for name in names if name.endswith(RUNNING))
     if not statistics:
         return []
@@ -92,7 +92,7 @@ def running_findings(names: Iterable[str]) -> list[Finding]:
 
 
 def check_findings(findings: Iterable[Finding], allow: Iterable[str]) -> None:
-    """Refuse what changes the meaning of weights, all of it in one message.
+    """Refuse differences that change the meaning of weights, all in one message.
 
     Args:
         allow: Patterns of subjects that the recipe accepts.
@@ -142,7 +142,7 @@ _LABELS = re.compile(r"(?:^|\.)(?:classifier|score|classification_head|qa_output
 
 
 def config_findings(base: Config, experts: Mapping[str, Config], tensors: Mapping[str, Any]) -> list[Finding]:
-    """Return how the experts' settings differ from the base's; what a config.json leaves out has its class's default.
+    """Compare the experts' settings with the base's; a setting that config.json leaves out has its class's default.
 
     Args:
         base: The base's config.json; {} where there is none.
@@ -202,7 +202,7 @@ _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 def tokenizer_findings(base: Path | None, experts: Folders, resized: Mapping[str, str]) -> list[Finding]:
-    """Return how the experts' tokens differ from the base's, where nothing aligns them.
+    """Compare the experts' tokens with the base's, where nothing aligns them.
 
     Args:
         resized: Experts whose tables have another number of rows, with the words for it.
@@ -280,7 +280,7 @@ def _some(tokens: list[str]) -> str:
 
 
 def special_findings(base: Path | None, experts: Folders) -> list[Finding]:
-    """Return which special tokens of experts differ from the base's."""
+    """List the special tokens of experts that differ from the base's."""
     base_tokens, others = _special(base), {name: _special(folder) for name, folder in experts.items()}
     findings = []
     for key in _SPECIAL:
@@ -301,7 +301,7 @@ def _special(folder: Path | None) -> dict[str, Any]:
 
 
 def template_findings(base: Path | None, experts: Folders) -> list[Finding]:
-    """Return which experts have another chat template than the base."""
+    """List the experts with another chat template than the base's."""
     base_templates = templates_of(base)
     unlike = [
         name for name, folder in experts.items() if (templates := templates_of(folder)) and templates != base_templates
@@ -320,7 +320,7 @@ _TEXT = "text"  # digest of a licence file, which no card names
 
 
 def licence_by_file(folder: Path) -> dict[str, str]:
-    """Return that a folder has the terms of its licence file, where no card names them; {} where there is none."""
+    """Describe the licence of a folder by its licence file, where no card names one; {} where there is none."""
     files = _held(folder, _FILES)
     if not files:
         return {}
@@ -402,7 +402,7 @@ def licence_of(folder: Path | None) -> dict[str, str]:
 
 
 def merged_licence(licences: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], str | None]:
-    """Return the licence that a merge can have, and what is to be said of it.
+    """Find the licence that a merge can have, with remarks.
 
     All equal: that one. One with terms of its own among free ones: that one. Several with terms of their own, which
     need not agree: none.
@@ -448,7 +448,7 @@ _TENSORS, _ELEMENTS = 16, 4096
 
 
 def adapter_findings(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> list[Finding]:
-    """Return which adapters were made for another base than this one.
+    """List the adapters that were made for another base than this one.
 
     One whose base is on this machine is refused where some of its weights differ from this base's; where they cannot be
     compared, and the names differ, that is a warning.
@@ -505,7 +505,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 def compare(
     base: LazyStateDict, experts: Mapping[str, LazyStateDict], tokenizer: str | None = None, *, templated: bool = False
 ) -> list[Finding]:
-    """Return how the experts' folders differ from the base's; a file outside a model folder says nothing.
+    """Compare the experts' folders with the base's; a single file has nothing to compare.
 
     Args:
         tokenizer: Whose tokens the result has, where the recipe says it and they are aligned.
@@ -535,7 +535,7 @@ _NAMES = re.compile(r"(?:.*\.)?(?:\w+_(?:class|type|version)|auto_map.*|_?name_o
 
 
 def preprocessing_findings(base: Path | None, experts: Folders) -> list[Finding]:
-    """Return which experts are given other pixels or sounds than the base: another mean, size or sampling rate."""
+    """List the experts with another preprocessing than the base's: another mean, size or sampling rate."""
     findings = []
     for file in _PREPROCESSING:
         settings = {name: flattened(_settings(folder, file)) for name, folder in {"": base, **experts}.items()}

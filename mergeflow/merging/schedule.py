@@ -1,4 +1,4 @@
-"""Who works on what, when: units of work go to threads in order, as far as memory allows."""
+"""The schedule of a merge: units of work go to threads in order, as far as memory allows."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Schedule:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing more is handed out."""
+        """Whether the schedule hands out no more units."""
         return self._next >= len(self._costs)
 
     def stop(self) -> None:
-        """Hand nothing more out."""
+        """Stop handing out units."""
         with self._room:
             self._next = len(self._costs)
             self._room.notify_all()

@@ -1,4 +1,4 @@
-"""What a merge method works on: a tensor of the base and all task vectors, and what is known of the whole model."""
+"""The input of a merge method: a tensor of the base, all task vectors, and facts about the whole model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LEAST = 1e-8  # a sum of weights below it is taken for 0
 
 @dataclass(frozen=True)
 class Model:
-    """What a method may know about the whole model: names, experts, and results of first passes.
+    """The whole model as a method sees it: names, experts, and results of first passes.
 
     Attributes:
         experts: Expert names, sorted: the order of the stacks.

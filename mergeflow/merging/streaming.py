@@ -21,7 +21,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge made.
+    """The result of a merge.
 
     Attributes:
         inputs: Fingerprint per input.
@@ -66,7 +66,7 @@ def merge(
         scheme: Of the fingerprints; a merge that is resumed keeps that of its journal.
 
     Returns:
-        Path and fingerprints; the same stand in the file's metadata and in the model card beside it.
+        Path and fingerprints, which are also in the file's metadata and in the model card next to it.
 
     Raises:
         MergeflowError: Anything wrong with the recipe or its files, NaN or infinity, a full disk, another merge at work

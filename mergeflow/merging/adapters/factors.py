@@ -1,4 +1,4 @@
-"""Matrices of low rank as two factors: exact sums, the best approximation of a smaller rank, and what it loses."""
+"""Matrices of low rank as two factors: exact sums, the best approximation of a smaller rank, and its loss."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ _LAYER = re.compile(r"^(.*?\.\d+)\.")
 
 @dataclass(frozen=True)
 class Loss:
-    """What the factors of one tensor lose.
+    """The loss of the factors of one tensor.
 
     Attributes:
         name: The tensor.

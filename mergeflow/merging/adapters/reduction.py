@@ -1,4 +1,4 @@
-"""What a merge changes, as factors: by algebra of adapters' factors, or by an SVD of the merged matrix."""
+"""The change of a merge as factors: by algebra of adapters' factors, or by an SVD of the merged matrix."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class Reduction:
 
 @dataclass
 class WholeChanges:
-    """Hands on what a merge changes of each tensor, whole, from worker threads."""
+    """Passes on a merge's change of each whole tensor, from worker threads."""
 
     engine: Engine
     scale: float

@@ -1,4 +1,4 @@
-"""Where PEFT keeps what changed of a tensor, as factors, as a bias, or whole; and what an adapter's file then holds."""
+"""The place of a tensor's change in a PEFT adapter: as factors, as a bias, or whole; and the adapter's file."""
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -257,7 +257,7 @@ def bias_key(name: str, slots: Mapping[str, Slot]) -> str | None:
 def whole_modules(
     changed: Iterable[str], names: Collection[str], slots: Mapping[str, Slot]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the modules that are stored whole for the sake of changed tensors, each with all its tensors.
+    """Find the modules that are stored whole because of changed tensors, each with all its tensors.
 
     PEFT takes for such a module every one whose name ends in a name given, so those come along.
 

@@ -93,7 +93,7 @@ def _local(name: str, path: str, inputs: Inputs) -> str:
 
 
 def hub_id(path: str, place: str) -> str | None:
-    """Return the Hub's id of an input: it was given by it, lies in the Hub's cache, or says from where it was saved."""
+    """Find the Hub's id of an input: by the recipe, by its place in the Hub's cache, or by its own config.json."""
     if not Path(path).expanduser().exists() and _ID.fullmatch(path.partition("@")[0]):
         return path.partition("@")[0]
     cached = cached_id(str(Path(place).absolute()))
@@ -263,7 +263,7 @@ def _label(text: str) -> str:
 
 @dataclass(frozen=True)
 class Push:
-    """What is sent.
+    """The files and the address of an upload.
 
     Attributes:
         repo: The model's id.

@@ -36,7 +36,7 @@ from mergeflow.merging.files.output import (
 
 @dataclass(frozen=True)
 class Converted:
-    """What a conversion made.
+    """The result of a conversion.
 
     Attributes:
         dequantised: How many of them were codes.

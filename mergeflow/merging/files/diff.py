@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, tensor by tensor."""
+"""The differences of two checkpoints, tensor by tensor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Fields of a recipe: how paths, sizes, weights, arguments and adapters are written, and what is wrong with them."""
+"""Fields of a recipe: the form of paths, sizes, weights, arguments and adapters, and their faults."""
 
 import math
 import re

@@ -75,7 +75,7 @@ _MADE_HERE = {"mergeflow.recipe", KIND, EXTRACTED, CONVERTED}
 
 
 def check_place(out: str | None, shard_size: int | None, inputs: Mapping[str, str], force: bool = False) -> Path:
-    """Return where a merge's result goes, once it is known that neither it nor its card replaces a file of others.
+    """Find the place of a merge's result; neither it nor its card may replace a file of others.
 
     Args:
         inputs: Paths of what is read, by name: never overwritten.
@@ -216,7 +216,7 @@ def check_replaceable_file(file: Path) -> None:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Check that a merge may replace a folder: all it holds was put there by a merge, as its record says.
+    """Check that a merge may replace a folder: by its record, a merge wrote all its files.
 
     Raises:
         MergeflowError: It holds something else; the first names are listed.
@@ -245,7 +245,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def removed_on_failure(folder: Path) -> Iterator[None]:
-    """Remove an unfinished folder that nothing can resume."""
+    """Remove an unfinished folder that cannot be resumed."""
     try:
         yield
     except BaseException:
@@ -304,7 +304,7 @@ class OutputFolder:
         resume: bool,
         scheme: str = SCHEME,
     ) -> None:
-        """Make the unfinished folder; all that stays in it are the finished shards of a stopped merge to resume.
+        """Make the unfinished folder; only the finished shards of a stopped merge to resume stay in it.
 
         Args:
             identity: All that the shards' content depends on, as JSON values: a stopped merge of another one starts
@@ -427,7 +427,7 @@ _PATHS = re.compile(r"(?:.*name_or_path|.*_file|.*_path|.*_dir)$")
 
 @dataclass
 class Digests:
-    """Collects the digests of everything that passes: per owner and tensor, from those of its blocks."""
+    """Collects the digests of all pieces that are read: per owner and tensor, from those of its blocks."""
 
     scheme: str = SCHEME
     lock: Lock = field(default_factory=Lock)
@@ -435,7 +435,7 @@ class Digests:
     tensors: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def add(self, owner: str, name: str, start: int, data: memoryview, itemsize: int) -> None:
-        """Take a piece of a tensor that passes.
+        """Add the digest of a piece of a tensor.
 
         Args:
             owner: Whose tensor it is: "base", an expert's name.
@@ -452,14 +452,14 @@ class Digests:
         self.blocks.clear()
 
     def fingerprint(self, owner: str, infos: Mapping[str, TensorInfo]) -> str:
-        """Return the fingerprint of an owner whose tensors have all passed."""
+        """Compute the fingerprint of an owner whose tensors have all been read."""
         digests = self.tensors.get(owner, {})
         tensors = ((name, info.dtype, info.shape, digests[name]) for name, info in sorted(infos.items()))
         return combine(tensors, self.scheme)
 
 
 def identity_of(paths: Mapping[str, str]) -> dict[str, list[Any]]:
-    """Return path, size and time of every input file: enough to see that a stopped merge's inputs are unchanged."""
+    """Read path, size and time of every input file: enough to see whether a stopped merge's inputs changed."""
     identity: dict[str, list[Any]] = {}
     for owner, path in paths.items():
         place = Path(path)
@@ -541,7 +541,7 @@ def copy_companions(base: Path, folder: Path, dtype: str | None = None, own: Map
 
 
 def untie(config: Path, loaded: Mapping[str, Any], before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """Say in a result's config.json that head and embedding are two weights, where they were one in the base.
+    """Mark head and embedding in a result's config.json as two weights, where they were one in the base.
 
     Without it transformers would tie the two again, and one of them would be lost.
 

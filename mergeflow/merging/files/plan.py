@@ -73,7 +73,7 @@ def another_base(name: str, taken: str, actual: str) -> MergeflowError:
 
 
 def no_task_vector(path: object) -> MergeflowError:
-    """Return the error for a file that does not say that it holds differences."""
+    """Return the error for a file that is not marked as a task vector."""
     return MergeflowError(
         f"'{path}' is not a task vector: whole models go under `experts`; make a task vector with `mergeflow vector "
         f"extract BASE EXPERT`. Differences of other tools are known by the file's metadata `{KIND}: task_vector`."
@@ -213,7 +213,7 @@ class _ComputedEntry:
 
 
 def twice(experts: Mapping[str, str]) -> list[str]:
-    """Warn of experts that are the same once more: each counts as often as it is named.
+    """Warn of equal experts: each counts as often as it is named.
 
     Args:
         experts: What tells each expert from others, by its name.
@@ -251,7 +251,7 @@ class _Opened:
         self.idle: list[str] = []  # filters of steps that decide nothing
 
     def state(self, path: str) -> LazyStateDict:
-        """Open what a path of the recipe or of a step names."""
+        """Open the model that a path of the recipe or of a step names."""
         if path not in self.states:
             step = step_named(path)
             if step is not None and step not in self.made:
@@ -518,7 +518,7 @@ class StepFolder:
         self.finished: dict[str, dict[str, Any]] = {}
 
     def begin(self, resume: bool) -> None:
-        """Make the folder; of a stopped merge to resume the steps that are done stay.
+        """Make the folder; finished steps of a stopped merge to resume stay in it.
 
         Raises:
             MergeflowError: The folder's place is taken by what no merge made, or cannot be written.
@@ -541,7 +541,7 @@ class StepFolder:
         self._record()
 
     def is_finished(self, name: str, identity: Mapping[str, Any]) -> bool:
-        """Whether a step's result is there, made of the same, with the bits that were written."""
+        """Whether a step's result is there, from the same inputs, with the bits that were written."""
         finished = self.finished.get(name, {})
         if finished.get("identity") != dict(identity):
             return False
@@ -602,7 +602,7 @@ _ALGEBRA, _HEAP = 64 * 2**20, 96 * 2**20
 
 @dataclass(frozen=True)
 class Plan:
-    """What a merge will do.
+    """The plan of a merge.
 
     Attributes:
         treatment: Which of them the method treats as matrices.

@@ -1,4 +1,4 @@
-"""Recipes: what a merge is made of, validated whole before any weight is read, frozen and replayable."""
+"""Recipes: descriptions of merges, validated whole before any weight is read, frozen and replayable."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -205,7 +205,7 @@ class Recipe(Frozen):
 
     @property
     def tokenizer_source(self) -> str | None:
-        """Whose tokens the result has; None where nothing is aligned."""
+        """The model whose tokens the result has; None where nothing is aligned."""
         return self.tokenizer.source if self.tokenizer is not None else None
 
     def varied_weights(self) -> Mapping[str, Any]:
@@ -364,7 +364,7 @@ def local_path(path: str, resolve: Resolve | None) -> str:
 
 
 def fixed_path(path: str, resolve: Resolve | None) -> str:
-    """Return a path that means the same for ever: a version of a registered model instead of its alias, a commit of a
+    """Fix a path for ever: a version of a registered model instead of its alias, a commit of a
     Hugging Face model instead of its newest state."""
     if step_named(path):
         return path

@@ -1,1 +1,1 @@
-"""Linear algebra: what the methods compute with."""
+"""Linear algebra of the methods."""

@@ -1,4 +1,4 @@
-"""Methods that choose, entry by entry, what of each expert is taken: NearSwap, Arcee Fusion, SCE and RAM."""
+"""Methods that select entries of each expert: NearSwap, Arcee Fusion, SCE and RAM."""
 
 from __future__ import annotations
 
