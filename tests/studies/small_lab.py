@@ -99,7 +99,7 @@ def train_run(root: Path, item: str) -> None:
 
 
 def training_io(root: Path, item: str, scratch: Path) -> StageIO:
-    """Return what the stage of one training run gets in a laboratory."""
+    """Build the inputs of the stage of a training run in a laboratory."""
     like = next(stage for stage in load_graph(ROOT, studies=True).values() if stage.name == "train")
     assert like.item
     keys, outs = ([text.replace(like.item, item) for text in texts] for texts in (like.params, like.outs))
