@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from mergeflow.checkpoints.header import FLOAT32, TensorInfo
-from mergeflow.checkpoints.reader import Entry, LazyStateDict, unwrap
+from mergeflow.checkpoints.reader import Entry, LazyStateDict, unwrap, view
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 
@@ -157,6 +157,20 @@ class AddedEntry:
 
 
 @dataclass(frozen=True)
+class BiasEntry:
+    """The bias of LoRA's B times the adapter's factor; with the bias of the adapted module where that is stored."""
+
+    bias: Entry
+    factor: float
+    stored: Entry | None = None
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Return elements start..stop of the difference, or of the whole bias, [stop − start], float32."""
+        change = self.bias.read(start, stop).float() * self.factor
+        return change if self.stored is None else self.stored.read(start, stop).float() + change
+
+
+@dataclass(frozen=True)
 class DoraEntry:
     """A weight that DoRA adapts: magnitude · (W + Δ) / ‖W + Δ‖ for each of its outputs; W is the base's.
 
@@ -245,7 +259,7 @@ PREFIX = "base_model.model."
 # Keys of adapter_config.json that are read here.
 READ = {
     "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "fan_in_fan_out",
-    "init_lora_weights", "target_parameters", "trainable_token_indices",
+    "init_lora_weights", "target_parameters", "trainable_token_indices", "lora_bias",
 }  # fmt: skip
 # Keys whose value does not change what the stored tensors mean: training's, loading's, and which modules have factors.
 HARMLESS = {
@@ -259,7 +273,7 @@ HARMLESS = {
 _STARTS = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica")
 # VeLoRA's own tensor is for the backward pass alone.
 _OF_TRAINING = ".lora_velora_embed"
-_A, _B = ".lora_A.weight", ".lora_B.weight"
+_A, _B, _BIAS = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias"
 _EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
 _MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
 # PEFT stores beside an adapted embedding or head the weight that it adapts, and biases under the wrapper's name.
@@ -267,6 +281,9 @@ _WRAPPED = ".base_layer."
 # With a vocabulary that was extended PEFT stores retrained tables three times: plainly, in a wrapper, and as before.
 _RETRAINED, _BEFORE = ".modules_to_save.", re.compile(r"\.original_module\.|\.token_adapter\.base_layer\.")
 _TOKENS = ".token_adapter.trainable_tokens_delta"
+# In memory PEFT's names say which adapter a tensor is of; `save_pretrained` takes that out of them.
+_OF_ADAPTER = re.compile(r"\.(?:lora_A\.([^.]+)\.weight|(?:lora_embedding_A|trainable_tokens_delta)\.([^.]+))$")
+_NAMED = r"(\.(?:lora_\w+|modules_to_save|trainable_tokens_delta))\.{}(?=\.|$)"
 INNER = ".base_layer.out_proj"  # of `nn.MultiheadAttention`, which PEFT adapts as one module
 # Stacks of a mixture's experts, in the order in which transformers' classes hold them: PEFT wraps a module once for
 # each parameter that it adapts, the first of them innermost.
@@ -287,8 +304,9 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
     pickled = folder / "adapter_model.bin"
     if not weights.exists() and not pickled.exists():
         raise MergeflowError(f"adapter folder '{folder}' holds neither {weights.name} nor {pickled.name}.")
-    stored = open_file(weights if weights.exists() else pickled)
-    unwrap(stored)
+    file = open_file(weights if weights.exists() else pickled)
+    unwrap(file)
+    stored = _as_saved(file, config)
     entries: dict[str, Entry] = {}
     infos: dict[str, TensorInfo] = {}
     absolute = set()
@@ -305,6 +323,10 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
             lora, infos[weight] = _entry(stored, name, module, config)
             entries[weight], whole = _adapted(stored, module, lora, infos[weight], bool(config.get("use_dora")))
             absolute |= {weight} if whole else set()
+        elif target.endswith(_BIAS) and config.get("lora_bias"):
+            bias = f"{target.removesuffix(_BIAS)}.bias"
+            entries[bias], infos[bias], whole = _bias(stored, name, config)
+            absolute |= {bias} if whole else set()
         elif target.endswith(_TOKENS):
             weight = f"{target.removesuffix(_TOKENS)}.weight"
             entries[weight], infos[weight] = _tokens(stored, name, config)
@@ -315,8 +337,28 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
                 entries[plain], infos[plain] = stored.entries[name], stored.infos[name]
                 absolute.add(plain)
     _check_factors(folder, config, entries, set(stored))
-    files = stored.detach_files()
+    files = file.detach_files()
     return LazyStateDict(str(folder), entries, infos, stored.metadata, files, True, absolute=frozenset(absolute))
+
+
+def _as_saved(stored: LazyStateDict, config: Mapping[str, Any]) -> LazyStateDict:
+    """Return an adapter's tensors as PEFT saves them, of a `state_dict()`, which names the adapter and holds the base.
+
+    Raises:
+        MergeflowError: There are several adapters.
+    """
+    adapters = sorted({match[1] or match[2] for name in stored if (match := _OF_ADAPTER.search(name))})
+    if not adapters:
+        return stored
+    if len(adapters) > 1:
+        raise MergeflowError(
+            f"'{stored.path}' holds several adapters ({', '.join(adapters)}). Save each into a folder of its own, with "
+            "PEFT's save_pretrained(folder, selected_adapters=[name])."
+        )
+    named = re.compile(_NAMED.format(re.escape(adapters[0])))
+    biases = config.get("bias") in ("all", "lora_only")
+    names = [name for name in stored if named.search(name) or (biases and name.endswith(".bias"))]
+    return view(stored, names, rename={name: named.sub(r"\1", name) for name in names})
 
 
 def _check_factors(
@@ -463,6 +505,16 @@ def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]
     transposed = embedding or (not placed and _inputs_first(stored, module, shape, said))
     info = TensorInfo((shape[1], shape[0]) if transposed else (up[0], *down[1:]), FLOAT32)
     return LoraEntry(stored.entries[name], stored.entries[partner], shape, down[0], factor, transposed, placed), info
+
+
+def _bias(stored: LazyStateDict, name: str, config: dict[str, Any]) -> tuple[BiasEntry, TensorInfo, bool]:
+    """Read the bias that an adapter with `lora_bias` gives a module; say whether that is the whole bias."""
+    module = name.removesuffix(_BIAS)
+    down = stored.infos.get(module + _A)
+    _, factor = _rank_and_factor(config, module.removeprefix(PREFIX), down.shape[0] if down and down.shape else 1)
+    copy = stored.entries.get(f"{module}{_WRAPPED}bias")
+    info = TensorInfo(stored.infos[name].shape, FLOAT32)
+    return BiasEntry(stored.entries[name], factor, copy), info, copy is not None
 
 
 def _inputs_first(stored: LazyStateDict, module: str, shape: tuple[int, int], said: bool) -> bool:

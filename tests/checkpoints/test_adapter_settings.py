@@ -21,7 +21,6 @@ ACTING = {
     "use_qalora": True,
     "monteclora_config": {"n": 2},
     "layer_replication": [[0, 2], [1, 2]],
-    "lora_bias": True,
     "use_bdlora": {"nblocks": 2},
     "arrow_config": {"top_k": 2},
     "kasa_config": {"r": 2},

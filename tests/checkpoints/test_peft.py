@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
@@ -139,10 +140,12 @@ def whole(base, state):
         (gpt2, {"target_modules": ["c_proj", "c_attn"], "fan_in_fan_out": False}),
         (gpt2, {"target_modules": [], "target_parameters": ["attn.c_proj.weight", "c_attn.weight"]}),
         (llama, {"target_modules": ["q_proj"], "target_parameters": ["embed_tokens.weight", "o_proj.weight"]}),
+        (gpt2, {"target_modules": ["c_attn"], "lora_bias": True, "fan_in_fan_out": True}),
+        (gpt2, {"target_modules": ["c_proj"], "lora_bias": True, "bias": "lora_only", "use_rslora": True}),
     ],
     ids=["dora", "dora-all", "head", "dora-head", "embedding", "both", "dora-gpt2", "wte", "bias-all", "bias-lora",
          "tokens", "tokens-head", "tokens-tied", "square", "square-dora", "said-wrongly", "parameters",
-         "parameters-and-modules"],
+         "parameters-and-modules", "lora-bias", "lora-bias-and-bias"],
 )  # fmt: skip
 def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
     expected = trained(model(), tmp_path, **config)
@@ -170,6 +173,60 @@ def test_parameters_without_their_modules_become_modules_of_a_sum(tmp_path):
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
 
 
+def experts():
+    return tiny("qwen2_moe")
+
+
+RAW = {
+    "plain": (llama, {"target_modules": ["q_proj", "embed_tokens"]}),
+    "dora": (llama, {"target_modules": ["q_proj"], "use_dora": True}),
+    "saved": (llama, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
+    "tokens": (llama, {"target_modules": ["q_proj"], "trainable_token_indices": [7, 3]}),
+    "biases": (gpt2, {"target_modules": ["c_attn"], "bias": "all", "lora_bias": True}),
+    "experts": (experts, {"target_modules": ["q_proj"], "target_parameters": ["experts.down_proj"]}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", RAW)
+@pytest.mark.parametrize("whole_model", [False, True], ids=["adapter", "model"])
+def test_names_that_peft_has_in_memory(tmp_path, kind, whole_model):
+    """A loop of one's own that saves `state_dict()` names the adapter in each key, and may save the base with it."""
+    model, config = RAW[kind]
+    wrapped = peft.get_peft_model(model(), peft.LoraConfig(r=4, lora_alpha=6, **config), adapter_name="own")
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for value in wrapped.parameters():
+            if value.requires_grad:
+                value.add_(0.3 * torch.randn(value.shape, generator=generator))
+    model().save_pretrained(tmp_path / "base")
+    wrapped.save_pretrained(tmp_path)
+    raw = {
+        name: value.clone()
+        for name, value in wrapped.state_dict().items()
+        if whole_model or "own" in name or ("bias" in name and kind == "biases")
+    }
+    (tmp_path / "raw").mkdir()
+    save_file(raw, tmp_path / "raw/adapter_model.safetensors")
+    shutil.copy(tmp_path / "own/adapter_config.json", tmp_path / "raw")
+    recipe = {"method": "average", "base": str(tmp_path / "base")}
+    for adapter in ("own", "raw"):
+        merge({**recipe, "experts": [str(tmp_path / adapter)], "out": str(tmp_path / f"{adapter}-out")})
+    as_saved, as_named = (load_file(tmp_path / f"{each}-out/model.safetensors") for each in ("own", "raw"))
+    assert as_saved.keys() == as_named.keys()
+    for name, value in as_saved.items():
+        torch.testing.assert_close(as_named[name], value, rtol=0, atol=1e-7)
+
+
+def test_two_adapters_in_one_file_are_refused(tmp_path):
+    tensors = {f"base_model.model.mlp.lora_{side}.{name}.weight": torch.ones(2, 2)
+               for side in "AB" for name in ("first", "second")}  # fmt: skip
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    peft.LoraConfig(r=2, target_modules=["mlp"]).save_pretrained(tmp_path)
+    with pytest.raises(MergeflowError, match=r"holds several adapters \(first, second\).*save_pretrained"):
+        open_checkpoint(tmp_path)
+
+
 CONVOLUTIONS = ["line", "plane", "point", "square", "space", "c_proj"]
 
 
@@ -183,14 +240,15 @@ CONVOLUTIONS = ["line", "plane", "point", "square", "space", "c_proj"]
         {"use_dora": True, "use_rslora": True, "bias": "all"},
         {"fan_in_fan_out": True},
         {"modules_to_save": ["grouped"]},
+        {"lora_bias": True, "target_modules": ["line", "plane", "square", "space"]},
     ],
-    ids=["plain", "rslora", "dora", "dora-rslora", "said-wrongly", "saved"],
+    ids=["plain", "rslora", "dora", "dora-rslora", "said-wrongly", "saved", "lora-bias"],
 )
 def test_convolutions(tmp_path, settings):
     model = Convolutions()
     write_checkpoint(tmp_path / "base.safetensors", model.state_dict())
     model.save_pretrained = lambda folder: None
-    expected = trained(model, tmp_path, target_modules=CONVOLUTIONS, **settings)
+    expected = trained(model, tmp_path, **{"target_modules": CONVOLUTIONS, **settings})
     recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base.safetensors")}
     experts = {"experts": {"a": str(tmp_path / "adapter")}}
     merge({**recipe, **experts, "out": str(tmp_path / "out.safetensors")})
