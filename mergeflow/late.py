@@ -4,7 +4,9 @@ torch takes two seconds to import; what only declares things (methods and their 
 without it, so that commands which list or explain answer at once.
 """
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,18 @@ def late_names(module: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     return find
 
 
+@contextmanager
+def quiet(package: str, level: int = logging.WARNING) -> Iterator[None]:
+    """Keep what a package logs below a level off the terminal; afterwards its level is as before."""
+    logger = logging.getLogger(package)
+    before = logger.level
+    logger.setLevel(level)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -49,4 +63,4 @@ else:
     np = Late("numpy")
     torch = Late("torch")
 
-__all__ = ["late_names", "np", "torch"]
+__all__ = ["late_names", "np", "quiet", "torch"]

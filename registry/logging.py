@@ -42,11 +42,7 @@ def flat(values: Mapping[str, Any]) -> dict[str, Scalar]:
 Params = Annotated[dict[str, Scalar], BeforeValidator(flat)]
 
 
-class _Record(Frozen, allow_inf_nan=True):
-    """A record of what was measured: half an interval of one repetition is infinite."""
-
-
-class DatasetRecord(_Record):
+class DatasetRecord(Frozen):
     """One split of one task.
 
     Args:
@@ -64,51 +60,43 @@ class DatasetRecord(_Record):
     counts: dict[str, int] = Field(default={})
 
 
-class ChildRecord(_Record):
-    """One expert or merge method of the pipeline, or one trial of a sweep, logged as a run below the pipeline's.
+class _RunRecord(Frozen, allow_inf_nan=True):  # half an interval of one repetition is infinite
+    """What a run of MLflow shows.
 
     Args:
-        kind: "expert", "method" or "trial".
-        name: the task of the expert, or the method.
-        params: what was chosen, flat.
-        metrics: final figures by name.
-        steps: curves, as (metric, step, value).
-        tags: further text by name.
-        artifacts: folder inside the run ("" for its top) to the local files that go there.
-    """
-
-    kind: Literal["expert", "method", "trial"]
-    name: str
-    params: Params = Field(default={})
-    metrics: dict[str, float] = Field(default={})
-    steps: tuple[Point, ...] = ()
-    tags: dict[str, str] = Field(default={})
-    artifacts: dict[str, tuple[str, ...]] = Field(default={})
-
-
-class PipelineRecord(_Record):
-    """One run of the pipeline.
-
-    Args:
-        fingerprint: digest of all that decides the results; the same one is logged once.
         params: what was chosen, flat ("train.steps": 500).
         metrics: final figures by name.
         steps: curves, as (metric, step, value).
         tags: further text by name.
-        dvc: tracked path to DVC's hash of it.
-        datasets: the splits that were read.
         artifacts: folder inside the run ("" for its top) to the local files that go there: plots, the report.
     """
 
     name: str
-    fingerprint: str
     params: Params = Field(default={})
     metrics: dict[str, float] = Field(default={})
     steps: tuple[Point, ...] = ()
     tags: dict[str, str] = Field(default={})
+    artifacts: dict[str, tuple[str, ...]] = Field(default={})
+
+
+class ChildRecord(_RunRecord):
+    """An expert, by its task, or a merge method of the pipeline, or a trial of a sweep: a run below the pipeline's."""
+
+    kind: Literal["expert", "method", "trial"]
+
+
+class PipelineRecord(_RunRecord):
+    """One run of the pipeline.
+
+    Args:
+        fingerprint: digest of all that decides the results; the same one is logged once.
+        dvc: tracked path to DVC's hash of it.
+        datasets: the splits that were read.
+    """
+
+    fingerprint: str
     dvc: dict[str, str] = Field(default={})
     datasets: tuple[DatasetRecord, ...] = ()
-    artifacts: dict[str, tuple[str, ...]] = Field(default={})
 
 
 FINGERPRINT = "mergeflow.fingerprint"
@@ -172,51 +160,39 @@ def log_pipeline(store: Store, record: PipelineRecord, children: Sequence[ChildR
 
 
 def _log(store: Store, record: PipelineRecord, children: Sequence[ChildRecord]) -> LoggedPipeline:
-    tags = {**record.tags, FINGERPRINT: record.fingerprint, KIND: "pipeline", NAME: record.name}
-    parent = _start(store, record.name, tags)
     hashes = {f"dvc/{path}": digest for path, digest in record.dvc.items()}
-    _log_values(store, parent, {**record.params, **hashes}, record.metrics, record.steps)
+    parent = _log_run(store, record, record.name, {FINGERPRINT: record.fingerprint, KIND: "pipeline"}, hashes)
     if record.dvc:
         store.client.log_dict(parent, record.dvc, "dvc.json")
     if record.datasets:
         store.client.log_inputs(parent, [_dataset(dataset) for dataset in record.datasets])
-    _log_files(store, parent, record.artifacts)
     ids: dict[tuple[str, str], str] = {}
     for child in children:
-        ids[child.kind, child.name] = _log_child(store, parent, child)
+        tags = {KIND: child.kind, MLFLOW_PARENT_RUN_ID: parent}
+        run_id = ids[child.kind, child.name] = _log_run(store, child, f"{child.kind}-{child.name}", tags)
+        store.client.set_terminated(run_id, status="FINISHED")
     store.client.set_terminated(parent, status="FINISHED")  # last: this is what makes the whole count
     return LoggedPipeline(parent, ids, created=True)
 
 
-def _log_child(store: Store, parent: str, child: ChildRecord) -> str:
-    tags = {**child.tags, KIND: child.kind, NAME: child.name, MLFLOW_PARENT_RUN_ID: parent}
-    run_id = _start(store, f"{child.kind}-{child.name}", tags)
-    _log_values(store, run_id, child.params, child.metrics, child.steps)
-    _log_files(store, run_id, child.artifacts)
-    store.client.set_terminated(run_id, status="FINISHED")
-    return run_id
-
-
-def _start(store: Store, name: str, tags: Mapping[str, str]) -> str:
-    tags = {MLFLOW_SOURCE_NAME: "mergeflow", **{_key(name): value for name, value in tags.items()}}
-    return str(store.client.create_run(store.experiment_id, tags=tags, run_name=name).info.run_id)
-
-
-def _log_values(
-    store: Store,
-    run_id: str,
-    params: Mapping[str, Scalar],
-    metrics: Mapping[str, float],
-    steps: Sequence[Point],
-) -> None:
+def _log_run(
+    store: Store, record: _RunRecord, title: str, tags: Mapping[str, str], params: Mapping[str, str] | None = None
+) -> str:
+    """Log a run with its values and files, and leave it running; returns its id."""
+    named = {**record.tags, **tags, NAME: record.name}
+    shown = {MLFLOW_SOURCE_NAME: "mergeflow", **{_key(name): value for name, value in named.items()}}
+    run_id = str(store.client.create_run(store.experiment_id, tags=shown, run_name=title).info.run_id)
     now = int(time.time() * 1000)
-    points = [Metric(_key(name), float(value), now, 0) for name, value in metrics.items()]
-    points += [Metric(_key(name), float(value), now, step) for name, step, value in steps]
+    points = [Metric(_key(name), value, now, 0) for name, value in record.metrics.items()]
+    points += [Metric(_key(name), value, now, step) for name, step, value in record.steps]
     for part in _parts(points, _METRICS):
         store.client.log_batch(run_id, metrics=part)
-    texts = [Param(_key(name), str(value)[:_PARAM_LENGTH]) for name, value in params.items()]
+    values = {**record.params, **(params or {})}
+    texts = [Param(_key(name), str(value)[:_PARAM_LENGTH]) for name, value in values.items()]
     for group in _parts(texts, _PARAMS):
         store.client.log_batch(run_id, params=group)
+    _log_files(store, run_id, record.artifacts)
+    return run_id
 
 
 def _log_files(store: Store, run_id: str, artifacts: Mapping[str, Sequence[str]]) -> None:

@@ -42,6 +42,7 @@ from registry.logging import ChildRecord, DatasetRecord, PipelineRecord, log_pip
 from registry.promotion import Candidate, Promotion, promote, register
 from registry.store import Store, connect
 from registry.versions import METHOD, REMOVED, RegisteredVersion, download_model, find_stored
+from tasks.models import expert_head_path
 from tasks.project.stage import StageIO
 
 PASSING = ("run", "id", "created", "git_commit")  # in MLflow; `registry lineage` prints them
@@ -151,7 +152,7 @@ def make_candidate(
     return Candidate(
         files=ModelFiles(
             weights=weights,
-            heads={task: _head(io, task) for task in tasks},
+            heads={task: expert_head_path(io, task) for task in tasks},
             model=io.section("model").model_dump(mode="json"),
             decoding=manifests[tasks[0]]["decoding"],
             class_names={task: manifest["class_names"] for task, manifest in manifests.items()},
@@ -197,12 +198,6 @@ def _evidence(io: StageIO, selection: Mapping[str, Any], reproducible: bool) -> 
             Criterion(**criterion) for criterion in selection["methods"][selection["winner"]].get("criteria", ())
         ],
     )
-
-
-def _head(io: StageIO, task: str) -> Path:
-    """Return the head that came out of an expert's training; experts of former days have the base's."""
-    path = io.dep(layout.expert_head(task))
-    return path if path.exists() else io.dep(layout.head(task))
 
 
 @arithmetic()

@@ -1,6 +1,7 @@
 """What the stages share: the base's model and heads, the experts, and prepared splits, from the project's outputs."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 
@@ -42,13 +43,15 @@ def load_base_head(io: StageIO, task: str, device: torch.device) -> Head | None:
     return None if head is None else head.to(device)
 
 
+def expert_head_path(io: StageIO, task: str) -> Path:
+    """Return the file of an expert's head; without one of its own it has what the base has: the frozen one, or none."""
+    path = io.dep(layout.expert_head(task))
+    return path if path.exists() else io.dep(layout.head(task))
+
+
 def load_expert_head(io: StageIO, task: str, device: torch.device) -> Head | None:
     """Return the head that came out of an expert's training."""
-    path = io.dep(layout.expert_head(task))
-    # Without a file of its own the expert has what the base has: no head, or in old versions the frozen one.
-    if not path.exists():
-        return load_base_head(io, task, device)
-    head = read_head(path)
+    head = read_head(expert_head_path(io, task))
     return None if head is None else head.to(device)
 
 

@@ -1,7 +1,6 @@
 """Run a sweep: every candidate merged in memory and scored on validation, resumable at every trial."""
 
 import json
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from mergeflow.checkpoints import LazyStateDict, fingerprint, write_text
 from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.scoring import Score, score_of
+from mergeflow.late import quiet
 from mergeflow.merging import MethodCall, Recipe, configure, make_recipe, prepare
 from mergeflow.merging.catalog import code_of
 from mergeflow.merging.device import check_device
@@ -61,13 +61,13 @@ def optuna_search(method: str, space: Space, wanted: SearchPart, seed: int) -> S
     kinds = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, "gp": samplers.GPSampler}
     box = _Box.of(method, space)
     seed = seed if wanted.seed is None else wanted.seed
-    with _quiet():
+    with quiet("optuna"):
         search = optuna.create_study(direction="maximize", sampler=kinds[wanted.sampler](seed=seed))
     for _ in range(trial_count(space, wanted)):
-        with _quiet():
+        with quiet("optuna"):
             trial = search.ask(box.searched)
         value = yield box.arguments(trial.params)
-        with _quiet():
+        with quiet("optuna"):
             search.tell(trial, value)
 
 
@@ -122,18 +122,6 @@ def _range(bounds: Mapping[str, Any], whole: bool) -> Any:
     if whole:
         return IntDistribution(int(low), int(high), log=log, step=int(step or 1))
     return FloatDistribution(low, high, log=log, step=step)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Optuna's messages off the terminal while it works; afterwards its level is as before."""
-    logger = logging.getLogger("optuna")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 @dataclass(frozen=True)

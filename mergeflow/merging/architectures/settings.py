@@ -2,12 +2,12 @@
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
 
 from mergeflow.checkpoints.folders import class_settings
+from mergeflow.late import quiet
 from mergeflow.merging.architectures.cuts import Config
 
 
@@ -43,24 +43,12 @@ def _filled(config: Config) -> tuple[Config, str] | None:
     kind = config.get("model_type")
     if kind not in CONFIG_MAPPING:
         return None
-    with _silence():
+    with quiet("transformers", logging.CRITICAL):
         try:
             made = CONFIG_MAPPING[str(kind)].from_dict(class_settings(config))
             return json.loads(json.dumps(made.to_dict(), default=str)), type(made).__name__
         except Exception:  # whatever a class says of settings that it does not like: then they are compared as they are
             return None
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Keep back what transformers logs of the settings that it reads."""
-    log = logging.getLogger("transformers")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def flattened(config: Config, prefix: str = "") -> dict[str, Any]:
