@@ -339,8 +339,9 @@ class _Tables:
 
         renamings = [each for each in self.loading if isinstance(each, WeightRenaming)]
         loaded, _ = rename_source_key(name, renamings, [], self.model.base_model_prefix, self.tensors)
-        loaded = loaded if loaded in self.tensors else loaded_name(self.config, name)
-        return piece_of_stack(loaded, self.tensors) or loaded
+        piece = piece_of_stack(loaded, self.tensors)
+        loaded = loaded if piece or loaded in self.tensors else loaded_name(self.config, name)
+        return piece or piece_of_stack(loaded, self.tensors) or loaded
 
     def groups(self, names: Iterable[str], saving: bool) -> Iterator[_Group]:
         """Yield the tensors that reading a file, or writing one, converts together."""

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.align_names import is_conv1d
+from mergeflow.checkpoints.checks import pattern_of
 from mergeflow.checkpoints.lora import EXPERT_STACKS, INNER, PREFIX
 from mergeflow.checkpoints.names import IN_OUT_EXPERTS, module_in_memory, module_of
 from mergeflow.errors import MergeflowError
@@ -179,12 +181,14 @@ def check_known_experts(
     ]
     if unfit:
         biases = all(name.endswith("bias") for name in unfit)
-        pattern = "*experts*bias" if biases else "*experts*"
+        listed = "*experts*bias" if biases else "*experts*"
+        patterns = sorted({listed if fnmatchcase(name, listed) else pattern_of(name) for name in unfit})
         why = "biases of stacked experts" if biases else "experts of a mixture"
-        only = "" if biases else ", or whose stack only transformers ≥ 5 can say (install it)"
+        unknown = not biases and module_in_memory(architecture.config, "") is None
+        only = ", or whose stack only transformers ≥ 5 can say (install it)" if unknown else ""
         raise MergeflowError(
             f"{len(unfit)} tensors such as '{unfit[0]}' are {why} that no adapter can hold{only}. Leave them as the "
-            f"base has them, ignore: ['{pattern}'], or write the whole model."
+            f"base has them, ignore: {patterns}, or write the whole model."
         )
 
 

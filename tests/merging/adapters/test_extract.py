@@ -1,6 +1,8 @@
 """A PEFT adapter made of a whole expert, on models of transformers: PEFT loads it and gives the expert's outputs."""
 
+import ast
 import json
+import re
 import shutil
 
 import pytest
@@ -183,10 +185,22 @@ def check_of_class(folder, base, expert, embeddings):
         ("FalconMambaForCausalLM", "whole"),
         ("GitForCausalLM", "whole"),  # a head whose name ends those of others
         ("T5Gemma2ForConditionalGeneration", "whole"),  # ties beside the embedding
+        ("MiniMaxForCausalLM", "whole"),  # experts that a file lists under another name, and memory stacks
+        ("MiniMaxM2ForCausalLM", "lora"),
+        ("DeepseekV4ForCausalLM", "whole"),
     ],
 )
 def test_modules_and_ties_are_those_of_the_class(tmp_path, name, embeddings):
     check_of_class(tmp_path, *of_class(tmp_path, name), embeddings)
+
+
+def test_a_refusal_of_experts_names_patterns_that_leave_them_out(tmp_path):
+    assert of_class(tmp_path, "JetMoeForCausalLM")
+    with pytest.raises(MergeflowError, match="experts of a mixture that no adapter can hold") as error:
+        extracted(tmp_path)
+    assert "install" not in str(error.value)
+    patterns = re.search(r"ignore: (\[.*\])", str(error.value))
+    extracted(tmp_path, ignore=ast.literal_eval(patterns[1]))
 
 
 def test_weights_that_a_file_fuses_are_refused_with_the_way_out(tmp_path):
