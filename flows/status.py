@@ -290,7 +290,7 @@ def _print_registration(registration: Registration, console: Console) -> None:
     decision = registration["decision"]
     if decision and not decision["promote"]:
         over = f" over version {registration['champion']}" if registration["champion"] else ""
-        console.print(f"[bold]Not promoted then[/]{over}:", highlight=False)
+        console.print(f"[bold]The run did not promote it[/]{over}:", highlight=False)
         for reason in decision["reasons"]:
             console.print(f"  · {reason}", highlight=False, soft_wrap=True)
 

@@ -3,6 +3,7 @@
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -32,20 +33,28 @@ def test_a_merger_goes_from_two_fine_tunes_to_a_merge_to_publish(
     for names, language in ((("models.py", "scorers.py"), "python"), (("recipe.yaml", "sweep.yaml"), "yaml")):
         for name, text in zip(names, written(language), strict=True):
             Path(name).write_text(text)
+    sweeps, shown = 0, ""
     for block in written("console"):
         for line in block.splitlines():
             program, *words = shlex.split(line)
             monkeypatch.setattr(sys, "argv", [program, *words])
+            if program == "echo":
+                subprocess.run(line, shell=True, check=True)
+                continue
             if program == "python":
                 runpy.run_path(words[0], run_name="__main__")
                 continue
             with pytest.raises(SystemExit) as done:
                 main()
-            assert not done.value.code, f"{line}\n{capsys.readouterr().err}"
+            output, errors = capsys.readouterr()
+            shown += output
+            assert not done.value.code, f"{line}\n{errors}"
+            if words[0] == "sweep":  # the grid may be widened until test is looked at
+                sweeps += 1
+                assert ("On test, looked at once" in output) == (sweeps == 2), output
     from transformers import AutoModelForCausalLM
 
     assert AutoModelForCausalLM.from_pretrained("best").config.num_hidden_layers == 2
-    shown = capsys.readouterr().out
     assert "memory" in shown
     assert "* " in shown  # the sweep's winner
     sys.modules.pop("models", None)
