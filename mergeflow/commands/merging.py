@@ -45,6 +45,12 @@ def merge(
     out: Annotated[Path | None, typer.Option(help="Where to write instead of the recipe's `out`.")] = None,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option(help="Continue a sharded merge that was stopped.")] = False,
+    part: Annotated[
+        str | None, typer.Option(metavar="2/4", help="Write the second of four parts, for one of four machines.")
+    ] = None,
+    join: Annotated[
+        list[Path] | None, typer.Option(metavar="FOLDER", help="Join parts that `--part` made; repeatable.")
+    ] = None,
     force: Force = False,
     files: FromFiles = None,
 ) -> None:
@@ -67,6 +73,8 @@ def merge(
             resume,
             resolve=context.obj,
             force=force,
+            part=part,
+            join=join or (),
         )
     where = f"[bold]{escape(str(made.path))}[/]  {short(made.fingerprint)}…  {made.seconds:.1f} s"
     console.print(where, highlight=False, soft_wrap=True)

@@ -1,7 +1,7 @@
 """Merge files into files: streaming, atomic, resumable, with the record that makes the result again."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -11,6 +11,7 @@ from mergeflow.merging.adapters.job import AdapterJob, Made
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER
 from mergeflow.merging.files.job import Job, after_steps
+from mergeflow.merging.files.parts import Part, check_parts
 from mergeflow.merging.files.plan import Inputs, check_target, make_plan, open_inputs, twice
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe, fix_references
 from mergeflow.version import version
@@ -50,6 +51,8 @@ def merge(
     buffer: int = BUFFER,
     force: bool = False,
     scheme: str = SCHEME,
+    part: str | None = None,
+    join: Sequence[str | Path] = (),
 ) -> Merged:
     """Merge the checkpoints of a recipe into a file or folder, reading and writing piece by piece.
 
@@ -64,6 +67,10 @@ def merge(
         buffer: Bytes held at most beyond base, task vectors and workspace of the largest tensor that is treated whole.
         force: Replace the output file even if mergeflow did not make it (never an input, never a folder).
         scheme: Of the fingerprints; a merge that is resumed keeps that of its journal.
+        part: Such as "2/4": write the second quarter of the result's files only, into `OUT.part-2-of-4`, so that four
+            machines merge at once. Each reads what its files need, and everything where the method looks at the whole
+            model first.
+        join: The folders of all parts: their files, verified, become the result; nothing is merged again.
 
     Returns:
         Path and fingerprints, which are also in the file's metadata and in the model card next to it.
@@ -77,9 +84,12 @@ def merge(
     if out is not None:
         recipe = recipe.model_copy(update={"out": str(out)})
     check_device(recipe.device)
+    some = Part.parse(part) if part is not None else None
+    if some is not None or join:
+        check_parts(recipe, some, join)
     recipe = fix_references(recipe, resolve)
     with open_inputs(recipe, resolve) as inputs:
-        target = check_target(recipe, inputs, force)
+        target = check_target(recipe if some is None else some.recipe(recipe), inputs, force)
         plan = make_plan(recipe, inputs, buffer, workers=workers)
         on_read = _counted(progress, plan.bytes_read)
         job = Job(recipe, inputs, plan, target, on_read, workers, buffer, scheme)
@@ -89,9 +99,8 @@ def merge(
                 return AdapterJob(
                     recipe, opened, plan, on_read, workers, buffer, scheme, version(), fingerprints
                 ).write(target)
-            return Made(
-                *(job if opened is inputs else job.like(recipe, opened, plan, target, fingerprints)).run(resume)
-            )
+            last = job if opened is inputs else job.like(recipe, opened, plan, target, fingerprints)
+            return Made(*last.run(resume, some, join))
 
         made = after_steps(job, resolve, resume, finish) if plan.written else finish(inputs, {})
         if progress is not None:

@@ -1,7 +1,7 @@
 """The job of a merge: tensors merged, written, verified and recorded; steps written first."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from mergeflow.merging.files.output import (
     untie,
     write_index,
 )
+from mergeflow.merging.files.parts import Part, identity_of_parts, take_parts, write_part
 from mergeflow.merging.files.plan import Inputs, Plan, another_base, make_plan, open_inputs, step_folder
 from mergeflow.merging.files.recipe import Recipe, Resolve
 from mergeflow.merging.files.steps import PREFIX
@@ -92,9 +93,13 @@ class Job:
         """All that the result depends on, as JSON values."""
         return {"recipe": self.recipe.record(), "version": version(), "inputs": identity_of(self.inputs.paths)}
 
-    def run(self, resume: bool) -> tuple[str, dict[str, str]]:
-        """Write the result; returns its fingerprint and those of the inputs."""
-        return self.into_file() if self.target.suffix == ".safetensors" else self.into_folder(resume)
+    def run(
+        self, resume: bool, part: Part | None = None, joined: Sequence[str | Path] = ()
+    ) -> tuple[str, dict[str, str]]:
+        """Write the result, or a part of it; returns its fingerprint and those of the inputs."""
+        if part is not None:
+            return self.into_part(part, resume)
+        return self.into_file() if self.target.suffix == ".safetensors" else self.into_folder(resume, joined)
 
     def _run(self, writer: StreamWriter, names: Iterable[str]) -> None:
         scale, piece = self.plan.call.scale, self.engine.stacks.piece
@@ -160,24 +165,25 @@ class Job:
         write_text(self.target.with_suffix(".md"), self._card(result, inputs))
         return result, inputs
 
-    def into_folder(self, resume: bool) -> tuple[str, dict[str, str]]:
-        """Write a folder beside its final name, shard by shard, and rename it when it is whole."""
+    @property
+    def shards(self) -> dict[str, dict[str, TensorInfo]]:
+        """The tensors of each file of a folder, in order."""
         count = len(self.plan.shards)
-        shards = {shard_file(index, count): _only(self.infos, names) for index, names in enumerate(self.plan.shards)}
-        files_of: dict[str, str] = {}
+        return {shard_file(index, count): _only(self.infos, names) for index, names in enumerate(self.plan.shards)}
+
+    def into_folder(self, resume: bool, joined: Sequence[str | Path] = ()) -> tuple[str, dict[str, str]]:
+        """Write a folder beside its final name, shard by shard, and rename it when it is whole.
+
+        Args:
+            joined: Folders of parts that were merged before, on this machine or others; their shards are taken.
+        """
+        shards, files_of = self.shards, dict[str, str]()
         with OutputFolder(self.target) as folder:
             folder.begin(self.identity, shards, resume, self.digests.scheme)
-            self.digests.scheme, self.digests.tensors = folder.scheme, folder.inputs
-            pending = shards.keys() - folder.shards
-            if pending:
-                self.engine.first_passes()
-            for file, infos in shards.items():
-                if file in pending:
-                    notes = self._shard_metadata(infos)
-                    with StreamWriter(folder.partial / file, infos, notes, folder.scheme) as writer:
-                        self._run(writer, infos)
-                        writer.commit()
-                        folder.finish(file, writer.digests(), self.digests.tensors)
+            if joined:
+                take_parts(folder, joined, shards, identity_of_parts(self.recipe, self.inputs))
+            self._write_shards(folder, shards)
+            for file in shards:
                 files_of.update(folder.shards[file])
             tensors = ((name, info.dtype, info.shape, files_of[name]) for name, info in sorted(self.infos.items()))
             result = combine(tensors, folder.scheme)
@@ -187,6 +193,31 @@ class Job:
             untie(folder.partial / "config.json", config_of(self.inputs.base), before, files_of)
             folder.publish()
         return result, inputs
+
+    def into_part(self, part: Part, resume: bool) -> tuple[str, dict[str, str]]:
+        """Write a part of a folder's shards, and what the machine that joins them has to know."""
+        shards, identity = part.of(self.shards), identity_of_parts(self.recipe, self.inputs)
+        with OutputFolder(self.target) as folder:
+            folder.begin(self.identity, shards, resume, self.digests.scheme)
+            self._write_shards(folder, shards)
+            write_part(folder, part, identity)
+            folder.publish()
+        tensors = sorted((name, info, file) for file, infos in shards.items() for name, info in infos.items())
+        digests = ((name, info.dtype, info.shape, folder.shards[file][name]) for name, info, file in tensors)
+        return combine(digests, folder.scheme), {}
+
+    def _write_shards(self, folder: OutputFolder, shards: Mapping[str, Mapping[str, TensorInfo]]) -> None:
+        """Write the shards that are not there yet, each recorded when it is whole."""
+        self.digests.scheme, self.digests.tensors = folder.scheme, folder.inputs
+        pending = [file for file in shards if file not in folder.shards]
+        if pending:
+            self.engine.first_passes()
+        for file in pending:
+            infos = shards[file]
+            with StreamWriter(folder.partial / file, infos, self._shard_metadata(infos), folder.scheme) as writer:
+                self._run(writer, infos)
+                writer.commit()
+                folder.finish(file, writer.digests(), self.digests.tensors)
 
     def _shard_metadata(self, names: Iterable[str]) -> dict[str, str]:
         """A shard's own notes: fingerprints of the whole stand in the folder's record."""

@@ -340,7 +340,7 @@ class OutputFolder:
             self.shards = {
                 file: finished[file]
                 for file, infos in shards.items()
-                if file in finished and _digests(self.partial / file, infos, scheme) == finished[file]
+                if file in finished and held_digests(self.partial / file, infos, scheme) == finished[file]
             }
 
     def _bring_back(self) -> None:
@@ -396,7 +396,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _digests(path: Path, infos: Mapping[str, TensorInfo], scheme: str) -> dict[str, str] | None:
+def held_digests(path: Path, infos: Mapping[str, TensorInfo], scheme: str) -> dict[str, str] | None:
     """Return the digests of a file's tensors; None where it does not hold exactly these."""
     try:
         with open_safetensors(path) as state:
