@@ -19,7 +19,7 @@ State = Mapping[str, Tensor]
 
 
 class Model(Protocol):
-    """What the base, the experts and the merges of a project are weights of."""
+    """A model of a project: base, experts and merges are weights of it."""
 
     @property
     def module(self) -> nn.Module:
@@ -40,7 +40,7 @@ class Model(Protocol):
 
 
 class Predictions(Protocol):
-    """Examples as far as they need no labels: what entropy, Fisher information and Gram matrices are estimated from."""
+    """Examples without labels, from which entropy, Fisher information and Gram matrices are estimated."""
 
     def __len__(self) -> int: ...
 
@@ -63,7 +63,7 @@ class Metric(Protocol):
 
 
 class Examples(Predictions, Protocol):
-    """One split of one task, and how a model is judged on it. `rows` are int64 [n] on the CPU."""
+    """One split of one task, on which models are judged. `rows` are int64 [n] on the CPU."""
 
     @property
     def task(self) -> str:
@@ -181,7 +181,7 @@ def device_of(model: Model) -> torch.device:
 
 @dataclass(frozen=True)
 class Base:
-    """Where a base is written, and what its making is told.
+    """The files of a base, and the report of its making.
 
     Attributes:
         root: The project folder, which local files are named relative to.
@@ -202,7 +202,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Modality:
-    """What kind of models and examples a project has.
+    """The kind of a project's models and examples.
 
     Attributes:
         name: As `modality` in params.yaml's `model` names it.

@@ -82,7 +82,7 @@ def decide(
         champion: evidence of the present champion; None when there is none.
         withdrawn: a rollback has taken this very version out of service.
         removed_tasks: tasks the candidate lacks on purpose (unmerge).
-        unreadable: why nothing is known of the present champion, in words; then only a person can replace it.
+        unreadable: why the champion's evidence cannot be read, in words; then only a person can replace it.
 
     Returns:
         The decision; the same arguments give the same one.

@@ -274,18 +274,18 @@ def promote(
     """Make the version champion if the gates let it.
 
     Args:
-        evidence: what is known of the version now; None: what was kept with it. Weights that a run finds again are the
-            version that was registered first, which may have been evaluated on other examples. The bounds of a version
-            made to forget a task stay those it was registered with.
-        reevaluate: version number to its evidence on the present validation split; asked for the champion when what
-            was kept with it is of other examples.
+        evidence: the version's present evidence; None: the evidence registered with it. Weights that a run finds again
+            are the version that was registered first, which may have been evaluated on other examples. The bounds of a
+            version made to forget a task stay those it was registered with.
+        reevaluate: version number to its evidence on the present validation split; called for the champion when its
+            registered evidence is of other examples.
         force: promote whatever the gates say, and record who and why.
         only_ask: log the gates' decision and leave the champion as it is.
         who: the person who asks; None: this process's user.
         why: kept with the event, before the gates' reasons.
 
     Returns:
-        What came of it; a refused version is not an error, nor is a champion whose files are gone: the gates say so.
+        The outcome. A refused version is no error, nor is a champion whose files are gone: the gates report both.
 
     Raises:
         MergeflowError: no such model or version, or its files are gone.
@@ -328,8 +328,8 @@ def promote(
 def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") -> RegisteredVersion:
     """Return to the champion before the present one; repeated, to the one before that, and so on.
 
-    The version that leaves is withdrawn: later promotions refuse it unless forced, and no rollback returns to it. Where
-    the champion was deleted, or its alias, the last champion that exists is restored, and that is all.
+    The version that leaves is withdrawn: later promotions refuse it unless forced, and no rollback returns to it. If
+    the champion or its alias was deleted, the last existing champion is restored, and nothing else changes.
 
     Args:
         who: who decided; the machine's user by default.

@@ -354,7 +354,7 @@ class Current:
 def current(store: Store, name: str) -> Current:
     """Read champion, candidate and the rollback's target, consistently even while another process promotes.
 
-    A name that nobody has registered gives None three times.
+    An unknown name gives None three times.
     """
     model = find_snapshot(store, name)
     if model is None:
@@ -585,7 +585,7 @@ def load(store: Store, name: str, which: str | int = CHAMPION, *, foreign: bool 
     registry's files can put code among them, which MLflow's own way of loading executes.
 
     Args:
-        foreign: load a version that another program registered, and so execute what lies in its files.
+        foreign: load a version that another program registered, and so execute code in its files.
 
     Raises:
         MergeflowError: no such model, version or alias; its files cannot be read, or are not those that were

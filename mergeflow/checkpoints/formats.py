@@ -320,9 +320,9 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
     """Open a checkpoint without reading its data.
 
     Args:
-        path: A safetensors file; an index of shards, or a folder with one; a state dict of `torch.save`, alone or in
-            what a training run saved (no code is run; `module.` is unwrapped); a Hugging Face model folder; a PEFT LoRA
-            adapter folder, which opens as a task vector. What is not a path here may be a Hugging Face id,
+        path: A safetensors file; an index of shards, or a folder with one; a state dict of `torch.save`, alone or
+            inside a training run's file (no code is run; `module.` is unwrapped); a Hugging Face model folder; a PEFT
+            LoRA adapter folder, which opens as a task vector. A name that is no path here may be a Hugging Face id,
             `owner/name` or `owner/name@revision`: the local cache is looked at first, then the network.
 
     Returns:

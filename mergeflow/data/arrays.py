@@ -72,7 +72,7 @@ def digest_of_split(record: Mapping[str, Any]) -> str:
 
 
 def load_split(folder: str | Path, split: str, verify: bool = False) -> Split:
-    """Return a prepared split; arrays stay on disk until they are indexed.
+    """Open a prepared split; arrays stay on disk until they are indexed.
 
     Args:
         folder: what `prepare_task` wrote.

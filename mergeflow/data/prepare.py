@@ -38,8 +38,8 @@ def prepare_task(
 
     Files: per split `<split>.parquet` (the examples as they were before decoding), `<split>.<name>.npy` for each array
     of the modality; and `manifest.json`. On one machine the same source gives the same bytes.
-    No content is in two splits: what is in test leaves validation and train, what is in validation leaves train
-    (equality of the digests of the source's decoded content, before transforms); the manifest counts what left.
+    No content is in two splits: an example of test is removed from validation and train, one of validation from train
+    (by the digests of the source's decoded content, before transforms); the manifest counts the removed ones.
 
     Args:
         raw: the task, from `open_source`.

@@ -20,7 +20,7 @@ METHODS = Shelf("method", Method, families.__name__, "methods", "`@method(…)` 
 
 
 def methods() -> dict[str, Method]:
-    """Return every method by name, in alphabetical order: ours, those of installed packages and of the project.
+    """List every method by name: those of mergeflow, of installed packages and of the project.
 
     Raises:
         MergeflowError: Two methods have one name, or a file of methods cannot be loaded or declares none.

@@ -144,9 +144,9 @@ def prepare(
     """Compute a method's anchor and direction once, to be used at any number of scales.
 
     Args:
-        call: The configured method, or a method's name; its scale plays no part here.
+        call: The configured method, or a method's name; its scale is ignored.
         base: θ0, a state dict in memory or lazy, or a module.
-        experts: State dicts or modules by name; the order of names does not matter but for `slerp`.
+        experts: State dicts or modules by name; their order matters for `slerp` only.
         weights: Per-expert factors, by name or in the order of `experts`; all 1 when missing.
         cache: Shared by the calls of a sweep, so that a grid over (rank, scale) factors each matrix once.
         data: Statistics of data for methods that need them, by kind, then expert, then tensor.

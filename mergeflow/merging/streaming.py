@@ -60,8 +60,8 @@ def merge(
         recipe: A record, a mapping, or the path of a file; it is checked whole, with the headers of all files, before
             any weight is read.
         out: Where to write instead of the recipe's `out`: a `.safetensors` file, or a folder.
-        resume: Continue a sharded merge that was stopped, with those of its shards that are still as they were written;
-            without it an unfinished one is started again.
+        resume: Continue a stopped sharded merge and keep its finished shards; without it an unfinished merge starts
+            again.
         resolve: Turns references such as models:/name@alias into local paths; the version it means now is recorded.
         workers: Threads, by default one per core; the result does not depend on it.
         buffer: Bytes held at most beyond base, task vectors and workspace of the largest tensor that is treated whole.

@@ -80,19 +80,19 @@ def soup(
 ) -> Soup:
     """Average the last checkpoints of one run, out of core.
 
-    θ = Σ w_t θ_t;  uniform: w_t = 1/k;  linear: w_t = 2t / (k(k + 1)), so that the last weighs most;  greedy: of the
-    checkpoints from the best down, each is added where the mean of those taken then scores no less
+    θ = Σ w_t θ_t;  uniform: w_t = 1/k;  linear: w_t = 2t / (k(k + 1)), so that the last weighs most;  greedy: from the
+    best checkpoint down, each is added if the mean then scores no less
 
     With a scorer, the midpoint of the window's first and last checkpoint is scored too: where it is worse than both,
     a barrier lies between them, and averages across it lose what training won.
 
-    Scores are written down as they come, beside the output in `.NAME.scores`: a soup that was killed goes on with them.
+    Scores are saved at once, next to the output in `.NAME.scores`, from which a killed soup continues.
 
     Args:
         run: A folder of `checkpoint-N`.
         out: A `.safetensors` file, or a folder, which gets the last checkpoint's configuration and tokenizer.
         window: How many of the last checkpoints; all by default.
-        score: Who scores on validation, as in a sweep's file; greedy needs it.
+        score: The scorer on validation, as in a sweep's file; greedy needs it.
         force: Replace an output file even if mergeflow did not make it.
 
     Raises:

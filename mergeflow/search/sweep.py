@@ -451,8 +451,8 @@ def run_sweep(
 ) -> SweepResult:
     """Score every candidate of a sweep on validation and write the results.
 
-    A killed sweep goes on where it stopped and ends with the same files. Values added to the sweep later are scored
-    beside the known ones; changed checkpoints, data or heads are refused.
+    A killed sweep goes on where it stopped and ends with the same files. Values added to the sweep later are scored in
+    addition; changed checkpoints, data or heads are refused.
 
     Args:
         folder: For trials.jsonl (the journal), trials.parquet, winner.yaml and prepared sources.
@@ -460,8 +460,8 @@ def run_sweep(
 
     Raises:
         MergeflowError: inputs that are missing or do not fit, a folder with results of other inputs, or a candidate
-            that cannot be merged (named); with `test: true` another winner than the one that was looked at, which
-            leaves the files of that one as they are.
+            that cannot be merged (named); with `test: true` another winner than the one whose test score was read; the
+            files of that one stay.
     """
     began, place = time.monotonic(), Path(folder)
     tell: Progress = progress or (lambda *_: None)

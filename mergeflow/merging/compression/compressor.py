@@ -150,7 +150,7 @@ CompressorCall = Call[Compressor]
 
 
 def compressors() -> dict[str, Compressor]:
-    """Return every compressor by name, in alphabetical order: ours, those of installed packages and of the project.
+    """List every compressor by name: those of mergeflow, of installed packages and of the project.
 
     Raises:
         MergeflowError: Two compressors have one name, or a file of compressors cannot be loaded or declares none.

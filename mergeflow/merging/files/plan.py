@@ -665,14 +665,15 @@ def _size(count: float) -> str:
 def check_recipe(
     recipe: AnyRecipe, resolve: Resolve | None = None, buffer: int = BUFFER, *, force: bool = False
 ) -> Plan:
-    """Validate a recipe against its files and return what the merge will do; reads headers only.
+    """Validate a recipe against its files and return the plan of the merge; reads headers only.
 
     Args:
         buffer: Bytes the merge may hold beyond its largest stack.
         force: Whether the merge may replace a file that mergeflow did not make.
 
     Raises:
-        MergeflowError: Anything that would stop the merge; a missing `out` does not, as `merge` may be given one.
+        MergeflowError: Anything that would stop the merge, except a missing `out`, which `merge` takes as an argument
+            too.
     """
     recipe = as_recipe(recipe)
     check_device(recipe.device)
