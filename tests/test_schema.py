@@ -1,13 +1,18 @@
 """One voice for what is wrong in a file: place, what was found, what was expected, the nearest right key."""
 
+from collections.abc import Iterator
 from contextlib import suppress
+from importlib import import_module
+from pkgutil import walk_packages
 from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field
+from pydantic import BaseModel, Field
 
+import mergeflow
+import tasks
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.schema import Frozen, validated
 
@@ -95,3 +100,23 @@ def test_of_many_names_those_most_alike_are_listed() -> None:
     message = str(unknown_name("architecture", "ViT-B-33", [*(f"net{number}" for number in range(200)), "ViT-B-32"]))
     assert message.startswith("unknown architecture 'ViT-B-33': did you mean 'ViT-B-32'? 201 names exist, most alike: ")
     assert len(message) < 300
+
+
+def every_class(parent: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for child in parent.__subclasses__():
+        yield child
+        yield from every_class(child)
+
+
+@pytest.mark.slow
+def test_every_seed_of_a_file_is_a_whole_number_that_all_generators_take() -> None:
+    for package in (mergeflow, tasks):
+        for module in walk_packages(package.__path__, f"{package.__name__}."):
+            with suppress(ImportError):
+                import_module(module.name)
+    seeded = [record for record in every_class(Frozen) if "seed" in record.model_fields]
+    assert len(seeded) > 8
+    for record in seeded:
+        for value in (-1, 2**63, 10**30, 1.5, "x", float("inf"), True):
+            with pytest.raises(MergeflowError, match="seed: must be"):
+                validated(record, {"seed": value}, record.__name__)

@@ -27,6 +27,18 @@ def test_the_example_is_taken_by_the_commands_parser(words: str) -> None:
     COMMANDS[words].make_context(words, shlex.split(line)[1 + len(words.split()) :])
 
 
+SEEDED = [words for words, command in COMMANDS.items() if any(param.name == "seed" for param in command.params)]
+SEEDED.remove("finetune")  # which checks it with all of params.yaml
+
+
+@pytest.mark.parametrize("words", SEEDED)
+@pytest.mark.parametrize("seed", ["-1", str(2**63)])
+def test_a_seed_that_some_generator_lacks_is_refused(words: str, seed: str) -> None:
+    line = shlex.split(EXAMPLES[words])[1:]
+    shown = CliRunner().invoke(app, [*line, f"--seed={seed}"], env={"COLUMNS": "120"}).output
+    assert "Invalid value for '--seed': Input should be" in shown
+
+
 def test_help_shows_groups_and_examples() -> None:
     shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120"}).output
     assert all(f"─ {title} ─" in shown for title in GROUPS)

@@ -24,7 +24,7 @@ from mergeflow.merging.architectures.depth import depth
 from mergeflow.merging.architectures.mixtures import TARGETS, Target, mixture_config
 from mergeflow.merging.files.fields import Location, shown
 from mergeflow.merging.files.output import shards_like
-from mergeflow.schema import Frozen, refusal, validated
+from mergeflow.schema import Frozen, Seed, refusal, validated
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -321,7 +321,7 @@ class Mixture(Frozen):
     gate: Gate = "hidden"
     experts_per_token: int = Field(2, ge=1)
     shared: Shared | None = None
-    seed: int = 0
+    seed: Seed = 0
 
     @field_validator("experts", mode="before")
     @classmethod

@@ -21,6 +21,7 @@ from mergeflow.merging.methods.sparse import CutArgs, breadcrumbs_sparsify
 from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass, ties_copies
 from mergeflow.merging.stack import Pass
 from mergeflow.merging.thresholds import threshold_passes, trim_to
+from mergeflow.schema import Seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +59,7 @@ class DropArgs(ThenArgs):
     """What is dropped from each task vector."""
 
     drop: float = Field(0.9, ge=0, lt=1, description="probability of dropping an entry, [0, 1)")
-    seed: int = Field(0, ge=0, description="seed of the masks, ≥ 0")
+    seed: Seed = Field(0, description="seed of the masks, ≥ 0")
     per_expert: ClassVar[tuple[str, ...]] = ("drop",)
 
 
