@@ -4,6 +4,7 @@ import os
 from pathlib import Path, PurePosixPath
 from zipfile import BadZipFile, ZipFile
 
+GGUF = b"GGUF"  # how such a file begins
 _PICKLED, _DIRECTORY = b"PK\x03\x04", b"PK\x05\x06"
 # The end of an archive's directory has 22 bytes and a comment of 65,535 at most.
 _TAIL = 22 + 65_535
@@ -37,7 +38,7 @@ def mistaken(start: bytes, wanted: str) -> str | None:
             "is a web page, not weights (a download that needed a login or another address): "
             "download the file itself, after logging in"
         )
-    if start.startswith(b"GGUF"):
+    if start.startswith(GGUF):
         return (
             "is a GGUF file, whose quantised weights cannot be merged: merge the original safetensors model, "
             "or make plain weights of this file with `mergeflow convert`"

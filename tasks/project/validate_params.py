@@ -9,6 +9,7 @@ from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import configure
 from mergeflow.merging.catalog import METHODS
 from mergeflow.modalities.preparing import find_preparation
+from mergeflow.modalities.vision.sources.real_tasks import get_real_task
 from mergeflow.schema import refusal
 from mergeflow.search.candidates import grid_of
 from tasks.project.files import read_yaml
@@ -20,7 +21,7 @@ BASE = "base"  # the stage that makes the base
 
 
 def validate_params(root: Path) -> Params:
-    """Read and validate params.yaml with the sources of its tasks, as far as their addresses say; nothing is opened."""
+    """Read and validate params.yaml with the sources of its tasks, as far as their addresses say; no data are read."""
     path = root / "params.yaml"
     read_yaml(path)  # first: a file that cannot be read is told before what it would name
     METHODS.names()  # a file that cannot be loaded is told once, not for each method in params.yaml
@@ -30,7 +31,7 @@ def validate_params(root: Path) -> Params:
     faults = [
         f"tasks.{task}: {fault}"
         for task, source in params.tasks.items()
-        for fault in _faults(source, preparation, None if graph[f"prepare@{task}"].frozen else root)
+        for fault in source_faults(task, source, preparation, None if graph[f"prepare@{task}"].frozen else root)
     ] + list(_sweep_faults(params))
     if not graph[BASE].frozen:
         faults += _base_faults(params, root)
@@ -39,7 +40,8 @@ def validate_params(root: Path) -> Params:
     return params
 
 
-def _faults(source: str, preparation: Preparation, root: Path | None) -> Iterator[str]:
+def source_faults(task: str, source: str, preparation: Preparation, root: Path | None) -> Iterator[str]:
+    """Yield what keeps a task's data from being prepared; without a root only what its address says by itself."""
     address = parse_address(source)
     kinds = ", ".join(sorted(preparation.sources))
     if not address.kind:
@@ -50,6 +52,14 @@ def _faults(source: str, preparation: Preparation, root: Path | None) -> Iterato
         yield f"'{source}' has no address; expected '{address.kind}:ADDRESS'"
     elif root and _is_missing(address.paths[0], root):
         yield f"'{address.place}': no such file or folder"
+    elif root and address.kind in ("suite", "torchvision"):
+        try:
+            if address.kind == "torchvision":
+                get_real_task(address.place.partition("@")[0])
+            else:  # it draws examples on demand: opening it reads nothing
+                preparation.sources["suite"](task, address.place, 0, root)
+        except MergeflowError as error:
+            yield str(error)
     transforms = [*preparation.transforms, *OF_THE_SOURCE, *COLUMNS]
     for name, _ in address.transforms:
         if name not in transforms:

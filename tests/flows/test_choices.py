@@ -9,8 +9,9 @@ from rich.console import Console
 
 from flows.run_command import bring_up_to_date
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.preparing import find_preparation
 from tasks.project.new import new_project
-from tasks.project.validate_params import check_base, validate_params
+from tasks.project.validate_params import check_base, source_faults, validate_params
 from tests.flows.small_project import run_in
 from tests.toy_project import make_toy_project
 
@@ -52,6 +53,24 @@ def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monk
         project, tasks={"gone": "series:inputs/wells.csv?conflicts=keep&validation=join", "many": "series:inputs/*.csv"}
     )
     assert validate_params(project).tasks["gone"].startswith("series")
+
+
+@pytest.mark.parametrize(
+    ("modality", "source", "message"),
+    [
+        ("vision", "suite:pocet8", "unknown suite 'pocet8': did you mean 'pocket8'"),
+        ("vision", "suite:pocket8/digts", "unknown task of suite pocket8 'digts': did you mean 'digits'"),
+        ("vision", "torchvision:MNISTT", "unknown real data set 'MNISTT': did you mean 'MNIST'"),
+        ("text", "suite:sentences", "unknown suite of texts 'sentences': did you mean 'sentences8'"),
+        ("causal", "suite:boks", "unknown suite of causal models 'boks': did you mean 'books'"),
+    ],
+)
+def test_names_of_data_that_do_not_exist_are_told_before_anything_runs(
+    tmp_path: Path, modality: str, source: str, message: str
+) -> None:
+    preparation = find_preparation(modality)
+    assert [str(fault)[: len(message)] for fault in source_faults("digits", source, preparation, tmp_path)] == [message]
+    assert list(source_faults("digits", source, preparation, None)) == []  # a task that is frozen is not prepared again
 
 
 def test_a_base_that_is_not_there_is_told_before_the_data_are_prepared(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import FLOAT32, FLOATS, DType, TensorInfo
 from mergeflow.checkpoints.quantised import Quantised, dequantise, dequantised_info, quantised
 from mergeflow.checkpoints.reader import TIED, LazyStateDict
+from mergeflow.checkpoints.sniff_format import GGUF
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.card import public_name
@@ -105,7 +106,7 @@ def is_gguf(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
+        return file.read(len(GGUF)) == GGUF
 
 
 @contextmanager
