@@ -16,16 +16,13 @@ from rich.console import Console
 from mergeflow.application import find_project, make_importable
 from mergeflow.commands import (
     ANYWHERE,
-    adapters,
-    compression,
+    derived,
     help_groups,
     language,
     merging,
     pages,
-    soup,
     statistics,
     sweep,
-    vectors,
 )
 from mergeflow.errors import MergeflowError, first_line, is_full, not_installed, not_permitted, require
 from mergeflow.version import version
@@ -45,7 +42,7 @@ def add_all_commands(start: Path) -> Callable[[str], str] | None:
     Returns:
         A resolver of references in recipes (models:/name@alias), which only a project has; None outside.
     """
-    for family in (merging, compression, vectors, adapters, soup, sweep, statistics, language, pages):
+    for family in (merging, derived, sweep, statistics, language, pages):
         family.add_commands(app)
     library, project = _names(), find_project(start)
     make_importable()

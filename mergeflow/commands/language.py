@@ -63,8 +63,7 @@ def perplexity(
     """Print the perplexity of texts under causal models."""
     import torch
 
-    from mergeflow.commands.causal_models import opened_models
-    from mergeflow.commands.texts import prepared_block, project_models, project_texts, read_texts
+    from mergeflow.commands.texts import opened_models, prepared_block, project_models, project_texts, read_texts
     from mergeflow.evaluation.memory import estimate_perplexity_memory
     from mergeflow.modalities.causal.modality import total_loss
     from mergeflow.training.arithmetic import arithmetic
@@ -158,7 +157,7 @@ def lm_eval(
     as_json: AsJson = False,
 ) -> None:
     """Judge causal models by tasks of lm-evaluation-harness, which is installed with mergeflow[lm-eval]."""
-    from mergeflow.commands.causal_models import opened_models
+    from mergeflow.commands.texts import opened_models
     from mergeflow.errors import unknown_name
     from mergeflow.search.scorer import evaluate, find_tasks, metrics_of
     from mergeflow.search.sweep_file import LmEvalScore

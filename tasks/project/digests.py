@@ -1,27 +1,42 @@
-"""The stage `code`: one digest of code for each stage; a digest may count as that of older code.
+"""The stage `code`: one digest for each stage of the code that it depends on, every module that its imports reach.
 
-A release has shown both to make the same bits, or a person has accepted the older outputs.
+A module counts by its syntax tree without comments, docstrings, layout and the texts of errors and log lines, so that
+a better comment or message makes nothing stale. A file beside it that is not Python (an architecture, a vocabulary, a
+page's template) counts by its bytes where the module has its name, or the name of its folder, as a string. A package's
+`__init__` that only passes names on is a front door: what counts is the module behind each name that is used. What is
+not ours (torch, the standard library) does not count: its versions are recorded with the results.
+
+A digest may count as that of older code: a release has shown both to make the same bits, or a person has accepted the
+older outputs.
 """
 
+import ast
 import getpass
 import hashlib
+import json
+import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from mergeflow.application import HOME
 from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.errors import MergeflowError
 from mergeflow.layout import ACCEPTED, CODE
+from mergeflow.plugins import entry_points
 from mergeflow.training.settings import IterativeSettings
-from tasks.project.code_digest import LENGTH, code_of
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph, training_settings
-from tasks.project.stage import CHOICES, Stage
+from tasks.project.recorded import sha256_of
+from tasks.project.stage import CHOICES, STATE, Stage
 from tasks.project.study_graph import read_study_file
 
 RELEASES = Path(__file__).with_name("equivalent.yaml")
@@ -164,8 +179,7 @@ def _bytes_of(path: Path) -> str:
 @cache
 def _hashed(path: Path, *status: int) -> str:
     """Return the SHA-256 of a file, which is read once in a process while its size and time stay as they are."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(path)
 
 
 def _methods(root: Path, stage: Stage, read: Callable[[Path], Any]) -> frozenset[str] | None:
@@ -218,3 +232,524 @@ def write_digests(root: Path) -> None:
     path = root / CODE
     if not path.exists() or path.read_text("utf-8") != text:
         write_atomically(path, text)
+
+
+_EMPTY: tuple[Any, ...] = (None, [], ())
+_LOGGERS = ("logging", "logger", "log")
+_LEVELS = ("debug", "info", "warning", "error", "exception", "critical")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one Python file says.
+
+    Attributes:
+        meaning: SHA-256 of its syntax tree without comments, docstrings, layout, imports for type checkers and the
+            texts of errors, warnings and log lines.
+        names: what it imports, reaches through an import, or has as a string: `module`, or `module:name.name`.
+        whole: whose `__path__` or `__name__` it reads, and the packages of a `Shelf` that it makes: the modules of such
+            a package are found by name.
+        strings: its strings that may be names of files and folders beside it.
+        shelves: folders of the project, and groups of entry points, where a `Shelf` that it makes looks for more.
+        parts: package, folder and part of every `Parts` that it makes: modules PART of packages found by name.
+        methods: the merge methods that it declares, `@method("name", …)`.
+        exports: what is behind each name, if the file only passes names on (a package's front door); else None.
+    """
+
+    meaning: str
+    names: list[str]
+    whole: list[str]
+    strings: list[str]
+    shelves: list[str]
+    parts: list[list[str]]
+    methods: list[str]
+    exports: dict[str, str] | None
+
+
+def read_source(text: bytes, package: str, is_package: bool = False) -> Source:
+    """Read the imports, names and meaning of a Python file.
+
+    Args:
+        package: the dotted name of the package that its relative imports start from.
+        is_package: whether it is an `__init__.py`, which alone can be a front door.
+
+    Raises:
+        SyntaxError: it is not Python.
+    """
+    tree = ast.parse(text)
+    _leave_out_what_means_nothing(tree)
+    _empty_messages(tree)
+    bound = dict(_bindings(tree, package))
+    reached = {name for node in ast.walk(tree) if isinstance(node, ast.Attribute) and (name := _dotted(node, bound))}
+    whole = {name[: match.start()] for name in reached if (match := re.search(r"[.:]__(path|name)__$", name))}
+    shelves = [*_made(tree, "Shelf", {"package": 2, "folder": 3})]
+    whole |= {package for package, _ in shelves if package}
+    strings = set(_names_in(tree))
+    modules = {text for text in strings if "." in text and all(part.isidentifier() for part in text.split("."))}
+    names = {*bound.values(), *_plain_imports(tree), *modules, *reached}
+    meaning = hashlib.sha256("".join(_words(tree)).encode("utf-8", "surrogatepass")).hexdigest()
+    exports = _exports(tree, bound) if is_package else None
+    folders = sorted(folder for _, folder in shelves)
+    parts = sorted(_made(tree, "Parts", {"package": 2, "folder": 3, "part": 4}))
+    methods = sorted(_declared_methods(tree))
+    return Source(meaning, sorted(names), sorted(whole), sorted(strings), folders, parts, methods, exports)
+
+
+def meaning_of_functions(text: bytes) -> dict[str, str]:
+    """Return the meaning of each function by its qualified name, and of all that is outside as `<module>`."""
+    tree = ast.parse(text)
+    _leave_out_what_means_nothing(tree)
+    _empty_messages(tree)
+    meanings: dict[str, str] = {}
+    waiting: list[tuple[str, ast.Module | ast.ClassDef]] = [("", tree)]
+    while waiting:
+        prefix, block = waiting.pop()
+        for node in block.body:
+            if isinstance(node, ast.ClassDef):
+                waiting.append((f"{prefix}{node.name}.", node))
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                meanings[f"{prefix}{node.name}"] = "".join(_words(node.body))
+                node.body = []
+    return meanings | {"<module>": "".join(_words(tree))}
+
+
+def _leave_out_what_means_nothing(tree: ast.Module) -> None:
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            block = getattr(node, field, None)
+            if isinstance(block, list):
+                setattr(node, field, [remaining for statement in block for remaining in _meant(statement)])
+
+
+def _meant(statement: ast.stmt) -> list[ast.stmt]:
+    """Return the rest of a statement: nothing of a docstring or `pass`, the `else` of `if TYPE_CHECKING`."""
+    if isinstance(statement, ast.Pass):
+        return []
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return []
+    if isinstance(statement, ast.If) and _last_name(statement.test) == "TYPE_CHECKING":
+        return [remaining for inner in statement.orelse for remaining in _meant(inner)]
+    return [statement]
+
+
+def _empty_messages(tree: ast.Module) -> None:
+    """Empty the texts that only people read: a corrected message in a reader must not train every expert again."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert) and node.msg and _is_text(node.msg):
+            node.msg = ast.Constant("")
+        elif isinstance(node, ast.Call) and _says(node):
+            node.args = [ast.Constant("") if _is_text(argument) else argument for argument in node.args]
+
+
+def _says(call: ast.Call) -> bool:
+    """Whether a call makes an error or a warning, logs, or prints to the terminal (a `file` could be a result)."""
+    name = _last_name(call.func)
+    if name.endswith(("Error", "Exception", "Warning")) or (name == "warn" and isinstance(call.func, ast.Attribute)):
+        return True
+    if name in ("print", "echo"):
+        return not any(keyword.arg in ("file", None) for keyword in call.keywords)
+    home = _last_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    return name in _LEVELS and home.lower().strip("_") in _LOGGERS
+
+
+def _is_text(node: ast.expr) -> bool:
+    """Whether an argument is a sentence. A single word may be a key that somebody reads again: it counts."""
+    if any(isinstance(inner, ast.NamedExpr | ast.Await | ast.Yield | ast.YieldFrom) for inner in ast.walk(node)):
+        return False
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _is_text(node.left) or _is_text(node.right)
+    if isinstance(node, ast.IfExp):
+        return _is_text(node.body) and _is_text(node.orelse)
+    if isinstance(node, ast.JoinedStr):
+        return any(isinstance(part, ast.Constant) and " " in str(part.value) for part in node.values)
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _words(node: Any) -> Iterator[str]:
+    """Yield the syntax tree as text that is the same for every version of Python: empty fields are left out."""
+    if isinstance(node, ast.AST):
+        yield type(node).__name__ + "("
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if name not in ("ctx", "kind", "type_comment") and value not in _EMPTY:
+                yield name + "="
+                yield from _words(value)
+        yield ")"
+    elif isinstance(node, list):
+        yield "["
+        for child in node:
+            yield from _words(child)
+        yield "]"
+    else:
+        yield repr(node) + ","
+
+
+def _bindings(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
+    """Yield the names that imports bind, wherever they stand, each with what is behind it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield (alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join(filter(None, [*above, node.module]))
+            for alias in node.names:
+                yield alias.asname or alias.name, module if alias.name == "*" else f"{module}:{alias.name}"
+
+
+def _plain_imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def _names_in(tree: ast.Module) -> Iterator[str]:
+    """Yield the strings that may be names: of a module, a file or a folder."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.-]{3,80}", node.value):
+            yield node.value
+
+
+def _made(tree: ast.Module, name: str, wanted: dict[str, int]) -> Iterator[list[str]]:
+    """Yield wanted arguments, by name or position, of each call that makes a `name`; "" where one is not a string."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _last_name(node.func) == name:
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            placed = dict(enumerate(node.args))
+            values = [given.get(argument, placed.get(place)) for argument, place in wanted.items()]
+            if None not in values:  # else something else of that name
+                yield [str(value.value or "") if isinstance(value, ast.Constant) else "" for value in values]
+
+
+def _declared_methods(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _last_name(node.func) == "method" and node.args:
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                yield name.value
+
+
+def _dotted(node: ast.Attribute, bound: dict[str, str]) -> str | None:
+    parts: list[str] = []
+    inner: ast.expr = node
+    while isinstance(inner, ast.Attribute):
+        parts.append(inner.attr)
+        inner = inner.value
+    if isinstance(inner, ast.Name) and inner.id in bound:
+        home, attributes = bound[inner.id], ".".join(reversed(parts))
+        return f"{home}.{attributes}" if ":" in home else f"{home}:{attributes}"
+    return None
+
+
+def _exports(tree: ast.Module, bound: dict[str, str]) -> dict[str, str] | None:
+    """Return the names that a front door passes on: by `from … import`, or by `__getattr__` over a table."""
+    exports, lazy = dict(bound), any(_defined(statement) == "__getattr__" for statement in tree.body)
+    for statement in tree.body:
+        if _defined(statement) in ("__getattr__", "__dir__"):
+            continue
+        if isinstance(statement, ast.Assign) and (value := _literal(statement.value)) is not None:
+            if _last_name(statement.targets[0]) == "__all__":
+                continue
+            if lazy and isinstance(value, dict):
+                exports |= {name: f"{home}:{name}" for name, home in value.items()}
+                continue
+        if not isinstance(statement, ast.Import | ast.ImportFrom):
+            return None
+    return exports
+
+
+def _defined(statement: ast.stmt) -> str:
+    """Return the name that a function or an assignment gives; "" of other statements."""
+    if isinstance(statement, ast.FunctionDef):
+        return statement.name
+    return _last_name(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+ALWAYS = "tasks.project.determinism"  # decides the bits of every stage, although no stage imports it
+RULES = "2"  # which rules made a digest; part of each
+LENGTH = 16
+MOST = 3000  # files that are remembered, some 700 bytes each
+
+
+class Code:
+    """The modules of a project as they are when they are first asked for: what a process runs does not change later.
+
+    Args:
+        root: the project folder. It may hold modules of its own; below it is kept what files have said.
+        chosen: by the folder of packages found by name, the one that counts, as {"modalities": "vision"}; of a folder
+            that is not named all count.
+        methods: the merge methods that count, with those that they name; None: all of them.
+    """
+
+    def __init__(
+        self, root: Path, chosen: Mapping[str, str] | None = None, methods: Collection[str] | None = None
+    ) -> None:
+        self._root = root
+        self._chosen = dict(chosen or {})
+        self._methods = methods
+        self._ours = {"mergeflow"}
+        self._next: dict[str, list[str]] = {}
+        self._paths: dict[str, Path | None] = {}
+        self._sources: dict[str, Source] = {}
+        self._others: dict[Path, dict[Path, set[str]]] = {}
+        self._memory = _memory(root / STATE / "code.json")
+
+    def digest(self, module: str, made: Iterable[str] = (), unused: Collection[str] = ()) -> str:
+        """Return the digest of the code that `module` depends on.
+
+        Args:
+            module: its dotted name, or the path of a file of the project.
+            made: paths relative to the project that are not code, even where they lie beside it: the stage's outputs.
+            unused: modules that do not count, nor what they alone reach: imported inside functions that are not called.
+        """
+        reached, outputs = self.closure(module, unused), {(self._root / out).resolve() for out in made}
+        files = {(name, path) for name, at in reached.items() for path in self.data_files(name, at)}
+        lines = [f"{name} {self._source(name).meaning}" for name in reached]
+        lines += [f"{name} {path.name} {_bytes_of(path)}" for name, path in files if path.resolve() not in outputs]
+        self._memory.write()
+        return hashlib.sha256("\n".join([RULES, *sorted(lines)]).encode()).hexdigest()[:LENGTH]
+
+    def closure(self, module: str, unused: Collection[str] = ()) -> dict[str, Path]:
+        """Return the file of every module that counts for `module`, by its dotted name, in alphabetical order."""
+        files: dict[str, Path] = {}
+        # With a file of the project's own counts the rest of its folder, which it may import relatively.
+        neighbours = [*self._files(str(Path(module).parent))] if module.endswith(".py") else []
+        seen, queue = set(unused), [module, *neighbours, ALWAYS]
+        if module.endswith(".py") and module not in neighbours:
+            raise MergeflowError(f"{module} is missing, which a stage runs. Bring it back, or remove that stage.")
+        if not self._path(module):
+            raise MergeflowError(
+                f"a stage of this project's dvc.yaml runs {module}, which this version of mergeflow does not have: "
+                "take that stage out, or compare with the dvc.yaml that `mergeflow new` writes into an empty folder."
+            )
+        while queue:
+            name = queue.pop()
+            if name not in seen:
+                seen.add(name)
+                path = self._path(name)
+                if path and self._source(name).exports is None:
+                    files[name] = path
+                    queue += self._reached(name)
+        return dict(sorted(files.items()))
+
+    def data_files(self, name: str, path: Path) -> Iterator[Path]:
+        """Yield the files beside a module, down to the next package, whose name or folder is one of its strings."""
+        strings = set(self._source(name).strings)
+        folder = path.parent
+        if folder not in self._others and folder != self._root:
+            self._others[folder] = {file: {*file.relative_to(folder).parts} for file in _other_files(folder)}
+        yield from (file for file, names in self._others.get(folder, {}).items() if strings & names)
+
+    def _reached(self, name: str) -> list[str]:
+        """Return the modules that one module's imports, and what it finds by name, lead to."""
+        if name not in self._next:
+            source = self._source(name)
+            modules = {module for target in source.names for module in self._behind(target)}
+            ours = {module for target in source.whole for module in self._below(target)}
+            outside = {module for folder in source.shelves for module in self._outside(folder)}
+            modules |= self._counting(ours, outside) if "methods" in source.shelves else ours | outside
+            modules |= {module for parts in source.parts for module in self._parts(*parts)}
+            stems = (text[:-3] for text in source.strings if text.endswith(".py"))  # code that is read as a file
+            modules |= {sibling for stem in stems if self._path(sibling := f"{name.rpartition('.')[0]}.{stem}")}
+            self._next[name] = sorted(modules)
+        return self._next[name]
+
+    def _counting(self, ours: Collection[str], outside: Collection[str]) -> set[str]:
+        """Return the modules of a shelf that declare the merge methods that count, and those that such modules name.
+
+        Helpers that declare none are reached by imports. What lies outside our package counts whole or not at all.
+
+        Args:
+            ours: the modules of our package.
+            outside: those of the project's folder and of installed packages.
+        """
+        if self._methods is None:
+            return {*ours, *outside}
+        homes = {method: module for module in ours for method in self._source(module).methods}
+        declared = {method for module in outside for method in self._source(module).methods}
+        names, counting = set(self._methods), set[str]()
+        if names & declared or not names & homes.keys():
+            counting = set(outside)
+            names |= {text for module in outside for text in self._source(module).strings}
+        while more := {homes[name] for name in names & homes.keys()} - counting:
+            counting |= more
+            names = {text for module in more for text in self._source(module).strings}
+        return counting
+
+    def _behind(self, name: str) -> Iterator[str]:
+        """Yield the modules that `module` or `module:name.name` leads through."""
+        module, _, attributes = name.partition(":")
+        if self._is_ours(module.partition(".")[0]):
+            parts = module.split(".")
+            yield from (parent for end in range(len(parts)) if self._path(parent := ".".join(parts[: end + 1])))
+            yield from self._behind_attributes(module, attributes) if self._path(module) else ()
+
+    def _behind_attributes(self, module: str, attributes: str) -> Iterator[str]:
+        """Yield the modules behind `module.name.name`, in Python's order: a package's own name, then its file."""
+        for name in filter(None, attributes.split(".")):
+            target = (self._source(module).exports or {}).get(name)
+            if target is not None:
+                yield from self._behind(target)
+                return
+            module = f"{module}.{name}"
+            if not self._path(module):
+                return
+            yield module
+
+    def _below(self, name: str) -> Iterator[str]:
+        """Yield every module of a package of ours, at any depth; nothing if the name is not a package's."""
+        package = name.replace(":", ".")
+        path = self._path(package) if self._is_ours(package.partition(".")[0]) and "." in package else None
+        if path and path.name == "__init__.py":
+            for file in sorted(path.parent.rglob("*.py")):
+                parts = file.relative_to(path.parent).with_suffix("").parts
+                module = ".".join([package, *(parts[:-1] if parts[-1] == "__init__" else parts)])
+                if self._path(module) == file:
+                    yield module
+
+    def _outside(self, folder: str) -> Iterator[str]:
+        """Yield the modules of a shelf outside its package: files in the project's folder, installed packages."""
+        yield from self._files(folder)
+        for point in entry_points(f"mergeflow.{folder}"):
+            self._ours.add(point.module.partition(".")[0])
+            yield from self._behind(point.module)
+
+    def _parts(self, package: str, folder: str, part: str) -> Iterator[str]:
+        """Yield the module `part` of each package found by name: of ours, installed, in the project's folder."""
+        home, in_project = self._path(package), self._root / folder
+        assert home, f"there is no package {package}"
+        homes = [(path.parent.name, f"{package}.{path.parent.name}") for path in home.parent.glob("*/__init__.py")]
+        for point in entry_points(f"mergeflow.{folder}"):
+            self._ours.add(point.value.partition(".")[0])
+            homes.append((point.name, point.value))
+        for path in sorted(in_project.glob("[!_.]*/__init__.py")):
+            homes.append((path.parent.name, f"{folder}.{path.parent.name}"))
+            self._ours.add(folder)
+            # Names as if the project's folder were a package: so relative imports inside it are followed.
+            for file in path.parent.rglob("*.py"):
+                parts = file.relative_to(self._root).with_suffix("").parts
+                self._paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+        packages = [package for name, package in homes if self._chosen.get(folder, name) == name]
+        yield from (module for package in packages for module in self._behind(f"{package}.{part}"))
+
+    def _files(self, folder: str) -> Iterator[str]:
+        """Yield every Python file in a folder of the project and below it."""
+        for path in sorted((self._root / folder).rglob("*.py")):
+            name = path.relative_to(self._root).as_posix()
+            self._paths[name] = path
+            yield name
+
+    def _is_ours(self, package: str) -> bool:
+        """Whether code of this package counts: ours, the project's own, or one whose entry points we load."""
+        if package not in self._ours and package not in sys.stdlib_module_names:
+            path = self._path(package)
+            if path is not None and {self._root, HOME} & {path.parent, path.parent.parent}:
+                self._ours.add(package)
+        return package in self._ours
+
+    def _path(self, name: str) -> Path | None:
+        """Return the file of a module; None if there is none or it is not Python."""
+        if name not in self._paths:
+            package, _, last = name.rpartition(".")
+            self._paths[name] = self._path_in(self._path(package), last) if package else _top(name)
+        return self._paths[name]
+
+    @staticmethod
+    def _path_in(package: Path | None, last: str) -> Path | None:
+        if package is None or package.name != "__init__.py":
+            return None
+        candidates = (package.parent / last / "__init__.py", package.parent / f"{last}.py")
+        return next((path for path in candidates if path.is_file()), None)
+
+    def _source(self, name: str) -> Source:
+        if name not in self._sources:
+            path = self._path(name)
+            assert path, f"there is no module {name}"
+            self._sources[name] = self._memory.source(path, name)
+        return self._sources[name]
+
+
+@cache
+def code_of(root: Path, methods: frozenset[str] | None = None) -> Code:
+    """Return the code of a project as this process has it; of the modalities the one of its params.yaml counts.
+
+    Args:
+        methods: the merge methods that count; None: all of them.
+    """
+    choices = root / "params.yaml"
+    modality = (read_yaml(choices).get("model") or {}).get("modality") if choices.exists() else None
+    return Code(root, {"modalities": modality} if modality else {}, methods)
+
+
+class _Memory:
+    """What files have said, by their content: to read the syntax of all takes seconds, to look it up a hundredth."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, Source] | None = None
+        self._used: dict[str, Source] = {}
+        self._is_new = False
+
+    def source(self, path: Path, name: str) -> Source:
+        is_package, text = path.name == "__init__.py", path.read_bytes()
+        package = name if is_package else name.rpartition(".")[0]
+        key = hashlib.sha256(f"{_bytes_of(Path(__file__))} {package} {is_package} ".encode() + text).hexdigest()
+        if self._known is None:
+            self._known = _read_memory(self._path)
+        if key not in self._known:
+            self._is_new = True
+            try:
+                self._known[key] = read_source(text, package, is_package)
+            except (SyntaxError, ValueError) as error:
+                raise MergeflowError(f"{path} is not Python: {error}.") from error
+        self._used[key] = self._known[key]
+        return self._used[key]
+
+    def write(self) -> None:
+        """Keep what is known, if some of it is new; of very much only what this process has used."""
+        if self._is_new and self._known is not None:
+            self._is_new = False
+            remembered = self._known if len(self._known) < MOST else self._used
+            write_atomically(self._path, json.dumps({key: asdict(source) for key, source in remembered.items()}))
+
+
+@cache
+def _memory(path: Path) -> _Memory:
+    return _Memory(path)
+
+
+def _read_memory(path: Path) -> dict[str, Source]:
+    try:
+        return {key: Source(**source) for key, source in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, TypeError):  # none yet, or of another version: read the files again
+        return {}
+
+
+def _top(name: str) -> Path | None:
+    try:
+        spec = find_spec(name)
+    except ValueError:  # `__main__`
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _other_files(folder: Path) -> Iterator[Path]:
+    """Yield the files in a package's folder that are not Python, down to the next package."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith((".", "__pycache__")) or path.suffix in (".py", ".pyc"):
+            continue
+        if path.is_file():
+            yield path
+        elif path.is_dir() and not (path / "__init__.py").exists():
+            yield from _other_files(path)

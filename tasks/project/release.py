@@ -21,8 +21,7 @@ import yaml
 from mergeflow.application import HOME, TEMPLATE
 from mergeflow.errors import MergeflowError
 from mergeflow.training.settings import Regime
-from tasks.project.code_digest import meaning_of_functions
-from tasks.project.digests import code_files
+from tasks.project.digests import code_files, meaning_of_functions
 from tasks.project.graph import load_graph
 from tasks.project.new import modalities
 from tasks.project.scratch_project import link, write_params

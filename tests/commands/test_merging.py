@@ -11,7 +11,7 @@ from typer import Typer
 from typer.testing import CliRunner, Result
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
-from mergeflow.commands import compression, merging, vectors
+from mergeflow.commands import derived, merging
 from mergeflow.errors import MergeflowError
 
 Run = Callable[..., Result]
@@ -21,8 +21,7 @@ Run = Callable[..., Result]
 def run() -> Run:
     app = Typer(pretty_exceptions_enable=False)
     merging.add_commands(app)
-    compression.add_commands(app)
-    vectors.add_commands(app)
+    derived.add_commands(app)
 
     def invoke(*words: str | Path, resolve: Callable[[str], str] | None = None) -> Result:
         result = CliRunner().invoke(app, [str(word) for word in words], obj=resolve)

@@ -12,7 +12,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
-from mergeflow.commands.soup import add_commands
+from mergeflow.commands.derived import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.search.soup import checkpoints_of, soup
 

@@ -126,7 +126,7 @@ def main(root: Path, stages: dict[str, str], seed: int, count: int) -> None:
 
     Modules in `root` are edited one after the other, and put back.
     """
-    from tasks.project.code_digest import Code
+    from tasks.project.digests import Code
 
     def digests() -> dict[str, str]:
         code = Code(root)

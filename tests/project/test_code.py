@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mergeflow.errors import MergeflowError
-from tasks.project.code_digest import Code, read_source
+from tasks.project.digests import Code, read_source
 from tasks.project.graph import load_graph
 from tasks.project.stage import STATE
 from tests.project import import_closure
@@ -251,7 +251,7 @@ def test_code_of_the_project_counts(remembered: Path, tmp_path: Path, monkeypatc
 def test_digests_need_no_torch_and_well_under_a_second() -> None:
     script = (
         "import sys, time; from pathlib import Path; from tasks.project.digests import stage_digests\n"
-        "stage_digests(Path.cwd()); import tasks.project.code_digest as code; code.code_of.cache_clear()\n"
+        "stage_digests(Path.cwd()); import tasks.project.digests as code; code.code_of.cache_clear()\n"
         "start = time.process_time(); stage_digests(Path.cwd()); print(time.process_time() - start)\n"
         "print('torch' in sys.modules)"
     )

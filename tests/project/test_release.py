@@ -7,7 +7,7 @@ import pytest
 
 from mergeflow.errors import MergeflowError
 from tasks.project import release
-from tasks.project.code_digest import meaning_of_functions
+from tasks.project.digests import meaning_of_functions
 from tasks.project.release import check_release
 
 ROOT = Path(__file__).parents[2]

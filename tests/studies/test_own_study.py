@@ -148,7 +148,7 @@ def test_all_that_is_wrong_is_told_before_anything_runs(project: Path) -> None:
 
 def test_its_code_makes_it_stale_alone_and_the_projects_methods_whoever_finds_them(project: Path) -> None:
     def digests() -> dict[str, str]:
-        from tasks.project.code_digest import code_of
+        from tasks.project.digests import code_of
 
         code_of.cache_clear()  # a process keeps what it has read
         return stage_digests(project)

@@ -15,7 +15,7 @@ import yaml
 from mergeflow.errors import MergeflowError
 from mergeflow.layout import CODE
 from tasks.project import runner
-from tasks.project.code_digest import code_of
+from tasks.project.digests import code_of
 from tasks.project.graph import load_graph
 from tasks.project.recorded import digest
 from tasks.project.runner import DiskFull, run_stage

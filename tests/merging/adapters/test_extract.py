@@ -13,7 +13,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
-from mergeflow.commands.adapters import add_commands
+from mergeflow.commands.derived import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from tests.merging.families import shrunk
