@@ -68,7 +68,8 @@ def watched() -> Iterator[set[str]]:
                 _originals[name] = made
                 stack.enter_context(patch.object(thing, "__init__", _shim(name)))
             else:
-                _exchange(name, inspect.unwrap(thing), stack)
+                function = inspect.unwrap(thing)
+                _exchange(name, getattr(function, "__func__", function), stack)  # a class method is bound
         yield _reached
 
 
