@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
+from mergeflow.merging.files.card import push
 from mergeflow.merging.files.output import RECORD, OutputFolder
 from tests.merging.helpers import recipe
 
@@ -144,3 +145,9 @@ def test_what_has_no_parts_is_refused(files, changes, part, message):
 def test_a_part_is_not_merged_and_joined_at_once(files):
     with pytest.raises(MergeflowError, match="give one of them"):
         merge(whole(files), part="1/2", join=[files])
+
+
+def test_a_part_is_not_sent_to_the_hub(files):
+    (folder,) = merge_parts(whole(files), 1)
+    with pytest.raises(MergeflowError, match="join the parts first"):
+        push(folder, "owner/name", dry_run=True)

@@ -327,7 +327,10 @@ def _files(place: Path) -> tuple[tuple[str, int], ...]:
     """Return the files of a merge's folder; what somebody put beside them stays here."""
     if not (place / RECORD).is_file():
         raise MergeflowError(f"'{place}' is not a folder that a merge made: it has no {RECORD}. Merge into a folder.")
-    listed = [place / name for name in read_json(place / RECORD).get("files", [])]
+    record = read_json(place / RECORD)
+    if "part" in record:
+        raise MergeflowError(f"'{place}' is a part of a merge: join the parts first, with `mergeflow merge --join`.")
+    listed = [place / name for name in record.get("files", [])]
     missing = [path.name for path in listed if not path.exists()]
     if missing:
         raise MergeflowError(f"'{place}' lacks {missing}, which its {RECORD} lists: merge again.")
