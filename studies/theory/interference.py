@@ -63,7 +63,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.linalg.spectra import svd
 
 State = Mapping[str, Tensor]
-# What a name ends with → the kind of matrix it is, as open_clip and torchvision name them.
+# What a name ends with → the kind of matrix it is, as open_clip, torchvision and transformers' BERT name them.
 KINDS = {
     "attn.in_proj_weight": "attention in",
     "attn.out_proj.weight": "attention out",
@@ -72,6 +72,13 @@ KINDS = {
     "conv1.weight": "patch embedding",
     "positional_embedding": "positions",
     "visual.proj": "projection",
+    "attention.self.query.weight": "attention in",
+    "attention.self.key.weight": "attention in",
+    "attention.self.value.weight": "attention in",
+    "attention.output.dense.weight": "attention out",
+    "intermediate.dense.weight": "MLP in",
+    "output.dense.weight": "MLP out",
+    "position_embeddings.weight": "positions",
 }
 # Stored so that it multiplies from the right: its input directions are its left singular vectors.
 _FROM_THE_RIGHT = "visual.proj"
@@ -244,6 +251,8 @@ def kind_of(name: str) -> str | None:
     Example:
         >>> kind_of("visual.transformer.resblocks.0.mlp.c_fc.weight"), kind_of("visual.ln_pre.weight")
         ('MLP in', None)
+        >>> kind_of("encoder.layer.0.attention.output.dense.weight"), kind_of("encoder.layer.0.output.dense.weight")
+        ('attention out', 'MLP out')
     """
     return next((kind for ending, kind in KINDS.items() if name.endswith(ending)), None)
 
