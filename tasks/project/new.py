@@ -196,7 +196,8 @@ def new_project(folder: Path, modality: str, world: str | None = None) -> Path:
             _copy_texts(choices, making)
             choices = choices / _CHOICES
         if choices.exists():  # a world without choices is no pipeline: it has experts and a sweep file
-            _write(making, name, choices.read_text(encoding="utf-8"))
+            text = choices.read_text(encoding="utf-8")
+            _write(making, name, text.replace(f"  model: {world}\n", "  model: $NAME\n"))
         if folder.exists():  # it may be the shell's own folder, which a rename over it would take from below the shell
             _fill(folder, making)
         else:
