@@ -49,7 +49,8 @@ def merge(
         str | None, typer.Option(metavar="2/4", help="Write the second of four parts, for one of four machines.")
     ] = None,
     join: Annotated[
-        list[Path] | None, typer.Option(metavar="FOLDER", help="Join parts that `--part` made; repeatable.")
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="Join parts: one, repeated, or the folder that holds them."),
     ] = None,
     force: Force = False,
     files: FromFiles = None,
@@ -62,7 +63,7 @@ def merge(
     _add_files(files)
     loaded = load_recipe(recipe, overrides or [])
     console = Console()
-    if loaded.device != "cpu":
+    if loaded.device != "cpu" and not join:
         console.print(_on_device(loaded, context), highlight=False)
     with progress_bars(console, DownloadColumn(), TransferSpeedColumn()) as bars:
         bar = bars.add_task(loaded.method, total=None)

@@ -11,7 +11,7 @@ from mergeflow.merging.adapters.job import AdapterJob, Made
 from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER
 from mergeflow.merging.files.job import Job, after_steps
-from mergeflow.merging.files.parts import Part, check_parts
+from mergeflow.merging.files.parts import Part, check_parts, find_parts
 from mergeflow.merging.files.plan import Inputs, check_target, make_plan, open_inputs, twice
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe, fix_references
 from mergeflow.version import version
@@ -52,7 +52,7 @@ def merge(
     force: bool = False,
     scheme: str = SCHEME,
     part: str | None = None,
-    join: Sequence[str | Path] = (),
+    join: str | Path | Sequence[str | Path] = (),
 ) -> Merged:
     """Merge the checkpoints of a recipe into a file or folder, reading and writing piece by piece.
 
@@ -70,7 +70,8 @@ def merge(
         part: Such as "2/4": write the second quarter of the result's files only, into `OUT.part-2-of-4`, so that four
             machines merge at once. Each reads what its files need, and everything where the method looks at the whole
             model first.
-        join: The folders of all parts: their files, verified, become the result; nothing is merged again.
+        join: The folders of all parts, or one that holds them: their files, verified, become the result; nothing is
+            merged again.
 
     Returns:
         Path and fingerprints, which are also in the file's metadata and in the model card next to it.
@@ -83,16 +84,18 @@ def merge(
     began, recipe = time.monotonic(), as_recipe(recipe)
     if out is not None:
         recipe = recipe.model_copy(update={"out": str(out)})
-    check_device(recipe.device)
-    some = Part.parse(part) if part is not None else None
-    if some is not None or join:
-        check_parts(recipe, some, join)
+    some, joined = Part.parse(part) if part is not None else None, find_parts(join, recipe.out or "")
+    if some is not None or joined:
+        check_parts(recipe, some, joined)
+    if not joined:  # a join merges nothing
+        check_device(recipe.device)
     recipe = fix_references(recipe, resolve)
     with open_inputs(recipe, resolve) as inputs:
         target = check_target(recipe if some is None else some.recipe(recipe), inputs, force)
         plan = make_plan(recipe, inputs, buffer, workers=workers)
         on_read = _counted(progress, plan.bytes_read)
-        job = Job(recipe, inputs, plan, target, on_read, workers, buffer, scheme)
+        device = "cpu" if joined else recipe.device
+        job = Job(recipe, inputs, plan, target, on_read, workers, buffer, scheme, device=device)
 
         def finish(opened: Inputs, fingerprints: dict[str, str]) -> Made:
             if recipe.adapter is not None:
@@ -100,7 +103,7 @@ def merge(
                     recipe, opened, plan, on_read, workers, buffer, scheme, version(), fingerprints
                 ).write(target)
             last = job if opened is inputs else job.like(recipe, opened, plan, target, fingerprints)
-            return Made(*last.run(resume, some, join))
+            return Made(*last.run(resume, some, joined))
 
         made = after_steps(job, resolve, resume, finish) if plan.written else finish(inputs, {})
         if progress is not None:

@@ -13,6 +13,7 @@ from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import BASE, TIED, infos_of_file
 from mergeflow.checkpoints.writer import StreamWriter, write_text
+from mergeflow.errors import MergeflowError
 from mergeflow.merging.direction import settled
 from mergeflow.merging.engine import Engine
 from mergeflow.merging.files.card import model_card, published, write_licences
@@ -27,7 +28,16 @@ from mergeflow.merging.files.output import (
     untie,
     write_index,
 )
-from mergeflow.merging.files.parts import Part, identity_of_parts, take_parts, write_part
+from mergeflow.merging.files.parts import (
+    Part,
+    Record,
+    describe,
+    fingerprint_too,
+    joined_inputs,
+    read_parts,
+    take_parts,
+    write_part,
+)
 from mergeflow.merging.files.plan import Inputs, Plan, another_base, make_plan, open_inputs, step_folder
 from mergeflow.merging.files.recipe import Recipe, Resolve
 from mergeflow.merging.files.steps import PREFIX
@@ -50,6 +60,7 @@ class Job:
         buffer: int,
         scheme: str,
         fingerprints: Mapping[str, str] | None = None,
+        device: str | None = None,
     ) -> None:
         self.recipe, self.inputs, self.plan, self.target, self.known = (
             recipe,
@@ -64,7 +75,7 @@ class Job:
             inputs.base,
             inputs.experts,
             inputs.model,
-            recipe.device,
+            device or recipe.device,
             on_piece=self.digests.add,
             on_read=on_read,
             same=inputs.same,
@@ -93,9 +104,7 @@ class Job:
         """All that the result depends on, as JSON values."""
         return {"recipe": self.recipe.record(), "version": version(), "inputs": identity_of(self.inputs.paths)}
 
-    def run(
-        self, resume: bool, part: Part | None = None, joined: Sequence[str | Path] = ()
-    ) -> tuple[str, dict[str, str]]:
+    def run(self, resume: bool, part: Part | None = None, joined: Sequence[Path] = ()) -> tuple[str, dict[str, str]]:
         """Write the result, or a part of it; returns its fingerprint and those of the inputs."""
         if part is not None:
             return self.into_part(part, resume)
@@ -171,17 +180,18 @@ class Job:
         count = len(self.plan.shards)
         return {shard_file(index, count): _only(self.infos, names) for index, names in enumerate(self.plan.shards)}
 
-    def into_folder(self, resume: bool, joined: Sequence[str | Path] = ()) -> tuple[str, dict[str, str]]:
+    def into_folder(self, resume: bool, joined: Sequence[Path] = ()) -> tuple[str, dict[str, str]]:
         """Write a folder beside its final name, shard by shard, and rename it when it is whole.
 
         Args:
             joined: Folders of parts that were merged before, on this machine or others; their shards are taken.
         """
         shards, files_of = self.shards, dict[str, str]()
+        records = self._read_parts(joined) if joined else {}
         with OutputFolder(self.target) as folder:
             folder.begin(self.identity, shards, resume, self.digests.scheme)
-            if joined:
-                take_parts(folder, joined, shards, identity_of_parts(self.recipe, self.inputs))
+            if records:
+                take_parts(folder, records, shards, self.digests.tensors)
             self._write_shards(folder, shards)
             for file in shards:
                 files_of.update(folder.shards[file])
@@ -194,13 +204,27 @@ class Job:
             folder.publish()
         return result, inputs
 
+    def _read_parts(self, places: Sequence[Path]) -> dict[Path, Record]:
+        """Return the records of all parts, whose digests are from here on those of the inputs."""
+        records = read_parts(places, self.shards, describe(self.recipe, self.inputs), self.digests.scheme)
+        self.digests.tensors = joined_inputs(records)
+        try:
+            self._input_fingerprints()
+        except KeyError as error:
+            raise MergeflowError(
+                f"the parts' records do not list all that was read of the inputs, such as {error}: merge the parts "
+                "again."
+            ) from None
+        return records
+
     def into_part(self, part: Part, resume: bool) -> tuple[str, dict[str, str]]:
         """Write a part of a folder's shards, and what the machine that joins them has to know."""
-        shards, identity = part.of(self.shards), identity_of_parts(self.recipe, self.inputs)
+        shards, described = part.of(self.shards), describe(self.recipe, self.inputs)
         with OutputFolder(self.target) as folder:
             folder.begin(self.identity, shards, resume, self.digests.scheme)
             self._write_shards(folder, shards)
-            write_part(folder, part, identity)
+            fingerprint_too(part.read_too(self.shards, self.inputs), self.inputs, folder.inputs, folder.scheme)
+            write_part(folder, part, described)
             folder.publish()
         tensors = sorted((name, info, file) for file, infos in shards.items() for name, info in infos.items())
         digests = ((name, info.dtype, info.shape, folder.shards[file][name]) for name, info, file in tensors)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, tensor_digest
+from pydantic import BaseModel
+
+from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, tensor_digest, tensor_digest_of
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.checkpoints.writer import link_or_copy, write_text
 from mergeflow.errors import MergeflowError
+from mergeflow.merging.engine import default_workers
 from mergeflow.merging.files.output import RECORD, OutputFolder, held_digests
 from mergeflow.merging.files.plan import Inputs
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.version import version
 
-_PART = re.compile(r"(\d{1,6})/(\d{1,6})")
+_PART = re.compile(r"([0-9]{1,6})/([0-9]{1,6})")
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,14 @@ class Part:
             >>> Part.parse("2/4")
             Part(number=2, count=4)
         """
-        matched = _PART.fullmatch(text)
+        matched = _PART.fullmatch(str(text))
         part = cls(int(matched[1]), int(matched[2])) if matched else None
         if part is None or not 1 <= part.number <= part.count:
             raise MergeflowError(f"part '{text}': expected a number of how many, such as 2/4 for the second of four.")
         return part
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
 
     def recipe(self, whole: Recipe) -> Recipe:
         """Return the recipe with the folder that the part makes, beside that of the whole."""
@@ -56,12 +63,23 @@ class Part:
         """
         if len(shards) < self.count:
             raise MergeflowError(
-                f"part {self.number}/{self.count}: the result has {len(shards)} file{'s' * (len(shards) > 1)}, and "
-                "each part writes one or more. Give a smaller `shard_size`, or ask for fewer parts."
+                f"part {self}: the result has {len(shards)} file{'s' * (len(shards) > 1)}, and each part writes one or "
+                "more. Give a smaller `shard_size`, or ask for fewer parts."
             )
         return {
             file: infos for index, (file, infos) in enumerate(shards.items()) if index % self.count + 1 == self.number
         }
+
+    def read_too(self, shards: Mapping[str, dict[str, TensorInfo]], inputs: Inputs) -> list[str]:
+        """Return the tensors that this machine fingerprints of the inputs beside those that it merges.
+
+        They are the next part's, so that two machines have read every tensor and the join sees whether they read the
+        same; where the method looks at the whole model first they are all, because every machine has used all.
+        """
+        passes = inputs.call.method.passes(inputs.call.arguments, inputs.model.dtype)
+        following = Part(self.number % self.count + 1, self.count)
+        of = shards if any(not step.within for step in passes) else following.of(shards)
+        return [name for infos in of.values() for name in infos]
 
 
 def check_parts(recipe: Recipe, part: Part | None, joined: Sequence[str | Path]) -> None:
@@ -74,22 +92,45 @@ def check_parts(recipe: Recipe, part: Part | None, joined: Sequence[str | Path])
         raise MergeflowError("`part` merges a part and `join` joins finished ones: give one of them.")
     if recipe.out is None:
         raise MergeflowError("no output: give `out` in the recipe or --out.")
-    if recipe.adapter is not None or recipe.out.endswith(".safetensors"):
+    if recipe.adapter is not None:
+        raise MergeflowError("`adapter`: an adapter is one file, which has no parts.")
+    if recipe.out.endswith(".safetensors"):
         raise MergeflowError(f"out '{recipe.out}' is one file: parts need a folder, with a `shard_size`.")
+    if Path(recipe.out).name in ("", ".."):
+        raise MergeflowError(f"out '{recipe.out}': the parts are made beside the folder, so give its name.")
     if recipe.steps:
         raise MergeflowError("a recipe with `steps` is not merged in parts: merge each step into a folder first.")
 
 
-def identity_of_parts(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
-    """Return the identity that the parts of a merge share on every machine: the recipe but for `out`, and the inputs.
+class _Made(BaseModel):
+    """Which part it is, and of what."""
 
-    An input is known by the beginning of each of its tensors, 131,072 elements: enough to see that a machine has other
-    weights under the name, without reading all of them. What a part reads is fingerprinted whole.
+    number: int
+    count: int
+    scheme: str
+    recipe: str
+    inputs: dict[str, str]
+
+
+class Record(BaseModel):
+    """What a finished part says of itself. shards: file → tensor → digest. inputs: input → tensor → digest."""
+
+    version: str
+    part: _Made
+    shards: dict[str, dict[str, str]]
+    inputs: dict[str, dict[str, str]]
+    files: list[str]
+
+
+def describe(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
+    """Return the recipe and the inputs that the parts of one merge share on every machine.
+
+    An input is known by the beginning of each of its tensors, 131,072 elements: enough to name it where a machine has
+    another model under its name. Where the recipe's arithmetic happens is each machine's own affair.
     """
     states = {"base": inputs.base, **inputs.experts}
     return {
-        "recipe": json.loads(recipe.model_copy(update={"out": None}).record()),
-        "version": version(),
+        "recipe": recipe.model_copy(update={"device": "cpu"}).record(),
         "inputs": {name: _beginnings(state) for name, state in states.items()},
     }
 
@@ -99,88 +140,126 @@ def _beginnings(state: LazyStateDict) -> str:
     return tensor_digest(block_digest(piece) for piece in first)
 
 
-def write_part(folder: OutputFolder, part: Part, identity: Mapping[str, Any]) -> None:
+def fingerprint_too(names: Iterable[str], inputs: Inputs, digests: dict[str, dict[str, str]], scheme: str) -> None:
+    """Add the digests of some tensors of base and experts to those of the tensors that were merged."""
+    states = {"base": inputs.base, **{name: state for name, state in inputs.experts.items() if name != inputs.same}}
+    missing = [
+        (owner, name)
+        for name in names
+        for owner, state in states.items()
+        if name in state.infos and name not in digests.setdefault(owner, {})
+    ]
+    with ThreadPoolExecutor(default_workers()) as pool:
+        read = pool.map(lambda pair: tensor_digest_of(states[pair[0]], pair[1], scheme), missing)
+        for (owner, name), digest in zip(missing, read, strict=True):
+            digests[owner][name] = digest
+
+
+def write_part(folder: OutputFolder, part: Part, described: Mapping[str, Any]) -> None:
     """Write what the joining machine has to know of a finished part."""
-    record = {
-        "version": version(),
-        "part": {"number": part.number, "count": part.count, "scheme": folder.scheme, "identity": identity},
-        "shards": folder.shards,
-        "inputs": folder.inputs,
-        "files": sorted({RECORD, *folder.shards}),
-    }
-    write_text(folder.partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
+    record = Record(
+        version=version(),
+        part=_Made(number=part.number, count=part.count, scheme=folder.scheme, **described),
+        shards=folder.shards,
+        inputs=folder.inputs,
+        files=sorted({RECORD, *folder.shards}),
+    )
+    write_text(folder.partial / RECORD, record.model_dump_json(indent=2))
 
 
-def take_parts(
-    folder: OutputFolder,
-    parts: Sequence[str | Path],
-    shards: Mapping[str, dict[str, TensorInfo]],
-    identity: Mapping[str, Any],
-) -> None:
-    """Put the files of finished parts into a folder that is being made; none is merged again.
+def find_parts(places: str | Path | Sequence[str | Path], out: str) -> list[Path]:
+    """Return the folders of parts: those named, or in a folder that is no part all that belong to `out`."""
+    parts: list[Path] = []
+    for place in map(Path, [places] if isinstance(places, str | Path) else places):
+        inside = [] if (place / RECORD).exists() else sorted(place.glob(f"{Path(out).name}.part-*-of-*"))
+        parts += inside or [place]
+    return parts
+
+
+def read_parts(
+    places: Sequence[Path], shards: Mapping[str, Any], described: Mapping[str, Any], scheme: str
+) -> dict[Path, Record]:
+    """Return the records of parts that together are a merge.
 
     Raises:
-        MergeflowError: A folder is no part of this merge, a file is damaged, parts read different inputs, or one is
-            missing.
+        MergeflowError: A folder is no part of this merge, or one is missing.
     """
-    records = {Path(place): _read_part(Path(place), identity) for place in parts}
-    sources = {file: place for place, record in records.items() for file in record["shards"]}
-    if missing := [file for file in shards if file not in sources]:
-        counts = {record["part"]["count"] for record in records.values()}
-        held = sorted(record["part"]["number"] for record in records.values())
+    records = {place: _read_part(place, described, scheme) for place in places}
+    held = {file for record in records.values() for file in record.shards}
+    if missing := [file for file in shards if file not in held]:
+        numbers = sorted({(record.part.count, record.part.number) for record in records.values()})
         raise MergeflowError(
-            f"joined were the parts {', '.join(map(str, held))} of {max(counts)}, and {len(missing)} files of the "
-            f"result are in none of them, among them {missing[0]}. Join all parts of one merge."
+            f"joined were the parts {', '.join(f'{number}/{count}' for count, number in numbers)}, which hold "
+            f"{len(shards) - len(missing)} of the {len(shards)} files of the result; {missing[0]} is missing. Join all "
+            "parts of one merge."
         )
-    inputs = _joined_inputs(records)
-    for file, infos in shards.items():
-        place = sources[file]
-        digests: dict[str, str] = records[place]["shards"][file]
-        if file not in folder.shards:
-            link_or_copy(place / file, folder.partial / file)
-            if held_digests(folder.partial / file, infos, folder.scheme) != digests:
-                raise MergeflowError(
-                    f"'{place / file}' is not what its {RECORD} says: copy it again, or merge the part."
-                )
-            folder.finish(file, digests, inputs)
+    return records
 
 
-def _read_part(place: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+def _read_part(place: Path, described: Mapping[str, Any], scheme: str) -> Record:
     try:
-        record: dict[str, Any] = json.loads((place / RECORD).read_bytes())
-        part, _ = record["part"], (record["shards"], record["inputs"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        record = Record.model_validate_json((place / RECORD).read_bytes(), strict=True)
+        theirs, ours = dict(json.loads(record.part.recipe)), dict(json.loads(described["recipe"]))
+    except (OSError, ValueError, TypeError, RecursionError):  # pydantic's error is a ValueError
         raise MergeflowError(f"'{place}' holds no part of a merge: name folders that `merge --part` made.") from None
-    for what, value in identity.items():
-        theirs = part["identity"].get(what)
-        if theirs != value:
-            raise MergeflowError(f"'{place}' is a part of another merge: {_difference(what, theirs, value)}.")
+    inputs = [name for name, digest in described["inputs"].items() if record.part.inputs.get(name) != digest]
+    fault = ""
+    if record.part.recipe != described["recipe"]:
+        keys = [key for key in dict.fromkeys((*ours, *theirs)) if _text(theirs, key) != _text(ours, key)]
+        fault = f"its recipe has {keys[0]}: {_text(theirs, keys[0])}, here it is {_text(ours, keys[0])}"
+    elif inputs:
+        fault = f"that machine read other weights for '{inputs[0]}' than this one has"
+    elif (record.version, record.part.scheme) != (version(), scheme):
+        fault = f"mergeflow {record.version} made it ({record.part.scheme}), this is {version()} ({scheme})"
+    if fault:
+        raise MergeflowError(f"'{place}' is a part of another merge: {fault}.")
     return record
 
 
-def _difference(what: str, theirs: Any, ours: Any) -> str:
-    if not (isinstance(theirs, dict) and isinstance(ours, dict)):
-        return f"its {what} is {theirs}, here it is {ours}"
-    key = next(key for key in (*ours, *theirs) if theirs.get(key) != ours.get(key))
-    if what == "inputs":
-        return f"that machine read other weights for '{key}' than this one has"
-    return f"its {what} has {key}: {theirs.get(key)}, here it is {ours.get(key)}"
+def _text(recipe: Mapping[str, Any], key: str) -> str:
+    return json.dumps(recipe.get(key), ensure_ascii=False)
 
 
-def _joined_inputs(records: Mapping[Path, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return the digests of all inputs' tensors that the parts read."""
+def joined_inputs(records: Mapping[Path, Record]) -> dict[str, dict[str, str]]:
+    """Return the digests of all inputs' tensors that the parts read.
+
+    Raises:
+        MergeflowError: Two parts read different bytes of one tensor.
+    """
     joined: dict[str, dict[str, str]] = {}
     for place, record in records.items():
-        for owner, digests in record["inputs"].items():
+        for owner, digests in record.inputs.items():
             so_far = joined.setdefault(owner, {})
-            if differing := _differing(so_far, digests):
+            if differing := [name for name in digests if so_far.get(name, digests[name]) != digests[name]]:
                 raise MergeflowError(
-                    f"the part '{place}' read other weights of '{owner}' than the parts before it: {differing[0]}. "
-                    "Give every machine the same files, and merge the parts again."
+                    f"the part '{place}' read other weights of '{owner}' than the parts before it, in "
+                    f"'{differing[0]}'. Give every machine the same files, and merge the parts again."
                 )
             so_far.update(digests)
     return joined
 
 
-def _differing(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
-    return [name for name in sorted(first.keys() & second.keys()) if first[name] != second[name]]
+def take_parts(
+    folder: OutputFolder,
+    records: Mapping[Path, Record],
+    shards: Mapping[str, dict[str, TensorInfo]],
+    inputs: dict[str, dict[str, str]],
+) -> None:
+    """Put the files of finished parts into a folder that is being made; none is merged again.
+
+    Raises:
+        MergeflowError: A file is missing or not what its part's record says.
+    """
+    sources = {file: place for place, record in records.items() for file in record.shards}
+    for file, infos in shards.items():
+        source, digests = sources[file] / file, records[sources[file]].shards[file]
+        if file in folder.shards:
+            continue
+        if source.is_file():
+            link_or_copy(source, folder.partial / file)
+        if held_digests(folder.partial / file, infos, folder.scheme) != digests:
+            fault = (
+                f"is not what its {RECORD} says" if source.is_file() else f"is missing, though its {RECORD} lists it"
+            )
+            raise MergeflowError(f"'{source}' {fault}: copy it again, or merge the part again.")
+        folder.finish(file, digests, inputs)
