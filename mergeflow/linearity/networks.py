@@ -150,7 +150,7 @@ def read_texts(path: Path, tokenizer: Any, count: int, length: int) -> Sequences
         length: Tokens per text at most; longer ones are cut.
 
     Raises:
-        MergeflowError: there is no such file, it is not in UTF-8, or it has no lines.
+        MergeflowError: there is no such file, it is not in UTF-8, it has no lines, or no tokens.
     """
     if not path.is_file():
         raise MergeflowError(f"text:{path} does not exist; expected a file with one text a line.")
@@ -161,6 +161,11 @@ def read_texts(path: Path, tokenizer: Any, count: int, length: int) -> Sequences
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     batch = tokenizer(lines, padding=True, truncation=True, max_length=length, return_tensors="pt")
+    if not batch["input_ids"].numel():
+        raise MergeflowError(
+            f"text:{path}: the model's tokenizer makes no tokens of it. Put the tokenizer's files, such as "
+            "tokenizer.json, into the folder that --architecture names."
+        )
     return Sequences(batch["input_ids"], batch["attention_mask"])
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.layers import find_layers
-from mergeflow.linearity.networks import Sequences, count_classes, open_network
+from mergeflow.linearity.networks import Sequences, count_classes, open_network, read_texts
 from mergeflow.linearity.pairs import measure_pairs
 from mergeflow.modality import Network
 from tasks.commands import linearity as linearity_commands
@@ -269,3 +269,13 @@ def test_classes_that_a_source_does_not_have_are_refused(clip: dict[str, str]) -
     error = run(clip["cats"], clip["dogs"], *asked).exception
     assert isinstance(error, MergeflowError)
     assert "900" in str(error)
+
+
+def test_a_folder_without_its_tokenizer_is_named(tmp_path: Path) -> None:
+    """transformers makes an empty tokenizer of a model folder that has none of its files."""
+    from transformers import AutoTokenizer, GPT2Config
+
+    GPT2Config().save_pretrained(tmp_path)
+    (tmp_path / "texts.txt").write_text("a line\n")
+    with pytest.raises(MergeflowError, match="the model's tokenizer makes no tokens of it"):
+        read_texts(tmp_path / "texts.txt", AutoTokenizer.from_pretrained(tmp_path), 4, 8)

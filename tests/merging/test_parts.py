@@ -226,8 +226,8 @@ def test_a_folder_that_holds_the_parts_names_them_all(files):
         ({}, "١/٢", "expected a number of how many"),
         ({}, 1, "expected a number of how many"),
         ({"out": "one.safetensors", "shard_size": None}, "1/2", "is one file: parts need a folder"),
-        ({"out": "."}, "1/2", "the parts are made beside the folder, so give its name"),
-        ({"out": "up/.."}, "1/2", "the parts are made beside the folder, so give its name"),
+        ({"out": "."}, "1/2", "parts get the folder's name, so give one"),
+        ({"out": "up/.."}, "1/2", "parts get the folder's name, so give one"),
     ],
 )
 def test_what_has_no_parts_is_refused(files, changes, part, message):

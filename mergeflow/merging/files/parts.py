@@ -97,7 +97,7 @@ def check_parts(recipe: Recipe, part: Part | None, joined: Sequence[str | Path])
     if recipe.out.endswith(".safetensors"):
         raise MergeflowError(f"out '{recipe.out}' is one file: parts need a folder, with a `shard_size`.")
     if Path(recipe.out).name in ("", ".."):
-        raise MergeflowError(f"out '{recipe.out}': the parts are made beside the folder, so give its name.")
+        raise MergeflowError(f"out '{recipe.out}': parts get the folder's name, so give one.")
     if recipe.steps:
         raise MergeflowError("a recipe with `steps` is not merged in parts: merge each step into a folder first.")
 
