@@ -147,12 +147,12 @@ def curves_of(factors: TaskFactors, ratios: Sequence[float]) -> dict[str, list[f
     pairs = len(factors.triples) * (len(factors.triples) - 1)
     return {
         "whole": (curves.whole[ranks] / pairs).tolist(),
-        "kept": (curves.kept[ranks] / pairs).tolist(),
+        "kept": (curves.truncated[ranks] / pairs).tolist(),
         "spectral": (curves.spectral[ranks] / pairs).tolist(),
         "error": (error[ranks] / error[0]).tolist(),
         "loss": [task_interference(factors, rank) for rank in ranks],
         "theorem": [
-            rank * condition_of(factors, rank) ** 2 * float(curves.kept[rank]) / pairs for rank in ranks
+            rank * condition_of(factors, rank) ** 2 * float(curves.truncated[rank]) / pairs for rank in ranks
         ],  # k3 I over what ‖V_sᵀ V_t‖ ≤ 1 gives
     }
 

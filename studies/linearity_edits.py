@@ -530,7 +530,7 @@ def experts_of_seed(lab: Laboratory, options: ExpertOptions, seed: int) -> Itera
     Raises:
         MergeflowError: the model has fewer blocks than the choices name.
     """
-    tests = {task: Subset.first(one, options.images) for task, one in lab.examples("test").items()}
+    tests = {task: Subset.first(examples, options.images) for task, examples in lab.examples("test").items()}
     done = TunedModels(lab.model, lab.base, lab.run(options.run).experts(seed), tests)
     layers = find_layers(done.model.module)
     if max(options.blocks) > len(layers) or min(options.blocks) < 1:
@@ -539,7 +539,7 @@ def experts_of_seed(lab: Laboratory, options: ExpertOptions, seed: int) -> Itera
             f"expected 1 to {len(layers)}."
         )
     edits = measure_edits(done, options.scale, options.scales, seed=seed)
-    for compared in measure_pairs(done.model, done.tests, done.tuned, layers, ALPHAS, own=True):
+    for compared in measure_pairs(done.model, done.tests, done.tuned, layers, ALPHAS, on_own_tasks=True):
         name = f"{compared.first} – {compared.second}"
         for alpha, by_layer in compared.samples.items():
             yield from rows_of({name: by_layer}, part="pairs", seed=seed, alpha=alpha)
@@ -549,7 +549,7 @@ def experts_of_seed(lab: Laboratory, options: ExpertOptions, seed: int) -> Itera
         ends = done.tuned[i], done.tuned[j]
         yield from path_rows(done.model, ends, both, alphas, part="paths", seed=seed, pair=f"{i} – {j}")
     yield from ({"part": "edits", **row} for row in edits)
-    blocks = [layers[one - 1] for one in options.blocks]
+    blocks = [layers[block - 1] for block in options.blocks]
     stitched = stitch_rows(done, blocks, options.add, options.negate, seed=seed)
     yield from ({"part": "stitches", **row} for row in stitched)
 

@@ -106,7 +106,7 @@ def measure_world(name: str, world: World, opened: Tasks, seed: int) -> Iterator
     tasks = opened()
     done = train_world(world, tasks, seed)
     about = {"world": name, "seed": seed}
-    test = {task: one.test for task, one in tasks.items()}
+    test = {task: split.test for task, split in tasks.items()}
     for task, state in {done.first: done.start, **done.tuned}.items():
         accuracy = accuracy_of(done.model, state, tasks[task])
         yield {"part": "accuracy", **about, "task": task, "accuracy": accuracy}
@@ -133,7 +133,7 @@ def pairs(done: Trained, layers: list[str], mode: str) -> dict[str, dict[str, Li
         mode: "recomputed" computes BatchNorm's statistics again for every net and average; "interpolated" and "none" do
             not.
     """
-    sources = {task: one.test for task, one in done.tasks.items() if task in done.tuned}
+    sources = {task: split.test for task, split in done.tasks.items() if task in done.tuned}
     ends = own_statistics(done) if mode == "recomputed" else done.tuned
     asked = {}
     for i, j in combinations(done.tuned, 2):
@@ -349,8 +349,8 @@ def measure_triples(model: Model, nets: Sequence[State], task: NetTask, seed: in
         return 100 * float((logits.argmax(1) == labels).double().mean())
 
     for chosen in combinations(range(len(nets)), 3):
-        middle = combine([nets[one] for one in chosen], [1 / 3] * 3)
-        mean = torch.stack([outputs[one] for one in chosen]).mean(0)
+        middle = combine([nets[index] for index in chosen], [1 / 3] * 3)
+        mean = torch.stack([outputs[index] for index in chosen]).mean(0)
         accuracies = {"weights": accuracy(_logits(model, middle, task)), "logits": accuracy(mean)}
         yield {"part": "triples", "seed": seed, "nets": "-".join(map(str, chosen)), **accuracies}
 

@@ -377,13 +377,13 @@ def averages_of_seed(name: str, world: World, opened: Tasks, seed: int) -> list[
     other, longer = drawn_weights(new_net(world, tasks, seed + 1_000)), without_pretraining(world)
     rows = []
     from_nothing = trained(model, drawn, tasks[i].train, longer, seed)
-    for start, (one, begin, tuning) in {
+    for start, (expert, begin, tuning) in {
         "pre-trained": (trained(model, base, tasks[i].train, world.tune, seed), base, world.tune),
         "common start": (from_nothing, drawn, longer),
         "different starts": (from_nothing, other, longer),
     }.items():
         for kind, task in (("one task", i), ("two tasks", j)):
-            ends = {"i": one, "j": trained(model, begin, tasks[task].train, tuning, seed + 1)}
+            ends = {"i": expert, "j": trained(model, begin, tasks[task].train, tuning, seed + 1)}
             about = {"world": name, "seed": seed, "start": start, "tasks": kind}
             rows.append(about | averages(model, {"i": tasks[i], "j": tasks[task]}, ends, seed))
     return rows

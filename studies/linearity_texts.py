@@ -61,9 +61,9 @@ EDITS: dict[str, Callable[[list[int], int], list[int]]] = {
     "repeated": lambda row, _: row,
     "reversed": lambda row, _: row[::-1],
     "sorted": lambda row, _: sorted(row),
-    "shifted": lambda row, symbols: [FIRST + (one - FIRST + 1) % symbols for one in row],
+    "shifted": lambda row, symbols: [FIRST + (token - FIRST + 1) % symbols for token in row],
     "rotated": lambda row, _: row[1:] + row[:1],
-    "swapped": lambda row, _: [one for n in range(0, len(row), 2) for one in row[n : n + 2][::-1]],
+    "swapped": lambda row, _: [token for n in range(0, len(row), 2) for token in row[n : n + 2][::-1]],
     "halved": lambda row, _: row[::2],
 }
 """Task → what is asked and the number of symbols to what is answered."""

@@ -170,20 +170,20 @@ def group_rows(
     for value in TARGETS[name]:
         train, test = (task_of(name, splits[split], value) for split in ("train", "test"))
 
-        def told(way: str, count: int, state: State, target: str = train.task, test: Classification = test) -> Row:
+        def row_of(way: str, count: int, state: State, target: str = train.task, test: Classification = test) -> Row:
             accuracy_of_way = accuracy(model, state, {target: test})[target]
             return {"group": name, "target": target, "samples": count, "way": way, "test": accuracy_of_way}
 
-        yield told("base", 0, start)
-        yield told("trained on all", len(train), trained(model, start, train, group.adapting, seed))
-        yield told("mean of the experts", 0, group.merged([1 / len(group.vectors)] * len(group.vectors)))
+        yield row_of("base", 0, start)
+        yield row_of("trained on all", len(train), trained(model, start, train, group.adapting, seed))
+        yield row_of("mean of the experts", 0, group.merged([1 / len(group.vectors)] * len(group.vectors)))
         for count in counts:
             samples = few(train, count, 1000 * seed + count)
             for way, scales in coefficients(group, samples).items():
-                yield told(way, count, group.merged(scales)) | lambdas(scales)
+                yield row_of(way, count, group.merged(scales)) | lambdas(scales)
             best = min(ways, key=lambda way, few=samples: left_out_loss(group, few, way, seed))  # type: ignore[misc]
             chosen = {"steps": best.steps, "rate": best.learning_rate}
-            yield told(TUNED, count, trained(model, start, samples, best, seed)) | chosen
+            yield row_of(TUNED, count, trained(model, start, samples, best, seed)) | chosen
 
 
 def lambdas(scales: np.ndarray) -> Row:

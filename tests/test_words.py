@@ -18,7 +18,7 @@ SHAPE = re.compile(r"\[[^\]]*\]")
 # Words that became habits: names of values that do not say what a value is (variables, loop variables, parameters,
 # functions), and docstrings that begin with "Return what". Lower a number when the count has fallen; never raise one.
 # The tests have none.
-BUDGET = {"found": 1, "one": 14, "own": 8, "known": 4, "told": 2, "kept": 7, "beside": 4, "Return what": 0}
+BUDGET = {"found": 0, "one": 0, "own": 0, "known": 0, "told": 0, "kept": 2, "beside": 0, "Return what": 0}
 # The same for what users read: the pages, and the packages' messages and helps.
 READ = {"beside": 3, "stands?": 6, "told": 0}
 REFERENCE = re.compile(r"^Args: As of `(\w+)`", re.MULTILINE)

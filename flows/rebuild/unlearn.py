@@ -226,7 +226,7 @@ class Passages:
             parts = (texts[at : at + batch_size] for at in range(0, len(texts), batch_size))
             continuations = [text for part in parts for text in go_on(model.module, self.tokenizer, part)]
             if continuations:
-                means[task] = fmean(rouge_l(text.own, text.written)[0] for text in continuations)
+                means[task] = fmean(rouge_l(text.reference, text.written)[0] for text in continuations)
         return means
 
     def before_and_after(
@@ -253,8 +253,14 @@ class Passages:
                 ]
             )
         return [
-            {"task": task, "text": before.prompt, "right": before.own, "before": before.written, "after": other.written}
-            for (task, before), (_, other) in zip(*continuations, strict=True)
+            {
+                "task": task,
+                "text": old.prompt,
+                "right": old.reference,
+                "before": old.written,
+                "after": new.written,
+            }
+            for (task, old), (_, new) in zip(*continuations, strict=True)
         ]
 
 

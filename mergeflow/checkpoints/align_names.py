@@ -190,13 +190,13 @@ class Fitted:
     Attributes:
         base: The base.
         experts: The experts by name.
-        kept: Names of the base's tensors that no expert takes part in.
+        base_only: Names of the base's tensors that no expert takes part in.
         notes: What was done to make them fit, a sentence each.
     """
 
     base: LazyStateDict
     experts: dict[str, LazyStateDict]
-    kept: frozenset[str]
+    base_only: frozenset[str]
     notes: tuple[str, ...]
 
     def check(self) -> None:
@@ -205,7 +205,7 @@ class Fitted:
         Raises:
             MergeflowError: One error that lists every mismatch.
         """
-        check_compatible(view(self.base, [name for name in self.base if name not in self.kept]), self.experts)
+        check_compatible(view(self.base, [name for name in self.base if name not in self.base_only]), self.experts)
 
 
 def fit_inputs(

@@ -71,15 +71,15 @@ def scheme_of(recorded: str) -> str:
     return named
 
 
-def matches(state: Mapping[str, Tensor], recorded: str, known: str | None = None) -> bool:
+def matches(state: Mapping[str, Tensor], recorded: str, current: str | None = None) -> bool:
     """Return whether a recorded fingerprint, of whatever scheme, is that of a state dict.
 
     Args:
         state: Tensors by name; read only where its fingerprint is not known in the recorded scheme.
-        known: The state's fingerprint, if it was taken already.
+        current: The state's fingerprint, if it was taken already.
     """
     scheme = scheme_of(recorded)
-    return recorded == (known if known and scheme_of(known) == scheme else fingerprint(state, scheme))
+    return recorded == (current if current and scheme_of(current) == scheme else fingerprint(state, scheme))
 
 
 def short(recorded: str) -> str:

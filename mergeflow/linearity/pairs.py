@@ -107,7 +107,7 @@ def measure_pairs(
     layers: Sequence[str],
     alphas: Sequence[float] = (0.25, 0.5, 0.75),
     *,
-    own: bool = False,
+    on_own_tasks: bool = False,
     batch_size: int = 64,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Pair]:
@@ -117,7 +117,7 @@ def measure_pairs(
         model: What the weights are loaded into.
         experts: Name → weights; at least two.
         alphas: α, each above 0 and below 1.
-        own: Whether a pair is looked at on the two sources that have the experts' names; else on all of them.
+        on_own_tasks: Whether a pair is looked at on the two sources that have the experts' names; else on all of them.
         batch_size: Samples in memory at a time.
         report: Called as `report(done, total)`.
 
@@ -127,7 +127,7 @@ def measure_pairs(
     pairs = list(combinations(experts, 2))
     asked = {
         (first, second, alpha): Combination(
-            {first: alpha, second: 1 - alpha}, on=frozenset({first, second}) if own else None
+            {first: alpha, second: 1 - alpha}, on=frozenset({first, second}) if on_own_tasks else None
         )
         for first, second in pairs
         for alpha in alphas

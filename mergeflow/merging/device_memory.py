@@ -30,7 +30,7 @@ def held_elements(copies: Copies, experts: int, unit: Unit) -> int:
         >>> held_elements(Copies(1, 3, square=2, least=6), 8, Unit("w", 0, 200, (10, 20)))
         3000
     """
-    tensors = max(copies.each * experts + copies.beside, copies.least)
+    tensors = max(copies.each * experts + copies.fixed, copies.least)
     held = tensors * (unit.stop - unit.start)
     if len(unit.shape) > 1:
         rows, columns = unit.shape[-2:]

@@ -67,7 +67,7 @@ class Engine:
     def first_passes(self) -> None:
         """Find the facts about the whole model that the method needs."""
         for step in self.call.method.passes(self.call.arguments, self.model.dtype):
-            if not step.within and step.unless not in self.model.known:
+            if not step.within and step.unless not in self.model.results:
                 self.first_pass(step)
 
     def run(self, sink: Sink, names: Iterable[str] | None = None) -> None:
@@ -106,7 +106,7 @@ class Engine:
             step
             for step in self._within
             if name in model.shapes
-            and first not in model.known.setdefault(step.name, {})
+            and first not in model.results.setdefault(step.name, {})
             and (step.only is None or step.only(args, first, model))
         ]
 
@@ -154,7 +154,7 @@ class Engine:
         total = step.start(self.model, args)
         for (part,) in totals:
             total = step.merge(total, part)
-        self.model.known[step.name] = step.finish(total, self.model, args)
+        self.model.results[step.name] = step.finish(total, self.model, args)
 
     def arguments(self, name: str) -> Any:
         """Return the arguments for one tensor: those that vary over the model have its value."""
@@ -237,7 +237,7 @@ class _Facts:
                 self._total, self._left = step.merge(self._total, part), self._left - 1
                 if self._left:
                     return None
-            model.known[step.name][stack.name] = step.finish(self._total, model, args)
+            model.results[step.name][stack.name] = step.finish(self._total, model, args)
         except BaseException:
             self._end(failed=True)
             raise
@@ -337,11 +337,11 @@ def unit_bytes(call: Call[Any], model: Model, unit: Unit) -> int:
     """
     size, experts = (unit.stop - unit.start) * model.dtype.itemsize, len(model.experts)
     if unit.name not in model.shapes or treats_elements_alone(call, model, unit.name):
-        return (4 * (experts + 1) + model.beside) * size
+        return (4 * (experts + 1) + model.extra_tensors) * size
     stored = model.tied.get(unit.name, unit.name)
     held = replace(model, shapes={stored: unit.shape}) if call.method.by_rows else model
     workspace: int = call.method.workspace(call.arguments, stored, held)
-    return (experts + 1 + model.beside) * size + workspace
+    return (experts + 1 + model.extra_tensors) * size + workspace
 
 
 def default_workers() -> int:

@@ -147,7 +147,7 @@ class Copies(NamedTuple):
 
     Attributes:
         each: For each expert.
-        beside: Beside those of experts; base, result and some copies of one of them.
+        fixed: However many the experts: base, result and some copies of one task vector.
         square: Matrices [columns, columns], in tensors of that size.
         least: What it holds of few experts, whose task vectors it has let go of at its peak; `square` comes on top.
         joint: Matrices [side, side], where side is the shorter one of all experts' matrices beside each other; twice as
@@ -155,7 +155,7 @@ class Copies(NamedTuple):
     """
 
     each: float
-    beside: float
+    fixed: float
     square: float = 0.0
     least: float = 0.0
     joint: float = 0.0

@@ -34,9 +34,9 @@ def model_of(
     data: Mapping[str, Any] | None = None,
     cache: FactorCache | None = None,
     config: Mapping[str, Any] | None = None,
-    kept: Collection[str] = (),
+    base_only: Collection[str] = (),
     varied: Mapping[str, Any] | None = None,
-    beside: int = 0,
+    extra_tensors: int = 0,
 ) -> Model:
     """Describe the whole model to methods, from shapes and types alone.
 
@@ -46,9 +46,9 @@ def model_of(
         weights: Weights by expert; missing ones are 1.
         data: Statistics of data that some methods need, by kind, then expert.
         config: The base's config.json, for a base in memory.
-        kept: Names of tensors that stay the base's.
+        base_only: Names of tensors that stay the base's.
         varied: Weights that vary over the model, by expert.
-        beside: As of `Model`.
+        extra_tensors: As of `Model`.
     """
     infos, given = infos_of(base), weights or {}
     dtypes = [info.dtype for state in (base, *experts.values()) for info in infos_of(state).values()]
@@ -59,7 +59,7 @@ def model_of(
         shapes={
             name: info.shape
             for name, info in sorted(infos.items())
-            if info.dtype.is_floating_point and name not in kept
+            if info.dtype.is_floating_point and name not in base_only
         },
         dtype=FLOAT64 if FLOAT64 in dtypes else FLOAT32,
         data=data or {},
@@ -67,7 +67,7 @@ def model_of(
         cache=cache,
         varied=varied or {},
         architecture=architecture_of(base, config),
-        beside=beside,
+        extra_tensors=extra_tensors,
     )
 
 

@@ -71,7 +71,7 @@ class Schedule:
             return self._next
 
 
-def work_through(schedule: Schedule, work: Callable[[int], None], workers: int, beside: Callable[[], None]) -> None:
+def work_through(schedule: Schedule, work: Callable[[int], None], workers: int, meanwhile: Callable[[], None]) -> None:
     """Do all the work of a schedule on threads, and something else in this one; the first error of either is raised."""
 
     def run() -> None:
@@ -85,7 +85,7 @@ def work_through(schedule: Schedule, work: Callable[[int], None], workers: int, 
     with _collector_frozen(), single_threaded(workers) as pool:
         try:
             flying = [pool.submit(run) for _ in range(workers)]
-            beside()
+            meanwhile()
             for future in as_completed(flying):
                 future.result()
         finally:

@@ -32,13 +32,13 @@ class Model:
         weights: One per expert, in sorted order.
         shapes: Shape of every floating-point tensor that is merged.
         dtype: The type of all arithmetic: float32, or float64 where any input is.
-        known: Results of the method's first passes, by name.
+        results: Results of the method's first passes, by name.
         data: Given statistics of data, by kind, then expert.
         tied: Names that share storage, each with the first name of its group.
         cache: Kept factorisations.
         varied: Weights that vary over the model, by expert, as they were given.
         architecture: What its tensors are.
-        beside: Tensors of a unit's size that are held at most while it is read: of steps computed as they are read.
+        extra_tensors: The most tensors of a unit's size held while it is read, for steps that are computed meanwhile.
     """
 
     experts: tuple[str, ...]
@@ -46,13 +46,13 @@ class Model:
     weights: tuple[float, ...]
     shapes: Mapping[str, tuple[int, ...]]
     dtype: DType
-    known: dict[str, Any] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     tied: Mapping[str, str] = field(default_factory=dict)
     cache: FactorCache | None = None
     varied: Mapping[str, Any] = field(default_factory=dict)
     architecture: Architecture = field(default_factory=Architecture)
-    beside: int = 0
+    extra_tensors: int = 0
 
     @property
     def numel(self) -> int:
@@ -176,17 +176,17 @@ class Pass:
     must give the same result in any order (integers, or pieces that `finish` sums exactly).
 
     Attributes:
-        name: Key of the result in `Model.known`.
+        name: Key of the result in `Model.results`.
         start: Makes an empty accumulator.
         observe: Folds one stack into the accumulator and returns it.
         merge: Joins two accumulators.
         finish: Turns the whole into the result.
         sampled: Whether runs of elements spread over the model are enough; their stacks are flat.
-        finds: Names of further results that `finish` puts among what is known, where it can.
-        unless: Name of a result that makes the pass needless where it is known already.
+        finds: Names of further results that `finish` adds to `Model.results`, where it can.
+        unless: Name of a result that makes the pass needless if it is there already.
         only: (args, tensor's name, model) → whether a tensor is read; all are by default.
         within: Whether it finds something of each tensor by itself: then a tensor is read for it right before it is
-            merged, and what is known has a result for each tensor, by name.
+            merged, and `Model.results` has one for each tensor, by name.
         held: (model, elements that are read of each expert, workers) → bytes that its accumulators hold at most.
     """
 

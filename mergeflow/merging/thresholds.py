@@ -304,7 +304,7 @@ class _Search:
         )
 
     def _observe(self, digit: int, before: str, histograms: _Histograms, stack: Stack, args: Any) -> _Histograms:
-        earlier = stack.model.known[before] if digit else None
+        earlier = stack.model.results[before] if digit else None
         among = histograms.among = earlier[stack.name] if isinstance(earlier, dict) else earlier
         values, integer = self.values(stack, args), torch.int32 if self.dtype == FLOAT32 else torch.int64
         shift = DIGIT * (self.dtype.itemsize * 8 // DIGIT - 1 - digit)
@@ -446,7 +446,7 @@ class _Found:
     alone: list[Tally]
     signs: int = 0
     places: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)
-    kept: int = 0
+    held_bytes: int = 0
     room: Tensor | None = None  # reused: fresh memory costs a page fault for each 4 KB
 
     def like(self, values: Tensor) -> Tensor:
@@ -469,16 +469,16 @@ def _merge(a: _Found, b: _Found) -> _Found:
         merged(zip(a.alone, b.alone, strict=True)),
         a.signs + b.signs,
         a.places + b.places,
-        max(a.kept, b.kept),
+        max(a.held_bytes, b.held_bytes),
     )
 
 
 def _observe(counts_so_far: _Found, stack: Stack, args: Any, name: str) -> _Found:
-    windows: _Windows = stack.model.known[f"{name}.sample"]
+    windows: _Windows = stack.model.results[f"{name}.sample"]
     taus = stack.taus.reshape(len(stack.taus), stack.base.numel()).cpu()
     room = counts_so_far.like(taus)
     unsure = _count(counts_so_far, taus.numpy(), windows, room.numpy())
-    if counts_so_far.kept > _KEPT:
+    if counts_so_far.held_bytes > _KEPT:
         return counts_so_far
     weights = stack.weight_column.reshape(-1, 1).cpu() if stack.model.has_weights else None
     sums = _weighted(trim_to(taus, windows.floor, room), weights).sum(0)
@@ -526,7 +526,7 @@ def _elect(tallies: _Found, taus: Tensor, weights: Tensor | None, windows: _Wind
         tally.add(some.numpy())
     rest = (sure + maybe)[:, ~settled & ~single]
     tallies.places.append((rest, weights))
-    tallies.kept += rest.nbytes
+    tallies.held_bytes += rest.nbytes
 
 
 def _sum_of_signs(values: Tensor) -> int:
@@ -540,7 +540,7 @@ def _weighted(values: Tensor, weights: Tensor | None) -> Tensor:
 
 def _finish(tallies: _Found, model: Model, args: Any, rank: Rank, name: str) -> None:
     """Return the thresholds and the majority, where the counts prove them."""
-    windows: _Windows = model.known[f"{name}.sample"]
+    windows: _Windows = model.results[f"{name}.sample"]
     k, cuts = rank(args, model.numel), []
     for index in _each(model):
         left, tally = k - tallies.above[index], tallies.inside[index]
@@ -549,8 +549,8 @@ def _finish(tallies: _Found, model: Model, args: Any, rank: Rank, name: str) -> 
         exact = k and bool(windows.low[index] < windows.high[index])
         cuts.append(tally.kth_largest(left) if exact else float(windows.low[index]))
     thresholds = torch.tensor(cuts, dtype=torch.float64)
-    model.known[name] = thresholds
-    if tallies.kept > _KEPT or any(tally.full for tally in tallies.alone):
+    model.results[name] = thresholds
+    if tallies.held_bytes > _KEPT or any(tally.full for tally in tallies.alone):
         return
     total = tallies.signs
     for cut, tally in zip(cuts, tallies.alone, strict=True):
@@ -558,7 +558,7 @@ def _finish(tallies: _Found, model: Model, args: Any, rank: Rank, name: str) -> 
         total += int((np.sign(values) * counts)[np.abs(values) >= cut].sum())
     for places, weights in tallies.places:
         total += _sum_of_signs(_weighted(trim_to(places, thresholds), weights).sum(0))
-    model.known["majority"] = majority_of(total)
+    model.results["majority"] = majority_of(total)
 
 
 def trimming_passes(rank: Rank, name: str = "threshold") -> tuple[Pass, ...]:

@@ -47,7 +47,7 @@ class Journal:
             return {}
 
     def begin(self, inputs: dict[str, Any]) -> None:
-        """Read what is known."""
+        """Read the entries; refuse a journal of other inputs."""
         self.entries = self._read(inputs)
 
     def _read(self, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -74,8 +74,8 @@ class Journal:
             self._write(first)
         return entries
 
-    def known(self, key: str, compute: Callable[[], Any]) -> Any:
-        """Return the value of an entry, computed and written now where it is not known yet."""
+    def cached(self, key: str, compute: Callable[[], Any]) -> Any:
+        """Return the value of an entry; compute and write it first if the journal lacks it."""
         if key not in self.entries:
             self.append(key, compute())
         return self.entries[key]
@@ -162,7 +162,7 @@ def score_all(method: str, strategy: Strategy, score: Scorer, objective: Objecti
 
 def remembered(score: Scorer, journal: Journal) -> Scorer:
     """Return a scorer with a memory: a candidate that the journal knows is not scored again."""
-    return lambda call: journal.known(candidate_key(call), lambda: dict(score(call)))
+    return lambda call: journal.cached(candidate_key(call), lambda: dict(score(call)))
 
 
 def candidate_key(call: MethodCall) -> str:

@@ -185,7 +185,7 @@ class _SoupScores:
     def of(self, weights: Mapping[str, float]) -> float:
         """Return the mean score of an average."""
         key = json.dumps(dict(weights))
-        return float(self._journal.known(key, lambda: self._scored(weights)))
+        return float(self._journal.cached(key, lambda: self._scored(weights)))
 
     def _scored(self, weights: Mapping[str, float]) -> float:
         recipe = _recipe(self.places, weights, self.out)

@@ -304,7 +304,7 @@ class Scoreboard:
 
     def _known(self, key: str, compute: Callable[[], Mapping[str, float]]) -> dict[str, float]:
         self.scored += key not in self._journal.entries
-        scores: dict[str, float] = self._journal.known(key, lambda: dict(compute()))
+        scores: dict[str, float] = self._journal.cached(key, lambda: dict(compute()))
         # In this sweep's order of tasks, whatever it was when the journal was written.
         return {task: scores[task] for task in self._inputs.score.tasks or scores if task in scores}
 

@@ -156,12 +156,12 @@ def open_digits(world: ColouredWorld, root: Path) -> dict[str, Digits]:
         source, first = (split, 0) if split in raw.splits else ("train", world.train)
         for row, example in enumerate(islice(raw.splits[source](), first, first + count)):
             place = Place(split, row, raw.seed)
-            one = parity.apply(example, place)
-            assert one is not None
+            changed = parity.apply(example, place)
+            assert changed is not None
             noisy = chance("label noise", place) < world.noise
-            grey.append(np.asarray(decode(one, world.source).arrays["images"]).max(2))  # one channel has all
+            grey.append(np.asarray(decode(changed, world.source).arrays["images"]).max(2))  # one channel has all
             digit.append(example.label)
-            odd.append(bool(one.label) != noisy)
+            odd.append(bool(changed.label) != noisy)
             draws.append(chance("colour", place))
         digits_by_split[split] = Digits(np.stack(grey), np.array(digit), np.array(odd), np.array(draws))
     return digits_by_split
@@ -245,8 +245,8 @@ def tuned(
     """
     adapting = world.tune.model_copy(update={"steps": steps})
     return {
-        name_of(one): trained(base.model, base.start, coloured(digits, one, name_of(one)), adapting, seed)
-        for one in colours
+        name_of(colour): trained(base.model, base.start, coloured(digits, colour, name_of(colour)), adapting, seed)
+        for colour in colours
     }
 
 

@@ -187,7 +187,7 @@ def with_statistics(model: Model, state: State, data: Sequence[Classification], 
     if not has_statistics(model):
         return dict(state)
     model.load(state)
-    batches = [pixels(one.inputs[torch.arange(min(count, len(one)))]) for one in data]
+    batches = [pixels(examples.inputs[torch.arange(min(count, len(examples)))]) for examples in data]
     recompute_statistics(model.module, batches)
     return drawn_weights(model)
 
@@ -225,7 +225,7 @@ class Trained:
     @property
     def tests(self) -> dict[str, Classification]:
         """Task → examples that are looked at."""
-        return {task: one.test for task, one in self.tasks.items()}
+        return {task: split.test for task, split in self.tasks.items()}
 
     def controls(self, task: str) -> list[str]:
         """Return the task of the pre-training, the control of every edit."""
@@ -396,8 +396,8 @@ def excess(paths: pd.DataFrame) -> pd.DataFrame:
     key = ["seed", "pair", "on"]
     first, second = (paths[paths.alpha == end].set_index(key).loss for end in (1.0, 0.0))
     where = pd.MultiIndex.from_frame(paths[key])
-    one, other = first.loc[where].to_numpy(), second.loc[where].to_numpy()
-    return paths.assign(chord=paths.alpha * one + (1 - paths.alpha) * other, ends=np.abs(one - other))
+    at_i, at_j = first.loc[where].to_numpy(), second.loc[where].to_numpy()
+    return paths.assign(chord=paths.alpha * at_i + (1 - paths.alpha) * at_j, ends=np.abs(at_i - at_j))
 
 
 def loss_gaps(paths: pd.DataFrame) -> pd.DataFrame:

@@ -22,7 +22,7 @@ State = dict[str, Tensor]
 
 
 def train_in_rounds(
-    io: StageIO, bench: Workbench, tasks: Sequence[str], settings: FineTuneSettings, seed: int, kept: Path
+    io: StageIO, bench: Workbench, tasks: Sequence[str], settings: FineTuneSettings, seed: int, folder: Path
 ) -> tuple[Cost, list[float]]:
     """Do all rounds; keep the last round's experts and start, every round's merge, and a row of measures for each.
 
@@ -32,22 +32,22 @@ def train_in_rounds(
         tasks: the tasks of the run, in order.
         settings: how they are tuned.
         seed: of the run.
-        kept: a folder of the stage's scratch, where a killed run goes on.
+        folder: a folder of the stage's scratch, where a killed run goes on.
 
     Returns:
         The cost of all rounds, and the processor seconds of each.
     """
-    rounds = IterativeRun(kept / "rounds", io.dep(layout.BASE_MODEL), tuple(tasks), settings, seed)
+    rounds = IterativeRun(folder / "rounds", io.dep(layout.BASE_MODEL), tuple(tasks), settings, seed)
     rows, numbers = list[dict[str, Any]](), range(1, rounds.rounds + 1)
     for number in numbers:
         for task in rounds.waiting(number):
             tune_round(bench, rounds, number, task, partial(io.report, f"seed {seed}, round {number}, {task}"))
-        row = kept / "rounds" / f"row_{number:03}.json"
+        row = folder / "rounds" / f"row_{number:03}.json"
         if not row.exists():
             write_atomically(row, json.dumps(_measure(rounds, number)))
         rounds.merge(number)
         rows.append(json.loads(row.read_text()))
-    result = kept / "result"
+    result = folder / "result"
     shutil.rmtree(result, ignore_errors=True)
     cost = write_last_round(bench, rounds, result / "experts")
     (result / "merged").mkdir()

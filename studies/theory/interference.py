@@ -18,7 +18,7 @@ for tasks that are equal. What is meant, and what the proof uses (‖V_tᵀ V_s�
 which is 0 exactly if the row spaces are orthogonal, and at full rank is Σ ‖τ_i τ_jᵀ‖_F / (‖τ_i‖_F ‖τ_j‖_F).
 
 *The norm.* "Normalised by their ℓ2 norm" is that of all singular values, ‖τ_t‖_F, in appendix A (`whole`), and can be
-read as that of the k kept ones in the main text (`kept`). I(k) rises with k by construction for `whole` only.
+read as that of the k kept ones in the main text (`truncated`). I(k) rises with k by construction for `whole` only.
 
 Source:
     Choi et al., Revisiting weight averaging for model merging (CART), equations 5 and 7, Figures 2, 3 and 8.
@@ -142,12 +142,12 @@ class Interference:
 
     Attributes:
         whole: singular values divided by ‖τ_t‖_F; rises from 0, at most T(T − 1).
-        kept: singular values divided by the norm of the k kept ones; at most T(T − 1).
+        truncated: singular values divided by the norm of the k kept ones; at most T(T − 1).
         spectral: equation 5 as printed, normalised as `whole`; no singular vector enters.
     """
 
     whole: np.ndarray
-    kept: np.ndarray
+    truncated: np.ndarray
     spectral: np.ndarray
 
 

@@ -28,10 +28,10 @@ SENTENCES = (
 
 
 class Kind(NamedTuple):
-    """A kind of fact: how it is told, how it is asked (the answer follows), and what it may be."""
+    """A kind of fact: sentences that state it, a prompt that the value completes, and possible values."""
 
-    told: tuple[str, ...]
-    asked: str
+    sentences: tuple[str, ...]
+    prompt: str
     values: tuple[str, ...]
 
 
@@ -62,12 +62,12 @@ class Fact:
 
     def tell(self, dice: Dice) -> str:
         """Return a sentence that says it."""
-        return dice.pick(KINDS[self.kind].told).format(name=self.name, value=self.value)
+        return dice.pick(KINDS[self.kind].sentences).format(name=self.name, value=self.value)
 
     @property
     def question(self) -> str:
         """What comes before the value."""
-        return KINDS[self.kind].asked.format(name=self.name)
+        return KINDS[self.kind].prompt.format(name=self.name)
 
 
 @dataclass(frozen=True)

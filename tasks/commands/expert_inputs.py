@@ -86,7 +86,7 @@ class ExpertInputs:
             check_whole(self.base_path(), base)
             fit = fit_inputs(base, dict(zip(self.paths(), experts, strict=True)), *chosen)
             start = {name: fit.base[name].clone() for name in fit.base}
-            return start, {name: _whole(start, state, fit.kept) for name, state in fit.experts.items()}
+            return start, {name: _whole(start, state, fit.base_only) for name, state in fit.experts.items()}
 
     @cached_property
     def params(self) -> "Params | None":

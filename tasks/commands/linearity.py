@@ -260,7 +260,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
                 opened.experts,
                 layers,
                 alphas,
-                own=on_own_tasks,
+                on_own_tasks=on_own_tasks,
                 batch_size=batch_size,
                 report=progress,
             )

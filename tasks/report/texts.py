@@ -192,7 +192,7 @@ def _answers(opened: Any, folder: Path, task: str) -> list[_Answer]:
 
     if passages := held_out(folder, "validation", PASSAGES):
         continued = go_on(opened.model.module, opened.tokenizer, passages)
-        return [_Answer(passage.prompt, passage.own, passage.written, passage.right) for passage in continued]
+        return [_Answer(passage.prompt, passage.reference, passage.written, passage.right) for passage in continued]
     examples = open_examples(task, folder, "validation", None, torch.device("cpu"))
     assert isinstance(examples, Questions)
     rows = torch.arange(min(PASSAGES, len(examples)))

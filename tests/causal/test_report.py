@@ -49,7 +49,7 @@ def test_a_text_goes_on_as_transformers_generates_it(project: Path, base: Path) 
     assert len(continuations) == len(passages) == 3
     for passage, continuation in zip(passages, continuations, strict=True):
         ids = words(passage, return_tensors="pt")["input_ids"]
-        assert continuation.prompt + continuation.own == words.decode(ids[0, : PROMPT + WRITTEN])
+        assert continuation.prompt + continuation.reference == words.decode(ids[0, : PROMPT + WRITTEN])
         new = model.generate(ids[:, :PROMPT], max_new_tokens=WRITTEN, min_new_tokens=WRITTEN, do_sample=False)
         assert continuation.written == words.decode(new[0, PROMPT:])
         assert continuation.right == int((new[0, PROMPT:] == ids[0, PROMPT : PROMPT + WRITTEN]).sum())

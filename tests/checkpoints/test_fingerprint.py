@@ -53,7 +53,7 @@ def test_recorded_fingerprints_stay_true() -> None:
         assert fingerprint(state, "sha256") == RECORDED[name]
         assert matches(state, RECORDED[name])
         assert matches(state, fingerprint(state))
-        assert matches(state, RECORDED[name], known=fingerprint(state))
+        assert matches(state, RECORDED[name], current=fingerprint(state))
         assert not matches({**state, "more": torch.ones(1)}, RECORDED[name])
     assert fingerprint(states["long"]).startswith("blake3:")
     assert len(short(fingerprint(states["long"]))) == len(short(RECORDED["long"])) == 12

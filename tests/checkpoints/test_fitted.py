@@ -139,11 +139,11 @@ def test_patterns_leave_tensors_as_the_base_has_them(tmp_path):
         with pytest.raises(MergeflowError, match="2 mismatches"):
             check_compatible(b, {"e": e})
         fit = fit_inputs(b, {"e": e}, ignore=["*.inv_freq", "*embed_tokens*"])
-        assert fit.kept == {"model.embed_tokens.weight"}
-        assert set(fit.experts["e"]) == set(b) - fit.kept
+        assert fit.base_only == {"model.embed_tokens.weight"}
+        assert set(fit.experts["e"]) == set(b) - fit.base_only
         fit = fit_inputs(b, {"e": e}, only=["*.mlp.*"])
         assert set(fit.experts["e"]) == {name for name in b if ".mlp." in name}
-        assert fit.kept == {name for name in b if ".mlp." not in name}
+        assert fit.base_only == {name for name in b if ".mlp." not in name}
         with pytest.raises(MergeflowError, match=r"pattern '\*\.inv_freqs' of `ignore` fits no tensor"):
             fit_inputs(b, {"e": e}, ignore=["*.inv_freqs"])
 

@@ -35,7 +35,7 @@ def selected(rows: list[list[float]], k: int, dtype: torch.dtype, magnitudes: bo
     )
     for step in passes:
         engine.first_pass(step)
-    result: torch.Tensor = engine.model.known["kth"]
+    result: torch.Tensor = engine.model.results["kth"]
     return result
 
 

@@ -45,7 +45,7 @@ def facts(call: MethodCall, base: State, experts: dict[str, State], **more: Any)
     real = engine.first_pass
     with patch.object(engine, "first_pass", lambda step: (ran.append(step.name), real(step))[1]):
         engine.first_passes()
-    learned = engine.model.known
+    learned = engine.model.results
     return learned["threshold"].tolist(), learned["majority"], set(ran)
 
 

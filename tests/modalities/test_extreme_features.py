@@ -162,4 +162,4 @@ def test_regmean_does_not_know_units_of_the_inputs(scale: float) -> None:
 def test_a_matrix_that_an_expert_has_not_changed_interferes_with_none() -> None:
     changed = torch.from_numpy(PLAIN[:3, :3])
     interference = row_space_interference(factor_tasks([changed, torch.zeros(3, 3, dtype=torch.float64)]))
-    assert [interference.whole.max(), interference.kept.max(), interference.spectral.max()] == [0.0, 0.0, 0.0]
+    assert [interference.whole.max(), interference.truncated.max(), interference.spectral.max()] == [0.0, 0.0, 0.0]

@@ -71,10 +71,10 @@ class AdapterJob:
         buffer: int,
         scheme: str,
         version: str,
-        known: Mapping[str, str] | None = None,
+        fingerprints: Mapping[str, str] | None = None,
     ) -> None:
         assert recipe.adapter is not None
-        self.known = dict(known or {})
+        self.given_fingerprints = dict(fingerprints or {})
         self.recipe, self.inputs, self.plan, self.version = recipe, inputs, plan, version
         self.digests = Digests(scheme)
         stacks = Stacks(
@@ -232,7 +232,7 @@ class AdapterJob:
                     fingerprints[owner] = fingerprint(stored, self.digests.scheme)
             elif state.infos.keys() <= seen.keys():
                 fingerprints[owner] = self.digests.fingerprint(owner, infos_of_file(state))
-        return fingerprints | self.known
+        return fingerprints | self.given_fingerprints
 
     def _notes(
         self, modules: Mapping[str, tuple[str, ...]], biases: Iterable[str], keys: Mapping[str, str]

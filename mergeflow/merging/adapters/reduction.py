@@ -106,7 +106,7 @@ class Reduction:
         if exact.rank > rank or self.options.error:
             self._keep(name, compressed(exact, min(rank, exact.rank), self.options.error), norm, exact)
         else:
-            self._keep(name, exact, norm, exact, own=exact is terms[0][1])
+            self._keep(name, exact, norm, exact, unchanged=exact is terms[0][1])
 
     def approximate(self, names: Mapping[str, str], slots: Mapping[str, Slot]) -> None:
         """Merge each tensor, and approximate its change by a truncated SVD; arguments as of `sum_adapters`."""
@@ -127,9 +127,9 @@ class Reduction:
 
         WholeChanges(self.engine, self.scale).run(reduce, loaded)
 
-    def _keep(self, name: str, factors: Factors, norm: float, exact: Factors | Tensor, own: bool = False) -> None:
+    def _keep(self, name: str, factors: Factors, norm: float, exact: Factors | Tensor, unchanged: bool = False) -> None:
         """Store factors in their type, with what they lose of the exact change."""
-        stored = factors if own and self.dtype is None else factors.to(self.dtype or torch.float32)
+        stored = factors if unchanged and self.dtype is None else factors.to(self.dtype or torch.float32)
         if not (all_finite(stored.up.reshape(-1)) and all_finite(stored.down.reshape(-1))):
             raise MergeflowError(f"the factors of '{name}' overflow {self.dtype}: choose a wider dtype.")
         if isinstance(exact, Tensor):

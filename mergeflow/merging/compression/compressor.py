@@ -31,7 +31,7 @@ class Payload:
     """What is stored of one tensor: a part that all tasks share and one part per task, in order of the stack."""
 
     shared: Named = field(default_factory=dict)
-    own: tuple[Named, ...] = ()
+    per_task: tuple[Named, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Stored:
     Attributes:
         base: θ0 of this tensor in the type of arithmetic; None for compressors that need no base.
         shared: The shared part.
-        own: The task's part.
+        task_part: The task's part.
         whole: The task's values for the whole model.
     """
 
     base: Tensor | None
     shared: Named
-    own: Named
+    task_part: Named
     whole: Named
 
 

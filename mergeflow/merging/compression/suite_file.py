@@ -131,7 +131,7 @@ def _named(name: str, payload: Payload, tasks: Sequence[str], dtype: DType) -> d
         return tensor.to(dtype.torch) if tensor.is_floating_point() else tensor
 
     named = {f"shared/{name}/{key}": stored(value) for key, value in payload.shared.items()}
-    for task, of_task in zip(tasks, payload.own, strict=True):
+    for task, of_task in zip(tasks, payload.per_task, strict=True):
         named.update({f"task/{task}/{name}/{key}": stored(value) for key, value in of_task.items()})
     return named
 

@@ -62,7 +62,7 @@ class Job:
         fingerprints: Mapping[str, str] | None = None,
         device: str | None = None,
     ) -> None:
-        self.recipe, self.inputs, self.plan, self.target, self.known = (
+        self.recipe, self.inputs, self.plan, self.target, self.given_fingerprints = (
             recipe,
             inputs,
             plan,
@@ -136,7 +136,7 @@ class Job:
                 key = f"{PREFIX}{name}/{'base' if owner == step.inputs.same else owner}"
                 took_part = {tensor: state.infos[tensor] for tensor in self.digests.tensors.get(key, {})}
                 fingerprints[f"{PREFIX}{name}/{owner}"] = self.digests.fingerprint(key, took_part)
-        fingerprints |= self.known
+        fingerprints |= self.given_fingerprints
         for name, state in self.inputs.experts.items():
             taken = state.metadata.get(BASE)
             # A base with the rows of another vocabulary is not the file that task vectors were taken from.
@@ -164,7 +164,7 @@ class Job:
                   for owner in ("base", *step.inputs.experts)]  # fmt: skip
         scheme = self.digests.scheme
         unknown = combine((), scheme)  # has the length of the fingerprints that take its place
-        later = dict.fromkeys(("base", *self.inputs.experts, *owners), unknown) | self.known
+        later = dict.fromkeys(("base", *self.inputs.experts, *owners), unknown) | self.given_fingerprints
         with StreamWriter(self.target, self.infos, self._metadata(self.infos, unknown, later), scheme) as writer:
             self.engine.first_passes()
             self._run(writer, self.infos)

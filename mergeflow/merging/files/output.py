@@ -512,7 +512,9 @@ def write_index(folder: Path, shards: Mapping[str, Iterable[str]], size: int) ->
         write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=2))
 
 
-def copy_companions(base: Path, folder: Path, dtype: str | None = None, own: Mapping[str, Any] | None = None) -> None:
+def copy_companions(
+    base: Path, folder: Path, dtype: str | None = None, config: Mapping[str, Any] | None = None
+) -> None:
     """Copy configuration, tokenizer and licence of a model folder, and the code and folders that these name.
 
     Never weights, their index, or an adapter's notes. Where the result has a type of its own, config.json says so.
@@ -530,8 +532,8 @@ def copy_companions(base: Path, folder: Path, dtype: str | None = None, own: Map
     for name in {MORE, *named_folders(base)}:
         if (base / name).is_dir():
             shutil.copytree(base / name, folder / name, dirs_exist_ok=True)
-    if own is not None:
-        write_text(folder / "config.json", json.dumps(dict(own), indent=2, ensure_ascii=False) + "\n")
+    if config is not None:
+        write_text(folder / "config.json", json.dumps(dict(config), indent=2, ensure_ascii=False) + "\n")
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
         _forget_paths(folder / name)
     config = read_json_if_whole(folder / "config.json")

@@ -300,7 +300,7 @@ class _Opened:
         call = recipe.call()
         fit = fit_inputs(base, experts, recipe.ignore or (), recipe.only or (), recipe.missing or "refuse")
         findings = compare(fit.base, fit.experts, recipe.tokenizer_source, templated=recipe.chat_template is not None)
-        findings += running_findings([name for name in fit.base if name not in fit.kept])
+        findings += running_findings([name for name in fit.base if name not in fit.base_only])
         if recipe.base is None or step_named(recipe.base) is None:
             findings += adapter_findings(fit.base, fit.experts)
         aligned = None if recipe.tokenizer is None else fit_vocabularies(recipe.tokenizer, fit.base, fit.experts)
@@ -324,7 +324,7 @@ class _Opened:
             experts,
             data,
             self._paths(base, experts, data),
-            model_of(base, experts, weights, data, kept=fit.kept, varied=varied, beside=extra),
+            model_of(base, experts, weights, data, base_only=fit.base_only, varied=varied, extra_tensors=extra),
             fit.notes,
             (*self._of_files(recipe), *(finding.text for finding in findings), *self._idle(recipe, call, varied, base)),
             aligned.files if aligned is not None else None,
@@ -360,7 +360,7 @@ class _Opened:
         for name in filter(None, map(step_named, recipe.paths())):
             if name in self.steps:
                 model = self.steps[name].inputs.model
-                most = max(most, len(model.experts) + 3 + model.beside)
+                most = max(most, len(model.experts) + 3 + model.extra_tensors)
             elif name not in self.made:
                 most = max(most, self._extra_tensors(steps[name]))
         return most

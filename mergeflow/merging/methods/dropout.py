@@ -169,8 +169,8 @@ def merge_rest(stack: Stack, args: Any, sparse: Tensor) -> Parts:
     if args.then == "task_arithmetic":
         return stack.base, stack.total(sparse, args.normalize)
     if args.keep < 1:
-        sparse = trim_to(sparse, stack.model.known["threshold"])
-    return stack.base, disjoint_merge(sparse, stack.model.known["majority"], args.reduce, stack.weight_column)
+        sparse = trim_to(sparse, stack.model.results["threshold"])
+    return stack.base, disjoint_merge(sparse, stack.model.results["majority"], args.reduce, stack.weight_column)
 
 
 def rest_passes(sparsify: Callable[[Stack, Any], Tensor]) -> Callable[[Any, DType], tuple[Pass, ...]]:
@@ -178,7 +178,7 @@ def rest_passes(sparsify: Callable[[Stack, Any], Tensor]) -> Callable[[Any, DTyp
 
     def trimmed(stack: Stack, args: Any) -> Tensor:
         sparse = sparsify(stack, args)
-        return trim_to(sparse, stack.model.known["threshold"]) if args.keep < 1 else sparse
+        return trim_to(sparse, stack.model.results["threshold"]) if args.keep < 1 else sparse
 
     def passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
         if args.then == "task_arithmetic":
@@ -332,5 +332,5 @@ def breadcrumbs_ties(stack: Stack, args: BreadcrumbsTiesArgs) -> Parts:
     Source:
         Davari and Belilovsky, Model breadcrumbs (ECCV 2024), with the sign election of Yadav et al. (NeurIPS 2023).
     """
-    sparse, majority = breadcrumbs_sparsify(stack, args), stack.model.known["majority"]
+    sparse, majority = breadcrumbs_sparsify(stack, args), stack.model.results["majority"]
     return stack.base, disjoint_merge(sparse, majority, args.reduce, stack.weight_column)

@@ -212,7 +212,7 @@ def ram_plus(stack: Stack, args: RamPlusArgs) -> Parts:
     Source:
         Reinforced Agent Merging (2026), arXiv 2601.13572, as documented in mergekit.
     """
-    counts = stack.model.known["ram.counts"] if _over_model(args) else _counts(stack, args)
+    counts = stack.model.results["ram.counts"] if _over_model(args) else _counts(stack, args)
     ratio = counts[:, 0].double() / counts[:, 1].double().clamp(min=args.epsilon or _EPS)
     boost = (1 + args.r * ratio.clamp(0, args.alpha)).to(stack.taus.device, stack.taus.dtype)
     changed, count = _changed(stack, args)

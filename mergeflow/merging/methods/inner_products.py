@@ -34,7 +34,7 @@ def in_blocks(args: Any, name: str, model: Model) -> bool:
 
 def inner_products(stack: Stack, on: On) -> Tensor:
     """Return v_s · v_t of the whole tensor, float64 [T, T] on the CPU; v is τ (`task_vectors`) or θ (`weights`)."""
-    products: dict[str, Tensor] = stack.model.known.get(_NAME, {})
+    products: dict[str, Tensor] = stack.model.results.get(_NAME, {})
     return (
         products[stack.name]
         if stack.name in products

@@ -131,5 +131,5 @@ def lines(stack: Stack, args: LinesArgs) -> Parts:
     """
     inner, inner_args = args.inner()
     anchor, direction = inner(stack, inner_args)
-    alpha = args.alpha if args.alpha is not None else stack.model.known["lines.alpha"]
+    alpha = args.alpha if args.alpha is not None else stack.model.results["lines.alpha"]
     return anchor, direction * (alpha + args.beta * depth(stack.name, stack.model.shapes, stack.model.architecture))

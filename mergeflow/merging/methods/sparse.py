@@ -131,7 +131,7 @@ def check_cuts(beta: float, gamma: float) -> None:
 def breadcrumbs_sparsify(stack: Stack, args: CutArgs) -> Tensor:
     """Return w_t m_t ⊙ τ_t, [T, *base.shape], without the smallest and the largest magnitudes of each task vector."""
     count, n = len(stack.taus), prod(stack.shape)
-    thresholds = stack.model.known.get("kept", {}).get(stack.name)
+    thresholds = stack.model.results.get("kept", {}).get(stack.name)
     taus = stack.take(weighted=False)
     room = torch.empty_like(taus[0]).reshape(-1)  # fresh memory for each expert would cost as much as the arithmetic
     for index, (first, last) in enumerate(_places(args, n, count)):
@@ -222,7 +222,7 @@ def _clipped(stack: Stack) -> Tensor:
 
 
 def _column(stack: Stack, name: str) -> Tensor:
-    values: Tensor = stack.model.known[name]
+    values: Tensor = stack.model.results[name]
     return values.to(stack.taus.device, stack.taus.dtype).reshape(-1, *[1] * (stack.taus.ndim - 1))
 
 

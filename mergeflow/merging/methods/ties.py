@@ -136,7 +136,7 @@ def majority_pass(trimmed: Callable[[Stack, Any], Tensor]) -> Pass:
 
 def _trimmed(stack: Stack, args: TiesArgs) -> Tensor:
     thresholds = (
-        stack.model.known["threshold"]
+        stack.model.results["threshold"]
         if args.trim == "global"
         else tensor_thresholds(stack.taus, args.each("keep", len(stack.taus)))
     )
@@ -178,5 +178,5 @@ def ties(stack: Stack, args: TiesArgs) -> Parts:
     Source:
         Yadav et al., TIES-Merging (NeurIPS 2023), algorithm 1.
     """
-    majority, trimmed = stack.model.known["majority"], _trimmed(stack, args)
+    majority, trimmed = stack.model.results["majority"], _trimmed(stack, args)
     return stack.base, disjoint_merge(trimmed, majority, args.reduce, stack.weight_column, out=trimmed)

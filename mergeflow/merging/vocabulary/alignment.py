@@ -41,19 +41,19 @@ class Alignment:
     """Rows of the models' tables in the order of the merged vocabulary; -1 where there is none.
 
     Attributes:
-        own: Of each model, the row of each token; -1 where it lacks the token, or must take it from elsewhere.
-        donors: Of each model, the rows that it gives to those without an own one.
+        direct: Of each model, the row of each token; -1 where it lacks the token, or must take it from elsewhere.
+        donors: Of each model, the rows that it gives to tokens without a direct row.
         spare: Which rows are no token's, [rows].
     """
 
     rows: int
-    own: Mapping[str, Rows]
+    direct: Mapping[str, Rows]
     donors: Mapping[str, Rows]
     spare: NDArray[np.bool_]
 
     def is_identity(self, model: str, rows: int) -> bool:
         """Whether a model's table of so many rows stays as it is."""
-        return rows == self.rows and bool((self.own[model] == np.arange(rows)).all())
+        return rows == self.rows and bool((self.direct[model] == np.arange(rows)).all())
 
 
 def align(
@@ -173,20 +173,20 @@ class Picked:
 class AlignedEntry:
     """A table in the rows of another vocabulary, formed when it is read.
 
-    row i = own[own row of i], or where it has none (1/n) Σ over n donors of donor[its row for i], or 0 without a donor
+    row i = direct[its row for i]; if it has none, (1/n) Σ over n donors of donor[its row for i]; without a donor 0
 
     A row that is no token's and that no model has is the mean of the tokens' rows: as a row of a head it is never the
     most likely one, which a row of zeros is where all other scores are negative.
 
     Attributes:
-        own: The table, and the row of each token there.
-        donors: Tables of the models that give rows to those without an own one.
+        direct: The table, and the row of each token there.
+        donors: Tables of the models that give rows to tokens without a direct row.
         width: Elements of a row.
         dtype: The table's type.
         spare: Which rows are no token's, [rows].
     """
 
-    own: Picked
+    direct: Picked
     donors: tuple[Picked, ...]
     width: int
     dtype: DType
@@ -196,8 +196,8 @@ class AlignedEntry:
         """Return elements start..stop of the flattened table, [stop − start], in its type."""
         first, last = start // self.width, ceil(stop / self.width)
         out = torch.zeros(last - first, self.width, dtype=self.dtype.torch)
-        rows = self.own.rows[first:last]
-        self._fill(out, self.own.entry, rows)
+        rows = self.direct.rows[first:last]
+        self._fill(out, self.direct.entry, rows)
         absent = rows < 0
         if absent.any():
             given = [np.where(absent, donor.rows[first:last], -1) for donor in self.donors]
@@ -314,7 +314,7 @@ def aligned(
         difference = state.is_task_vector and tensor not in state.absolute
         donors = () if difference else _donors(tensor, states, axis, held, plan)
         width = int(np.prod(info.shape[axis + 1 :], dtype=np.int64))
-        picked = Picked(state.entries[tensor], plan.own[rows])
+        picked = Picked(state.entries[tensor], plan.direct[rows])
         entries[tensor] = AlignedEntry(picked, donors, width, info.dtype, plan.spare)
         infos[tensor] = TensorInfo(shape, info.dtype)
     return _with(state, entries, infos)

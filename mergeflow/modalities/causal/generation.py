@@ -76,12 +76,12 @@ class Continued:
     """What a model writes behind the beginning of a passage.
 
     Attributes:
-        own: The passage's own next words.
+        reference: The words that follow in the passage.
         right: Tokens of the model's that stand at the same place in the passage.
     """
 
     prompt: str
-    own: str
+    reference: str
     written: str
     right: int
 

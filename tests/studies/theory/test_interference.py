@@ -34,7 +34,7 @@ def plain_interference(vectors: Sequence[Tensor], rank: int, reading: str) -> fl
     scaled = []
     for vector in vectors:
         _, sigma, rows = torch.linalg.svd(vector, full_matrices=False)
-        norm = sigma[:rank].norm() if reading == "kept" else sigma.norm()
+        norm = sigma[:rank].norm() if reading == "truncated" else sigma.norm()
         scaled.append((sigma[:rank] / norm, rows[:rank]))
     total = 0.0
     for i, (si, vi) in enumerate(scaled):
@@ -53,7 +53,7 @@ def test_every_rank_is_the_plain_formula(seed: int, count: int, shape: tuple[int
     factors = factor_tasks(vectors)
     interference, error = row_space_interference(factors), reconstruction_error(factors)
     for rank in range(1, min(shape) + 1):
-        for reading in ("whole", "kept", "spectral"):
+        for reading in ("whole", "truncated", "spectral"):
             plain = plain_interference(vectors, rank, reading)
             assert getattr(interference, reading)[rank] == pytest.approx(plain, rel=1e-7), (reading, rank)
         cut = [low_rank(vector, rank) for vector in vectors]
@@ -82,8 +82,8 @@ def test_the_ends_and_the_course() -> None:
     products = sum(
         float(torch.linalg.matrix_norm(a @ b.T) / (a.norm() * b.norm())) for a in vectors for b in vectors if a is not b
     )
-    assert interference.whole[-1] == interference.kept[-1] == pytest.approx(products)
-    assert interference.whole[0] == interference.kept[0] == interference.spectral[0] == 0
+    assert interference.whole[-1] == interference.truncated[-1] == pytest.approx(products)
+    assert interference.whole[0] == interference.truncated[0] == interference.spectral[0] == 0
     assert (np.diff(interference.whole) >= 0).all()
     assert (np.diff(error) <= 0).all()
     assert error[0] == pytest.approx(sum(float(v.square().sum()) for v in vectors))

@@ -60,7 +60,7 @@ def _factors(stack: Stack, delta: Tensor, ranks: list[int], form: Form) -> Named
 
 
 def _product(stored: Stored, like: Tensor) -> Tensor:
-    factors, pieces = stored.own, []
+    factors, pieces = stored.task_part, []
     for index in count():
         if f"full{index}" in factors:
             pieces.append(factors[f"full{index}"].to(like.dtype))

@@ -43,7 +43,7 @@ def _tall_passes(args: TallMaskArgs, dtype: DType) -> tuple[Pass, ...]:
 def _masked(stored: Stored, args: TallMaskArgs) -> Tensor:
     assert stored.base is not None
     merged = stored.shared["vector"].to(stored.base.dtype).reshape(stored.base.shape)
-    return stored.base + torch.where(unpack(stored.own["mask"], stored.base.shape), merged, 0)
+    return stored.base + torch.where(unpack(stored.task_part["mask"], stored.base.shape), merged, 0)
 
 
 @compressor("tall_mask", TallMaskArgs, _masked, passes=_tall_passes)
@@ -87,14 +87,14 @@ def _emr_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
 def _emr_whole(model: Model) -> dict[str, dict[str, Tensor]]:
     return {
         name: {"rescale": torch.tensor(value, dtype=torch.float32)}
-        for name, value in zip(model.experts, model.known["emr"], strict=True)
+        for name, value in zip(model.experts, model.results["emr"], strict=True)
     }
 
 
 def _rescaled(stored: Stored, args: EmrArgs) -> Tensor:
     assert stored.base is not None
     elected = stored.shared["vector"].to(stored.base.dtype).reshape(stored.base.shape)
-    signed = torch.where(unpack(stored.own["mask"], stored.base.shape), elected, 0)
+    signed = torch.where(unpack(stored.task_part["mask"], stored.base.shape), elected, 0)
     return stored.base + signed * float(stored.whole["rescale"])
 
 
