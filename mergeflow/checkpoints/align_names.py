@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from threading import local
 from typing import TYPE_CHECKING
 
-from mergeflow.checkpoints.checks import check_compatible, infos_of, same_values
+from mergeflow.checkpoints.checks import check_compatible, infos_of, lacking, same_values
 from mergeflow.checkpoints.fingerprint import BLOCK
-from mergeflow.checkpoints.folders import config_of
+from mergeflow.checkpoints.folders import adapter_config_of, config_of
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import EXPERT_STACKS, AddedEntry, DoraEntry, ExpertsEntry, LoraEntry, TokensEntry
 from mergeflow.checkpoints.names import (
@@ -241,6 +241,8 @@ def fit_inputs(
     states = {name: _with_buffers_of(name, base, state, left_out, notes) for name, state in states.items()}
     base, states = _with_ties(base, states, left_out, notes)
     states = {name: bound(base, state) for name, state in states.items()}
+    for name, state in states.items():
+        _check_whole(name, base, state, left_out, missing == "base", notes)
     if missing == "base":
         states = {name: _completed(name, base, state, left_out, notes) for name, state in states.items()}
     return Fitted(base, states, left_out & set(base), (*notes, *_types(base, states), *_weight_norms(base, left_out)))
@@ -340,6 +342,19 @@ def _with_buffers_of(
             notes.append(f"'{names[0]}'{more} of '{expert}' {'are' if len(names) > 1 else 'is'} {what}")
     state = view(state, [name for name in state if name not in strange]) if strange else state
     return _with_those_of(base, state, lacking) if lacking else state
+
+
+def _check_whole(
+    expert: str, base: LazyStateDict, state: LazyStateDict, left_out: frozenset[str], allowed: bool, notes: list[str]
+) -> None:
+    """Check that an adapter holds what its settings say; what PEFT takes from the base in silence becomes a note."""
+    weights = [name for name in base if name not in left_out and not _is_buffer(name, base.infos[name])]
+    for setting, names in lacking(adapter_config_of(state), weights, state).items():
+        more = f" and {len(names) - 1} more tensors" if len(names) > 1 else ""
+        text = f"'{expert}' lacks '{names[0]}'{more}, which its adapter_config.json names by `{setting}`"
+        if not allowed and setting not in ("bias", "target_modules"):
+            raise MergeflowError(f"{text}: copy the adapter again, or take the base's by `missing: base` in a recipe.")
+        notes.append(f"{text}: the base's, as in PEFT")
 
 
 def _with_those_of(base: LazyStateDict, state: LazyStateDict, names: Sequence[str]) -> LazyStateDict:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.fingerprint import blocks
 from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.checkpoints.lora import AddedEntry, DoraEntry, LoraEntry, TokensEntry
 from mergeflow.checkpoints.names import may_be_tied
 from mergeflow.checkpoints.quantised import check_not_quantised
 from mergeflow.checkpoints.reader import LazyStateDict
@@ -135,6 +137,48 @@ def _mismatches(expert: str, expected: Mapping[str, TensorInfo], state: Mapping[
 
 def _both_floating(info: TensorInfo, other: TensorInfo) -> bool:
     return info.dtype.is_floating_point and other.dtype.is_floating_point
+
+
+def lacking(config: Mapping[str, Any], base: Collection[str], state: LazyStateDict) -> dict[str, list[str]]:
+    """List the tensors that an adapter lacks although its settings say that it holds them, by setting.
+
+    Args:
+        config: What its `adapter_config.json` says.
+        base: Names of its base's weights; a module that the base lacks is not missed (PEFT lists `score` and
+            `classifier` for every classifier).
+        state: The adapter under the base's names.
+    """
+    absent, tokens = [name for name in base if name not in state], config.get("trainable_token_indices")
+    adapted = {name for name, entry in state.entries.items() if isinstance(entry, LoraEntry | DoraEntry | AddedEntry)}
+    biases = [name for name in absent if name.endswith("bias")]
+    of_adapted = [name for name in biases if f"{name.removesuffix('bias')}weight" in adapted]
+    tables = any(isinstance(state.entries[name], TokensEntry) or may_be_tied(name, name) for name in state.absolute)
+    listed = [str(end) for end, ids in tokens.items() if ids] if isinstance(tokens, dict) else []
+    rows = ["the embedding"] if tokens and not listed and not tables else []
+    lacks = {
+        "modules_to_save": _inside(absent, config.get("modules_to_save")),
+        "trainable_token_indices": _inside(absent, listed) or rows,
+        "lora_bias": of_adapted if config.get("lora_bias") else [],
+        "bias": {"all": biases, "lora_only": of_adapted}.get(str(config.get("bias")), []),
+        "target_modules": _without_factors(config, absent, adapted),
+    }
+    return {setting: names for setting, names in lacks.items() if names}
+
+
+def _inside(names: Iterable[str], modules: object) -> list[str]:
+    """Return the tensors of the modules that a setting lists, which PEFT takes for the ends of their names."""
+    ends = tuple(str(end) for end in modules) if isinstance(modules, list | tuple) else ()
+    holders = {name: accumulate(name.split(".")[:-1], "{}.{}".format) for name in names} if ends else {}
+    return [name for name, outer in holders.items() if any(holder.endswith(ends) for holder in outer)]
+
+
+def _without_factors(config: Mapping[str, Any], absent: Iterable[str], adapted: Collection[str]) -> list[str]:
+    """Return the targets without factors where the same weight of another block has them, and no setting says which."""
+    targets = config.get("target_modules")
+    chosen = any(config.get(key) for key in ("layers_to_transform", "exclude_modules", "target_parameters"))
+    ends = tuple(f".{target}.weight" for target in targets) if isinstance(targets, list) and not chosen else ()
+    alike = {pattern_of(name) for name in adapted} if ends else set()
+    return [name for name in absent if pattern_of(name) in alike and f".{name}".endswith(ends)]
 
 
 def check_copied(tensor: str, info: TensorInfo, expert: str, base: Tensor, values: Tensor) -> None:

@@ -68,6 +68,12 @@ def config_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
     return read_json(folder / "config.json")
 
 
+def adapter_config_of(state: LazyStateDict) -> dict[str, Any]:
+    """Return adapter_config.json of the folder that an adapter was opened from; {} for any other state."""
+    file = Path(state.path) / ADAPTER_CONFIG
+    return read_json(file) if state.is_task_vector and file.is_file() else {}
+
+
 def class_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return config.json as transformers' classes take it: infinities, which JSON lacks, as numbers.
 

@@ -358,7 +358,27 @@ def _as_saved(stored: LazyStateDict, config: Mapping[str, Any]) -> LazyStateDict
     named = re.compile(_NAMED.format(re.escape(adapters[0])))
     biases = config.get("bias") in ("all", "lora_only")
     names = [name for name in stored if named.search(name) or (biases and name.endswith(".bias"))]
+    names = [name for name in names if name not in _tied_tokens(stored, names, config)]
     return view(stored, names, rename={name: named.sub(r"\1", name) for name in names})
+
+
+def _tied_tokens(stored: LazyStateDict, names: Collection[str], config: Mapping[str, Any]) -> set[str]:
+    """Return the retrained tokens of tied tables except their embedding's, of which alone PEFT saves them."""
+    chosen = config.get("trainable_token_indices")
+    ends = tuple(chosen) if isinstance(chosen, dict) else ()
+
+    def order(name: str) -> tuple[bool, ...]:
+        module = name.partition(".token_adapter.")[0]
+        return (bool(ends) and not module.endswith(ends), ".base_layer" in name, "shared" not in module,
+                not re.search("emb|wte", module))  # fmt: skip
+
+    first: list[Tensor] = []
+    copies = set()
+    for name in sorted((name for name in names if _TOKENS in name), key=order):
+        rows = stored[name]
+        copies |= {name} if any(torch.equal(rows, other) for other in first) else set()
+        first.append(rows)
+    return copies
 
 
 def _check_factors(

@@ -6,11 +6,14 @@ import json
 
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.lora import HARMLESS, READ
 from mergeflow.errors import MergeflowError
-from tests.checkpoints.test_peft import llama, trained
+from mergeflow.merging import check_recipe, merge
+from tests.checkpoints.test_peft import classifier, gpt2, llama, trained
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -95,3 +98,57 @@ def test_velora_is_plain_lora_once_it_is_trained(tmp_path):
         assert state
         for name in state:
             torch.testing.assert_close(before[name] + state[name], expected[name], rtol=1e-5, atol=1e-5)
+
+
+def lose(folder, lost):
+    """Take tensors out of an adapter's file."""
+    file = folder / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    assert any(lost in name for name in tensors)
+    save_file({name: value for name, value in tensors.items() if lost not in name}, file)
+
+
+def recipe(folder):
+    experts = {"a": str(folder / "adapter")}
+    return {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(folder / "base"), "experts": experts}
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "lost", "tensor"),
+    [
+        (gpt2, {"modules_to_save": ["wpe"]}, "wpe", "transformer.wpe.weight"),
+        (classifier, {"task_type": "SEQ_CLS"}, "score", "score.weight"),
+        (llama, {"trainable_token_indices": [3, 7]}, "tokens_delta", "the embedding"),
+        (llama, {"trainable_token_indices": {"lm_head": [1], "embed_tokens": [2]}}, "lm_head", "lm_head.weight"),
+        (gpt2, {"lora_bias": True}, "lora_B.bias", "transformer.h.0.attn.c_attn.bias"),
+    ],
+    ids=["saved", "classifier", "tokens", "tokens-of-one", "lora-bias"],
+)
+def test_tensors_that_the_settings_name_and_the_file_lacks_are_refused(tmp_path, model, settings, lost, tensor):
+    """PEFT does not load such a file, or warns of missing keys."""
+    trained(model(), tmp_path, target_modules=["q_proj" if model is llama else "c_attn"], **settings)
+    assert not any("lacks" in note for note in check_recipe(recipe(tmp_path)).notes)
+    lose(tmp_path, lost)
+    with pytest.raises(MergeflowError, match=rf"'a' lacks '{tensor}'.*adapter_config.json.*`missing: base`"):
+        check_recipe(recipe(tmp_path))
+    assert any("lacks" in note for note in check_recipe({**recipe(tmp_path), "missing": "base"}).notes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "lost", "setting"),
+    [
+        ({"bias": "all"}, "ln_1.bias", "bias"),
+        ({"bias": "lora_only"}, "h.1.attn.c_attn.base_layer.bias", "bias"),
+        ({}, "h.1.attn", "target_modules"),
+    ],
+    ids=["all", "lora-only", "factors"],
+)
+def test_what_peft_takes_from_the_base_in_an_incomplete_file_is_noted(tmp_path, settings, lost, setting):
+    trained(gpt2(), tmp_path, target_modules=["c_attn"], **settings)
+    lose(tmp_path, lost)
+    assert any(f"by `{setting}`: the base's, as in PEFT" in note for note in check_recipe(recipe(tmp_path)).notes)
+    merge({**recipe(tmp_path), "out": str(tmp_path / "out")})
+    base = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "base")
+    expected = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().state_dict()
+    for name, value in load_file(tmp_path / "out" / "model.safetensors").items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)

@@ -182,6 +182,8 @@ RAW = {
     "dora": (llama, {"target_modules": ["q_proj"], "use_dora": True}),
     "saved": (llama, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}),
     "tokens": (llama, {"target_modules": ["q_proj"], "trainable_token_indices": [7, 3]}),
+    "tokens-tied": (gpt2, {"target_modules": ["c_attn"], "trainable_token_indices": [7, 3]}),
+    "tokens-of-head": (llama_tied, {"target_modules": ["lm_head"], "trainable_token_indices": {"embed_tokens": [7]}}),
     "biases": (gpt2, {"target_modules": ["c_attn"], "bias": "all", "lora_bias": True}),
     "experts": (experts, {"target_modules": ["q_proj"], "target_parameters": ["experts.down_proj"]}),
 }
