@@ -1,4 +1,4 @@
-"""DVC, asked as a command: what is stale, recording outputs, waiting for another DVC, and mending after a kill."""
+"""Run DVC's commands: list stale stages, record outputs, wait for another DVC, and mend lock files after a kill."""
 
 import json
 import re
@@ -152,7 +152,7 @@ def _tell(
     waited_for: set[str],
     report: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> None:
-    """Say once for whom is waited."""
+    """Report once which processes are waited for."""
     names = ", ".join(f"`dvc {words.partition(' ')[2]}` (process {pid})" for pid, words in holders)
     if names not in waited_for:
         waited_for.add(names)

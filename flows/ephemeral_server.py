@@ -1,4 +1,4 @@
-"""A Prefect server inside this process, for a run that has no other: it lives and dies with the run."""
+"""Run a Prefect server inside this process for a run without one; it ends with the run."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import uvicorn
 
 
-ADDRESS = "MERGEFLOW_EMBEDDED_PREFECT"  # tells the stages' processes that no person chose the server they report to
+ADDRESS = "MERGEFLOW_EMBEDDED_PREFECT"  # marks the server as ours for the stages' processes
 STOP_SECONDS = 10.0  # for what is still under way; then the server ends with the process
 
 

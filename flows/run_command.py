@@ -1,4 +1,4 @@
-"""Run the pipeline from the command line; no server is started by hand, and no Prefect where nothing is stale."""
+"""Run the pipeline from the command line; Prefect is imported only if a stage is stale."""
 
 from pathlib import Path
 

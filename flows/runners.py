@@ -1,4 +1,4 @@
-"""Where the stages run, by configuration: Prefect's task runner, and the cluster that takes travelling stages.
+"""Choose where stages run: Prefect's task runner, and the cluster for travelling stages.
 
 A travelling stage is a task of Prefect's on this machine, which waits for a worker of Dask or Ray. So a worker needs
 neither Prefect nor its address, and `run.workers` limits the stages in flight on any cluster.

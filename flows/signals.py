@@ -1,4 +1,4 @@
-"""Ctrl-C or SIGTERM during a run: it ends at once and cleanly, and the same command goes on with the rest."""
+"""End a run at once and cleanly at Ctrl-C or SIGTERM; the same command then continues."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""The plan of the next run with its reasons, and the results of the last one."""
+"""Print the plan of the next run with its reasons, and the results of the last one."""
 
 import json
 import time

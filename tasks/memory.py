@@ -1,4 +1,4 @@
-"""What a project's stages take of a device's memory, printed before they start; a batch that cannot fit is refused."""
+"""Predict the device memory of a project's stages before they start; refuse a batch that cannot fit."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -25,7 +25,7 @@ from tasks.training import tuned_model
 
 JUDGING = ("sweep", "select", "evaluate")
 STUDIES = "studies"
-# Settings of a run that decide nothing about its memory.
+# Settings of a run that do not affect its memory.
 _TAKE_NOTHING = {
     *("steps", "epochs", "learning_rate", "weight_decay", "warmup", "schedule", "save_every", "keep_epochs"),
     *("gradient_clip", "iterative"),
@@ -34,7 +34,7 @@ _CLASSES = 1000  # of a task that is not prepared yet: more than most have, and 
 
 
 def print_device_memory(root: Path, params: Params, addresses: Iterable[str], console: Console) -> None:
-    """Say what stages that are about to run will take of a CUDA device; of the processor say nothing."""
+    """Print the CUDA memory of the stages that are about to run; print nothing for the CPU."""
     if device_names(params.run.device) == ["cpu"]:
         return
     stages = load_graph(root, studies=True)

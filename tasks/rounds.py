@@ -1,6 +1,6 @@
 """The regime `iterative`: rounds of tuning and merging.
 
-It depends on every merge method, so it is imported by whoever trains in this regime and by nobody else: in the other
+It depends on every merge method, so only code that trains in this regime imports it: in the other
 regimes a new method trains nothing again.
 """
 

@@ -211,7 +211,7 @@ class Passages:
         return cls(tokenizer, {task: held_out(folder, "validation", RECITED) for task, folder in folders.items()})
 
     def recall(self, model: Any, batch_size: int) -> dict[str, float]:
-        """Return the mean Rouge-L recall of what a model writes behind the beginnings of each task's passages.
+        """Return the mean Rouge-L recall of a model's continuations of each task's passages.
 
         Returns:
             By task, in [0, 1]; tasks whose passages are all too short are left out.
@@ -232,13 +232,13 @@ class Passages:
     def before_and_after(
         self, model: Any, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
     ) -> list[dict[str, Any]]:
-        """Return a few of them with what two states of a causal model write behind their beginnings.
+        """Return some passages with two states' continuations of their beginnings.
 
         Args:
             model: the causal model, whose weights become these states.
 
         Returns:
-            `task`, `text`, `right` (the passage's own next words), `before` and `after` of each.
+            `task`, `text`, `right` (the words that follow in the passage), `before` and `after` of each.
         """
         from mergeflow.modalities.causal.generation import go_on
 

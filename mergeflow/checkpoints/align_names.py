@@ -38,12 +38,12 @@ _MODULES = re.compile(r"\.(?:c_attn|q_attn|c_proj|c_fc)\.weight$")
 
 
 def is_conv1d(config: Mapping[str, object], name: str) -> bool | None:
-    """Whether a linear weight is stored [in, out], by the model's class; None where `model_type` does not tell."""
+    """Return whether the model's class stores a linear weight as [in, out]; None if `model_type` does not tell."""
     return bool(_MODULES.search(name)) if config.get("model_type") in _TYPES else None
 
 
 def oriented(expert: str, base: Mapping[str, Tensor], state: LazyStateDict) -> LazyStateDict:
-    """Return an adapter whose changes of linear weights are turned as the base stores these weights.
+    """Transpose an adapter's changes of the linear weights that the base stores as [in, out].
 
     Args:
         state: The adapter, under the base's names; any other state comes back as it is.
@@ -72,7 +72,7 @@ def oriented(expert: str, base: Mapping[str, Tensor], state: LazyStateDict) -> L
 
 
 def doubtful(state: LazyStateDict) -> str | None:
-    """Return a weight of which an adapter alone does not tell whether it is stored [in, out]; None if there is none."""
+    """Return the name of a weight that an adapter alone cannot orient; None if all are clear."""
     square = {name: lora for name, lora in _linear(state).items() if lora.shape[0] == lora.shape[1]}
     return next((name for name, lora in square.items() if lora.transposed or _MODULES.search(name)), None)
 
@@ -85,14 +85,14 @@ def _linear(state: LazyStateDict) -> dict[str, LoraEntry]:
 
 
 def _way(stored: tuple[int, ...], shape: tuple[int, int]) -> bool | None:
-    """Whether a weight is stored [in, out] by its shape; None where it is square, or does not fit."""
+    """Return whether the shape shows that a weight is stored [in, out]; None if it is square or does not fit."""
     return stored != shape if shape[0] != shape[1] and stored in (shape, shape[::-1]) else None
 
 
 def _of_square(
     name: str, config: Mapping[str, object], infos: Mapping[str, TensorInfo], ways: Mapping[str, bool | None]
 ) -> bool | None:
-    """Whether a square weight is stored [in, out]: by its class, or as others are whose module has the same name."""
+    """Return whether a square weight is stored [in, out]: by its class, or like others of that module name."""
     by_class = is_conv1d(config, name)
     if by_class is not None:
         return by_class
@@ -113,7 +113,7 @@ def _reoriented(entry: Entry, inputs_first: bool) -> Entry:
 
 
 def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:
-    """Return a state under the names of the base's file, where it has those in memory, and experts fused or listed.
+    """Rename and reshape an expert's tensors to match the base's file: names in memory, fused or listed experts.
 
     Args:
         base: The base, with the names and stacks that are wanted.
@@ -156,7 +156,7 @@ def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: lis
 def _as_in_memory(config: Mapping[str, object], base: LazyStateDict, state: LazyStateDict) -> LazyStateDict:
     """Return a state under the names of the base's file, where both are the same tensors in memory.
 
-    transformers' tables are asked, and only where names are strange otherwise, because it is slow to import.
+    transformers' tables decide; they are read only if names are still unknown, because transformers is slow to import.
     """
     held = {*base, *(loaded_name(config, name) for name in base)}
     strange = [name for name in state if loaded_name(config, name) not in held and not name.endswith(EXPERT_STACKS)]
@@ -215,7 +215,7 @@ def fit_inputs(
     only: Sequence[str] = (),
     missing: str = "refuse",
 ) -> Fitted:
-    """Bring experts to the base's names, where what to do is beyond doubt or said.
+    """Rename experts' tensors to the base's names, where the renaming is certain or an argument asks for it.
 
     Args:
         experts: The experts by name; a prefix that all names of one have, or lack, is put right where no name fits.
@@ -249,7 +249,7 @@ def fit_inputs(
 
 
 def _types(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> list[str]:
-    """Say of experts whose floating-point types are not the base's that this costs nothing."""
+    """Note the experts whose floating-point types are not the base's."""
     other = {
         expert: f"{state.infos[name].dtype}".removeprefix("torch.")
         for expert, state in states.items()
@@ -264,7 +264,7 @@ def _types(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> list[str
 
 
 def bound(base: Mapping[str, Tensor], state: LazyStateDict) -> LazyStateDict:
-    """Give an adapter what it needs of its base: how weights lie, and those that DoRA and retrained tokens adapt."""
+    """Bind an adapter to its base: the orientation of weights, and the weights that DoRA and retrained tokens adapt."""
     state = oriented(state.path, base, state)
     open_ends = {
         name: entry
@@ -299,7 +299,7 @@ def _check_patterns(names: set[str], ignore: Sequence[str], only: Sequence[str])
 
 
 def _without_prefix(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:
-    """Take away, or put before an expert's names, a constant prefix, where none of them is the base's otherwise."""
+    """Remove or add a constant prefix of an expert's names, if without this none of them is the base's."""
     if any(name in base for name in state):
         return state
     ends = Counter(name[: -len(ending)] for name in state for ending in base if name.endswith(f".{ending}"))
@@ -316,7 +316,7 @@ def _without_prefix(expert: str, base: LazyStateDict, state: LazyStateDict, note
     return state
 
 
-# Tensors that a class computes and some versions of it store: they say nothing that was learned.
+# Buffers that a class computes and that some of its versions store; nothing in them was learned.
 _BUFFERS = re.compile(
     r"(?:^|\.)(?:position_ids|token_type_ids|inv_freq|original_inv_freq|masked_bias|relative_position_index|"
     r"relative_coords_table|attn_mask|causal_mask|num_batches_tracked|_float_tensor)$"
@@ -364,7 +364,7 @@ def _with_those_of(base: LazyStateDict, state: LazyStateDict, names: Sequence[st
 
 
 def _weight_norms(base: LazyStateDict, left_out: frozenset[str]) -> list[str]:
-    """Say that weights of weight norm are merged as their length and direction, and not as the product of the two."""
+    """Note that weight norm is merged as length and direction, each by itself, not as their product."""
     normed = [name for name in base if name.endswith(_NORMED) and name not in left_out]
     return [f"lengths and directions of {len(normed)} weights with weight norm, such as '{normed[0]}', are "
             "merged apart: the result is near the merged weights, not equal to them"] if normed else []  # fmt: skip
@@ -373,7 +373,7 @@ def _weight_norms(base: LazyStateDict, left_out: frozenset[str]) -> list[str]:
 def _with_ties(
     base: LazyStateDict, states: dict[str, LazyStateDict], left_out: frozenset[str], notes: list[str]
 ) -> tuple[LazyStateDict, dict[str, LazyStateDict]]:
-    """Make inputs agree that store a tied weight (an embedding that is also the head) once, and twice."""
+    """Make inputs agree if some store a tied weight (an embedding that is also the head) once and others twice."""
     class_ties = _class_ties(base, states)
     states = _heads_with_tokens(base, states, class_ties)
     base = _untied(base, states, class_ties, notes)
@@ -420,7 +420,7 @@ def _class_ties(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> dic
 def _untied(
     base: LazyStateDict, states: dict[str, LazyStateDict], ties: Mapping[str, str], notes: list[str]
 ) -> LazyStateDict:
-    """Give a base the weights that its class ties to its embedding where an adapter changes only some of them.
+    """Store a base's tied weights one by one, if an adapter changes only some of them.
 
     A head, the embeddings of T5's and BART's towers and a head's bias are then all stored, because nothing is tied in a
     model whose config.json says so.
@@ -465,7 +465,7 @@ def _says_untied(state: LazyStateDict) -> LazyStateDict:
 def _heads_with_embedding(
     base: LazyStateDict, states: Mapping[str, LazyStateDict], ties: Mapping[str, str]
 ) -> dict[str, LazyStateDict]:
-    """Change the head as well where an adapter changes its twin, the embedding, and the base's file holds both."""
+    """Apply an adapter's change of the embedding to the tied head too, if the base's file holds both."""
     changed = dict(states)
     for head, embedding in _still_tied(base, ties):
         for name, state in changed.items():
@@ -494,7 +494,7 @@ def _embedding_alone(state: LazyStateDict, embedding: str) -> bool:
 def _heads_with_tokens(
     base: LazyStateDict, states: Mapping[str, LazyStateDict], ties: Mapping[str, str]
 ) -> dict[str, LazyStateDict]:
-    """Let LoRA of a tied head begin from the tokens that the adapter retrained, which PEFT changes in the head too."""
+    """Start LoRA of a tied head from the tokens that the adapter retrained, which PEFT changes in the head too."""
     changed = dict(states)
     for head, embedding in _still_tied(base, ties):
         for name, state in states.items():
@@ -520,7 +520,7 @@ def _with(state: LazyStateDict, name: str, source: str) -> LazyStateDict:
 def _twin(
     state: LazyStateDict, name: str, candidates: Collection[str], ties: Mapping[str, str] | None = None
 ) -> str | None:
-    """Return the candidate whose tensor in `state` is that of `name` once more.
+    """Return the candidate that shares its tensor in `state` with `name`.
 
     The file says so; or the two hold the same values and are a head and an embedding, which some models tie. Other
     tensors may be equal by chance, as norms are before training.

@@ -100,7 +100,7 @@ def _described(group: list[_Mismatch], expected: Mapping[str, TensorInfo]) -> st
 
 
 def _hint(fault: _Mismatch, expected: Mapping[str, TensorInfo]) -> str:
-    """Suggest a name for an unknown tensor; once for a pattern, because 18000 experts by 300 names take minutes."""
+    """Suggest the nearest name for an unknown tensor, once for a pattern: 18,000 experts by 300 names took minutes."""
     if fault.what.startswith(_OTHER_SHAPE):
         rows, columns = fault.shape[:1], fault.shape[1:]
         shape = expected[fault.tensor].shape
@@ -182,7 +182,7 @@ def _without_factors(config: Mapping[str, Any], absent: Iterable[str], adapted: 
 
 
 def check_copied(tensor: str, info: TensorInfo, expert: str, base: Tensor, values: Tensor) -> None:
-    """Check a piece of a tensor of integers or complex numbers, which are the base's in a result.
+    """Check a piece of an integer or complex tensor, which a merge copies from the base.
 
     Args:
         base: The base's piece, [n], or the whole tensor.

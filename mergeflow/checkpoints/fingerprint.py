@@ -72,7 +72,7 @@ def scheme_of(recorded: str) -> str:
 
 
 def matches(state: Mapping[str, Tensor], recorded: str, current: str | None = None) -> bool:
-    """Return whether a recorded fingerprint, of whatever scheme, is that of a state dict.
+    """Return whether a recorded fingerprint, of any scheme, is that of a state dict.
 
     Args:
         state: Tensors by name; read only where its fingerprint is not known in the recorded scheme.

@@ -1,4 +1,4 @@
-"""What a model or adapter folder says beside its weights: config.json, the base that an adapter names."""
+"""Read what a model or adapter folder holds besides weights: config.json, and the base that an adapter names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mergeflow.errors import MergeflowError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Files that a model folder's config.json speaks of; any other file may lie beside a config of something else.
+# Files that a folder's config.json describes; next to any other file it may describe something else.
 _WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|bin)(?:\.index\.json)?$")
 
 
@@ -106,7 +106,7 @@ class NamedBase:
         return f"{self.name}@{self.revision}" if self.revision and is_id(self.name) else self.name
 
     def folder(self) -> Path | None:
-        """Return where it lies on this machine, or None; the network is not asked."""
+        """Return its folder on this machine, or None; the network is not used."""
         return local_folder(self.path)
 
 
@@ -139,7 +139,7 @@ def common_base(experts: Mapping[str, str]) -> str | None:
         raise MergeflowError(f"base: is missing, and the adapters were made for different ones: {listed}")
     absent = [base for base in named.values() if base.folder() is None and not is_id(base.path)]
     if absent:
-        raise MergeflowError(f"base: is missing, and what the adapters were made for is not there: {listed}")
+        raise MergeflowError(f"base: is missing, and the bases of the adapters are not on this machine: {listed}")
     return next((base.path for base in named.values()), None)
 
 

@@ -61,7 +61,7 @@ def _seen_from(name: str) -> str:
 def fixed_id(name: str) -> str:
     """Return `owner/name@commit` for a model of the cache, so that a recorded recipe reads the same files for ever.
 
-    Anything else, a path of this machine above all, comes back as it is.
+    Anything else, such as a path of this machine, is returned unchanged.
     """
     match = _ID.fullmatch(name)
     if not match or Path(name).expanduser().exists():
@@ -80,12 +80,12 @@ def is_id(name: str) -> bool:
         >>> is_id("acme/tiny"), is_id("/models/tiny")
         (True, False)
     """
-    # `models/base` with a folder `models` here is a mistyped path: nobody wants it asked of a server.
+    # If a folder `models` is here, `models/base` is a mistyped path and must not be looked up on a server.
     return bool(_ID.fullmatch(name)) and not name.endswith(_FILES) and not Path(name).parent.is_dir()
 
 
 def local_folder(name: str) -> Path | None:
-    """Return the folder of a model by its path, or by its id where the local cache has it; the network is not asked.
+    """Return the folder of a model by its path, or by its id in the local cache; the network is not used.
 
     Args:
         name: A path, `owner/name` or `owner/name@revision`.
@@ -131,7 +131,7 @@ def _downloaded(hub: Any, repo: str, revision: str | None) -> Path:
         weights = _WEIGHTS[0] if any(file.endswith(".safetensors") for file in files) else _WEIGHTS[1]
         wanted = [file for file in files if any(fnmatchcase(file, pattern) for pattern in (weights, *_COMPANIONS))]
         return Path(hub.snapshot_download(repo, revision=model.sha, allow_patterns=wanted))
-    except Exception as error:  # no network, no such model, no licence accepted: the client's own words say which
+    except Exception as error:  # no network, no such model, or a licence not accepted: the client's message says which
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")[:160]
         raise MergeflowError(
             f"there is no checkpoint at '{repo}': the path does not exist{_seen_from(repo)}, and as a Hugging Face id "
@@ -151,7 +151,7 @@ def is_pickle(path: Path) -> bool:
         return path.suffix in PICKLES
     try:
         return is_pickled(first_bytes(path))
-    except OSError:  # whoever opens it says why
+    except OSError:  # opening it raises the error
         return False
 
 
@@ -181,7 +181,7 @@ def _load(path: Path) -> Any:
 
 
 def _notes_of_training() -> list[Any]:
-    """Return the classes beside tensors that training scripts often save, and whose loading runs no code."""
+    """Return classes that training scripts often save along with tensors, and whose loading runs no code."""
     import numpy as np
 
     scalar = np.float64(0).__reduce__()[0]
@@ -198,7 +198,7 @@ def _unreadable(path: Path, error: OSError) -> MergeflowError:
 
 
 def _refused(path: Path, start: bytes, reason: str) -> MergeflowError:
-    """Return our own error; torch's ends in the advice to run the file's code."""
+    """Return an error in place of torch's, which advises to run the file's code."""
     other = mistaken(start, "pickle")
     if other is not None:
         return MergeflowError(f"'{path}' {other}.")
@@ -222,7 +222,7 @@ def _refused(path: Path, start: bytes, reason: str) -> MergeflowError:
 
 
 def _unwrap(loaded: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the state dict of the model that a checkpoint holds, and which others it holds beside."""
+    """Return the model's state dict in a checkpoint, and a note that names the others."""
     if not isinstance(loaded, Mapping):
         raise MergeflowError(f"'{path}' holds a {type(loaded).__name__}, not a state dict of named tensors.")
     states = _states(loaded)
@@ -240,7 +240,7 @@ def _unwrap(loaded: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]
 def _states(
     loaded: Mapping[Any, Any], depth: int = 3, seen: set[int] | None = None
 ) -> dict[tuple[str, ...], dict[str, Tensor]]:
-    """Return the state dicts in a checkpoint by the keys that lead to them; numbers and texts beside tensors go."""
+    """Return the state dicts in a checkpoint by the keys that lead to them, without plain numbers and texts."""
     inner: dict[tuple[str, ...], dict[str, Tensor]] = {}
     seen = set() if seen is None else seen
     tensors = {key: value for key, value in loaded.items() if isinstance(value, torch.Tensor)}

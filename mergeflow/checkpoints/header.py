@@ -1,4 +1,4 @@
-"""The safetensors header and the types of elements it names, known without torch.
+"""Read and write the safetensors header and its element types, without torch.
 
 Every number of a header is checked against the file's size before anything is allocated, so that a truncated or
 hostile file is refused with a message instead of crashing the process.
@@ -48,7 +48,7 @@ class DType:
 
 @cache
 def dtype_of(dtype: torch.dtype) -> DType:
-    """Return our description of a type of torch.
+    """Return the `DType` of a torch type.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""PEFT LoRA and DoRA adapters as task vectors: what they change of the weights they adapt, zero elsewhere."""
+"""Open PEFT LoRA and DoRA adapters as task vectors, which are zero for weights that are not adapted."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ _OF_TRAINING = ".lora_velora_embed"
 _A, _B, _BIAS = ".lora_A.weight", ".lora_B.weight", ".lora_B.bias"
 _EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
 _MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
-# PEFT stores beside an adapted embedding or head the weight that it adapts, and biases under the wrapper's name.
+# PEFT also stores the weight of an adapted embedding or head, and stores biases under the wrapper's name.
 _WRAPPED = ".base_layer."
 # With a vocabulary that was extended PEFT stores retrained tables three times: plainly, in a wrapper, and as before.
 _RETRAINED, _BEFORE = ".modules_to_save.", re.compile(r"\.original_module\.|\.token_adapter\.base_layer\.")
@@ -418,7 +418,7 @@ def _whole_name(stored: LazyStateDict, target: str) -> str:
 
 
 def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, info: TensorInfo, dora: bool) -> tuple[Entry, bool]:
-    """Return where an adapted weight comes from, and whether it is a whole weight rather than a difference."""
+    """Return the entry of an adapted weight, and whether it is the whole weight instead of a difference."""
     rows, kernel = lora.shape[0], info.shape[2:]
     stem = PREFIX + module
     copy, magnitude = f"{stem}{_WRAPPED}weight", next((stem + end for end in _MAGNITUDES if stem + end in stored), None)
@@ -538,7 +538,7 @@ def _bias(stored: LazyStateDict, name: str, config: dict[str, Any]) -> tuple[Bia
 
 
 def _inputs_first(stored: LazyStateDict, module: str, shape: tuple[int, int], said: bool) -> bool:
-    """Whether an adapted weight is stored [in, out]: as the copy in the adapter, if there is one, else as said."""
+    """Return whether an adapted weight is stored [in, out]: as the adapter's copy, else as `said`."""
     copy = stored.infos.get(f"{PREFIX}{module}{_WRAPPED}weight")
     if copy is None or shape[0] == shape[1] or copy.shape not in (shape, shape[::-1]):
         return said

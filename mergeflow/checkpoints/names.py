@@ -1,4 +1,4 @@
-"""Names of a model's tensors: in files of transformers 4 and 5, in memory, and of weights that are tied."""
+"""Map tensor names between files of transformers 4 and 5 and memory, and find tied weights."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def module_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-# Architectures whose classes say that they hold stacked experts as [experts, in, out], which PEFT goes by.
+# Architectures whose classes declare stacked experts as [experts, in, out]; PEFT follows the declaration.
 IN_OUT_EXPERTS = ("gpt_oss", "aria", "openai_privacy_filter")
 # What transformers 5 renames when it reads a file, by `model_type`; it writes the file's names again.
 _LOADED = {
@@ -173,7 +173,7 @@ def loaded_name(config: Mapping[str, Any], name: str) -> str:
 
 
 def piece_of_stack(loaded: str, names: Collection[str]) -> str | None:
-    """Return how a listed expert's weight is called as a part of the stack that transformers has in memory.
+    """Return the name of a listed expert's weight as a part of the stack that transformers has in memory.
 
     Args:
         loaded: The weight's name, its module named as in memory.
@@ -193,7 +193,7 @@ def piece_of_stack(loaded: str, names: Collection[str]) -> str | None:
 
 @dataclass(frozen=True)
 class JoinedEntry:
-    """Flattened tensors one behind the other.
+    """Flattened tensors, concatenated.
 
     Attributes:
         parts: The tensors.
@@ -236,7 +236,7 @@ def renamed(
     infos: Mapping[str, TensorInfo],
     entries: Mapping[str, Entry],
 ) -> Found:
-    """Return the tensors of a state under the names that another one has for them, where the two differ.
+    """Rename the tensors of a state to another state's names, joining or cutting stacks of experts.
 
     Args:
         wanted: The other's names and shapes.
@@ -431,7 +431,7 @@ def _tables_of(text: str) -> _Tables | None:
         return None
 
 
-# T5's classes take a model with a head of its own for T5 1.1, which does not scale what the head reads; this says it.
+# T5's classes treat an untied model as T5 1.1, which does not scale the head's input; this setting restores it.
 _SCALING, _SCALED = "scale_decoder_outputs", ("t5", "longt5", "pop2piano")
 
 

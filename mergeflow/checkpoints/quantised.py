@@ -1,4 +1,4 @@
-"""Quantised weights, recognised by config.json or by scales beside codes, and made plain numbers on any machine.
+"""Recognise quantised weights by config.json or by scales next to codes, and dequantise them on any machine.
 
 Codes and their scales cannot be merged separately: every way into a merge refuses them. `mergeflow convert` reads the
 layouts below (GPTQ, AWQ, packed integers and MXFP4 among them) with the numbers in the file alone, so that no library
@@ -25,7 +25,7 @@ PackedLayout = Literal["GPTQ", "AWQ", "packed", "MXFP4"]
 Infos = Mapping[str, TensorInfo]
 State = Mapping[str, "Tensor"]
 
-# Names of a weight's parts: what the first is called tells the layout, those in brackets may be missing.
+# Names of a weight's parts: the first one's name decides the layout; those in brackets may be missing.
 _ENDS: dict[str, tuple[str, ...]] = {
     ".qweight": (".qweight", ".qzeros", ".scales", ".g_idx"),
     ".weight_packed": (".weight_packed", ".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx"),
@@ -307,7 +307,7 @@ def dequantised_info(state: LazyStateDict, name: str, layout: Layout | Packed) -
     """Return the shape of a quantised weight's numbers.
 
     Args:
-        state: The checkpoint; of 4-bit weights the note beside the codes is read.
+        state: The checkpoint; for 4-bit weights the note next to the codes is read.
     """
     if isinstance(layout, Packed):
         return packed_shape(state, layout)
@@ -321,7 +321,7 @@ def dequantise(state: LazyStateDict, name: str, layout: Layout | Packed, declare
     4-bit: map[q] · absmax of its block, where nested absmax = map₂[q₂] · absmax₂ + offset;  packed ones: as `unpacked`
 
     Args:
-        state: The checkpoint, with the codes and what stands beside them.
+        state: The checkpoint with codes, scales and notes.
         declared: `quantization_config` of config.json, which gives the size of blocks; {} where there is none.
 
     Returns:

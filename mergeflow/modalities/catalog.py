@@ -1,4 +1,4 @@
-"""The modalities by name; and models whose base says itself what it is, by the section `model` in its metadata."""
+"""Find modalities by name, and open models whose base describes them in its metadata."""
 
 import json
 from collections.abc import Mapping

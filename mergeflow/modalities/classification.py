@@ -1,4 +1,4 @@
-"""Examples with one label or one number each, judged by a model's features and a head, which can be fitted to them.
+"""Examples with one label or number each, judged by a model's features and a head; heads can be fitted.
 
 They are images, texts or rows of numbers; batches of images go to a CUDA device while it computes those before.
 """
@@ -28,7 +28,7 @@ Gather = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 class Ahead:
-    """What was asked for before it is needed: rows, gathered by a thread of their own.
+    """Gathers rows in a thread before they are needed.
 
     Args:
         gather: Rows to tensors; it runs in another thread.
@@ -94,8 +94,8 @@ class Classification:
     """One split of a task whose examples have one label each.
 
     Attributes:
-        inputs: N inputs; they may stay on disk. A batch of a tensor goes to the labels' device, pinned and beside
-            what a CUDA device computes; others go to `encode`.
+        inputs: N inputs; they may stay on disk. A batch of a tensor is copied to the labels' device, pinned and
+            while a CUDA device computes; other batches go to `encode`.
         labels: int64 [N] on the model's device, each below C.
         head: Features [n, D] to logits [n, C], on the model's device; none where the module gives logits.
         encode: Module and inputs to features; a call of the module by default.
@@ -244,7 +244,7 @@ class Regression:
         return torch.stack([self.numbered.labels[rows].to(answers), answers], dim=1)
 
     def log_p(self, model: Model, rows: Tensor) -> Tensor:
-        r"""Return log-probabilities, [n, 2], of the two numbers that lie one unit beside the model's own.
+        r"""Return log-probabilities, [n, 2], of the numbers one unit below and above the model's answer.
 
         Of a normal distribution around f(x) with variance 1, restricted to f(x) ± 1 as they are: its Fisher information
         is that of the whole distribution, (∇f)², whichever of the two is drawn; its entropy is log 2 and has no

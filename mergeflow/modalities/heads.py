@@ -25,7 +25,7 @@ class Head(nn.Module):
         logit_scale: s > 0.
         class_names: the C classes in label order.
         bias: b, [C]; none by default.
-        trained: whether W and b are trained beside the model.
+        trained: whether W and b are trained with the model.
 
     Example:
         >>> head = Head(torch.eye(2), 10.0, ["cat", "dog"])
@@ -50,7 +50,7 @@ class Head(nn.Module):
 
     @property
     def trained(self) -> bool:
-        """Whether the head is trained beside the model."""
+        """Whether the head is trained with the model."""
         return self.weight.requires_grad
 
     def forward(self, features: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Figures of a task that are no mean over examples: F1, Matthews' and the other correlations.
+"""Metrics that are no mean over examples: F1, Matthews' and other correlations.
 
 Each is a smooth function of means over the examples. So it has, as an accuracy does, one number for every example whose
 mean it is: f(m̄) + ∇f(m̄)·(m_i − m̄), the figure and the example's influence on it. Whatever works with scores by example,

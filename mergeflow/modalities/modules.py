@@ -1,4 +1,4 @@
-"""Modules of torch, whatever they are: the random numbers they draw, and what their layers give."""
+"""Helpers for any torch module: seeding its random numbers, and reading the outputs of its layers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from mergeflow.errors import unknown_name
 
-# Torch has one global generator: models with dropout draw from it, whoever else does.
+# torch has one global generator, which all models with dropout share.
 _HOLDING = RLock()
 
 
 @contextmanager
 def own_generator(seed: int, device: torch.device | None = None, alone: bool = True) -> Iterator[None]:
-    """Seed the global generators for what this thread draws, and give them back as they were.
+    """Seed the global generators inside the block, and restore them afterwards.
 
     Args:
         alone: whether other threads that ask for it alone wait until it is over: on the processor all threads draw

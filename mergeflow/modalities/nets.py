@@ -1,4 +1,4 @@
-"""Nets that are trained from nothing, logits included: the MLPs and residual nets of papers on small images."""
+"""Nets that are trained from random weights and give logits: MLPs and residual nets for small images."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -77,7 +77,7 @@ class SmallResNet(nn.Module):
 
 
 def resnet18(classes: int, seed: int = 0) -> nn.Module:
-    """Return torchvision's ResNet-18 with a 3×3 stem that halves nothing, as CIFAR's 32 pixels need it."""
+    """Return torchvision's ResNet-18 with a 3×3 stem of stride 1, for images of 32 pixels."""
     from torchvision.models import resnet18 as full
 
     with own_generator(seed):

@@ -1,4 +1,4 @@
-"""How each modality's data are prepared; with the kinds of source that installed packages and the project add."""
+"""Find a modality's data preparation, with the sources that installed packages and the project add."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ SOURCES = Shelf("kind of data source", Source, None, "sources", "`Source(…)` o
 
 
 def find_preparation(modality: str) -> Preparation:
-    """Return a modality's sources, transforms and decoding; among the sources those that others add for it.
+    """Return a modality's sources, transforms and decoding, with the sources that plug-ins add.
 
     Example:
         >>> sorted(find_preparation("vision").sources)

@@ -1,4 +1,4 @@
-"""What models of transformers have in common: where a base and its tokenizer are, and how they are read."""
+"""Find and read the base and the tokenizer of a transformers model."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ from mergeflow.errors import MergeflowError, unknown_name
 
 # Transformers fills itself in while it is imported: a second thread that imports it meanwhile finds it half done.
 _IMPORTING = RLock()
-# What differs from machine to machine and from release to release, and decides nothing.
+# Entries of config.json that differ by machine or release and have no effect on the model.
 _NOT_ARCHITECTURE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ def transformers(name: str) -> Any:
 
 
 def find_place(place: str, root: Path, assets: Path) -> str:
-    """Return the name for transformers: the path of a folder, or an id of the hub.
+    """Return the address that transformers loads: the path of a folder, or an id of the hub.
 
     Args:
         place: a folder relative to `root` or absolute, the name of an embedded base, or an id `owner/name`.
@@ -84,7 +84,7 @@ def from_place(what: str, place: str, load: Callable[[], T]) -> T:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' remarks and progress bars off the terminal: what is missing is checked by the caller."""
+    """Hide transformers' remarks and progress bars; the caller checks for missing weights."""
     with _IMPORTING:
         from transformers.utils import logging
     before: Any = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -143,7 +143,7 @@ def fast_tokenizer(place: str, root: Path, assets: Path, token: str, lacks: str,
 
 
 def architecture_text(config: Mapping[str, Any]) -> str:
-    """Return a configuration as text, without what says nothing of the architecture.
+    """Return a configuration as text, without entries that do not affect the architecture.
 
     Example:
         >>> architecture_text({"model_type": "bert", "transformers_version": "5.0"})

@@ -1,4 +1,4 @@
-"""What params.yaml's `model` and `data` may say, by modality. Models are not imported: parameters need none."""
+"""The schemas of params.yaml's `model` and `data` by modality; no model code is imported."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What the registered models of a modality take and answer, by the modality's name; declared without torch."""
+"""Inputs and outputs of registered models, by modality; declared without torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Served:
-    """What the registered models of a modality take and answer.
+    """Inputs and outputs of a modality's registered models.
 
     Attributes:
         inputs: Decoding to the columns of a row, beside `task`, in order.

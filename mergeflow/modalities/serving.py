@@ -45,7 +45,7 @@ def classify(
     batch: Callable[[list[Any]], Any] = lambda rows: torch.from_numpy(np.stack(rows)),
     optional: Sequence[str] = (),
 ) -> dict[str, list[Any]]:
-    """Classify each row among its task's classes; of a task of numbers tell the number.
+    """Answer each row with a class of its task, or with a number for a task of numbers.
 
     Args:
         read: a row's inputs to what is put into a batch; it raises a MergeflowError for inputs that cannot be read.
@@ -69,7 +69,7 @@ def classify(
             outputs = (feature if head is None else head(feature))[0].double()
             names = list(loaded.class_names[task])
             if not names:
-                labels.append(f"{outputs.item():.9g}")  # nine digits tell any two numbers of float32 apart
+                labels.append(f"{outputs.item():.9g}")  # nine digits distinguish any two float32 numbers
                 probabilities.append({})
                 continue
             chances = torch.softmax(outputs, dim=0).tolist()

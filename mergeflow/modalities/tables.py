@@ -62,7 +62,7 @@ class HubPlace(NamedTuple):
 
 
 def parse_place(place: str, root: Path) -> HubPlace:
-    """Cut `OWNER/NAME[#CONFIG][@REVISION]`; a local folder is a name alone, whatever signs are in it.
+    """Cut `OWNER/NAME[#CONFIG][@REVISION]`; a local folder is taken as it is, whatever characters it has.
 
     Example:
         >>> parse_place("nyu-mll/glue#rte@main", Path())

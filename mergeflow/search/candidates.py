@@ -1,4 +1,4 @@
-"""What a search tries: candidates, grids, spaces, strategies that ask for the next, the journal of scores."""
+"""Candidates of a search: grids, spaces, strategies that choose the next one, and the journal of scores."""
 
 import json
 import os
@@ -40,7 +40,7 @@ class Journal:
         self._file = held
 
     def recorded(self) -> dict[str, Any]:
-        """Return the inputs that the file's entries belong to; none where it has none, or is not a journal."""
+        """Return the inputs that the entries belong to; {} if the file is empty or not a journal."""
         try:
             return dict(json.loads(self.path.read_bytes().partition(b"\n")[0])["inputs"])
         except (ValueError, TypeError, KeyError):
@@ -138,7 +138,7 @@ def score_all(method: str, strategy: Strategy, score: Scorer, objective: Objecti
     """Yield every candidate that a strategy asks for, scored.
 
     Args:
-        strategy: What to try; it is told each objective before it asks again.
+        strategy: A generator of arguments; it receives each objective before it yields the next.
 
     Example:
         >>> from mergeflow.search.candidates import grid
@@ -161,7 +161,7 @@ def score_all(method: str, strategy: Strategy, score: Scorer, objective: Objecti
 
 
 def remembered(score: Scorer, journal: Journal) -> Scorer:
-    """Return a scorer with a memory: a candidate that the journal knows is not scored again."""
+    """Return a scorer that takes a candidate's score from the journal if it is there."""
     return lambda call: journal.cached(candidate_key(call), lambda: dict(score(call)))
 
 
@@ -199,14 +199,14 @@ def grid_of(method: str, values: Grid) -> list[Args]:
     return list(distinct.values())
 
 
-# What a sweep tries of one method: a grid of values, or ranges and choices for a search.
+# The space of one method: a grid of values, or ranges and choices for a search.
 
 
 Space = dict[str, Any] | None
 """Argument → list of values; or, in a search, a mapping with low and high (log, step) or choices."""
 
 _RANGE = ("low", "high", "log", "step", "choices")
-# A choice of a search within this share of its range from an end counts as standing at the edge.
+# A searched value within this share of its range from an end counts as at the edge.
 _EDGE = 0.02
 # Corners of a search's box that are checked before it starts; the other combinations are checked when they come.
 _CORNERS = 256
@@ -218,7 +218,7 @@ def values_of(space: Space) -> dict[str, list[Any]]:
 
 
 def check_space(method: str, space: Space, searched: bool) -> Iterator[dict[str, Any]]:
-    """Check what a sweep tries of one method and yield the combinations to validate: all of a grid, or a box's corners.
+    """Check the space of one method; yield the combinations to validate: all of a grid, or a box's corners.
 
     Args:
         searched: Whether a search with Optuna tries them, so that ranges are allowed.
@@ -288,7 +288,7 @@ def is_whole(method: str, name: str) -> bool:
 
 
 def at_edge(space: Space, args: Mapping[str, Any]) -> list[str]:
-    """Return the arguments whose value stands at an end of what was tried: a better one may lie outside.
+    """Return the arguments whose value is at an end of its range: a better one may be outside.
 
     Example:
         >>> at_edge({"scale": {"low": 0.0, "high": 2.0}, "keep": [0.1, 0.2, 0.3]}, {"scale": 1.99, "keep": 0.2})

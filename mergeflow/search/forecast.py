@@ -1,4 +1,4 @@
-"""What a sweep takes of a CUDA device, before it starts."""
+"""Estimate the CUDA memory of a sweep before it starts."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,7 +22,7 @@ def estimate_sweep_memory(sweep: Sweep, resolve: Callable[[str], str] | None = N
         resolve: turns `models:/…` into a path; None outside of a project.
     """
     merging = max(_merging(sweep, resolve), key=lambda need: need.total)
-    if sweep.model is None:  # somebody else's scorer: it says itself what it takes
+    if sweep.model is None:  # a user's scorer: its memory is unknown
         return Forecast.on(sweep.device, _merging_work(merging))
     folders = [part.data for part in sweep.tasks.values() if part.data is not None]
     workload = described(sweep.model.architecture, folders, 1 if len(folders) == len(sweep.tasks) else _CLASSES)

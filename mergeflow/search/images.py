@@ -1,4 +1,4 @@
-"""Sweeps of image encoders: the model, heads and images they are scored on, and a digest of each."""
+"""Score image encoders in a sweep: open model, heads and images, with a digest of each."""
 
 import hashlib
 import os
@@ -55,7 +55,7 @@ class ImageScorer:
 def open_images(
     sweep: Sweep, folder: Path, base: LazyStateDict, say: Callable[[str], None]
 ) -> tuple[ImageScorer, dict[str, Any]]:
-    """Return the scorer of image encoders, and digests of what it looks at.
+    """Return the scorer of image encoders, and digests of its inputs.
 
     Args:
         base: The opened base, which the architecture must fit.
@@ -89,7 +89,7 @@ def _without_digests(opened: dict[str, tuple[Classification, str]]) -> dict[str,
 
 
 def _fitting_model(sweep: Sweep, clip: ClipModel, base: LazyStateDict) -> Model:
-    """Return the image tower, once it is known that the base's tensors are its own."""
+    """Return the image tower after checking that the base has its tensors."""
     model = image_model(clip)
     shapes = {name: tuple(value.shape) for name, value in model.state().items()}
     if shapes != {name: info.shape for name, info in base.infos.items()}:

@@ -1,4 +1,4 @@
-"""Scorers of whole models: what one is given and must return; functions, commands, tasks of lm-evaluation-harness."""
+"""Scorers of whole models: functions, commands and tasks of lm-evaluation-harness, and the check of their scores."""
 
 import hashlib
 import importlib
@@ -124,7 +124,7 @@ class CheckedScorer:
             output = self._score(model, candidate)
         except MergeflowError as error:
             raise self._fault(str(error)) from None
-        except Exception as error:  # whatever a scorer of somebody else raises
+        except Exception as error:  # a user's scorer may raise anything
             raise self._fault(f"it raised {type(error).__name__}: {error}{_place_of(error)}") from error
         scores = self._numbers(output)
         if self.tasks and set(scores) != set(self.tasks):
@@ -199,7 +199,7 @@ def _run(words: list[str], candidate: Candidate, timeout: float | None) -> str:
     document = json.dumps({"name": candidate.name, "args": dict(candidate.args), "split": candidate.split})
     environment = {**os.environ, "MERGEFLOW_CANDIDATE": document}
     try:
-        # A session of its own, so that a command is stopped with all it has started.
+        # A new session, so that stopping a command stops all that it started.
         process = subprocess.Popen(
             words,
             env=environment,

@@ -153,7 +153,7 @@ def _recipe(places: Mapping[str, Path], chosen: Mapping[str, float], out: str | 
 
 
 class _SoupScores:
-    """Scores checkpoints and averages of them on validation, each once, whatever kills come between."""
+    """Scores checkpoints and averages of them on validation, each once, also after a kill."""
 
     def __init__(self, places: Mapping[str, Path], score: str | dict[str, Any] | ScorePart, out: Path) -> None:
         self.places, self.out = dict(places), out

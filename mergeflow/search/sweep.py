@@ -195,7 +195,7 @@ def _images(
     return open_images(sweep, folder, base, say)
 
 
-# Scores of base, experts and candidates, each computed once: what the journal knows is not computed again.
+# Scores of base, experts and candidates, each computed once: what is in the journal is not computed again.
 
 
 _TEST = '["test", '  # how the journal's keys of looks at test begin
@@ -275,7 +275,7 @@ class Scoreboard:
         return self._of(call, _with_code(candidate_key(call), call), "validation")
 
     def check_choice(self, call: MethodCall) -> None:
-        """Check that test was not looked at for another winner than this one."""
+        """Check that test was not looked at for a different winner."""
         key = _test_key(call)
         if any(entry.startswith(_TEST) and entry != key for entry in self._journal.entries):
             code = " of this code" if code_of(call) else ""
@@ -321,7 +321,7 @@ def _with_code(key: str, call: MethodCall) -> str:
 
 @contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Say in a message which model it is about."""
+    """Prefix errors with the model's name."""
     try:
         yield
     except MergeflowError as error:
@@ -336,7 +336,7 @@ def largest_rank_ratio(method: str, space: Space) -> float:
     return min(1.0, max(map(float, ratio if isinstance(ratio, list) else [ratio])))
 
 
-# What a sweep found, and the files that it leaves: one Parquet row per trial, and the winner as a recipe.
+# Results of a sweep and its files: one Parquet row per trial, and the winner as a recipe.
 
 
 @dataclass(frozen=True)
@@ -346,7 +346,7 @@ class Trial:
     Attributes:
         number: From 0, in the order of the sweep.
         varied: Those that the sweep names.
-        edges: Arguments that stand at an end of what was tried.
+        edges: Arguments at an end of their range.
     """
 
     number: int
@@ -365,7 +365,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep found.
+    """Results of a sweep.
 
     Attributes:
         folder: Where trials.jsonl, trials.parquet and winner.yaml are.

@@ -229,7 +229,7 @@ class Sweep(Frozen):
     @field_validator("tasks", mode="before")
     @classmethod
     def _short_tasks(cls, value: Any) -> Any:
-        """A task may be given as the path of its prepared folder alone."""
+        """Read a task that is given only as the path of its prepared folder."""
         if not isinstance(value, Mapping):
             return value
         return {str(name): {"data": task} if isinstance(task, str) else task for name, task in value.items()}
@@ -237,7 +237,7 @@ class Sweep(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _mean_of_scores(cls, values: Any) -> Any:
-        """Scores of a user's scorer may be of any size, so they are not divided by those of experts unasked."""
+        """Default to the plain mean for a user's scorer, whose scores may have any size."""
         if isinstance(values, Mapping) and values.get("score") is not None:
             return {"objective": "mean", **values}
         return values

@@ -1,4 +1,4 @@
-"""How forward passes compute: in which precision, and torch's switches, one setting for all threads of a process."""
+"""Set the precision of forward passes, and torch's switches, which all threads of a process share."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -14,8 +14,8 @@ Kind = tuple[bool, bool]  # TF32, deterministic
 
 _changed = Condition()
 _holding: dict[Kind, int] = {}  # one kind at a time, with the number of its holders
-_own = local()  # .kinds: what this thread holds, the innermost last
-_restore: list[Callable[[], None]] = []  # what sets torch back, once the last holder is gone
+_own = local()  # .kinds: the settings that this thread holds, the innermost last
+_restore: list[Callable[[], None]] = []  # restores torch's settings when the last holder has gone
 
 
 @contextmanager

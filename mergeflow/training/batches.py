@@ -1,4 +1,4 @@
-"""Which examples make up step k: a pure function of seed and step, so that a resumed run sees the same order."""
+"""Choose the examples of step k by seed and step alone, so that a resumed run sees the same order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

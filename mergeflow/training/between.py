@@ -1,4 +1,4 @@
-"""The merge between the rounds of iterative training; apart from its settings, which depend on no method."""
+"""Make the merge between rounds of iterative training. It is separate from the settings, which import no method."""
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import MethodCall, configure

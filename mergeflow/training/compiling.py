@@ -15,7 +15,7 @@ class Forward:
     """A model's forward pass, compiled where that is asked for and works.
 
     Args:
-        setting: That asks for it, as messages name it.
+        setting: The setting that asks for it, as messages name it.
     """
 
     def __init__(self, model: Model, compiled: bool, setting: str = "finetune.compile") -> None:
@@ -24,7 +24,7 @@ class Forward:
         self._network = Network(made)
 
     def run(self, work: Callable[[Model], T]) -> T:
-        """Do work with the model; where compiling it fails, say so once and do it again with the plain module.
+        """Do work with the model; if compiling fails, warn once and repeat the work with the plain module.
 
         Args:
             work: What to do; it may run twice, and is only ever interrupted by a failure to compile.

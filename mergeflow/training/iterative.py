@@ -69,7 +69,7 @@ class IterativeRun:
         return self._round(number) / task / "head.safetensors"
 
     def load_head(self, number: int, data: Examples) -> None:
-        """Make a task's trained head what it was after a round; a frozen one is what it always was."""
+        """Load a task's trained head as it was after a round; a frozen head never changes."""
         if number and is_trained(data.head):
             assert data.head is not None
             data.head.load_state_dict(read_state(self.head(number, data.task)))
@@ -136,7 +136,7 @@ class IterativeRun:
         if is_trained(data.head):
             assert data.head is not None
             write_checkpoint(self.head(number, data.task), data.head.state_dict())
-        write_checkpoint(self.expert(number, data.task), model.state())  # last: it says that all is there
+        write_checkpoint(self.expert(number, data.task), model.state())  # written last: it marks the round as complete
         (folder / "state.pt").unlink(missing_ok=True)
 
     def span(self, number: int, examples: int) -> Span:

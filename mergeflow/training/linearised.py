@@ -27,7 +27,7 @@ class LinearisedModule(nn.Module):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        with warnings.catch_warnings():  # the first jvp of a process loads code of torch's that torch warns of
+        with warnings.catch_warnings():  # the first jvp of a process loads torch code that raises warnings
             warnings.simplefilter("ignore", FutureWarning)
             jvp(torch.sin, (torch.zeros(()),), (torch.zeros(()),))
         self.original = module.requires_grad_(False)

@@ -64,7 +64,7 @@ def fine_tune(
     optimiser_state: Mapping[str, Any] | None = None,
     each_epoch: Callable[[int], None] = lambda epoch: None,
 ) -> Outcome:
-    """Fine-tune `model` in place, and beside it those of the tasks' heads that are trained.
+    """Fine-tune `model` in place, and the tasks' heads that are trained.
 
     Minimises Σ_parts w · loss(rows), a mean over the rows, with the parts of `plan_batches`. The state
     (weights, optimiser, position, trajectory, random numbers) is saved to `saved` every `settings.save_every` steps;
@@ -152,10 +152,10 @@ class _Run:
         self.settle: Callable[[], None] = lambda: None
 
     def step(self, parts: Sequence[Part], coming: Sequence[Part], step: int) -> None:
-        """Do one step; `coming` are the parts of the next. What it finds is looked at by `settle`, after the next.
+        """Do one step; `coming` are the parts of the next, after which `_settle` reads this step's numbers.
 
-        A device computes while the processor prepares what follows. It is never asked for a number that it has not
-        come to yet: on small models waiting for two numbers a step costs a third of the time.
+        A device computes while the CPU prepares the next step. An early read would make the CPU wait: on small models
+        two reads a step cost a third of the time.
         """
         settings, span = self.settings, self.span
         with self._explaining_full_memory():
@@ -177,7 +177,7 @@ class _Run:
 
     @contextmanager
     def _explaining_full_memory(self) -> Iterator[None]:
-        """Say what to do where the device's memory is too small."""
+        """Replace a device's out-of-memory error by one that says what to change."""
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -206,7 +206,7 @@ class _Run:
         return loss
 
     def _settle(self, parts: Sequence[Part], numbers: Sequence[float], step: int) -> None:
-        """Look at what a step found: the 2-norm of the gradient, and each part's loss."""
+        """Check the numbers of a step: the 2-norm of the gradient, and each part's loss."""
         self.settle = lambda: None
         length, *losses = numbers
         loss = sum(losses)
@@ -245,7 +245,7 @@ class _Run:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a saved state must agree with to be continued."""
+        """The values that a saved state must share with this run to be continued."""
         examples = {task.task: len(task) for task in self.data}
         steps, settings = list(asdict(self.span).values()), self.settings.model_dump_json()
         return {"settings": settings, "seed": self.seed, "examples": examples, "steps": steps}
@@ -278,7 +278,7 @@ class _Run:
 
 
 def _random_numbers(model: Model, seed: int) -> AbstractContextManager[None]:
-    """Seed what dropout draws from; on the processor models with dropout are trained one after the other."""
+    """Seed the generator of dropout; on the CPU, models with dropout are trained one after the other."""
     device = device_of(model)
     return own_generator(seed, device, alone=device.type == "cpu" and draws(model.module))
 
@@ -289,7 +289,7 @@ def _random_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def is_trained(head: nn.Module | None) -> bool:
-    """Return whether a task's head is trained beside the model."""
+    """Return whether a task's head is trained with the model."""
     return head is not None and any(p.requires_grad for p in head.parameters())
 
 

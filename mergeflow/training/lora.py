@@ -118,7 +118,7 @@ class LoraModel:
 
     @torch.no_grad()
     def load(self, state: State) -> None:
-        """Make `state` the frozen weights, and B zero."""
+        """Take `state` as the frozen weights, and set B to zero."""
         self.base.load(state)
         for up in self.module.up:
             up.zero_()
@@ -141,7 +141,7 @@ def _is_conv1d(part: nn.Module) -> bool:
 
 
 def _inputs_first(module: nn.Module, weights: Iterable[str]) -> bool:
-    """Return whether the adapted weights are stored [inputs, outputs]; an adapter says it once for all.
+    """Return whether the adapted weights are stored [inputs, outputs]; one adapter has one setting for all.
 
     Raises:
         MergeflowError: some are and others are not.

@@ -1,4 +1,4 @@
-"""The optimiser of a run, and its learning rate's course."""
+"""The optimiser of a run, and its learning-rate schedule."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Numbers that a device is still computing, read without making it wait."""
+"""Read numbers from a device later, so that the CPU does not wait for them."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,10 +7,9 @@ from torch import Tensor
 
 
 def read_later(values: Sequence[Tensor]) -> Callable[[], list[float]]:
-    """Return a function that gives the values as numbers, for when the device has more work to do.
+    """Return a function that gives the values as numbers; call it when the device has more work to do.
 
-    A CUDA device copies them to the processor as it comes to them; a plain `float(value)` would wait until everything
-    that was handed to it is done.
+    A CUDA device copies them in order of its queue; a plain `float(value)` would wait until the queue is empty.
 
     Example:
         >>> read_later([torch.tensor(0.5), torch.tensor([2.0])])()

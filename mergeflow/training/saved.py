@@ -1,4 +1,4 @@
-"""A run's state on disk: it is there whole or not at all, and only the run that saved it continues it."""
+"""Save and load a run's state: a file is complete or absent, and only the run that saved it may load it."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from mergeflow.errors import MergeflowError
 
 
 def save_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write tensors and plain values; the file is there whole or not at all."""
+    """Write tensors and plain values; the file is complete or absent."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
         torch.save(dict(state), file)
@@ -29,7 +29,7 @@ def load_state(path: Path, run: Mapping[str, Any] | None = None) -> dict[str, An
     """Read what `save_state` wrote into the processor's memory; nothing but tensors and plain values is unpickled.
 
     Args:
-        run: what tells runs apart; it must equal the state's entry `run`.
+        run: identifies the run; it must equal the state's entry `run`.
 
     Raises:
         MergeflowError: the file is damaged, or another run saved it.

@@ -18,7 +18,7 @@ class Settings(Frozen, strict=True):
 
 
 class IterativeSettings(Settings):
-    """How iterative merge-and-tune goes round.
+    """Settings of iterative merge-and-tune.
 
     Attributes:
         rounds: N ≥ 1 rounds of tuning; between two rounds the tasks' models are merged and all restart from the merge.
@@ -119,7 +119,7 @@ class FineTuneSettings(Settings):
     @model_validator(mode="after")
     def _rounds_fit(self) -> Self:
         if self.regime == "iterative":
-            self.steps_per_round(1)  # how many steps an epoch has plays no part in whether the rounds fit
+            self.steps_per_round(1)  # whether the rounds divide the steps does not depend on the length of an epoch
         return self
 
     def total_steps(self, steps_per_epoch: int) -> int:

@@ -1,4 +1,4 @@
-"""What is remembered of a fine-tuning run: one row per epoch, small enough to be kept for good, and its cost."""
+"""The record of a fine-tuning run: one row per epoch, and its cost."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

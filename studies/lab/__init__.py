@@ -1,4 +1,4 @@
-"""What a study is written with: rows, claims, tables, figures, and the laboratory that opens runs and caches pieces."""
+"""Tools to write a study: rows, claims, tables, figures, and the laboratory that opens runs and caches pieces."""
 
 from studies.lab.claims import Claim
 from studies.lab.inputs import Laboratory, choose_scale, grid

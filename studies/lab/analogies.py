@@ -1,4 +1,4 @@
-"""What the studies of analogies ask of their rows: Δ_A + (Δ_B − Δ_C) beside the other ways to reach a target."""
+"""Tables and figures of analogy studies: Δ_A + (Δ_B − Δ_C) against the other ways to reach a target."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

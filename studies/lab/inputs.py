@@ -33,7 +33,7 @@ from tasks.project.parameters import params_of
 from tasks.project.stage import CHOICES, STUDIES, Stage, StageIO
 from tasks.training import head_file
 
-# Pieces of measuring: kept until the study is complete, so that a killed study goes on where it was
+# Pieces of measuring are cached until the study is complete, so that a killed study continues
 
 
 Opened = TypeVar("Opened")
@@ -58,7 +58,7 @@ copyreg.pickle(StageIO, _packed)
 
 
 class Lazy(Generic[Opened]):
-    """What is made when it is first asked for, and goes to another process as it is then.
+    """A value that is made at its first use, and is then pickled to other processes.
 
     Args:
         make: makes it.
@@ -352,7 +352,7 @@ class Laboratory:
         return part
 
     def with_heads(self, heads: Heads) -> "Laboratory":
-        """Return the same with these heads, of tasks whose heads are trained beside the model."""
+        """Return the same with these heads, for tasks whose heads are trained with the model."""
         assert self.model  # made before the copy, so that both have the same
         part = copy(self)
         part.heads, part._examples, part._judged = heads, {}, {}
@@ -365,7 +365,7 @@ class Laboratory:
 
     @cached_property
     def trained_heads(self) -> bool:
-        """Whether a task's head is trained beside the model, so that every expert has its own."""
+        """Whether a task's head is trained with the model, so that every expert has its own."""
         heads = (load_base_head(self.io, task, self.device) for task in self.tasks)
         return any(head is not None and head.trained for head in heads)
 
@@ -381,7 +381,7 @@ class Laboratory:
         """Return every task's examples of a split.
 
         Raises:
-            MergeflowError: A task's head is trained beside the model, and `with_heads_of` has not said which counts.
+            MergeflowError: A task's head is trained with the model, and `with_heads_of` has not said which counts.
         """
         for task in self.tasks:
             if (split, task) not in self._examples:

@@ -1,4 +1,4 @@
-"""What the studies of linearity share: the nets that they train from nothing, rows, paths of loss, a figure."""
+"""Shared parts of linearity studies: nets trained from random weights, rows, paths of loss, a figure."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What studies ask of the merge methods: sweeps and names, AdaMerging, and compression into one file."""
+"""Merge methods in studies: sweeps and names, AdaMerging, and compression into one file."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The advice of `mergeflow advise`: experts and samples opened, and what can be said of them."""
+"""`mergeflow advise`: open experts and samples, and print the advice."""
 
 import json
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ def _assigned(inputs: ExpertInputs, ready: OpenedExperts) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """Samples without labels, as far as a module is asked for its outputs."""
+    """Samples without labels, to read a module's outputs."""
 
     source: Any
 

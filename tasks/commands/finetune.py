@@ -1,4 +1,4 @@
-"""`mergeflow finetune`: train experts in any regime on the project's prepared data, beside the pipeline."""
+"""`mergeflow finetune`: train experts in any regime on the project's prepared data, outside the pipeline."""
 
 import hashlib
 import json
@@ -166,7 +166,7 @@ def _check_free(place: Path) -> None:
 
 @contextmanager
 def _view(root: Path, values: Mapping[str, Any]) -> Iterator[Path]:
-    """Give the project beside the project that has these choices; after a kill the same one."""
+    """Open the scratch project with these parameters; after a kill, the same one again."""
     from tasks.project.parameters import load_params
     from tasks.project.scratch_project import scratch_project, write_params
 

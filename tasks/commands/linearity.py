@@ -1,4 +1,4 @@
-"""By what `mergeflow linearity` says which pairs lose more when they are merged: what the record of the study chose."""
+"""`mergeflow linearity`: compare features by layer, and rank pairs by the predictor that a study chose."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Features of combined weights beside combined features: 1 − cos with its baseline by layer, and coef as violins."""
+"""Draw features of combined weights against combined features: 1 − cos with its baseline by layer, coef as violins."""
 
 from collections.abc import Mapping, Sequence
 

@@ -38,7 +38,7 @@ def over(axes: Axes, xs: Points, ys: Points, label: str, **style: Any) -> None:
 
 
 def colour_bar(axes: Sequence[Axes], drawn: QuadMesh, label: str) -> None:
-    """Put the scale of colours beside the panels that share it."""
+    """Put the scale of colours next to the panels that share it."""
     bar = drawn.figure.colorbar(drawn, ax=list(axes))
     bar.set_label(label, fontsize=NORMAL, color=MUTED)
     bar.ax.tick_params(labelsize=SMALL, labelcolor=MUTED)
@@ -91,7 +91,7 @@ _REACHES = (8.0, 18.0, 30.0, 45.0, 62.0)  # points
 
 
 def place_labels(panel: Axes, labels: Mapping[str, Point], clear: Iterable[Point] = ()) -> None:
-    """Write labels beside their points, each where it covers no other label and no point; far ones get a line."""
+    """Write labels next to their points, each where it covers no other label and no point; far ones get a line."""
     to_points = panel.transData.transform
     scale = 72 / panel.figure.dpi
     anchors = {text: np.array(to_points(place)) * scale for text, place in labels.items()}

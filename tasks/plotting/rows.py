@@ -1,4 +1,4 @@
-"""The rows of outputs/results/test.json beside the merges: the base and the experts, between which merges are seen."""
+"""Rows of outputs/results/test.json for the base and the experts, with which merges are compared."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What every stage needs so that its results have the same bits under any driver and on any number of cores."""
+"""Make a stage's results the same bits under any driver and on any number of cores."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""What was recorded of outputs, by stages here and by DVC, against the bytes that a stage reads.
+"""Compare the bytes that a stage reads with what its makers and DVC recorded.
 
 A flipped bit on a disk or in a remote changes neither size nor time, so DVC does not see it, and a merge of it passes
 every gate. The bytes are read for the stage's fingerprint anyway; here they are compared.
@@ -100,7 +100,7 @@ def _below(path: Path) -> Iterator[Path]:
 def check_inputs(root: Path, stage: Stage, of_file: Callable[[Path], str] = sha256_of) -> None:
     """Compare what a stage reads with what its makers recorded: in their manifests here, or in DVC's lock files.
 
-    Outputs that nobody has recorded, as in a project beside the project, are not compared. Files of the user's own are
+    Outputs that nobody has recorded, as in a scratch project, are not compared. Files of the user's own are
     compared with what the stage read when it ran last, where a file system tells of no change since.
     """
     made, locked = _made_here(root), _recorded_by_dvc(root)

@@ -101,10 +101,10 @@ def run_stage(root: Path, stage: Stage, force: bool = False, work: Callable[[Sta
         of_file = cache(sha256_of)
         io, fingerprint = open_stage(root, stage, of_file)
         if not force and is_up_to_date(root, stage, fingerprint):
-            manifest.touch()  # so that whoever shows the progress counts it
+            manifest.touch()  # so that the progress display counts it
             return False
         read = {path: (digest(root / path, of_file), digest_of_times(root / path)) for path in _users_inputs(io)}
-        if io.studies is not None:  # a wrong choice of a study is told before the training runs that it needs
+        if io.studies is not None:  # report a study's wrong options before its training runs start
             check_study_graph(root, io.studies)
         scratch = io.scratch
         _forget_other_runs(scratch)
@@ -299,7 +299,7 @@ def _build(io: StageIO, done: Path, work: Callable[[StageIO], None]) -> None:
     except (OSError, MergeflowError) as error:
         if not is_full(error):
             raise
-        if isinstance(error, MergeflowError):  # a writer's, which tells the file and the space that it needs
+        if isinstance(error, MergeflowError):  # a writer's error, which names the file and the space that it needs
             raise DiskFull(f"stage {io.stage.address}: {error} Finished work is kept: run again then.") from error
         free = shutil.disk_usage(io.root).free / 2**20
         raise DiskFull(

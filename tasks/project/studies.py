@@ -1,4 +1,4 @@
-"""The studies that a project can have, found by name, and what a study declares."""
+"""Find a project's studies by name, and load their declarations."""
 
 import ast
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""The report's page: results are put into words, words into the template, and the page appears whole on disk."""
+"""Write the report's page: results as words, words in a template, written atomically."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Texts that the experts and the merge answer differently: what stands behind the figures of a project of texts."""
+"""Show texts that the experts and the merge answer differently, for the report of a project of texts."""
 
 import json
 from collections.abc import Mapping, Sequence

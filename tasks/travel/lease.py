@@ -1,4 +1,4 @@
-"""What a stage has in the store while it runs on some machine: a lease, and the state from which another goes on.
+"""A running stage's entries in the store: a lease, and the state from which another machine continues.
 
 No two clocks are compared: a holder renews its lease, and whoever waits sees it change. One that does not change for
 `EXPIRY` seconds of the waiter's own has lost its holder. Should two run the same stage all the same, each sends the

@@ -1,4 +1,4 @@
-"""How a causal model goes on from texts: drawn or greedily, beside held-out passages, and what it knows by heart."""
+"""Continue texts with a causal model, sampled or greedily; compare with held-out passages, and measure recall."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from mergeflow.modalities.modules import own_generator
 
 @torch.no_grad()
 def continued(module: LanguageModule, prompts: Sequence[Sequence[int]], how: Generation, end: int) -> list[list[int]]:
-    """Return the tokens that a model puts behind each prompt, without the prompt and the end token.
+    """Return the tokens with which a model continues each prompt, without the prompt and the end token.
 
     Prompts are answered one at a time, each with the seed anew: an answer does not depend on its neighbours. On one
     machine the same model and prompt give the same answer.
@@ -50,7 +50,7 @@ def continued(module: LanguageModule, prompts: Sequence[Sequence[int]], how: Gen
 
 @torch.no_grad()
 def greedy(module: LanguageModule, given: Sequence[Sequence[int]], tokens: int, end: int) -> list[list[int]]:
-    """Return the likeliest tokens behind prompts of one length, as many for each whatever comes.
+    """Return the likeliest continuation of prompts of one length, always `tokens` long.
 
     Args:
         tokens: how many are written: an end token would stop a row, and what is behind it would be padding.
@@ -73,7 +73,7 @@ PROMPT, WRITTEN = 16, 32  # tokens: a sentence is given, two are written
 
 @dataclass(frozen=True)
 class Continued:
-    """What a model writes behind the beginning of a passage.
+    """A model's continuation of a passage.
 
     Attributes:
         reference: The words that follow in the passage.
@@ -98,11 +98,11 @@ def held_out(folder: Path, split: str, count: int) -> list[str]:
 def go_on(
     module: LanguageModule, tokenizer: CausalTokenizer, passages: Sequence[str], most: int | None = None
 ) -> list[Continued]:
-    """Return how a model goes on from the first 16 tokens of each passage with 32 more, the likeliest ones.
+    """Continue each passage greedily from its first 16 tokens by 32 more.
 
     Args:
-        passages: texts; those that end before they could be told are left out.
-        most: how many of the others are continued, the first ones; all by default.
+        passages: texts; those with fewer than 48 tokens are left out.
+        most: how many of the others are continued, from the first; all by default.
     """
     encoded = [ids for ids in map(tokenizer.encode, passages) if len(ids) >= PROMPT + WRITTEN][:most]
     if not encoded:
@@ -120,10 +120,10 @@ def go_on(
 
 @dataclass(frozen=True)
 class Recalled:
-    """What a model makes of a passage.
+    """A model's recall of a passage.
 
     Attributes:
-        written: The text that it puts behind the prompt.
+        written: The model's continuation of the prompt.
         recall: Rouge-L recall of it against the passage's own words, in [0, 1].
         f1: Rouge-L F1, in [0, 1].
         exact: Tokens from the first that are the passage's own.
@@ -138,10 +138,10 @@ class Recalled:
 def recited(
     module: LanguageModule, tokenizer: CausalTokenizer, passages: Sequence[str], prompt: int = 16, tokens: int = 32
 ) -> list[Recalled]:
-    """Return how a model goes on, greedily, from the first tokens of each passage.
+    """Continue each passage greedily from its first tokens, and score the recall.
 
     Args:
-        passages: texts; of a passage the tokens behind the first `prompt + tokens` play no part.
+        passages: texts; tokens after the first `prompt + tokens` are ignored.
 
     Raises:
         ValueError: a passage is shorter than the prompt and a token.

@@ -30,7 +30,7 @@ class Blocks(NamedTuple):
     """All tokens of a split.
 
     Attributes:
-        ids: int32 [N, block]; behind a shorter block stands the end token.
+        ids: int32 [N, block]; a shorter block is filled with the end token.
         lengths: int64 [N], 2 … block.
     """
 
@@ -42,7 +42,7 @@ def stream(ids: np.ndarray, lengths: np.ndarray, documents: np.ndarray, places: 
     """Return the tokens of all pieces in a row, int32 [T], an end token where a text ends or its next piece is missing.
 
     Args:
-        ids: int32 [P, R], the end token behind each piece's tokens.
+        ids: int32 [P, R], filled with the end token after each piece.
         lengths: int [P], each less than R.
         documents: int64 [P], which document.
         places: int64 [P], which of its pieces.
@@ -68,7 +68,7 @@ def cut(tokens: np.ndarray, block: int, end: int) -> Blocks:
     Args:
         tokens: int [T], T ≥ 2.
         block: tokens of a block, at least 3.
-        end: what stands behind a shorter block.
+        end: the token that fills a shorter block.
 
     Example:
         >>> [row[:n].tolist() for row, n in zip(*cut(np.arange(7), 3, 0))]
@@ -85,7 +85,7 @@ def cut(tokens: np.ndarray, block: int, end: int) -> Blocks:
 
 
 def windows(blocks: Blocks, stride: int) -> tuple[Blocks, Tensor]:
-    """Lay windows as long as a block over the same tokens, so that each but the first token of all is new in one.
+    """Lay overlapping windows of block length over the tokens; each token but the first is new in exactly one.
 
     Args:
         stride: tokens between the beginnings of two windows, 1 to block − 1.
@@ -179,7 +179,7 @@ _ABSENT = -1e4
 
 
 class _Batch(NamedTuple):
-    """The choices of some questions, each behind its question.
+    """The choices of some questions, each after its question.
 
     ids: int64 [c, L], the end token behind them. choice: bool [c, L], True where a token is predicted that belongs to
     the choice. places: which question, and which of its choices, int64 [c] each.
@@ -194,7 +194,7 @@ class _Batch(NamedTuple):
 class Questions:
     r"""One split of a task of questions, each with choices of which one is right.
 
-    The likelihood of a choice is that of its tokens behind the question's: ℓ_k = Σ_j log p(x_kj | question, x_k,<j). It
+    The likelihood of a choice is that of its tokens after the question's: ℓ_k = Σ_j log p(x_kj | question, x_k,<j). It
     is not divided by the choice's length.
 
     Attributes:
@@ -323,14 +323,14 @@ def total_loss(
 
 
 def build(section: ModelSection, record: Mapping[str, str]) -> LanguageModel:
-    """Return the model whose configuration is in the base's record, its weights of no meaning."""
+    """Build the model from the configuration in the base's record; its weights are arbitrary."""
     if "config" not in record:
         raise MergeflowError("the base's weights have no record of a causal model: run the stage `base` again.")
     return build_model(record["config"])
 
 
 def check_base(section: ModelSection, data: DataSection, root: Path) -> None:
-    """Check the places of base and tokenizer, of which nothing is read."""
+    """Check that base and tokenizer exist; their content is not read."""
     find_place(data.tokenizer, root, ASSETS)
     if section.pretrained != "none":
         check_folder(section.pretrained, root, ASSETS)
@@ -373,7 +373,7 @@ def open_examples(
 
 
 def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> PackedText:
-    """Return blocks without content."""
+    """Return blocks without content, to predict memory."""
     ids, lengths = torch.zeros(count, data.block, dtype=torch.int32), torch.full((count,), data.block)
     return PackedText("blank", Blocks(ids, lengths), torch.device("cpu"))
 

@@ -36,11 +36,11 @@ class LanguageModule(nn.Module):
         for name, part in whole.named_children():
             self.add_module(name, part)
         assert self.state_dict().keys() == whole.state_dict().keys(), "weights outside of the model's parts"
-        self._whole = (whole,)  # not a part: its parts are ours
+        self._whole = (whole,)  # not registered as a part, because its parts are registered here
 
     @property
     def whole(self) -> Any:
-        """The model of transformers, which shares all weights."""
+        """The transformers model; it shares all weights."""
         return self._whole[0]
 
     def train(self, mode: bool = True) -> "LanguageModule":
@@ -84,7 +84,7 @@ class LanguageModel:
 
 
 def build_model(config: str) -> LanguageModel:
-    """Return the model of a configuration, its weights of no meaning."""
+    """Build the model of a configuration; its weights are arbitrary."""
     return LanguageModel(_drawn(json.loads(config), 0))
 
 
@@ -144,14 +144,14 @@ def check_vocabulary(model: LanguageModel, tokens: int, block: int) -> None:
 
 @dataclass(frozen=True)
 class Opened:
-    """A causal model, and what its texts are tokens by."""
+    """A causal model and its tokenizer."""
 
     model: LanguageModel
     config: str
     tokenizer: CausalTokenizer
 
     def load(self, path: str | Path) -> None:
-        """Load other weights of the same architecture; second names of tied weights are passed over."""
+        """Load other weights of the same architecture; second names of tied weights are ignored."""
         tied = self.model.tied()
         with open_checkpoint(path) as state:
             if state.is_task_vector:
@@ -212,7 +212,7 @@ def is_causal(record: Mapping[str, str]) -> bool:
 
 
 def write_companions(record: Mapping[str, str], folder: Path) -> None:
-    """Write what a folder of transformers has beside the weights: config.json and the tokenizer."""
+    """Write the other files of a transformers folder: config.json and the tokenizer."""
     from tokenizers import Tokenizer
 
     folder.mkdir(parents=True, exist_ok=True)

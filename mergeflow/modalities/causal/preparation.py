@@ -65,7 +65,7 @@ ACCURACY = Transform("metric=accuracy", None)
 
 
 def text_task(task: str, splits: Mapping[str, Documents], seed: int) -> RawTask:
-    """Return the task that documents amount to."""
+    """Make a task of documents."""
     examples = {split: partial(_examples, documents) for split, documents in splits.items()}
     return RawTask(task, None, None, examples, seed=seed, transforms=(ACCURACY,))
 
@@ -166,7 +166,7 @@ def _check_question(text: str, choices: Sequence[str], answer: int) -> None:
 
 
 def _asked_and_told(text: str, choices: Sequence[str], tokenizer: CausalTokenizer) -> tuple[list[int], list[list[int]]]:
-    """Return a question's tokens, and those of each choice behind them: together they are the tokens of both texts.
+    """Return a question's tokens and each choice's: joined, they are the tokens of the joined text.
 
     A token that holds the question's end and a choice's beginning, as of a blank and the word behind it, is the
     choice's.
@@ -268,7 +268,7 @@ def task_of(
     ignored: Sequence[str] = (),
     selected: Mapping[str, str] | None = None,
 ) -> RawTask:
-    """Return the task that tables of rows amount to: of texts, or of questions where there is a column of choices.
+    """Make a task of tables: of texts, or of questions if there is a column of choices.
 
     Args:
         selected: the column of texts, as {"text": NAME}.
@@ -291,7 +291,7 @@ def task_of(
 
 
 def _is_secret(table: pa.Table, where: str) -> bool:
-    """Whether a table has questions of which a data set keeps all answers for itself."""
+    """Return whether the data set keeps all answers of a table's questions secret."""
     columns = _columns(table.column_names, where, {})
     if len(columns) < 3 or not table.num_rows:
         return False

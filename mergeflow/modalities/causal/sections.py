@@ -1,4 +1,4 @@
-"""What params.yaml says of a project of causal language models."""
+"""The sections `model` and `data` of params.yaml for causal language models."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""What a registered causal model takes and answers: a text in, its continuation out."""
+"""Serve a registered causal model: a text in, its continuation out."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A tokenizer as one text that goes wherever the model goes, and the token that ends a document."""
+"""A tokenizer as one text, stored with the model, and the token that ends a document."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from mergeflow.modalities.pretrained import fast_tokenizer
 
 ASSETS = Path(__file__).with_name("assets")
 
-_BEFORE = "a"  # a text that white space ends
+_BEFORE = "a"  # a text that ends in white space
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class CausalTokenizer:
 
     @property
     def record(self) -> dict[str, str]:
-        """What a base's metadata hold of it."""
+        """Its entries in a base's metadata."""
         start = {} if self.start is None else {"start": str(self.start)}
         return {"tokenizer": self.content, "end": str(self.end), **start}
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what decides which ids a text gets."""
+        """SHA-256 of all that decides a text's ids."""
         return hashlib.sha256(f"{self.end} {self.content}".encode()).hexdigest()
 
     @cached_property
@@ -67,10 +67,10 @@ class CausalTokenizer:
         return ids
 
     def encode_further(self, text: str) -> list[int]:
-        """Return the ids that a text has behind another one, without what a tokenizer puts before every text.
+        """Return the ids of a text that follows another one, without the tokens that start every text.
 
         Args:
-            text: what goes on; where it does not begin with white space it is encoded alone.
+            text: the text that follows; if it does not begin with white space it is encoded alone.
         """
         if not text[:1].isspace() or self.decode(self._before).strip() != _BEFORE:
             return self.encode(text)
@@ -82,14 +82,14 @@ class CausalTokenizer:
         return self.encode(_BEFORE)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, without the tokens that only mark something."""
+        """Return the text of ids, without special tokens."""
         text: str = self._backend.decode(list(ids))
         return text
 
     def decode_further(self, before: Sequence[int], ids: Sequence[int]) -> str:
-        """Decode ids that follow other ones: with the blank between them, which many tokenizers drop in front."""
+        """Decode ids that follow other ones, with the leading blank that many tokenizers drop."""
         start, whole = self.decode(before), self.decode([*before, *ids])
-        # They differ where a character lies in both: then its first bytes are no text without the rest.
+        # They differ if a character is split between both, because its first bytes alone are no text.
         return whole.removeprefix(start) if whole.startswith(start) else self.decode(ids)
 
 

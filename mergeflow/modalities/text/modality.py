@@ -1,4 +1,4 @@
-"""Texts as a modality: the encoder is what is merged; every task has a trained head, which is never merged."""
+"""Texts as a modality: encoders are merged; every task has a trained head, which is never merged."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -218,7 +218,7 @@ def _of_group(module: TextEncoder, group: Group, layers: Sequence[str]) -> dict[
 
 
 def build_encoder(config: str, pooling: str) -> TextEncoder:
-    """Return the encoder of a configuration, its weights of no meaning."""
+    """Build the encoder of a configuration; its weights are arbitrary."""
     values = json.loads(config)
     with quiet(), own_generator(0):
         architecture = transformers("AutoConfig").for_model(values.pop("model_type"), **values)
@@ -278,14 +278,14 @@ def check_padding(encoder: TextEncoder, pad: int, max_length: int, place: str) -
 
 
 def build(section: ModelSection, record: Mapping[str, str]) -> Model:
-    """Return the encoder whose configuration is in the base's record, its weights of no meaning."""
+    """Build the encoder from the configuration in the base's record; its weights are arbitrary."""
     if "config" not in record:
         raise MergeflowError("the base's weights have no record of an encoder: run the stage `base` again.")
     return Network(build_encoder(record["config"], section.pooling))
 
 
 def check_base(section: ModelSection, data: DataSection, root: Path) -> None:
-    """Check the places of base and tokenizer, of which nothing is read."""
+    """Check that base and tokenizer exist; their content is not read."""
     find_place(data.tokenizer, root, ASSETS)
     check_folder(section.pretrained, root, ASSETS)
 

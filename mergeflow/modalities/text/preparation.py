@@ -141,7 +141,7 @@ def find_columns(names: Sequence[str], where: str, chosen: Mapping[str, str] | N
     """Return which columns are texts and which is the label.
 
     Args:
-        chosen: the names of columns by what they are: `text`, `text_pair`, `label`; the names say it of the others.
+        chosen: column names by role (`text`, `text_pair`, `label`); other roles are inferred from the names.
 
     Example:
         >>> find_columns(["idx", "sentence1", "sentence2", "label"], "rte.tsv")
@@ -173,7 +173,7 @@ def task_of(
     selected: Mapping[str, str] | None = None,
     **more: Any,
 ) -> RawTask:
-    """Return the task that tables of rows amount to.
+    """Make a task of tables.
 
     Labels are classes where they are texts, whole numbers, truth values, or named by the metadata; they are numbers
     where they are floating-point, or decimal with places behind the point. A test split whose labels are all -1 is one

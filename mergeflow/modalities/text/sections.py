@@ -1,4 +1,4 @@
-"""What params.yaml says of a project of texts."""
+"""The sections `model` and `data` of params.yaml for text encoders."""
 
 from typing import Literal
 

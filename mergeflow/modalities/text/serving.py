@@ -1,4 +1,4 @@
-"""What a registered model of texts takes and answers: a text or two in, a label and probabilities out."""
+"""Serve a registered text model: a text or two in, a label and probabilities out."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A tokenizer as one text that goes wherever the model goes, and what it makes of a text or a pair of texts."""
+"""A tokenizer as one text, stored with the model, for texts and pairs of texts."""
 
 import hashlib
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class TextTokenizer:
     Attributes:
         content: Its tokenizer.json, without padding and truncation.
         pad: The id that fills the rows of an array.
-        segments: Whether the model takes the number of the segment beside each token.
+        segments: Whether the model takes a segment number for each token.
         max_length: Tokens of an example, special ones included; the longer of two texts is cut first.
     """
 
@@ -40,12 +40,12 @@ class TextTokenizer:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what decides which ids a text gets."""
+        """SHA-256 of all that decides a text's ids."""
         return hashlib.sha256(self.content.encode()).hexdigest()
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the manifest records: all that a reader of the arrays must know."""
+        """The settings that the manifest records for readers of the arrays."""
         return {"tokenizer": self.digest, "max_length": self.max_length, "pad": self.pad, "segments": self.segments}
 
     @cached_property
@@ -57,7 +57,7 @@ class TextTokenizer:
         return backend
 
     def encode(self, text: str, text_pair: str | None = None) -> Encoded:
-        """Return the tokens of a text, or of two with what the tokenizer puts around and between them."""
+        """Return the tokens of a text or of two, with the tokenizer's special tokens."""
         for name, value in (("text", text), ("text_pair", text_pair)):
             if value is not None and not value.strip():
                 raise MergeflowError(f"its {name} is empty: give it some words, or remove the row.")

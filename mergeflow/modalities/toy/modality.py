@@ -1,4 +1,4 @@
-"""Small nets as a modality: the net is what is merged; each task has a trained linear head, or none has one."""
+"""Small nets as a modality: the nets are merged; every task has a trained linear head, or none has one."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What params.yaml says of a project of small nets."""
+"""The sections `model` and `data` of params.yaml for small nets."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What a registered small net takes and answers: its inputs x0, x1, ... in, a label and probabilities out."""
+"""Serve a registered small net: inputs x0, x1, ... in, a label and probabilities out."""
 
 import math
 from collections.abc import Mapping

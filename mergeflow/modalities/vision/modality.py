@@ -1,4 +1,4 @@
-"""Images as a modality: CLIP's image tower is what is merged, never the heads.
+"""Images as a modality: CLIP's image towers are merged, heads never.
 
 Zero-shot heads are built once and stay frozen; of a base without texts heads are fitted to its features, and trained.
 """
@@ -33,7 +33,7 @@ def build(section: ModelSection, record: Mapping[str, str]) -> Model:
 
 
 def check_base(section: ModelSection, data: DataSection, root: Path) -> str:
-    """Check names and settings of a base, of which nothing is read.
+    """Check the names and settings of a base without reading it.
 
     Returns:
         What `load_clip` takes as `pretrained`: a local file or folder is named relative to the project folder.
@@ -65,7 +65,7 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
 
 
 def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> Classification:
-    """Return images without content, with a frozen head: what a trained one takes is nothing beside the tower."""
+    """Return images without content, to predict memory; their head is frozen: a trained one needs little."""
     images = torch.zeros(count, data.image_size, data.image_size, 3, dtype=torch.uint8)
     encoder = model.module
     assert isinstance(encoder, ImageEncoder)

@@ -1,4 +1,4 @@
-"""What params.yaml says of a project of images."""
+"""The sections `model` and `data` of params.yaml for images."""
 
 from typing import Literal
 

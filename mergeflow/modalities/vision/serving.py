@@ -1,4 +1,4 @@
-"""What a registered model of images takes and answers: an encoded image in, a label and probabilities out."""
+"""Serve a registered image model: an encoded image in, a label and probabilities out."""
 
 import base64
 import binascii

@@ -87,7 +87,7 @@ def test_bases_that_cannot_be_taken(folder):
     with pytest.raises(MergeflowError, match="made for different ones: 'lora' for 'base'; 'second' for 'other'"):
         make_recipe(recipe(experts=["lora", "second"]))
     name_base(folder, "lora", "/home/somebody/base")
-    with pytest.raises(MergeflowError, match="base: is missing, and what the adapters were made for is not there: 'lo"):
+    with pytest.raises(MergeflowError, match="the bases of the adapters are not on this machine: 'lo"):
         make_recipe(recipe())
     name_base(folder, "lora", None)
     with pytest.raises(MergeflowError, match="base: is missing, and the result of 'task_arithmetic' depends on it"):
