@@ -2,7 +2,8 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,24 @@ class Workbench:
     """What training needs of the project: the base, and a task's examples on the device.
 
     A task has one head for all its splits: validation judges with what training has made of it.
+
+    Attributes:
+        heads: of the tasks that were opened, as they are now.
+        fitted: the same as training starts from them.
     """
 
     io: StageIO
     device: torch.device
     heads: dict[str, Head | None] = field(default_factory=dict)
+    fitted: dict[str, Head | None] = field(default_factory=dict)
 
     @classmethod
     def open(cls, io: StageIO) -> "Workbench":
         return cls(io, choose_device(io))
+
+    def renewed(self) -> "Workbench":
+        """Return the same for another run of the same tasks, whose heads are as training starts from them."""
+        return replace(self, heads={})
 
     def model(self) -> Model:
         """Return a new model with the base's weights."""
@@ -55,12 +65,14 @@ class Workbench:
 
     def head(self, task: str) -> Head | None:
         """Return a task's head as training starts from it; the modality may fit it to the base's features."""
-        if task not in self.heads:
+        if task not in self.fitted:
             head, warm = load_base_head(self.io, task, self.device), modality_of(self.io).warm
             if warm is not None and is_trained(head):
                 training = load_examples(self.io, "train", task, self.device, head)
                 warm(self.io.section("model"), self.model(), training)
-            self.heads[task] = head
+            self.fitted[task] = head
+        if task not in self.heads:
+            self.heads[task] = deepcopy(self.fitted[task])
         return self.heads[task]
 
     def validation(self, tasks: Sequence[str]) -> Callable[[Model], float]:

@@ -42,7 +42,7 @@ def _train_seed(io: StageIO, bench: Workbench, run: "Asked", seed: int, folder: 
     """Leave a seed's result and its costs in its folder, and nothing of what led there."""
     work = _published if run.checkpoints else _in_rounds if run.settings.regime == "iterative" else _independent
     if not (folder / DONE).exists():
-        cost, rounds = work(io, bench, run, seed, folder)
+        cost, rounds = work(io, bench.renewed(), run, seed, folder)
         write_atomically(folder / DONE, json.dumps({"training": cost.as_json(), "rounds": rounds}))
     for path in folder.iterdir():
         if path.name not in (DONE, RESULT):

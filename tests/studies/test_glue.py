@@ -1,5 +1,6 @@
 """Study `glue` on a small project of texts."""
 
+import shutil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -120,6 +121,18 @@ def test_other_studies_judge_every_expert_with_its_head(lab: Path, tmp_path: Pat
     mood = inputs.with_heads_of("mima", 0).accuracy(inputs.run("mima").expert(0, "mood"), "validation", ["mood"])
     assert mood["mood"] == pytest.approx(recorded, abs=1e-12)
     assert {"average", "zero_shot", "original", "centred"} < set(curve.curve)
+
+
+def test_a_seed_starts_from_the_same_heads_whichever_seeds_ran_before_it(lab: Path, tmp_path: Path) -> None:
+    alone = shutil.copytree(lab, tmp_path / "lab", ignore=shutil.ignore_patterns("runs", ".mergeflow"))
+    choices = yaml.safe_load((alone / "studies/params.yaml").read_text())
+    (alone / "studies/params.yaml").write_text(yaml.safe_dump(choices | {"seeds": [1]}, sort_keys=False))
+    for run, model in {"experts": "experts/mood", "mima": "experts/near", "joint": "model"}.items():
+        train_run(alone, run)
+        states = [
+            read_state(root / f"outputs/studies/runs/{run}/seed_1/{model}/model.safetensors") for root in (lab, alone)
+        ]
+        assert all(torch.equal(states[0][name], states[1][name]) for name in states[0]), run
 
 
 def test_heads_probed_on_the_base_are_those_that_training_starts_from(bench: Bench) -> None:
