@@ -211,12 +211,12 @@ class Modality:
         make_base: The sections `model` and `data`, and each task's manifest, to the files of a base. Heads are written
             there too: frozen ones as they stay, trained ones as training starts from them.
         open: Task, folder of a prepared split, the split's name, the task's head and the device of it, to examples.
-        tower: The part of the module that holds the parameters, and that the regime `linearised` linearises; "" for
-            the whole module.
+        tower: The section `model` to the part of the module that holds the parameters, and that the regime `linearised`
+            linearises; "" for the whole module.
         warm: The section, the model with the base's weights and a task's training examples: fits the trained head
             before training begins. None: training starts from the head of the base.
         architecture: The section to a name that stands for the architecture outside of the project too, as
-            `mergeflow linearity --architecture` takes it. None: only the project and its base know it.
+            `mergeflow linearity --architecture` takes it; to None where only the project and its base know it.
         blank: The model, the sections `model` and `data`, and numbers of examples and of classes, to examples of that
             size without content: device memory is predicted by them.
         check_base: The sections `model` and `data` and the project folder: refuses a base of such a name or size
@@ -227,8 +227,8 @@ class Modality:
     build: Callable[[Any, Mapping[str, str]], Model]
     make_base: Callable[[Any, Any, Mapping[str, Any], Base], None]
     open: Callable[[str, Path, str, Any, torch.device], Examples]
-    tower: str = ""
+    tower: Callable[[Any], str] = lambda _: ""
     warm: Callable[[Any, Model, Examples], None] | None = None
-    architecture: Callable[[Any], str] | None = None
+    architecture: Callable[[Any], str | None] = lambda _: None
     blank: Callable[[Model, Any, Any, int, int], Examples] | None = None
     check_base: Callable[[Any, Any, Path], object] | None = None

@@ -377,8 +377,8 @@ class Parts(Generic[P]):
 
     Example:
         >>> from mergeflow.modalities.catalog import MODALITIES
-        >>> MODALITIES.names(), MODALITIES.get("vision").tower
-        (['causal', 'text', 'toy', 'vision'], 'visual')
+        >>> MODALITIES.names(), MODALITIES.get("vision").name
+        (['causal', 'text', 'toy', 'vision'], 'vision')
     """
 
     kind: str

@@ -73,7 +73,9 @@ def in_tangent_space(inputs: Laboratory) -> Laboratory:
     """
     part = copy(inputs)
     fresh = load_model(inputs.io, layout.BASE_MODEL, inputs.device)
-    vars(part).update(model=LinearisedModel.of(fresh, modality_of(inputs.io).tower), _judged={})
+    vars(part).update(
+        model=LinearisedModel.of(fresh, modality_of(inputs.io).tower(inputs.io.section("model"))), _judged={}
+    )
     return part
 
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -120,7 +121,8 @@ def _training_works(
     workload: Workload, params: Params, stage: str, settings: FineTuneSettings, place: str
 ) -> Iterator[Work]:
     """Yield a step of training, whose batch may be split into parts of fewer examples, and a validation."""
-    tower, judged = MODALITIES.get(params.lookup("model.modality")).tower, params.evaluation.batch_size
+    section: Any = params.model
+    tower, judged = MODALITIES.get(section.modality).tower(section), params.evaluation.batch_size
     whole = settings.regime == "full_batch_gd"
     rows = settings.batch_size if whole else -(-settings.batch_size // settings.accumulate)
 

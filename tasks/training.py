@@ -104,7 +104,7 @@ def train(
     """
     scratch.mkdir(parents=True, exist_ok=True)
     base, validate = bench.model(), bench.validation(tasks)
-    tuned = tuned_model(base, settings, seed, modality_of(bench.io).tower)
+    tuned = tuned_model(base, settings, seed, modality_of(bench.io).tower(bench.io.section("model")))
     outcome = fine_tune(
         tuned,
         [bench.examples(task) for task in tasks],

@@ -14,6 +14,7 @@ from mergeflow.errors import MergeflowError, unknown_name
 _IMPORTING = RLock()
 # Entries of config.json that differ by machine or release and have no effect on the model.
 _NOT_ARCHITECTURE = ("_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype")
+_OF_TEXTS = "config.json, model.safetensors and tokenizer.json"
 T = TypeVar("T")
 
 
@@ -28,11 +29,12 @@ def transformers(name: str) -> Any:
         return getattr(import_module("transformers"), name)
 
 
-def find_place(place: str, root: Path, assets: Path) -> str:
+def find_place(place: str, root: Path, assets: Path, files: str = _OF_TEXTS) -> str:
     """Return the address that transformers loads: the path of a folder, or an id of the hub.
 
     Args:
         place: a folder relative to `root` or absolute, the name of an embedded base, or an id `owner/name`.
+        files: those that an error message expects in a folder.
     """
     if (root / place).is_dir():
         return str(root / place)
@@ -40,33 +42,32 @@ def find_place(place: str, root: Path, assets: Path) -> str:
     if place in embedded:
         return str(embedded[place])
     if place.startswith((".", "/", "inputs/")) or place.count("/") > 1:
-        raise MergeflowError(
-            f"there is no folder '{place}'; expected one with config.json, model.safetensors and tokenizer.json."
-        )
+        raise MergeflowError(f"there is no folder '{place}'; expected one with {files}.")
     if "/" not in place:
         raise unknown_name("base", place, embedded)
     return place
 
 
-def check_folder(place: str, root: Path, assets: Path) -> None:
+def check_folder(place: str, root: Path, assets: Path, files: str = _OF_TEXTS) -> None:
     """Refuse a base that is no place, or a folder in which transformers has saved no model; nothing is loaded.
 
     Args:
-        place, root, assets: as `find_place` takes them.
+        place, root, assets, files: as `find_place` takes them.
     """
-    folder = Path(find_place(place, root, assets))
+    folder = Path(find_place(place, root, assets, files))
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise MergeflowError(
             f"model.pretrained '{place}' has no config.json; expected a folder that `save_pretrained` wrote, with "
-            "config.json, model.safetensors and tokenizer.json."
+            f"{files}."
         )
 
 
-def from_place(what: str, place: str, load: Callable[[], T]) -> T:
+def from_place(what: str, place: str, load: Callable[[], T], files: str = _OF_TEXTS) -> T:
     """Read something of transformers', quietly.
 
     Args:
         what: what an error message calls it, such as "the tokenizer".
+        files: as `find_place` takes them.
     """
     try:
         with quiet():
@@ -77,8 +78,8 @@ def from_place(what: str, place: str, load: Callable[[], T]) -> T:
             raise
         first = (str(error).strip().splitlines() or [""])[0]
         raise MergeflowError(
-            f"{what} of '{place}' cannot be read ({type(error).__name__}: {first}). Name a folder with config.json, "
-            "model.safetensors and tokenizer.json; without a network only folders and the local cache can be read."
+            f"{what} of '{place}' cannot be read ({type(error).__name__}: {first}). Name a folder with {files}; "
+            "without a network only folders and the local cache can be read."
         ) from error
 
 
@@ -98,22 +99,28 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load_pretrained(auto: str, what: str, place: str, root: Path, assets: Path) -> tuple[Any, list[str]]:
+def load_pretrained(
+    auto: str, what: str, place: str, root: Path, assets: Path, files: str = _OF_TEXTS, **settings: Any
+) -> tuple[Any, list[str]]:
     """Return a pre-trained model of transformers in float32, and the names of the weights that its file lacks.
+
+    Weights of other shapes, which transformers draws anew where `settings` allow it, count as lacking.
 
     Args:
         auto: the class that loads it, such as AutoModel.
-        place, root, assets: as `find_place` takes them.
+        place, root, assets, files: as `find_place` takes them.
+        settings: further ones for `from_pretrained`, or for the configuration.
     """
     import torch
 
     from mergeflow.modalities.modules import own_generator
 
-    source = find_place(place, root, assets)
-    options = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True}
+    source = find_place(place, root, assets, files)
+    options = {"dtype": torch.float32, "use_safetensors": True, "output_loading_info": True, **settings}
     with own_generator(0):  # for weights that the file lacks
-        model, info = from_place(what, place, lambda: transformers(auto).from_pretrained(source, **options))
-    return model, sorted(name for name in info["missing_keys"] if "pooler." not in name)
+        model, info = from_place(what, place, lambda: transformers(auto).from_pretrained(source, **options), files)
+    drawn = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
+    return model, sorted(name for name in drawn if "pooler." not in name)
 
 
 def check_whole(place: str, lacking: list[str]) -> None:

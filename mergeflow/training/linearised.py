@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modality import Model, State, check_fit
@@ -36,11 +37,15 @@ class LinearisedModule(nn.Module):
         self.train(module.training)
 
     def train(self, mode: bool = True) -> "LinearisedModule":
-        """Set the mode; attention stays in training mode, whose code has a forward-mode derivative (no dropout)."""
+        """Set the mode of all but two kinds of modules.
+
+        Attention stays in training mode, whose code has a forward-mode derivative (no dropout); batch norms in that of
+        evaluation, because the expansion is at the statistics of θ0.
+        """
         super().train(mode)
         for module in self.modules():
-            if isinstance(module, nn.MultiheadAttention):
-                module.training = True
+            if isinstance(module, nn.MultiheadAttention | _BatchNorm):
+                module.training = isinstance(module, nn.MultiheadAttention)
         return self
 
     def forward(self, *inputs: Any) -> Any:

@@ -164,8 +164,8 @@ class ExpertInputs:
 
         section: Any = self.params.model
         modality = MODALITIES.get(section.modality)
-        if modality.architecture is not None:
-            return open_network(modality.architecture(section), state)
+        if (architecture := modality.architecture(section)) is not None:
+            return open_network(architecture, state)
         with open_checkpoint(base) as checkpoint:
             return Opened(modality.build(section, checkpoint.metadata), _only_prepared)
 

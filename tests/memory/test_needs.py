@@ -51,7 +51,7 @@ def workload(name: str, settings: FineTuneSettings) -> Workload:
     modality, (section, data) = MODALITIES.get(name), SECTIONS[name]
     plain = Workload.of(modality, section, RECORD, data, 5)
     assert plain is not None
-    return replace(plain, build=lambda: tuned_model(plain.build(), settings, 0, modality.tower))
+    return replace(plain, build=lambda: tuned_model(plain.build(), settings, 0, modality.tower(section)))
 
 
 def measured(work: Workload, settings: FineTuneSettings, judged: int, tasks: int) -> int:

@@ -176,4 +176,4 @@ def test_texts_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_modality_names_its_parts() -> None:
-    assert (MODALITY.name, MODALITY.tower) == ("text", "")
+    assert (MODALITY.name, MODALITY.tower(None)) == ("text", "")

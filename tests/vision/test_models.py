@@ -166,7 +166,7 @@ def test_a_folder_of_open_clips_loads_and_others_are_named_by_their_kind(tmp_pat
     with pytest.raises(MergeflowError, match=r"expected one that open_clip saved, with open_clip_config\.json"):
         load_clip("pocket-clip", str(folder))
     (folder / "config.json").write_text('{"model_type": "vit"}')
-    with pytest.raises(MergeflowError, match=r"clip is a folder of transformers; .* merged by a recipe"):
+    with pytest.raises(MergeflowError, match=r"clip is a folder of transformers; .* leave `architecture` out"):
         load_clip("pocket-clip", str(folder))
     source = load_clip("pocket-clip", seed=7).model.state_dict()
     config = {"model_cfg": open_clip.get_model_config("pocket-clip"), "preprocess_cfg": {}}

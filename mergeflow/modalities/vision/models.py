@@ -128,8 +128,8 @@ def _weights_in(folder: Path, architecture: str) -> Path:
         raise MergeflowError(
             f"{folder} is a folder{of_transformers}; expected one that open_clip saved, with "
             f"{HF_CONFIG_NAME} and {HF_SAFE_WEIGHTS_NAME} or {HF_WEIGHTS_NAME}. Images take a CLIP of open_clip: "
-            "such a folder, a file with its weights, or a tag; nearly every published CLIP has one. Experts of other "
-            "classes of transformers are merged by a recipe: `mergeflow docs recipes`."
+            "such a folder, a file with its weights, or a tag; nearly every published CLIP has one. For an image model "
+            "of transformers leave `architecture` out and write `head: probed`."
         )
     try:
         settings = json.loads(config.read_text("utf-8"))
@@ -303,6 +303,7 @@ class ImageEncoder(nn.Module):
     def __init__(self, clip: ClipModel) -> None:
         super().__init__()
         self.visual: Any = clip.model.visual
+        self.width = int(self.visual.output_dim)
         device = next(clip.model.parameters()).device
         mean, std = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (clip.mean, clip.std))
         self.register_buffer("mean", 255 * mean, persistent=False)

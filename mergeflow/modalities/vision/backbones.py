@@ -1,0 +1,166 @@
+"""Image models of transformers as bases: ViT, DINO, Swin, ConvNeXt, ResNet and others, without their classifiers."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.modules import own_generator
+from mergeflow.modalities.pretrained import (
+    architecture_text,
+    check_whole,
+    find_place,
+    from_place,
+    load_pretrained,
+    quiet,
+    transformers,
+)
+
+ASSETS = Path(__file__).with_name("assets")
+FILES = "config.json, model.safetensors and preprocessor_config.json"
+_RGB = 3
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How pixels are normalised: (rescale · x − mean) / std for each channel, x in 0 … 255."""
+
+    rescale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Backbone(nn.Module):
+    """uint8 images in, features out: what the family's own classifier reads, or what it pools where it has none.
+
+    The weights have the names of the family's `…ForImageClassification`, or of its model where there is none, so
+    transformers reads an expert or a merge with the base's config.json; the linear classifier alone is taken off.
+
+    Args:
+        model: Such a model, made for one class; its classifier is replaced in place.
+        pixels: How its images are normalised.
+        place: What an error message calls the model.
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, model: Any, pixels: Pixels, place: str) -> None:
+        super().__init__()
+        self.width = _take_off_classifier(model, place) if _classifies(model.config) else _pooled_width(model, place)
+        self._model = (model,)  # in a tuple it is no part of its own: its parts are this module's, under their names
+        for name, part in model.named_children():
+            self.add_module(name, part)
+        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (pixels.mean, pixels.std))
+        self.register_buffer("mean", mean / pixels.rescale, persistent=False)
+        self.register_buffer("scale", pixels.rescale / std, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return features [B, D] of uint8 images [B, S, S, 3]."""
+        pixels = (images.to(self.scale.device).permute(0, 3, 1, 2).float() - self.mean) * self.scale
+        output = self._model[0](pixel_values=pixels)
+        features: Tensor = output.logits if "logits" in output else output.pooler_output
+        return features.flatten(1)
+
+
+def _classifies(config: Any) -> bool:
+    """Whether transformers has a class with a classifier for a configuration."""
+    return type(config) in transformers("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING")
+
+
+def _take_off_classifier(model: Any, place: str) -> int:
+    """Put nothing in the place of the only linear layer with one output; return the number of its inputs."""
+    classifiers = [
+        name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part.out_features == 1
+    ]
+    if len(classifiers) != 1:
+        raise MergeflowError(
+            f"model.pretrained '{place}' is a {type(model).__name__} with {len(classifiers)} classifiers "
+            f"({', '.join(classifiers) or 'none is linear'}); expected one, as ViT, Swin, ConvNeXt and ResNet have."
+        )
+    width = int(model.get_submodule(classifiers[0]).in_features)
+    model.set_submodule(classifiers[0], nn.Identity())
+    return width
+
+
+def _pooled_width(model: Any, place: str) -> int:
+    """Return the number of pooled features of a family without a classifier of its own."""
+    sizes = getattr(model.config, "hidden_size", None) or getattr(model.config, "hidden_sizes", None)
+    if model.main_input_name != "pixel_values" or sizes is None:
+        raise MergeflowError(
+            f"model.pretrained '{place}' is a {model.config.model_type}; expected an image model of transformers, "
+            "such as ViT, DINOv2, Swin, ConvNeXt or ResNet."
+        )
+    return int(sizes if isinstance(sizes, int) else sizes[-1])
+
+
+def load_backbone(place: str, root: Path) -> tuple[Backbone, dict[str, str]]:
+    """Load a pre-trained image model.
+
+    Args:
+        place: A folder that `save_pretrained` wrote, relative to `root` or absolute, or an id of the hub.
+
+    Returns:
+        The model, and what the base's record needs to build it again.
+    """
+    source = find_place(place, root, ASSETS, FILES)
+    config = from_place("the model", place, lambda: transformers("AutoConfig").from_pretrained(source), FILES)
+    auto = "AutoModelForImageClassification" if _classifies(config) else "AutoModel"
+    options = {"num_labels": 1, "ignore_mismatched_sizes": True}  # of the classifier, which is taken off
+    model, lacking = load_pretrained(auto, "the model", place, root, ASSETS, FILES, **options)
+    pixels = _read_pixels(place, source)
+    record = {
+        "class": type(model).__name__,
+        "config": architecture_text(model.config.to_dict()),
+        "pixels": json.dumps(asdict(pixels)),
+    }
+    backbone = Backbone(model, pixels, place).eval()
+    check_whole(place, [name for name in lacking if name in backbone.state_dict()])
+    return backbone, record
+
+
+def build_backbone(record: Mapping[str, str], place: str) -> Backbone:
+    """Return the model that a base's record describes, its weights of no meaning."""
+    values = json.loads(record["config"])
+    with quiet(), own_generator(0):
+        config = transformers("AutoConfig").for_model(values.pop("model_type"), **values)
+        model = transformers(record["class"])(config)
+    return Backbone(model, Pixels(**json.loads(record["pixels"])), place).eval()
+
+
+def _read_pixels(place: str, source: str) -> Pixels:
+    """Read how a model's image processor normalises pixels; sizes are the project's own affair."""
+    processor: Any = from_place(
+        "the image processor", place, lambda: transformers("AutoImageProcessor").from_pretrained(source), FILES
+    )
+    if getattr(processor, "do_flip_channel_order", False):
+        raise MergeflowError(f"model.pretrained '{place}' takes blue, green, red pixels; expected red, green, blue.")
+    rescale = float(processor.rescale_factor) if getattr(processor, "do_rescale", True) else 1.0
+    if not getattr(processor, "do_normalize", True):
+        return Pixels(rescale, (0.0,) * _RGB, (1.0,) * _RGB)
+    mean, std = (_channels(value) for value in (processor.image_mean, processor.image_std))
+    return Pixels(rescale, mean, std)
+
+
+def _channels(value: Any) -> tuple[float, ...]:
+    return (float(value),) * _RGB if isinstance(value, int | float) else tuple(map(float, value))
+
+
+@torch.no_grad()
+def check_size(backbone: Backbone, image_size: int, place: str) -> None:
+    """Refuse a side of images, in pixels, that the model cannot take."""
+    try:
+        backbone(torch.zeros(1, image_size, image_size, _RGB, dtype=torch.uint8))
+    except (ValueError, RuntimeError, IndexError) as error:
+        size = getattr(backbone._model[0].config, "image_size", None)
+        side = size[0] if isinstance(size, list | tuple) and size else size
+        way_out = f"set it to {side}" if side and side != image_size else "choose another base"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise MergeflowError(
+            f"data.image_size is {image_size}, which the model of '{place}' does not take ({reason}): {way_out}."
+        ) from error

@@ -1,0 +1,234 @@
+"""Image models of transformers as bases: their own classifiers' features, through experts, merge and serving."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import yaml
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from mergeflow.data import load_manifest
+from mergeflow.errors import MergeflowError
+from mergeflow.modalities.heads import load_head
+from mergeflow.modalities.served import SERVED
+from mergeflow.modalities.serving import read_model
+from mergeflow.modalities.vision.backbones import build_backbone, check_size, load_backbone
+from mergeflow.modalities.vision.images import encode_png
+from registry.artifacts import ModelFiles, save_pyfunc
+from tests.project_folder import run_pipeline, write_project
+
+SIZE = 32
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+PATCHES = {**COMMON, "image_size": SIZE, "patch_size": 8}
+STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1]}
+WINDOWS = {
+    "image_size": SIZE,
+    "patch_size": 4,
+    "embed_dim": 16,
+    "depths": [1, 1],
+    "num_heads": [2, 2],
+    "window_size": 4,
+}
+BOTH = {"text_config": COMMON, "vision_config": PATCHES}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "vit": PATCHES,
+    "deit": PATCHES,
+    "beit": PATCHES,
+    "vit_msn": PATCHES,
+    "dinov2": {**PATCHES, "mlp_ratio": 2},
+    "dinov2_with_registers": {**PATCHES, "mlp_ratio": 2},
+    "swin": WINDOWS,
+    "swinv2": WINDOWS,
+    "convnext": {**STAGES, "num_stages": 2},
+    "convnextv2": {**STAGES, "num_stages": 2},
+    "resnet": {**STAGES, "embedding_size": 8, "layer_type": "basic"},
+    "regnet": {**STAGES, "embedding_size": 8, "groups_width": 4},
+    "bit": {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [1, 1]},
+    "mobilenet_v2": {"image_size": SIZE, "depth_multiplier": 0.35},
+    "levit": {
+        "image_size": 64,
+        "hidden_sizes": [16, 32, 48],
+        "num_attention_heads": [2, 2, 2],
+        "depths": [1, 1, 1],
+        "key_dim": [8, 8, 8],
+    },
+    "focalnet": {
+        "image_size": SIZE,
+        "embed_dim": 16,
+        "depths": [1, 1],
+        "focal_levels": [1, 1],
+        "focal_windows": [3, 3],
+    },
+    "clip": BOTH,
+    "siglip": BOTH,
+}
+POOLED: dict[str, dict[str, Any]] = {
+    "dinov3_vit": PATCHES,
+    "clip_vision_model": PATCHES,
+    "siglip_vision_model": PATCHES,
+}
+
+
+def make_model(folder: Path, family: str, settings: dict[str, Any], classes: int = 5) -> Any:
+    """Save a model with drawn weights and its image processor; return it."""
+    config: Any = transformers.AutoConfig.for_model(family, **settings, num_labels=classes)
+    table: Any = transformers.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
+    architecture = table[type(config)] if type(config) in table else transformers.MODEL_MAPPING[type(config)]
+    torch.manual_seed(0)
+    model = (architecture[0] if isinstance(architecture, tuple) else architecture)(config).eval()
+    model.save_pretrained(folder)
+    transformers.ViTImageProcessor(image_mean=MEAN, image_std=STD).save_pretrained(folder)
+    return model
+
+
+def draw_images(size: int, count: int = 3) -> torch.Tensor:
+    return torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def normalised(images: torch.Tensor) -> torch.Tensor:
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
+    return (images.permute(0, 3, 1, 2).float() / 255 - mean) / std
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_classifier_reads_the_features_as_its_own(family: str, tmp_path: Path) -> None:
+    model = make_model(tmp_path, family, FAMILIES[family])
+    backbone, record = load_backbone(str(tmp_path), tmp_path)
+    images = draw_images(FAMILIES[family].get("image_size", SIZE))
+    classifier = next(part for part in model.modules() if isinstance(part, nn.Linear) and part.out_features == 5)
+    with torch.no_grad():
+        features = backbone(images)
+        torch.testing.assert_close(classifier(features), model(pixel_values=normalised(images)).logits)
+        assert features.shape == (3, backbone.width)
+        torch.testing.assert_close(deepcopy(backbone)(images), features)
+    stored = model.state_dict()
+    assert all(torch.equal(value, stored[name]) for name, value in backbone.state_dict().items())
+    assert len(stored) == len(backbone.state_dict()) + 2  # the classifier's weight and bias
+
+    again = build_backbone(record, family)
+    again.load_state_dict(backbone.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(again(images), features)
+
+
+@pytest.mark.parametrize("family", POOLED)
+def test_a_family_without_a_classifier_gives_what_it_pools(family: str, tmp_path: Path) -> None:
+    model = make_model(tmp_path, family, POOLED[family])
+    backbone, _ = load_backbone(str(tmp_path), tmp_path)
+    images = draw_images(SIZE)
+    with torch.no_grad():
+        torch.testing.assert_close(backbone(images), model(pixel_values=normalised(images)).pooler_output)
+    assert backbone.state_dict().keys() == model.state_dict().keys()
+
+
+def test_a_bare_encoder_is_a_base_too(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "whole", "vit", PATCHES)
+    model.vit.save_pretrained(tmp_path / "bare")
+    (tmp_path / "bare/preprocessor_config.json").write_bytes((tmp_path / "whole/preprocessor_config.json").read_bytes())
+    whole, bare = (load_backbone(name, tmp_path)[0] for name in ("whole", "bare"))
+    images = draw_images(SIZE)
+    with torch.no_grad():
+        assert torch.equal(whole(images), bare(images))
+
+
+def test_what_is_no_base_is_refused_by_name(tmp_path: Path) -> None:
+    make_model(tmp_path / "two", "swiftformer", {"image_size": SIZE})
+    with pytest.raises(MergeflowError, match=r"with 2 classifiers \(head, dist_head\); expected one"):
+        load_backbone("two", tmp_path)
+
+    make_model(tmp_path / "vit", "vit", PATCHES)
+    backbone, _ = load_backbone("vit", tmp_path)
+    with pytest.raises(
+        MergeflowError, match=r"data.image_size is 48, which the model of 'vit' does not take .*: set it to 32"
+    ):
+        check_size(backbone, 48, "vit")
+
+    weights = tmp_path / "vit/model.safetensors"
+    state = load_file(weights)
+    save_file(
+        {name: value for name, value in state.items() if "layernorm.weight" not in name}, weights, {"format": "pt"}
+    )
+    with pytest.raises(
+        MergeflowError, match=r"the model of 'vit' lacks the weights vit.layernorm.weight: save it whole"
+    ):
+        load_backbone("vit", tmp_path)
+
+    (tmp_path / "vit/preprocessor_config.json").unlink()
+    save_file(state, weights, {"format": "pt"})
+    with pytest.raises(MergeflowError, match=r"the image processor of 'vit' cannot be read.*preprocessor_config\.json"):
+        load_backbone("vit", tmp_path)
+
+
+def draw_task(folder: Path, channel: int) -> None:
+    """Write pictures whose class is whether one channel of noise is bright."""
+    chance = np.random.default_rng(channel)
+    for split, count in {"train": 32, "validation": 16, "test": 16}.items():
+        for name, level in {"dark": 40, "bright": 200}.items():
+            place = folder / split / name
+            place.mkdir(parents=True)
+            for number in range(count // 2):
+                pixels = chance.integers(90, 160, (SIZE, SIZE, 3)).astype(np.uint8)
+                pixels[..., channel] = level
+                Image.fromarray(pixels).save(place / f"{number}.png")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["vit", "resnet"])
+@pytest.mark.parametrize("regime", ["steps", "linearised"])
+def test_a_base_of_transformers_goes_through_experts_merge_and_serving(
+    family: str, regime: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "project"
+    model = make_model(root / "inputs/base", family, FAMILIES[family])
+    for channel, task in enumerate(("red", "green")):
+        draw_task(root / "inputs" / task, channel)
+    values = {
+        "tasks": {"red": "folder:inputs/red", "green": "folder:inputs/green"},
+        "data": {"image_size": SIZE},
+        "model": {"modality": "vision", "pretrained": "inputs/base", "head": "probed"},
+        "sweep": {"average": {"scale": [1.0]}, "ties": {"keep": [0.2], "scale": [1.0]}},
+    }
+    settings = {"regime": regime, "steps": 6, "batch_size": 8, "learning_rate": 0.001, "save_every": 6}
+    write_project(root, values, settings)
+    outputs = run_pipeline(root, ("prepare", "base", "multitask", "finetune", "vectors", "sweep", "select")) / "outputs"
+
+    base = load_file(outputs / "base/model.safetensors")
+    expert = load_file(next((outputs / "experts/red").glob("model*.safetensors")))
+    assert any(not torch.equal(base[name], expert[name]) for name in base)
+    merged = load_file(outputs / "merged/ties.safetensors")
+    model.load_state_dict({**model.state_dict(), **merged})
+
+    with safe_open(outputs / "base/model.safetensors", framework="pt") as file:
+        record = file.metadata()
+    save_pyfunc(
+        root / "served",
+        ModelFiles(
+            weights=outputs / "merged/ties.safetensors",
+            heads={task: outputs / f"experts/{task}/head.safetensors" for task in ("red", "green")},
+            model=yaml.safe_load((root / "params.yaml").read_text())["model"],
+            decoding=load_manifest(outputs / "data/manifests/red")["decoding"],
+            record=record,
+            transforms={},
+        ),
+    )
+    loaded = read_model(root / "served/artifacts/model", torch.device("cpu"))
+    images = draw_images(SIZE, 2)
+    pictures = [encode_png(Image.fromarray(image.numpy())) for image in images]
+    answers = SERVED.get("vision").answer(loaded, {"task": ["red"] * 2, "image": pictures})
+    head = load_head(outputs / "experts/red/head.safetensors")
+    classifier = next(
+        name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part.out_features == 5
+    )
+    model.set_submodule(classifier, head)
+    with torch.no_grad():
+        expected = model(pixel_values=normalised(images)).logits.softmax(dim=1)
+    probabilities = torch.tensor([[row[name] for name in head.class_names] for row in answers["probabilities"]])
+    torch.testing.assert_close(probabilities, expected, atol=1e-5, rtol=1e-4)
