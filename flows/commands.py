@@ -69,9 +69,9 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
     @app.command("run")
     def run(
         push: Annotated[bool, typer.Option(help="Send the outputs to DVC's remote at the end.")] = False,
-        report: Annotated[Path | None, typer.Option(help="Write what came of the run into this JSON file.")] = None,
+        report: Annotated[Path | None, typer.Option(help="Write the outcome of the run to this JSON file.")] = None,
         metrics: Annotated[
-            Path | None, typer.Option(help="The same as a file for Prometheus's textfile collector: NAME.prom.")
+            Path | None, typer.Option(help="Write it for Prometheus's textfile collector too, as NAME.prom.")
         ] = None,
     ) -> None:
         """Run the pipeline: every stage that is stale, through Prefect; then print the result."""
@@ -81,7 +81,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
 
     @app.command("status")
     def status(
-        studies: Annotated[bool, typer.Option(help="Ask about the studies too.")] = False,
+        studies: Annotated[bool, typer.Option(help="Include the studies.")] = False,
     ) -> None:
         """Print which stages are stale for the code, parameters and data as they are now, and why."""
         from flows.status import print_status
@@ -152,7 +152,7 @@ def _add_accept(app: typer.Typer, root: Path) -> None:
         because: Annotated[str, typer.Option(help="Why its outputs need not be made again.")],
         who: Annotated[str, typer.Option(help="Who decided; by default the user of this machine.")] = "",
     ) -> None:
-        """Count the outputs of older code as they are; who decided so, and why, stands in the lineage."""
+        """Accept outputs of older code as up to date; the lineage records who decided it and why."""
         from flows.dvc_commands import accept_outputs
 
         accepted = accept_outputs(root, stages, because, who)
@@ -161,7 +161,7 @@ def _add_accept(app: typer.Typer, root: Path) -> None:
 
 
 def _add_release(app: typer.Typer) -> None:
-    release = typer.Typer(help="What a new release owes to the projects of the one before.", no_args_is_help=True)
+    release = typer.Typer(help="Compare a new release with the one before.", no_args_is_help=True)
     app.add_typer(release, name="release")
 
     @release.command("check")
@@ -171,7 +171,7 @@ def _add_release(app: typer.Typer) -> None:
             list[Path] | None,
             typer.Option(help="A project that both run, in addition to small ones of numbers; repeatable."),
         ] = None,
-        write: Annotated[bool, typer.Option(help="Enter what is equal in the table that the release carries.")] = False,
+        write: Annotated[bool, typer.Option(help="Add equal stages to the table that the release carries.")] = False,
     ) -> None:
         """Run small projects by the previous release and by this code, and compare the bits that each stage makes."""
         from tempfile import TemporaryDirectory

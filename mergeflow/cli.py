@@ -29,7 +29,7 @@ from mergeflow.version import version
 
 app = typer.Typer(
     name="mergeflow",
-    help="A model-merging factory: one base, many experts, every merge method, one registry.",
+    help="Merge fine-tuned models, and keep the best merge of a project in a registry.",
     epilog="Example: mergeflow check recipe.yaml",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -59,7 +59,7 @@ def add_all_commands(start: Path) -> Callable[[str], str] | None:
             bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
         ] = False,
     ) -> None:
-        """A model-merging factory: one base, many experts, every merge method, one registry."""
+        """Merge fine-tuned models, and keep the best merge of a project in a registry."""
         asked = context.invoked_subcommand
         if asked in library | ANYWHERE or "--help" in sys.argv:
             return

@@ -81,7 +81,7 @@ def _add_questions(group: typer.Typer, opened: Opened) -> None:
 
     @group.command("show")
     def show_(which: Which = "champion", name: Name = None) -> None:
-        """Print all that is known of one version as JSON: figures, decision, recipe, tasks, parent, tags."""
+        """Print one version as JSON: figures, decision, recipe, tasks, parent, tags."""
         from registry.versions import show
 
         store, model, version = opened(name, which)
@@ -188,15 +188,15 @@ def _add_serving(group: typer.Typer, opened: Opened) -> None:
         name: Name = None,
         host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
         port: Annotated[int, typer.Option(help="Port to listen on.")] = 5001,
-        max_rows: Annotated[int, typer.Option(min=1, help="Rows that one request may hold.")] = 1024,
-        max_mib: Annotated[int, typer.Option(min=1, help="MiB that one request may hold.")] = 32,
+        max_rows: Annotated[int, typer.Option(min=1, help="Most rows of one request.")] = 1024,
+        max_mib: Annotated[int, typer.Option(min=1, help="Largest size of one request, in MiB.")] = 32,
         foreign: Annotated[
-            bool, typer.Option(help="Serve a version of another program: what is in its files is executed.")
+            bool, typer.Option(help="Serve a version that another program registered; this runs code from its files.")
         ] = False,
     ) -> None:
-        """Answer over HTTP (POST /invocations) until stopped: classes of images or texts, or a text that goes on.
+        """Serve a version over HTTP (POST /invocations): classes of images or texts, or continuations of texts.
 
-        Callers have to send the token in MERGEFLOW_SERVE_TOKEN, where it is set, as `Authorization: Bearer TOKEN`.
+        If MERGEFLOW_SERVE_TOKEN is set, callers have to send it as `Authorization: Bearer TOKEN`.
         """
         from registry.serving import Limits, serve
 

@@ -553,7 +553,7 @@ def download(store: Store, name: str, which: str | int, folder: Path) -> Path:
     """Fetch a version's files into `folder`: weights, heads/, model.json and the documents, as registered.
 
     Args:
-        folder: where to; it is made where it does not exist.
+        folder: where to; it is created if it does not exist.
 
     Returns:
         The folder that holds them, inside `folder`.

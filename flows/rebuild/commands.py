@@ -85,26 +85,28 @@ def _add_unlearn(app: typer.Typer, opened: Opened, root: Path, console: Console)
         task: Annotated[str, typer.Option(help="The task to forget.")],
         which: Which = "champion",
         name: Name = None,
-        lose: Annotated[float, typer.Option(help="What each other task may lose in accuracy, a fraction.")] = 0.02,
+        lose: Annotated[float, typer.Option(help="Largest loss in accuracy of each other task, a fraction.")] = 0.02,
         at_most: Annotated[
-            float | None, typer.Option(help="Accuracy down to which it counts as forgotten; the base's by default.")
+            float | None,
+            typer.Option(help="Accuracy of the task to forget, at most; the base's by default."),
         ] = None,
         rise: Annotated[
-            float, typer.Option(help="What the loss of each other task of texts may rise: log of its perplexity.")
+            float, typer.Option(help="Largest rise of the loss of each other task of texts, in nats.")
         ] = 0.05,
         at_least: Annotated[
-            float | None, typer.Option(help="Loss up to which a text counts as forgotten; the base's by default.")
+            float | None,
+            typer.Option(help="Loss of a forgotten task of texts, at least, in nats; the base's by default."),
         ] = None,
         fall: Annotated[
-            float, typer.Option(help="What the Rouge-L recall of each other task of texts may fall, a fraction.")
+            float, typer.Option(help="Largest fall of the Rouge-L recall of each other task of texts, a fraction.")
         ] = 0.05,
         recited: Annotated[
             float | None,
-            typer.Option(help="Rouge-L recall down to which a text counts as forgotten; the base's by default."),
+            typer.Option(help="Rouge-L recall of a forgotten task of texts, at most; the base's by default."),
         ] = None,
         promote: Annotated[bool, typer.Option(help="Make the result champion if the gates let it.")] = False,
     ) -> None:
-        """Take a task's vector away as far as the other tasks allow; register a candidate; exit status 1 if refused."""
+        """Subtract a task's vector as far as the other tasks allow; register a candidate; exit status 1 if refused."""
         from flows.rebuild.unlearn import Bounds, unlearn
 
         bounds = Bounds(lose, rise, at_most, at_least, fall, recited)

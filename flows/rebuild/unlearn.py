@@ -76,11 +76,11 @@ class Bounds:
     """The limits: how much other tasks may lose, and from where a task is forgotten.
 
     Attributes:
-        lose: What each other task may lose in accuracy, a fraction.
+        lose: Largest loss in accuracy of each other task, a fraction.
         rise: What the loss of each other task of texts may rise, in nats: log of the factor of its perplexity.
         at_most: The accuracy down to which the task counts as forgotten; None: that of the base.
         at_least: The loss up to which a task of texts counts as forgotten, in nats; None: that of the base.
-        fall: What the Rouge-L recall of each other task of texts may fall, a fraction.
+        fall: Largest fall of the Rouge-L recall of each other task of texts, a fraction.
         recited: The Rouge-L recall down to which a task of texts counts as forgotten; None: that of the base.
     """
 

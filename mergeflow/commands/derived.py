@@ -94,20 +94,23 @@ def extract_lora(
         list[str] | None,
         typer.Option("--rank-of", metavar="PATTERN=RANK", help="Another largest rank for some matrices."),
     ] = None,
-    error: Annotated[float, typer.Option(help="The smallest ranks that lose this share of each matrix at most.")] = 0.0,
-    embeddings: Annotated[
-        str, typer.Option(help="How changed embeddings and heads are kept: whole or lora.")
-    ] = "whole",
-    ignore: Annotated[list[str] | None, typer.Option(help="Tensors to leave as the base has them; a pattern.")] = None,
+    error: Annotated[float, typer.Option(help="Take the smallest rank with this relative error.")] = 0.0,
+    embeddings: Annotated[str, typer.Option(help="Store changed embeddings and heads whole, or as lora.")] = "whole",
+    ignore: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Tensors to leave as the base has them.")
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Type of the adapter's tensors; float32 factors by default.")
     ] = None,
     tokenizer_source: Annotated[
-        str | None, typer.Option(help="Whose tokens the adapter has: union, base or expert; else they must be alike.")
+        str | None,
+        typer.Option(help="Whose tokens the adapter has: union, base or expert; else they must be equal."),
     ] = None,
-    allow: Annotated[list[str] | None, typer.Option(help="A difference that is intended; a pattern.")] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="A difference to accept; repeatable.")
+    ] = None,
 ) -> None:
-    """Write what an expert changed of its base as a PEFT LoRA folder, by SVD, and print the error of each layer."""
+    """Write an expert's change from its base as a PEFT LoRA folder, by SVD, and print the error of each layer."""
     from mergeflow.checkpoints.fingerprint import short
     from mergeflow.merging import merge
     from mergeflow.merging.files.recipe import make_recipe
@@ -157,7 +160,7 @@ def compress(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Store all experts of a suite in one small file, from which each can be taken alone."""
+    """Store all experts of a suite in one small file, from which each can be extracted alone."""
     from contextlib import ExitStack
 
     from mergeflow.checkpoints import open_checkpoint
@@ -212,7 +215,7 @@ def soup(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Average the checkpoints of one training run; with a scorer, warn where a barrier lies between them."""
+    """Average the checkpoints of one training run; with a scorer, warn of a barrier between them."""
     from mergeflow.checkpoints.fingerprint import short
     from mergeflow.search.soup import soup as run_soup
 

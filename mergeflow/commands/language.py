@@ -18,8 +18,8 @@ from mergeflow.errors import MergeflowError
 Base = Annotated[
     str | None,
     typer.Option(
-        help="What files of weights and adapters were tuned from: a file, a folder or an id; in a project its base. "
-        "A folder with config.json says itself what it is."
+        help="The base of weight files and adapters: a file, a folder or an id; in a project its base. "
+        "A folder with config.json needs none."
     ),
 ]
 _MOST = 709.0  # nats: the exponential of more is no floating-point number
@@ -50,11 +50,12 @@ def perplexity(
         typer.Option(help="train, validation or test of the source; its test by default, a project's validation."),
     ] = None,
     block: Annotated[
-        int | None, typer.Option(min=3, help="Tokens seen at once; by default 1024, or as many as the model knows.")
+        int | None,
+        typer.Option(min=3, help="Tokens per block; by default 1024, or the model's maximum if smaller."),
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(min=1, help="Let blocks overlap: tokens between the beginnings of two, fewer than --block."),
+        typer.Option(min=1, help="Overlap blocks: tokens from one start to the next, fewer than --block."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Blocks per forward pass.")] = 8,
     device: Device = "cpu",
@@ -144,7 +145,7 @@ def _refuse(useless: Sequence[str]) -> None:
 def lm_eval(
     context: typer.Context,
     models: Annotated[list[str], typer.Argument(help="Checkpoints, folders, adapters or models:/NAME@ALIAS.")],
-    tasks: Annotated[list[str], typer.Option("--task", help="A task of the harness by its name; repeat.")],
+    tasks: Annotated[list[str], typer.Option("--task", metavar="TASK", help="A task of the harness; repeatable.")],
     base: Base = None,
     include_path: Annotated[Path | None, typer.Option(help="A folder with tasks of yours in its format.")] = None,
     num_fewshot: Annotated[
@@ -156,7 +157,7 @@ def lm_eval(
     device: Device = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Judge causal models by tasks of lm-evaluation-harness, which is installed with mergeflow[lm-eval]."""
+    """Score causal models on tasks of lm-evaluation-harness, the extra `lm-eval`."""
     from mergeflow.commands.texts import opened_models
     from mergeflow.errors import unknown_name
     from mergeflow.search.scorer import evaluate, find_tasks, metrics_of

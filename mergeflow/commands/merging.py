@@ -46,16 +46,17 @@ def merge(
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option(help="Continue a sharded merge that was stopped.")] = False,
     part: Annotated[
-        str | None, typer.Option(metavar="2/4", help="Write the second of four parts, for one of four machines.")
+        str | None,
+        typer.Option(metavar="2/4", help="Write one part of several, e.g. on the second of four machines."),
     ] = None,
     join: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FOLDER", help="Join parts: one, repeated, or the folder that holds them."),
+        typer.Option(metavar="FOLDER", help="Join finished parts: the folder that holds them, or each part."),
     ] = None,
     force: Force = False,
     files: FromFiles = None,
 ) -> None:
-    """Merge checkpoints from a recipe, out of core."""
+    """Merge the checkpoints of a recipe; tensors are streamed from disk to disk."""
     from mergeflow.merging import load_recipe
     from mergeflow.merging import merge as run
 
@@ -101,7 +102,7 @@ def add_check(app: typer.Typer, check_project: CheckProject | None = None) -> No
             ),
         ] = None,
     ) -> None:
-        """Validate a recipe and print what it will do; or params.yaml, and what memory training will take."""
+        """Check a recipe and print its plan; in a project, check params.yaml and predict the memory of training."""
         from mergeflow.merging import check_recipe, load_recipe
 
         if recipe is not None:
@@ -136,7 +137,7 @@ def push(
     repo: Annotated[
         str,
         typer.Argument(
-            metavar="OWNER/NAME", help="The model on the Hub, owner/name; it is made where it does not exist."
+            metavar="OWNER/NAME", help="The model on the Hub, owner/name; it is created if it does not exist."
         ),
     ],
     private: Annotated[bool, typer.Option(help="Make it private.")] = False,
@@ -144,7 +145,7 @@ def push(
         bool, typer.Option("--dry-run", help="Check everything and list the files, but send nothing.")
     ] = False,
 ) -> None:
-    """Send a merged folder to the Hugging Face Hub: its files as the merge made them, in one commit."""
+    """Upload a merged folder to the Hugging Face Hub in one commit, after a check of its files."""
     from mergeflow.merging.files.card import push as run
 
     made = run(folder, repo, private=private, dry_run=dry_run, say=typer.echo)
@@ -158,9 +159,9 @@ def push(
 def methods(
     name: Annotated[str | None, typer.Argument(help="One method or compressor.")] = None,
     files: FromFiles = None,
-    contract: Annotated[bool, typer.Option("--check", help="Run the contract of merge methods on it.")] = False,
+    contract: Annotated[bool, typer.Option("--check", help="Test it against the contract of merge methods.")] = False,
 ) -> None:
-    """List the merge methods and compressors with where they come from; or explain one: formula, arguments, source."""
+    """List merge methods and compressors with their sources, or explain one: formula, arguments, source."""
     from mergeflow.commands.methods_page import method_section
 
     _add_files(files)
@@ -212,7 +213,7 @@ def diff(
 ) -> None:
     """Compare two checkpoints tensor by tensor: norms, cosine, digests. Exit status 1 when they differ.
 
-    Where type or shape differ, they stand under the tensor's name.
+    Types and shapes that differ are printed under the tensor's name.
     """
     from mergeflow.merging.files.diff import diff as compare
 
@@ -242,9 +243,9 @@ def convert(
     shard_size: Annotated[str | None, typer.Option(help="Largest file of a folder, e.g. 5GB.")] = None,
     force: Force = False,
 ) -> None:
-    """Make plain weights of a checkpoint: dequantise int8, fp8, nf4, GPTQ, AWQ, MXFP4, GGUF, or change the type.
+    """Dequantise a checkpoint (int8, fp8, nf4, GPTQ, AWQ, MXFP4, GGUF), change its type, or convert a mergekit file.
 
-    Of a configuration of mergekit, write the recipe that merges as it says, or name what cannot be carried over.
+    From a configuration of mergekit it writes the same merge as a recipe, or names all that cannot be carried over.
     """
     from mergeflow.merging.files.convert import convert as run
     from mergeflow.merging.files.recipe import parse_size

@@ -35,7 +35,7 @@ def add_commands(app: typer.Typer) -> None:
 def docs(
     context: typer.Context,
     page: Annotated[
-        str | None, typer.Argument(help="A page, as training or docs/training.md; all are listed by default.")
+        str | None, typer.Argument(help="A page's name, e.g. training; without it, list all pages.")
     ] = None,
 ) -> None:
     """Show a page of the documentation, or list the pages."""

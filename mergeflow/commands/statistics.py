@@ -18,7 +18,7 @@ Architecture = Annotated[
     str, typer.Option(help="open_clip's name, pocket-clip, or the base of a project (a .safetensors file).")
 ]
 Out = Annotated[Path, typer.Option(help="The .safetensors file to make.")]
-Samples = Annotated[int, typer.Option(min=1, help="Examples; all where there are fewer.")]
+Samples = Annotated[int, typer.Option(min=1, help="Number of examples, or all if there are fewer.")]
 Split = Annotated[str, typer.Option(help="The split whose examples are used: train or validation.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the drawn examples (and labels).")]
 
@@ -63,7 +63,7 @@ def gram(
     task: Task,
     architecture: Architecture,
     out: Out,
-    head: Annotated[Path | None, typer.Option(help="Not needed; taken so that both commands look alike.")] = None,
+    head: Annotated[Path | None, typer.Option(help="Ignored; `fisher` needs it.")] = None,
     samples: Samples = 256,
     split: Split = "train",
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per forward pass.")] = 32,

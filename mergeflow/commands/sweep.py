@@ -44,7 +44,7 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
         ] = None,
         to_log: Annotated[bool, typer.Option("--log", help="Log all trials to the project's tracking server.")] = False,
     ) -> None:
-        """Score a grid (or a search with Optuna) of merges on validation; a stopped sweep continues."""
+        """Score many merges on validation, a grid or an Optuna search; a stopped sweep continues."""
         from mergeflow.errors import MergeflowError
         from mergeflow.search.sweep import WINNER
         from mergeflow.search.sweep_file import load_sweep
@@ -148,7 +148,7 @@ def _remarks(result: "SweepResult") -> list[str]:
     def each(score: "Score") -> str:
         return ", ".join(f"{task} {_number(value, images)}" for task, value in score.accuracy.items())
 
-    counts = f"{len(result.trials)} trials, {result.scored} models scored now, {result.seconds:.1f} s."
+    counts = f"{len(result.trials)} trials; scored now: {result.scored} models, {result.seconds:.1f} s."
     lines = [counts, f"* the winner: {each(result.winner.score)}."]
     if result.test is not None:
         lines.append(f"On test, looked at once: {each(result.test)}; mean {_number(result.test.mean, images)}.")

@@ -116,10 +116,10 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
             str | None,
             typer.Option(help="open_clip's name, pocket-clip, torchvision:NAME, or a folder with config.json."),
         ] = None,
-        samples: Annotated[int, typer.Option(min=2, help="How many of each source.")] = 200,
+        samples: Annotated[int, typer.Option(min=2, help="Samples of each source, at most.")] = 200,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:
-        """Say which λ to try for a sum of task vectors, and how tasks are related."""
+        """Suggest λ for a sum of task vectors, and show how tasks are related."""
         torch.set_num_threads(1)
         chosen = None if recipe is None else _read_recipe(recipe)
         if recipe is None and not project:

@@ -49,7 +49,7 @@ def add_commands(app: typer.Typer, root: Path) -> None:
             Path | None, typer.Option(help="Folder for the experts; outputs/finetuned/REGIME by default.")
         ] = None,
     ) -> None:
-        """Train experts in any regime, outside the pipeline; killed, it continues when it is called again."""
+        """Train experts in any regime, outside the pipeline; the same command continues after a kill."""
         values = changed_params(root, tasks or [], regime, read_pairs(changes or [], "--set"), seed)
         target = out or root / layout.FINETUNED / values["finetune"]["regime"]
         console = Console()
