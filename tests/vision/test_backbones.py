@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm
 import torch
 import transformers
 import yaml
@@ -93,8 +94,8 @@ def draw_images(size: int, count: int = 3) -> torch.Tensor:
     return torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
 
 
-def normalised(images: torch.Tensor) -> torch.Tensor:
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
+def normalised(images: torch.Tensor, *channels: tuple[float, ...]) -> torch.Tensor:
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in channels or (MEAN, STD))
     return (images.permute(0, 3, 1, 2).float() / 255 - mean) / std
 
 
@@ -127,6 +128,21 @@ def test_a_family_without_a_classifier_gives_what_it_pools(family: str, tmp_path
     with torch.no_grad():
         torch.testing.assert_close(backbone(images), model(pixel_values=normalised(images)).pooler_output)
     assert backbone.state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext", "test_mambaout"])
+def test_a_model_of_timm_gives_what_its_classifier_reads(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=5).eval()
+    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
+    backbone, record = load_backbone(str(tmp_path), tmp_path)
+    images = draw_images(model.default_cfg["input_size"][-1])
+    batch = normalised(images, model.default_cfg["mean"], model.default_cfg["std"])
+    again = build_backbone(record, name)
+    again.load_state_dict(backbone.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(model.get_classifier()(backbone(images)), model(batch), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(again(images), backbone(images))
 
 
 def test_a_bare_encoder_is_a_base_too(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Image models of transformers as bases: ViT, DINO, Swin, ConvNeXt, ResNet and others, without their classifiers."""
+"""Image models of transformers and timm as bases: ViT, DINO, Swin, ConvNeXt, ResNet …, without their classifiers."""
 
 import json
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ from mergeflow.modalities.pretrained import (
 ASSETS = Path(__file__).with_name("assets")
 FILES = "config.json, model.safetensors and preprocessor_config.json"
 _RGB = 3
+_TIMM = "timm_wrapper"
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Backbone(nn.Module):
 
 
 def _classifies(config: Any) -> bool:
-    """Whether transformers has a class with a classifier for a configuration."""
-    return type(config) in transformers("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING")
+    """Whether transformers has a class with a classifier for a configuration; timm's own models come without one."""
+    return config.model_type != _TIMM and type(config) in transformers("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING")
 
 
 def _take_off_classifier(model: Any, place: str) -> int:
@@ -90,6 +91,8 @@ def _take_off_classifier(model: Any, place: str) -> int:
 
 def _pooled_width(model: Any, place: str) -> int:
     """Return the number of pooled features of a family without a classifier of its own."""
+    if model.config.model_type == _TIMM:
+        return int(getattr(model.timm_model, "head_hidden_size", None) or model.timm_model.num_features)
     sizes = getattr(model.config, "hidden_size", None) or getattr(model.config, "hidden_sizes", None)
     if model.main_input_name != "pixel_values" or sizes is None:
         raise MergeflowError(
@@ -109,9 +112,12 @@ def load_backbone(place: str, root: Path) -> tuple[Backbone, dict[str, str]]:
         The model, and what the base's record needs to build it again.
     """
     source = find_place(place, root, ASSETS, FILES)
-    config = from_place("the model", place, lambda: transformers("AutoConfig").from_pretrained(source), FILES)
+    config: Any = from_place("the model", place, lambda: transformers("AutoConfig").from_pretrained(source), FILES)
+    config.num_labels = 1  # of the classifier, which is taken off
+    if config.model_type == _TIMM:  # timm writes it here too, where it clashes with that of transformers
+        config.model_args = {name: value for name, value in (config.model_args or {}).items() if name != "num_classes"}
     auto = "AutoModelForImageClassification" if _classifies(config) else "AutoModel"
-    options = {"num_labels": 1, "ignore_mismatched_sizes": True}  # of the classifier, which is taken off
+    options = {"config": config, "ignore_mismatched_sizes": True}
     model, lacking = load_pretrained(auto, "the model", place, root, ASSETS, FILES, **options)
     pixels = _read_pixels(place, source)
     record = {
@@ -138,6 +144,8 @@ def _read_pixels(place: str, source: str) -> Pixels:
     processor: Any = from_place(
         "the image processor", place, lambda: transformers("AutoImageProcessor").from_pretrained(source), FILES
     )
+    if (timm := getattr(processor, "data_config", None)) is not None:
+        return Pixels(1 / 255, _channels(timm["mean"]), _channels(timm["std"]))
     if getattr(processor, "do_flip_channel_order", False):
         raise MergeflowError(f"model.pretrained '{place}' takes blue, green, red pixels; expected red, green, blue.")
     rescale = float(processor.rescale_factor) if getattr(processor, "do_rescale", True) else 1.0
