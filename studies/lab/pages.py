@@ -10,12 +10,13 @@ from pathlib import Path
 import pandas as pd
 
 from studies.lab.claims import VERDICTS, Finding, overall
-from studies.lab.records import FOLDER, find_record, recorded
+from studies.lab.records import find_record, recorded
 from studies.lab.study import Result
+from tasks.project.stage import RECORDS
 from tasks.project.studies import Study
 
 PAGES = "docs/research"
-CHANGES = f"{FOLDER}/changed_verdicts.json"
+CHANGES = f"{RECORDS}/changed_verdicts.json"
 PAPERS = {
     "G": ("gradients", "On Task Vectors and Gradients"),
     "M": ("mima", "MIMA: merging while tuning"),
@@ -90,7 +91,7 @@ def write_pages(home: Path, studies: Iterable[Study], figures: bool = False) -> 
         studies: those that may have a record.
         figures: write a page of tables and figures for each study too; these are not tracked.
     """
-    chosen = [study for study in studies if (home / FOLDER / f"{study.stage.name}.parquet").exists()]
+    chosen = [study for study in studies if (home / RECORDS / f"{study.stage.name}.parquet").exists()]
     results = {study.stage.name: recorded(home, study) for study in chosen}
     folder = home / PAGES
     folder.mkdir(parents=True, exist_ok=True)

@@ -25,10 +25,8 @@ from studies.lab.study import Study as Declared
 from tasks.project.digests import code_digest
 from tasks.project.files import read_yaml
 from tasks.project.parameters import params_of
-from tasks.project.stage import CHOICES, STUDIES, read_record
+from tasks.project.stage import CHOICES, RECORDS, STUDIES, read_record
 from tasks.project.studies import Study, load_declaration
-
-FOLDER = "studies/records"
 
 
 @dataclass(frozen=True)
@@ -50,10 +48,10 @@ def find_record(home: Path, name: str) -> Record:
     Raises:
         MergeflowError: there is none.
     """
-    rows = home / FOLDER / f"{name}.parquet"
+    rows = home / RECORDS / f"{name}.parquet"
     if not rows.exists():
         raise MergeflowError(
-            f"study {name} has no record in {FOLDER}: measure it and keep the rows, `mergeflow study {name} --record`."
+            f"study {name} has no record in {RECORDS}: measure it and keep the rows, `mergeflow study {name} --record`."
         )
     facts = rows.with_suffix(".json")
     return Record(rows, json.loads(facts.read_text("utf-8")) if facts.exists() else {})
@@ -89,7 +87,7 @@ def write_record(home: Path, study: Study) -> Path:
 
     Remarks of an earlier record are kept: they have their day.
     """
-    name, folder = study.stage.name, home / FOLDER
+    name, folder = study.stage.name, home / RECORDS
     last_run(study)  # refuses a study that has not run
     folder.mkdir(parents=True, exist_ok=True)
     path, cost = folder / f"{name}.parquet", read_record(study.root, study.stage.address)

@@ -36,7 +36,7 @@ from mergeflow.training.settings import IterativeSettings
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph, training_settings
 from tasks.project.recorded import sha256_of
-from tasks.project.stage import CHOICES, STATE, Stage
+from tasks.project.stage import CHOICES, RECORDS, STATE, Stage
 from tasks.project.study_graph import read_study_file
 
 RELEASES = Path(__file__).with_name("equivalent.yaml")
@@ -745,9 +745,9 @@ def _top(name: str) -> Path | None:
 
 
 def _other_files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a package's folder that are not Python, down to the next package."""
+    """Yield the files in a package's folder that are not Python, down to the next package; records are no code."""
     for path in sorted(folder.iterdir()):
-        if path.name.startswith((".", "__pycache__")) or path.suffix in (".py", ".pyc"):
+        if path.name.startswith((".", "__pycache__")) or path.suffix in (".py", ".pyc") or path.match(RECORDS):
             continue
         if path.is_file():
             yield path

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MAIN, STUDIES = "dvc.yaml", "studies/dvc.yaml"
 CHOICES = "studies/params.yaml"  # what STUDIES is a graph of
+RECORDS = "studies/records"  # rows and facts of measured studies: results, never code
 STATE, INPUTS = ".mergeflow", "inputs"
 Progress = Callable[[str, int, int], None]
 

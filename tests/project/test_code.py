@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from mergeflow.errors import MergeflowError
-from tasks.project.digests import Code, read_source
+from tasks.project.digests import Code, code_files, read_source
 from tasks.project.graph import load_graph
-from tasks.project.stage import STATE
+from tasks.project.stage import RECORDS, STATE
 from tests.project import import_closure
 
 ROOT = Path(__file__).parents[2]
@@ -216,8 +216,19 @@ def test_every_file_that_is_not_python_is_named_by_a_module_beside_it() -> None:
         ["git", "ls-files", *import_closure.OURS], cwd=ROOT, capture_output=True, text=True, check=True
     )
     templates = ("/params.yaml", "/dvc.yaml", "/dvc.lock", "py.typed")  # of projects: no stage reads them
-    others = {ROOT / name for name in listed.stdout.split() if not name.endswith((".py", *templates))}
-    assert others - named == set()
+    files = (name for name in listed.stdout.split() if not name.startswith(RECORDS))
+    assert {ROOT / name for name in files if not name.endswith((".py", *templates))} - named == set()
+
+
+def test_records_of_studies_are_not_code_of_a_study_that_has_the_folders_name_as_a_string(tmp_path: Path) -> None:
+    records = tmp_path / RECORDS
+    records.mkdir(parents=True)
+    (tmp_path / "studies/mine.py").write_text('def listed(rows): return rows.to_dict("records")\n')
+    before = Code(tmp_path).digest("studies/mine.py")
+    (records / "mine.json").write_text("{}")
+    assert Code(tmp_path).digest("studies/mine.py") == before
+    stages = load_graph(ROOT, studies=True).values()
+    assert not {file for stage in stages for file in code_files(ROOT, stage) if file.is_relative_to(ROOT / RECORDS)}
 
 
 def test_a_stages_own_outputs_are_not_its_code() -> None:

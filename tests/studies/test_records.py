@@ -11,12 +11,13 @@ from studies.commands.study import find_studies
 from studies.lab import pages
 from studies.lab.claims import Finding
 from studies.lab.pages import CHANGES, study_page, write_pages
-from studies.lab.records import FOLDER, changes, find_record, recorded, write_record
+from studies.lab.records import changes, find_record, recorded, write_record
 from studies.lab.study import Result
+from tasks.project.stage import RECORDS
 from tests.studies.small_lab import ROOT
 
 STUDIES = find_studies(ROOT)
-RECORDS = sorted(path.stem for path in (ROOT / FOLDER).glob("*.parquet"))
+NAMES = sorted(path.stem for path in (ROOT / RECORDS).glob("*.parquet"))
 
 
 @cache
@@ -29,7 +30,7 @@ def findings() -> dict[str, list[Finding]]:
     return {name: result_of(name).findings for name in STUDIES}
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_record_has_tables_and_a_page_with_all_its_findings(name: str) -> None:
     result = result_of(name)
     assert result.tables
@@ -37,7 +38,7 @@ def test_a_record_has_tables_and_a_page_with_all_its_findings(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "mima" else pytest.param(name, marks=pytest.mark.slow) for name in RECORDS]
+    "name", [name if name == "mima" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
 def test_a_record_has_figures(name: str) -> None:
     assert all(svg.startswith(b"<?xml") for svg in result_of(name).draw().values())
@@ -64,13 +65,13 @@ def test_every_change_of_a_verdict_is_of_a_finding(findings: dict[str, list[Find
 
 
 def test_every_study_has_a_record() -> None:
-    assert {study.stage.name for study in STUDIES.values()} == set(RECORDS)
+    assert {study.stage.name for study in STUDIES.values()} == set(NAMES)
 
 
 def test_the_papers_pages_are_what_the_records_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "recorded", lambda home, study: result_of(study.stage.name))  # judged once a file
-    (tmp_path / FOLDER).parent.mkdir()
-    (tmp_path / FOLDER).symlink_to(ROOT / FOLDER)
+    (tmp_path / RECORDS).parent.mkdir()
+    (tmp_path / RECORDS).symlink_to(ROOT / RECORDS)
     for page in write_pages(tmp_path, STUDIES.values()):
         assert page.read_text() == (ROOT / "docs/research" / page.name).read_text(), "run `mergeflow study --pages`"
 
@@ -85,7 +86,7 @@ def test_what_differs_from_a_record_is_named() -> None:
 def test_a_study_that_has_not_run_leaves_no_record(tmp_path: Path) -> None:
     with pytest.raises(MergeflowError, match="mima has no rows"):
         write_record(tmp_path, STUDIES["mima"])
-    assert not (tmp_path / FOLDER / "mima.json").exists()
+    assert not (tmp_path / RECORDS / "mima.json").exists()
 
 
 def test_rows_decide_a_verdict() -> None:
