@@ -287,10 +287,10 @@ def open_suite(lab: Laboratory, run: str, seed: int) -> Suite:
 
 def measure_suites(lab: Laboratory, options: SuiteOptions) -> list[Row]:
     """Return sets of tasks that are added, and edits that unlearn one, of every run and seed."""
-    return lab.by_run(options.runs, partial(measure_suite, lab.first(max(options.counts)), options))
+    return lab.first(max(options.counts)).by_run(options.runs, partial(measure_suite, options=options))
 
 
-def measure_suite(lab: Laboratory, options: SuiteOptions, run: str, seed: int) -> Iterator[Row]:
+def measure_suite(lab: Laboratory, run: str, seed: int, options: SuiteOptions) -> Iterator[Row]:
     suite = open_suite(lab, run, seed)
     asked = {task: one_each(data) for task, data in suite.first("validation", options.samples).items()}
     predicted = Predictions(ask_all(lab.model, suite.start, suite.experts, asked, BATCH), suite.vectors)

@@ -55,7 +55,7 @@ class Options(Section):
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     """Yield the cosines of every pair of tasks after every round (`pair`), and lengths of the last round (`last`)."""
     names = [*(f"mima_{n}" for n in options.rounds), *options.compared]
-    yield from lab.by_run(names, partial(measure_run, lab))
+    yield from lab.by_run(names, measure_run)
 
 
 def measure_run(lab: Laboratory, run: str, seed: int) -> Iterator[Row]:

@@ -76,18 +76,14 @@ def measure(lab: Laboratory, options: Options) -> list[Row]:
     shared part, of one task's part, of what reading one task takes, of all experts, and of θ0, which may be needed
     beside it. `formula_bits` is a task's part by the paper's formula. `thresholds`: those of TALL masks.
     """
-    pieces = {
-        f"{count}_{seed}": partial(measure_suite, lab, options, count, seed)
-        for count in options.counts
-        for seed in lab.run(RUN).seeds
-    }
-    return sorted(lab.cached(pieces, "suites"), key=lambda row: row["part"] == "thresholds")
+    measured = partial(measure_suite, options=options)
+    rows = [row for n in options.counts for row in lab.first(n).by_run([RUN], measured, name=f"{n}_")]
+    return sorted(rows, key=lambda row: row["part"] == "thresholds")
 
 
-def measure_suite(whole: Laboratory, options: Options, count: int, seed: int) -> Iterator[Row]:
-    """Yield the rows of all ways of compressing the experts of the first `count` tasks."""
-    lab = whole.first(count).with_heads_of(RUN, seed)
-    experts = lab.run(RUN).experts(seed)
+def measure_suite(lab: Laboratory, run: str, seed: int, options: Options) -> Iterator[Row]:
+    """Yield the rows of all ways of compressing the experts of a run."""
+    experts, count = lab.run(run).experts(seed), len(lab.tasks)
     individual = {split: lab.individual(experts, split) for split in ("validation", "test")}
     sizes = {name: list(tensor.shape) for name, tensor in lab.base.items()}
     tall = {"of": "ties", "keep": options.keep}

@@ -80,7 +80,7 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     rates = lab.cached({"rates": partial(try_rates, lab, [options.joint[0], *options.rates])})
     options = options.model_copy(update={"joint": [best_rate(rates), *options.joint[1:]]})
     names = [*options.joint, *options.iterative, *options.one_shot]
-    measured = lab.by_run(names, partial(measure_model, lab, options))
+    measured = lab.by_run(names, partial(measure_model, options=options))
     lab.io.costs["tables"] = time_tables(pd.DataFrame([row for row in measured if row["part"] == "time"]))
     yield from (row for row in measured if row["part"] == "model")
     yield from rates
@@ -104,9 +104,8 @@ def best_rate(rates: Sequence[Row]) -> str:
     return max(runs, key=lambda name: fmean(row["validation"] for row in rates if row["run"] == name))
 
 
-def measure_model(lab: Laboratory, options: Options, name: str, seed: int) -> Iterator[Row]:
+def measure_model(lab: Laboratory, name: str, seed: int, options: Options) -> Iterator[Row]:
     """Yield a run's test accuracy on each task, and one row of times."""
-    lab = lab.with_heads_of(name, seed)
     source, joint = lab.run(name), name in options.joint
     about: Row = {"rounds": 0, "tried": 0}
     times: Row = {}

@@ -66,20 +66,13 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     Accuracies are in %: of a `model` on test, of a point of the grid on validation. The merge of all tasks lies off the
     plane and has no place on it.
     """
-    yield from lab.cached(
-        {
-            f"{'_'.join(pair)}_{n}_{seed}": partial(measure_plane, lab, options, pair, n, seed)
-            for pair in options.pairs
-            for n in options.rounds
-            for seed in lab.run(f"mima_{n}").seeds
-        },
-        "planes",
-    )
+    for pair in options.pairs:
+        measured = partial(measure_plane, options=options, pair=pair)
+        yield from lab.by_run([f"mima_{n}" for n in options.rounds], measured, name=f"{'_'.join(pair)}_")
 
 
-def measure_plane(lab: Laboratory, options: Options, pair: Sequence[str], rounds: int, seed: int) -> Iterator[Row]:
-    lab = lab.with_heads_of(f"mima_{rounds}", seed)
-    experts = lab.run(f"mima_{rounds}").experts(seed)
+def measure_plane(lab: Laboratory, run: str, seed: int, options: Options, pair: Sequence[str]) -> Iterator[Row]:
+    experts, rounds = lab.run(run).experts(seed), len(lab.run(run).rounds(seed))
     first, second = (experts[task] for task in pair)
     plane = plane_through(lab.base, first, second)
     places = {"base": (0.0, 0.0), **{t: plane.coordinates(s)[0] for t, s in zip(pair, (first, second), strict=True)}}

@@ -82,7 +82,7 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
         for seed in seeds:
             key = (multiple, rounds, seed, schedule if rounds > 1 else "once")
             yield from ({**row, "schedule": schedule} for row in measured[key])
-    yield from lab.by_run(options.course, partial(measure_course, lab))
+    yield from lab.by_run(options.course, measure_course)
 
 
 def measure_cell(lab: Laboratory, schedule: str, multiple: int, rounds: int, seed: int) -> Iterator[Row]:

@@ -171,16 +171,15 @@ def as_nets(run: str) -> str:
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
     """Return for each pair of a run's experts the loss of merging and what predicts it."""
-    return lab.by_run(options.all_runs, partial(measure_run, lab, options.images))
+    return lab.by_run(options.all_runs, partial(measure_run, images=options.images))
 
 
 def measure_suites(lab: Laboratory, options: SuiteOptions) -> list[Row]:
     """Return the same for the pairs of the largest suite."""
-    return lab.by_run(options.runs, partial(measure_run, lab.first(max(options.counts)), options.images))
+    return lab.first(max(options.counts)).by_run(options.runs, partial(measure_run, images=options.images))
 
 
-def measure_run(lab: Laboratory, images: int, run: str, seed: int) -> Iterator[Row]:
-    lab = lab.with_heads_of(run, seed)
+def measure_run(lab: Laboratory, run: str, seed: int, images: int) -> Iterator[Row]:
     experts, about = lab.run(run).experts(seed), {"seed": seed, "run": run}
     if regime_of(lab.run(run), seed) == "linearised":
         yield from pair_rows(in_tangent_space(lab), experts, images, about)

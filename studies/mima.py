@@ -74,8 +74,8 @@ def further_runs(options: Options) -> list[str]:
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     """Yield test accuracy of experts and merges for each run, seed and task, with λ where one was chosen."""
-    yield from lab.by_run(main_runs(options), partial(measure_merges, lab, options.keep))
-    yield from lab.by_run(further_runs(options), partial(measure_average, lab))
+    yield from lab.by_run(main_runs(options), partial(measure_merges, keep=options.keep))
+    yield from lab.by_run(further_runs(options), measure_average)
     yield from lab.cached({"base": partial(measure_base, lab, main_runs(options)[0])})
 
 
@@ -87,17 +87,15 @@ def measure_base(lab: Laboratory, run: str) -> list[Row]:
 
 def measure_average(lab: Laboratory, run: str, seed: int) -> Iterator[Row]:
     """Yield the accuracy of one run's experts and of their average."""
-    lab = lab.with_heads_of(run, seed)
     experts, about = lab.run(run).experts(seed), settings(lab, run, seed)
     average = lab.scorer(experts).merge(configure("average"))
     yield from accuracy_rows(lab.individual(experts, "test"), **about, model="experts")
     yield from accuracy_rows(lab.accuracy(average, "test"), **about, model="average")
 
 
-def measure_merges(lab: Laboratory, keep: float, run: str, seed: int) -> Iterator[Row]:
+def measure_merges(lab: Laboratory, run: str, seed: int, keep: float) -> Iterator[Row]:
     """Yield the accuracy of one run's experts and of all their merges."""
     yield from measure_average(lab, run, seed)
-    lab = lab.with_heads_of(run, seed)
     about, scorer = settings(lab, run, seed), lab.blind().scorer(lab.run(run).experts(seed))
     arguments: dict[str, dict[str, float]] = {"task_arithmetic": {}, "ties": {"keep": keep}}
     for method, (scales, start) in GRIDS.items():

@@ -49,14 +49,8 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     """Yield test accuracy of a run's experts and of their merge, for each seed and task, and the base's."""
     pairs = [(name, None) for pair in options.further.items() for name in pair]
     asked = [(SHORT, None), *((LONG, epoch) for epoch in options.epochs), *pairs]
-    yield from lab.cached(
-        {
-            f"{name}_{epoch}_{seed}": partial(measure_merge, lab, name, epoch, seed)
-            for name, epoch in dict.fromkeys(asked)
-            for seed in lab.run(name).seeds
-        },
-        "merges",
-    )
+    for name, epoch in dict.fromkeys(asked):
+        yield from lab.by_run([name], partial(measure_merge, epoch=epoch), name=f"{epoch}_")
     yield from lab.cached({"base": partial(measure_base, lab)})
 
 
@@ -66,9 +60,8 @@ def measure_base(lab: Laboratory) -> list[Row]:
     return accuracy_rows(lab.accuracy(lab.base, "test"), seed=None, model="zero_shot")
 
 
-def measure_merge(lab: Laboratory, run: str, epoch: int | None, seed: int) -> Iterator[Row]:
+def measure_merge(lab: Laboratory, run: str, seed: int, epoch: int | None) -> Iterator[Row]:
     """Yield the rows of one run's experts, after an epoch (from 1) or at the run's end, and of their merge."""
-    lab = lab.with_heads_of(run, seed)
     trained, base = lab.run(run), lab.base
     states = {t: trained.expert(seed, t) if epoch is None else trained.epoch(seed, t, epoch) for t in lab.tasks}
     chosen = choose_scale(lab, lab.blind().scorer(states), "task_arithmetic", grid(0.05, 1, 0.05), 0.3)

@@ -300,12 +300,11 @@ def target_rows(base: Pretrained, splits: Mapping[str, Digits], variant: Variant
 def measure_suite(lab: Laboratory, options: SuiteOptions) -> list[Row]:
     """Return the effect of each variant of the task vectors on the suite, for the seeds that both runs have."""
     seeds = [seed for seed in lab.run(options.whole).seeds if seed in lab.run(options.lora).seeds]
-    return lab.by_seed(partial(measure_suite_seed, lab, options), seeds)
+    return lab.by_run([options.whole], partial(measure_suite_seed, options=options), seeds)
 
 
-def measure_suite_seed(lab: Laboratory, options: SuiteOptions, seed: int) -> Iterator[Row]:
-    lab = lab.with_heads_of(options.whole, seed)
-    vectors = vectors_of(lab, options.whole, seed)
+def measure_suite_seed(lab: Laboratory, run: str, seed: int, options: SuiteOptions) -> Iterator[Row]:
+    vectors = vectors_of(lab, run, seed)
     for row in bimodality_rows(vectors):
         yield {"seed": seed, **row}
     for variant in (*variants(vectors, options.ranks, options.keeps, seed), adapted(lab, options.lora, seed)):

@@ -248,16 +248,6 @@ class TrainingRun:
         return json.loads(self.io.dep(f"{layout.study_run(self.name)}/{name}").read_text())
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A candidate chosen on validation, and the one look at its test accuracy."""
-
-    args: dict[str, Any]
-    validation: Accuracy
-    test: Accuracy
-    state: State
-
-
 class Laboratory:
     """The inputs of one study; examples are opened once, weights are swapped in place and judged once."""
 
@@ -316,10 +306,26 @@ class Laboratory:
         chosen = self.seeds if seeds is None else seeds
         return self.cached({f"{name}_{seed}": partial(measure, seed) for seed in chosen}, name)
 
-    def by_run(self, names: Iterable[str], measure: Callable[[str, int], Iterable[Row]]) -> list[Row]:
-        """Return the rows of `measure(run, seed)` for every seed of every training run, each kept as a piece."""
-        asked = [(name, seed) for name in names for seed in self.run(name).seeds]
-        return self.cached({f"{name}_{seed}": partial(measure, name, seed) for name, seed in asked}, "runs and seeds")
+    def by_run(
+        self,
+        names: Iterable[str],
+        measure: "Callable[[Laboratory, str, int], Iterable[Row]]",
+        seeds: Sequence[int] | None = None,
+        name: str = "",
+    ) -> list[Row]:
+        """Return the rows of `measure(lab, run, seed)` for every seed of every training run, each kept as a piece.
+
+        That laboratory is this one, with the heads that the run left where tasks have heads of their own.
+
+        Args:
+            names: of the runs.
+            measure: yields the rows of one.
+            seeds: those that count, by default all that a run has.
+            name: put before that of every piece, where runs are measured in several ways.
+        """
+        asked = [(run, seed) for run in names for seed in (self.run(run).seeds if seeds is None else seeds)]
+        pieces = {f"{name}{run}_{seed}": partial(_of_run, self, measure, run, seed) for run, seed in asked}
+        return self.cached(pieces, "runs and seeds")
 
     def first(self, count: int) -> "Laboratory":
         """Return the same for the first `count` tasks alone; examples and model are shared.
@@ -366,7 +372,7 @@ class Laboratory:
     @cached_property
     def trained_heads(self) -> bool:
         """Whether a task's head is trained with the model, so that every expert has its own."""
-        heads = (load_base_head(self.io, task, self.device) for task in self.tasks)
+        heads = (load_base_head(self.io, task, torch.device("cpu")) for task in self.tasks)
         return any(head is not None and head.trained for head in heads)
 
     @cached_property
@@ -395,8 +401,8 @@ class Laboratory:
             if task not in self.heads:
                 raise MergeflowError(
                     f"this study judges models with the base's heads, and the head of task '{task}' is trained beside "
-                    "the model: every expert has its own. A study of such tasks says whose heads read its models: "
-                    "lab.with_heads_of(RUN, seed), as the studies glue, mima and rank_curve do."
+                    "the model: every expert has its own. A study of such tasks says whose heads read its models: it "
+                    "measures by lab.by_run, or with lab.with_heads_of(RUN, seed)."
                 )
             head.load_state_dict(self.heads[task])
         return head
@@ -425,24 +431,15 @@ class Laboratory:
         """Return every expert's accuracy on its own task."""
         return {task: self.accuracy(state, split, [task])[task] for task, state in experts.items()}
 
-    def choose(self, experts: Mapping[str, State], method: str, values: Mapping[str, Sequence[Any]]) -> Chosen:
-        """Try every combination of the grid on validation, take the best by mean accuracy, look at test once.
-
-        Args:
-            experts: their weights by name.
-            method: a name of the catalog.
-            values: argument → the values to try.
-        """
-        scorer = self.blind().scorer(experts)
-        best = max(
-            score_all(method, grid_of(method, values), scorer.candidate, mean), key=lambda candidate: candidate.value
-        )
-        state = scorer.merge(best.call)
-        return Chosen(best.varied, best.scores, self.accuracy(state, "test"), state)
-
     @cached_property
     def model(self) -> Model:
         return load_model(self.io, layout.BASE_MODEL, self.device)
+
+
+def _of_run(
+    lab: Laboratory, measure: Callable[[Laboratory, str, int], Iterable[Row]], run: str, seed: int
+) -> Iterable[Row]:
+    return measure(lab.with_heads_of(run, seed), run, seed)
 
 
 def _listed(measure: Callable[[], Iterable[Row]]) -> dict[str, list[Row]]:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
-from studies import mima, rank_curve
+from studies import merge_frequency, mima, rank_curve
 from studies.glue import STUDY, Bench, Options, probed_heads
 from studies.lab import Laboratory
 from studies.lab.rows import select
@@ -112,7 +112,7 @@ def test_other_studies_judge_every_expert_with_its_head(lab: Path, tmp_path: Pat
     suite = rank_curve.Suite(tasks=3, ratios=[0, 0.08, 1], tuned=[0.08])
     options = rank_curve.Options(run="experts", suites=[suite], scales={"centred": [1.0], "original": [1.0]})
     curve = pd.DataFrame(rank_curve.measure_suite(inputs, options, suite, 0))
-    rounds = pd.DataFrame(mima.measure_merges(inputs, 0.2, "mima", 0))
+    rounds = pd.DataFrame(mima.measure_merges(inputs.with_heads_of("mima", 0), "mima", 0, 0.2))
     for run, rows in (("experts", select(curve, curve="experts")), ("mima", select(rounds, model="experts"))):
         judge = inputs.with_heads_of(run, 0)
         for row in rows.itertuples():
@@ -121,6 +121,10 @@ def test_other_studies_judge_every_expert_with_its_head(lab: Path, tmp_path: Pat
     mood = inputs.with_heads_of("mima", 0).accuracy(inputs.run("mima").expert(0, "mood"), "validation", ["mood"])
     assert mood["mood"] == pytest.approx(recorded, abs=1e-12)
     assert {"average", "zero_shot", "original", "centred"} < set(curve.curve)
+    course = inputs.by_run(["mima"], merge_frequency.measure_course, seeds=[0])
+    merged = inputs.run("mima").merged(0, 1)
+    expected = inputs.with_heads_of("mima", 0).accuracy(merged, "validation")
+    assert course[0]["accuracy"] == 100 * fmean(expected.values())
 
 
 def test_a_seed_starts_from_the_same_heads_whichever_seeds_ran_before_it(lab: Path, tmp_path: Path) -> None:

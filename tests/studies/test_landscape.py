@@ -29,7 +29,7 @@ def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> 
 def test_a_plane_meets_its_models(toy_lab: Path, tmp_path: Path) -> None:
     lab = Laboratory(study_io(toy_lab, "landscape", tmp_path, **CHOICES))
     options = Options.model_validate({**CHOICES, "margin": 0.0, "images": 1000})
-    rows = pd.DataFrame(measure_plane(lab, options, ("north", "east"), 1, 0))
+    rows = pd.DataFrame(measure_plane(lab, "mima_1", 0, options, ("north", "east")))
     expert = select(rows, part="model", model="north").set_index("task")
     assert expert.y.to_numpy() == pytest.approx(0, abs=1e-5)
     grid = select(rows, part="grid")
