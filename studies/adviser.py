@@ -66,9 +66,9 @@ from studies.lab.digits import (
     Digits,
     Pretrained,
     accuracy,
+    by_seed,
     coloured,
     name_of,
-    open_digits,
     pretrained,
     tuned,
 )
@@ -196,8 +196,7 @@ def optuna_scales(scales: Sequence[float], score: Score, seed: int) -> list[floa
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
     """Return sets of tasks that are added, and edits that take one away."""
-    digits = Lazy(partial(open_digits, options.world, lab.io.root))
-    return lab.by_seed(partial(measure_seed, options, digits), options.seeds)
+    return by_seed(lab, options.world, partial(measure_seed, options), options.seeds)
 
 
 def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -> Iterator[Row]:

@@ -25,8 +25,9 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from mergeflow.analysis.geometry import dot, norm
-from studies.lab import Claim, Laboratory, Row, Section, Study, per_seed, select, table
+from studies.lab import Claim, Laboratory, Row, Section, Study, per_seed, select
 from studies.lab.claims import with_interval
+from studies.lab.plots import side_by_side
 from studies.lab.rows import Samples, steps
 from studies.lab.tuning import task_vector
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
@@ -183,22 +184,17 @@ def lengths_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the last round's cosines beside what the lengths alone predict."""
     cosines, last = final(pairs(rows, mima=False)), select(rows, part="last")
     squares = last.assign(predicted=last.shared**2 / (last.shared**2 + last.increment**2).clip(lower=1e-30))
-    return pd.concat(
-        [
-            *(table(cosines, "run", value=value, digits=3) for value in ("tau", "delta")),
-            *(table(last, "run", value=value, digits=2) for value in ("shared", "increment")),
-            *(table(squares, "run", value=value, digits=3) for value in ("towards", "predicted")),
-        ],
-        axis=1,
-    ).rename(columns={"tau": "cos τ", "delta": "cos δ", "shared": "‖s‖", "increment": "‖δ‖", "towards": "cos(δ, s)",
-                      "predicted": "1/(1 + ρ²)"})  # fmt: skip
+    parts = [
+        (cosines, {"tau": "cos τ", "delta": "cos δ"}, 3),
+        (last, {"shared": "‖s‖", "increment": "‖δ‖"}, 2),
+        (squares, {"towards": "cos(δ, s)", "predicted": "1/(1 + ρ²)"}, 3),
+    ]
+    tables = [side_by_side(frame, "run", names, digits) for frame, names, digits in parts]
+    return pd.concat(tables, axis=1)
 
 
 def rounds_table(rows: pd.DataFrame) -> pd.DataFrame:
-    by_round = pairs(rows, mima=False)
-    return pd.concat(
-        [table(by_round, ["run", "round", "steps"], value=value, digits=3) for value in ("tau", "delta")], axis=1
-    )
+    return side_by_side(pairs(rows, mima=False), ["run", "round", "steps"], ["tau", "delta"], 3)
 
 
 def boxes_figure(rows: pd.DataFrame, x: str, x_label: str, panel: str | None = None) -> Figure:

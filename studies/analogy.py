@@ -29,7 +29,7 @@ from torch import Tensor
 from mergeflow.modalities.classification import Classification
 from studies.lab import Claim, Laboratory, Row, Section, Study, grid
 from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, less, targets_figure, ways_table, with_nearest
-from studies.lab.digits import ColouredWorld, Digits, Look, Pretrained, accuracy, open_digits, shown, ten_digits
+from studies.lab.digits import ColouredWorld, Digits, Look, Pretrained, accuracy, by_seed, shown, ten_digits
 from studies.lab.inputs import Lazy
 from studies.lab.rows import select
 from studies.lab.tuning import best_scale, combined, task_vector, trained
@@ -96,8 +96,7 @@ class Options(Section):
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
     """Return validation and test accuracy on each target of each way to reach it, and the nearest experts again."""
-    digits = Lazy(partial(open_digits, options.world, lab.io.root))
-    return with_nearest(lab.by_seed(partial(measure_seed, options, digits), options.seeds))
+    return with_nearest(by_seed(lab, options.world, partial(measure_seed, options), options.seeds))
 
 
 def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -> Iterator[Row]:

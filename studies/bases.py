@@ -47,7 +47,7 @@ from mergeflow.modality import Model
 from mergeflow.training import FineTuneSettings, IterativeRun, fine_tune
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid
 from studies.lab.claims import Samples, with_interval, within
-from studies.lab.methods import at_end, ends_note
+from studies.lab.methods import arguments_of, at_end, ends_note
 from studies.lab.plots import curves
 from studies.lab.rows import samples, select
 from studies.lab.study import Tables
@@ -70,7 +70,6 @@ GAP = 15.0  # points between experts and average that the field's suites have
 SHOWN = 0.08  # CART's rank ratio
 MOST = 0.9  # of a squared norm
 METHODS = ("task_arithmetic", "ties", "cart", "tsv", "iso_c")
-ARGUMENTS = ("scale", "keep", "rank_ratio")
 LEVELS = ("individual", "task_arithmetic", "average")
 SCALES = {
     "task_arithmetic": (grid(0.05, 1.0, 0.05), 0.3),
@@ -467,9 +466,7 @@ def rank_table(labels: Mapping[str, str], rows: pd.DataFrame) -> pd.DataFrame:
 
 def choice_table(labels: Mapping[str, str], rows: pd.DataFrame) -> pd.DataFrame:
     choices = select(rows, part="choice", model=list(METHODS))
-    arguments = choices[[name for name in ARGUMENTS if name in choices]].to_dict("records")
-    words = [", ".join(f"{name} {value:g}" for name, value in args.items() if value == value) for args in arguments]
-    choices = choices.assign(words=words, base=choices.base.map(labels), model=choices.model.map(NAMES))
+    choices = choices.assign(words=arguments_of(choices), base=choices.base.map(labels), model=choices.model.map(NAMES))
     wide = choices.sort_values("seed").groupby(["model", "base"]).words.agg("; ".join).unstack("base")
     return wide.loc[[NAMES[method] for method in METHODS], list(labels.values())]
 

@@ -53,9 +53,9 @@ from studies.lab.digits import (
     Digits,
     Pretrained,
     accuracy,
+    by_seed,
     coloured,
     name_of,
-    open_digits,
     pretrained,
     tuned,
 )
@@ -100,8 +100,7 @@ class Options(Section):
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
     """Return α̂ of all pairs, accuracies over λ and over λ_1, λ_2, and test accuracies of what was chosen."""
-    digits = Lazy(partial(open_digits, options.world, lab.io.root))
-    return lab.by_seed(partial(measure_seed, options, digits), options.seeds)
+    return by_seed(lab, options.world, partial(measure_seed, options), options.seeds)
 
 
 def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -> Iterator[Row]:

@@ -23,7 +23,6 @@ seeds: the order of the batches.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -56,17 +55,6 @@ class Options(Section):
     one_shot: list[str]
     keep: list[float]
     rank_ratio: list[float]
-
-
-@dataclass(frozen=True)
-class Family:
-    """A method that competes: the values of one argument, the scales, and where the walk over them begins."""
-
-    method: str
-    scales: Sequence[float]
-    start: float
-    argument: str | None = None
-    values: Sequence[float] = (0.0,)
 
 
 # Design and measurement
@@ -132,12 +120,10 @@ def best_merge(lab: Laboratory, options: Options, experts: Mapping[str, State]) 
     """Return the best merge of the competing methods on validation: its test accuracy, and what finding it took."""
     blind, results, tried = lab.blind(), [], 0
     scorer, merging, begun = blind.scorer(experts), dict[str, float](), time.thread_time()
-    for family in families(options):
-        for value in family.values:
-            args = {family.argument: value} if family.argument else {}
-            chosen = choose_scale(blind, scorer, family.method, family.scales, family.start, args, test=False)
-            tried += chosen.tried
-            results.append((mean(chosen.validation), family.method, chosen.args))
+    for method, scales, start, args in competitors(options):
+        chosen = choose_scale(blind, scorer, method, scales, start, args, test=False)
+        tried += chosen.tried
+        results.append((mean(chosen.validation), method, chosen.args))
     selecting = time.thread_time() - begun
     for _, method, args in results:
         begun = time.thread_time()
@@ -150,15 +136,14 @@ def best_merge(lab: Laboratory, options: Options, experts: Mapping[str, State]) 
     return {**choice, "selecting": selecting, "merging": merging}
 
 
-def families(options: Options) -> list[Family]:
-    """Return the competing methods."""
-    return [
-        Family("average", [1.0], 1.0),
-        Family("task_arithmetic", grid(0, 1, 0.05), 0.3),
-        Family("ties", grid(0.2, 1.8, 0.1), 1.0, "keep", options.keep),
-        Family("cart", [0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0], 2.0, "rank_ratio", options.rank_ratio),
-        Family("tsv", [0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0], 1.2),
-    ]
+def competitors(options: Options) -> Iterator[tuple[str, Sequence[float], float, dict[str, Any]]]:
+    """Yield the competing methods: name, scales, where the walk over them begins, and the other arguments."""
+    yield "average", [1.0], 1.0, {}
+    yield "task_arithmetic", grid(0, 1, 0.05), 0.3, {}
+    yield from (("ties", grid(0.2, 1.8, 0.1), 1.0, {"keep": keep}) for keep in options.keep)
+    scales = [0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0]
+    yield from (("cart", scales, 2.0, {"rank_ratio": ratio}) for ratio in options.rank_ratio)
+    yield "tsv", [0.4, 0.6, 0.8, 1.0, 1.2, 1.5, 2.0, 2.5, 3.0], 1.2, {}
 
 
 # What the rows are asked
@@ -317,23 +302,11 @@ STUDY = Study(
     systems=("M7",),
     measure=measure,
     claims=[
-        Claim(
-            "M7",
-            "With many rounds MIMA comes within 2 points of joint training at the same budget.",
-            less_joint,
-            low=-2,
-            of="paired difference",
-            ours=True,
-            caveat="joint training had four rates, MIMA one; its budget is 240 steps",
-        ),
-        Claim(
-            "M7",
-            "At the same budget MIMA with many rounds beats the best one-shot merge.",
-            less_one_shot,
-            low=0,
-            of="paired difference",
-            ours=True,
-        ),
+        Claim("M7", "With many rounds MIMA comes within 2 points of joint training at the same budget.", less_joint,
+              low=-2, of="paired difference", ours=True,
+              caveat="joint training had four rates, MIMA one; its budget is 240 steps"),
+        Claim("M7", "At the same budget MIMA with many rounds beats the best one-shot merge.", less_one_shot,
+              low=0, of="paired difference", ours=True),
     ],
     tables={
         "Accuracy in % and cost of one seed": cost_table,
@@ -342,4 +315,4 @@ STUDY = Study(
     },
     figures={"accuracy": cost_figure},
     notes=notes,
-)
+)  # fmt: skip

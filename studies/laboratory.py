@@ -442,24 +442,26 @@ def batch_gain(rows: pd.DataFrame) -> dict[str, pd.Series]:
     return {f"hinge at B = {first:g} less that at {last:g}": wide[first] - wide[last]}
 
 
+def crossing(scales: pd.Series, hinge: pd.Series, solved: float, falls: bool) -> float | None:
+    """Return the first λ at which a loss passes `solved` on its way down, or up, interpolated; None: it never does."""
+    for (near, before), (far, after) in pairwise(zip(scales, hinge, strict=True)):
+        if (after <= solved < before) if falls else (before <= solved < after):
+            return float(near + (before - solved) / (before - after) * (far - near))
+    return None
+
+
 def critical(rows: pd.DataFrame, solved: float) -> float:
-    """Return the smallest λ ≥ 0 from which task 2 is solved, interpolated; of one α and seed."""
+    """Return the smallest λ ≥ 0 from which task 2 is solved; of one α and seed."""
     ahead = rows[rows.scale >= 0].sort_values("scale")
-    points = list(zip(ahead.scale, ahead.hinge_2, strict=True))
-    for (low, before), (high, after) in pairwise(points):
-        if after <= solved < before:
-            return float(low + (before - solved) / (before - after) * (high - low))
-    return float(points[0][0])
+    passed = crossing(ahead.scale, ahead.hinge_2, solved, falls=True)
+    return float(ahead.scale.iloc[0]) if passed is None else passed
 
 
 def retained_until(rows: pd.DataFrame, solved: float) -> float:
-    """Return the most negative λ down to which task 1 stays solved, interpolated; of one α < 0 and seed."""
+    """Return the most negative λ down to which task 1 stays solved; of one α < 0 and seed."""
     below = rows[rows.scale <= 0].sort_values("scale", ascending=False)
-    points = list(zip(below.scale, below.hinge_1, strict=True))
-    for (near, before), (far, after) in pairwise(points):
-        if before <= solved < after:
-            return float(near + (solved - before) / (after - before) * (far - near))
-    return float(points[-1][0])
+    passed = crossing(below.scale, below.hinge_1, solved, falls=False)
+    return float(below.scale.iloc[-1]) if passed is None else passed
 
 
 def over_alpha(measured: Callable[[pd.DataFrame], float]) -> Callable[[pd.DataFrame], list[tuple[float, float]]]:
@@ -479,10 +481,8 @@ def case_c(rows: pd.DataFrame) -> pd.DataFrame:
 
 def case_c_holds(rows: pd.DataFrame, solved: float) -> tuple[bool | None, str]:
     points_of_case = case_c(rows)
-    spare, left = (
-        by_seed(points_of_case, points_of_case.hinge_2 - points_of_case.half, "min"),
-        by_seed(points_of_case, points_of_case.hinge_1, "max"),
-    )
+    spare = by_seed(points_of_case, points_of_case.hinge_2 - points_of_case.half, "min")
+    left = by_seed(points_of_case, points_of_case.hinge_1, "max")
     text = f"hinge of task 2 less c/2 at least {with_interval(spare, 3)}, of task 1 at most {with_interval(left, 3)}"
     return all_within({"task 2": (spare, 0.0, math.inf), "task 1": (left, -math.inf, solved)}), text
 
@@ -818,14 +818,9 @@ def phase_figure(rows: pd.DataFrame, solved: float) -> Figure:
             panel.set_ylim(-3, 3)
             _boundaries(panel, alphas)
             if number == 2:
-                least = [
-                    float(
-                        np.mean([critical(group, solved) for _, group in select(phases, alpha=alpha).groupby("seed")])
-                    )
-                    for alpha in alphas
-                    if alpha >= 0
-                ]
                 addable = [alpha for alpha in alphas if alpha >= 0]
+                of_alpha = (select(phases, alpha=alpha).groupby("seed") for alpha in addable)
+                least = [float(np.mean([critical(group, solved) for _, group in seeds])) for seeds in of_alpha]
                 over(panel, addable, least, "smallest λ that solves task 2", marker="o", linestyle="")
         colour_bar(axes[2 * row : 2 * row + 2], drawn_map, label)
     legend(figure, FULL_WIDTH, loc="outside lower center")
@@ -892,10 +887,8 @@ def pruning_figure(rows: pd.DataFrame) -> Figure:
     pruning = select(rows, part="phase", alpha=0.0, scale=1.0)
     words = pruning.kind.str.partition(" ")
     pruned = pruning.assign(which=words[0], share=pd.to_numeric(words[2], errors="coerce"))
-    shown, labels = (
-        select(pruned, which=["rows", "smallest"]),
-        {"rows": "the largest", "smallest": "the smallest (control)"},
-    )
+    shown = select(pruned, which=["rows", "smallest"])
+    labels = {"rows": "the largest", "smallest": "the smallest (control)"}
     return curves(shown, "share", "which", "hinge_1", labels=labels, title="Rows of ΔV kept", x_label="share of rows",
                   y_label="hinge loss on task 1")  # fmt: skip
 

@@ -29,6 +29,7 @@ from pydantic import Field
 from mergeflow.merging import configure
 from mergeflow.modalities.classification import Subset
 from studies.lab import Claim, Laboratory, Row, Section, Study, per_seed, select, table
+from studies.lab.plots import side_by_side
 from studies.lab.rows import Samples, each, samples, steps
 from studies.theory.landscape import Grid, angle_between, measure_grid, plane_through, valley
 from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, new_figure
@@ -184,12 +185,8 @@ def claims(options: Options) -> list[Claim]:
 
 
 def shape_table(rows: pd.DataFrame) -> pd.DataFrame:
-    shapes, digits = (
-        select(rows, part="plane"),
-        {"angle": 1, "turn": 1, "distance": 2, "overlap": 2, "length": 2, "off": 2},
-    )
-    parts = [table(shapes, ["pair", "rounds"], value=name, digits=places) for name, places in digits.items()]
-    return pd.concat(parts, axis=1)
+    digits = {"angle": 1, "turn": 1, "distance": 2, "overlap": 2, "length": 2, "off": 2}
+    return side_by_side(select(rows, part="plane"), ["pair", "rounds"], list(digits), digits)
 
 
 def error_table(rows: pd.DataFrame) -> pd.DataFrame:

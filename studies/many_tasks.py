@@ -49,6 +49,7 @@ from studies.lab.methods import (
     Scales,
     Sweep,
     adapt,
+    arguments_of,
     at_end,
     choose_rate,
     ends_note,
@@ -65,7 +66,6 @@ BASELINES = ("task_arithmetic", "ties", "consensus")
 LADDER = ("zero_shot", "average", "task_arithmetic", "cart", "individual")
 RADAR = ("task_arithmetic", "ties", "consensus", "cart", "adamerging_cart")
 PEAKED = ("task_arithmetic", "ties", "adamerging_ta")
-ARGUMENTS = ("scale", "keep", "threshold", "rank_ratio")
 WITH_DATA = ("zero_shot", "individual", *ADAPTED.values())
 # Half of the shares in the paper's Table 1, in % of the headroom, individual less pre-trained
 SUBSTANTIAL = 11.2  # CART less Consensus TA, 8 tasks: 9.5 of 42.5 points
@@ -361,9 +361,8 @@ def chosen(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the arguments that validation chose, most frequent first, with seeds and the number of candidates."""
     choices = select(rows, split="test")
     choices = choices[choices.tried.notna()].drop_duplicates(["tasks", "seed", "model"])
-    arguments = choices[[name for name in ARGUMENTS if name in choices]].to_dict("records")
-    words = [", ".join(f"{name} {value:g}" for name, value in args.items() if value == value) for args in arguments]
-    choices = choices.assign(chosen=[text or "–" for text in words], model=choices.model.map(names_of(rows, options)))
+    words = [text or "–" for text in arguments_of(choices)]
+    choices = choices.assign(chosen=words, model=choices.model.map(names_of(rows, options)))
     lines: dict[str, dict[str, str]] = {}
     for (model, count), seeds in choices.groupby(["model", "tasks"], sort=False):
         counted = Counter(seeds.chosen).most_common()

@@ -58,7 +58,7 @@ from studies.lab import Claim, Laboratory, Row, Section, Study, curves
 from studies.lab.claims import Samples, with_interval
 from studies.lab.inputs import State, regime_of
 from studies.lab.plots import scatter, side_by_side
-from studies.lab.rows import per_seed, rank_correlation, select, steps
+from studies.lab.rows import paired, per_seed, rank_correlation, select, steps
 from studies.lab.tuning import task_vector
 from tasks.models import load_model, modality_of
 
@@ -289,10 +289,6 @@ def chosen_prediction(rows: pd.DataFrame, runs: Sequence[str]) -> str:
     return cheap if means[cheap] >= means[best] - BETTER else best
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> pd.Series:
-    return pd.Series(first) - pd.Series(second)
-
-
 def over_rounds(iterative: Mapping[int, str], rows: pd.DataFrame) -> pd.DataFrame:
     """Return the last experts' mean CTL error of the last block over N, a column for each seed that all N have."""
     numbers = {run: number for number, run in iterative.items()}
@@ -317,7 +313,7 @@ def suite_ranks(options: SuiteOptions, rows: pd.DataFrame, prediction: str) -> d
 
 def suite_lead(options: SuiteOptions, other: str, rows: pd.DataFrame) -> Samples:
     first, second = (suite_ranks(options, rows, name) for name in (LAST, other))
-    return {f"{count} tasks": difference(first[count], second[count]) for count in first}
+    return {f"{count} tasks": paired(first[count], second[count]) for count in first}
 
 
 def best_of_few(options: SuiteOptions, rows: pd.DataFrame) -> str:
@@ -328,7 +324,7 @@ def best_of_few(options: SuiteOptions, rows: pd.DataFrame) -> str:
 def behind_best(options: SuiteOptions, rows: pd.DataFrame) -> Samples:
     best, many = best_of_few(options, rows), within_suite(max(options.counts), rows)
     values = {name: ranks(many, list(options.runs), name) for name in PREDICTIONS}
-    return {name: difference(values[best], of_prediction) for name, of_prediction in values.items() if name != best}
+    return {name: paired(values[best], of_prediction) for name, of_prediction in values.items() if name != best}
 
 
 # Claims, written before the run
@@ -342,7 +338,7 @@ def claims(options: Options) -> list[Claim]:
         return " ({} against {})".format(*(with_interval(ranks(rows, runs, name), 2) for name in (LAST, other)))
 
     def lead(other: str, rows: pd.DataFrame) -> Samples:
-        return {"difference of rank correlations": difference(ranks(rows, runs, LAST), ranks(rows, runs, other))}
+        return {"difference of rank correlations": paired(ranks(rows, runs, LAST), ranks(rows, runs, other))}
 
     return [
         Claim("L1", "The less linear the features of two experts are, the more their average loses.",

@@ -64,9 +64,9 @@ from studies.lab.digits import (
     Digits,
     Pretrained,
     accuracy,
+    by_seed,
     coloured,
     name_of,
-    open_digits,
     pretrained,
     small_transformer,
     tuned,
@@ -197,8 +197,7 @@ class SuiteOptions(Section):
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     """Yield the effect of each variant of the task vectors, and the memory that tuning takes of a device."""
-    digits = Lazy(partial(open_digits, options.world, lab.io.root))
-    yield from lab.by_seed(partial(measure_seed, options, digits), options.seeds)
+    yield from by_seed(lab, options.world, partial(measure_seed, options), options.seeds)
     yield from memory_rows(options.world, options.lora)
 
 

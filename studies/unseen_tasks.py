@@ -58,8 +58,8 @@ from studies.lab.digits import (
     Look,
     Pretrained,
     accuracy,
+    by_seed,
     coloured,
-    open_digits,
     pretrained,
     shown,
     ten_digits,
@@ -106,8 +106,7 @@ class Options(Section):
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
     """Return test accuracy of each way of reaching each unseen task."""
-    digits = Lazy(partial(open_digits, options.world, lab.io.root))
-    return lab.by_seed(partial(measure_seed, options, digits), options.seeds)
+    return by_seed(lab, options.world, partial(measure_seed, options), options.seeds)
 
 
 def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -> Iterator[Row]:

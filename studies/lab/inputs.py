@@ -25,7 +25,6 @@ from mergeflow.modality import Examples, Model
 from mergeflow.plugins import PRIVATE
 from mergeflow.processes import worker_pool
 from mergeflow.search.candidates import best_on_line, line, score_all
-from mergeflow.search.candidates import grid as grid_of
 from studies.lab.rows import Row
 from tasks.models import choose_device, load_base_head, load_examples, load_model
 from tasks.project.devices import device_names

@@ -8,6 +8,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
+import pandas as pd
 from pydantic import Field
 from torch import Tensor
 
@@ -88,6 +89,20 @@ def ends_note(choices: Iterable[str]) -> list[str]:
     """Return one sentence on the choices at an end of their grids, beyond which better ones may lie; none of none."""
     listed = "; ".join(choices)
     return [f"Chosen at an end of its grid, so that a value beyond it may do better: {listed}."] if listed else []
+
+
+ARGUMENTS = ("scale", "keep", "threshold", "rank_ratio")
+
+
+def arguments_of(choices: pd.DataFrame) -> list[str]:
+    """Return the arguments of each row that have a value, in words.
+
+    Example:
+        >>> arguments_of(pd.DataFrame({"scale": [0.5, 1.0], "keep": [0.2, None]}))
+        ['scale 0.5, keep 0.2', 'scale 1']
+    """
+    given = choices[[name for name in ARGUMENTS if name in choices]].to_dict("records")
+    return [", ".join(f"{name} {value:g}" for name, value in args.items() if pd.notna(value)) for args in given]
 
 
 def leader(values: Mapping[Name, Sequence[float]], names: Mapping[Name, str]) -> tuple[Name, str]:

@@ -51,20 +51,23 @@ def table(
 
 
 def side_by_side(
-    rows: pd.DataFrame, index: Names, headings: Mapping[str, str], digits: Mapping[str, int] | None = None
+    rows: pd.DataFrame,
+    index: Names,
+    headings: Mapping[str, str] | Sequence[str],
+    digits: int | Mapping[str, int] = 1,
 ) -> pd.DataFrame:
     """Return `table` of several columns of the rows beside each other.
 
     Args:
         rows: tidy, with the column `seed`.
         index: the column or columns that become lines.
-        headings: from the column to what stands above it.
-        digits: printed, by column, where it is not one.
+        headings: the columns, or from a column to what stands above it.
+        digits: printed; by column, where it is not one.
     """
-    places = digits or {}
-    parts = [table(rows, index, value=name, digits=places.get(name, 1)).set_axis([heading], axis=1)
-             for name, heading in headings.items()]  # fmt: skip
-    return pd.concat(parts, axis=1)
+    names = headings if isinstance(headings, Mapping) else dict(zip(headings, headings, strict=True))
+    places = digits if isinstance(digits, Mapping) else dict.fromkeys(names, digits)
+    parts = [table(rows, index, value=name, digits=places.get(name, 1)) for name in names]
+    return pd.concat(parts, axis=1).set_axis(list(names.values()), axis=1)
 
 
 def listed(values: Sequence[float]) -> str:

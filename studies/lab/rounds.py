@@ -22,7 +22,13 @@ State = dict[str, Tensor]
 
 
 def train_in_rounds(
-    io: StageIO, bench: Workbench, tasks: Sequence[str], settings: FineTuneSettings, seed: int, folder: Path
+    io: StageIO,
+    bench: Workbench,
+    tasks: Sequence[str],
+    settings: FineTuneSettings,
+    seed: int,
+    folder: Path,
+    result: Path,
 ) -> tuple[Cost, list[float]]:
     """Do all rounds; keep the last round's experts and start, every round's merge, and a row of measures for each.
 
@@ -32,7 +38,8 @@ def train_in_rounds(
         tasks: the tasks of the run, in order.
         settings: how they are tuned.
         seed: of the run.
-        folder: a folder of the stage's scratch, where a killed run goes on.
+        folder: of the stage's scratch, where a killed run goes on.
+        result: the folder that gets the experts, the start, the merges and the measures.
 
     Returns:
         The cost of all rounds, and the processor seconds of each.
@@ -47,7 +54,6 @@ def train_in_rounds(
             write_atomically(row, json.dumps(_measure(rounds, number)))
         rounds.merge(number)
         rows.append(json.loads(row.read_text()))
-    result = folder / "result"
     shutil.rmtree(result, ignore_errors=True)
     cost = write_last_round(bench, rounds, result / "experts")
     (result / "merged").mkdir()

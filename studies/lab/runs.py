@@ -93,7 +93,7 @@ def _in_rounds(io: StageIO, bench: Workbench, run: Asked, seed: int, folder: Pat
     """Train all rounds of one seed."""
     from studies.lab.rounds import train_in_rounds  # here, because it depends on every merge method
 
-    return train_in_rounds(io, bench, run.tasks, run.settings, seed, folder)
+    return train_in_rounds(io, bench, run.tasks, run.settings, seed, folder, folder / RESULT)
 
 
 def _published(io: StageIO, bench: Workbench, run: Asked, seed: int, folder: Path) -> Trained:

@@ -28,9 +28,6 @@ class PatternTask:
         tokens: P ≥ 1.
         relevant: δ_* · P, more than `confusing`.
         confusing: δ_# · P.
-        exact: whether every sequence has exactly these counts; otherwise they are means: each token is drawn by itself,
-            and a sequence without a majority for its label is drawn again.
-        noise: standard deviation of Gaussian noise on every entry of every token; 0 in the paper.
 
     Source:
         Li et al. 2025, Definition 2.
@@ -41,8 +38,6 @@ class PatternTask:
     tokens: int = 20
     relevant: int = 8
     confusing: int = 2
-    exact: bool = True
-    noise: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.confusing < self.relevant or self.relevant + self.confusing > self.tokens:
@@ -61,43 +56,26 @@ class PatternTask:
         Returns:
             X, [n, P, d], and y, [n], −1 or 1; the order of a sequence's tokens does not matter to the model.
         """
-        dtype = self.pattern.dtype
         labels = torch.randint(2, (samples,), generator=generator, dtype=torch.int64) * 2 - 1
-        kinds = self._exact_kinds(samples, generator) if self.exact else self._random_kinds(samples, generator)
+        kinds = self._kinds(samples, generator)
         patterns = torch.cat([self.pattern[None], -self.pattern[None], self.irrelevant])
         flipped = torch.where((labels[:, None] < 0) & (kinds < 2), 1 - kinds, kinds)
-        inputs = patterns[flipped]
-        if self.noise:
-            inputs = inputs + self.noise * torch.randn(inputs.shape, generator=generator, dtype=dtype)
-        return inputs, labels.to(dtype)
+        return patterns[flipped], labels.to(self.pattern.dtype)
 
-    def _exact_kinds(self, samples: int, generator: torch.Generator) -> Tensor:
+    def _kinds(self, samples: int, generator: torch.Generator) -> Tensor:
         """Return the pattern of each token for the label 1: 0 for μ, 1 for −μ, 1 + j for v_j; [n, P]."""
         others = self.tokens - self.relevant - self.confusing
         fixed = torch.tensor([0] * self.relevant + [1] * self.confusing).expand(samples, -1)
         drawn = torch.randint(2, 2 + len(self.irrelevant), (samples, others), generator=generator)
         return torch.cat([fixed, drawn], 1)
 
-    def _random_kinds(self, samples: int, generator: torch.Generator) -> Tensor:
-        rest = 1 - (self.relevant + self.confusing) / self.tokens
-        shares = [self.relevant / self.tokens, self.confusing / self.tokens]
-        shares += [rest / len(self.irrelevant)] * len(self.irrelevant)
-        weights = torch.tensor(shares, dtype=torch.float64)
-        kinds = torch.multinomial(weights.expand(samples, -1), self.tokens, replacement=True, generator=generator)
-        while len(left := ((kinds == 0).sum(1) <= (kinds == 1).sum(1)).nonzero().flatten()):
-            kinds[left] = torch.multinomial(weights.expand(len(left), -1), self.tokens, True, generator=generator)
-        return kinds
 
-
-def related_patterns(
-    alpha: float, dimensions: int, dtype: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor, Tensor]:
+def related_patterns(alpha: float, dimensions: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return two discriminative patterns with μ_1ᵀμ_2 = α, and the irrelevant ones that span the rest.
 
     Args:
         alpha: in [−1, 1].
         dimensions: d ≥ 3.
-        dtype: of the patterns.
 
     Returns:
         μ_1 and μ_2, [d], and v_1 … v_M, [M, d], with M = d − 2.
@@ -112,7 +90,7 @@ def related_patterns(
     """
     if not -1 <= alpha <= 1:
         raise MergeflowError(f"The cosine of two patterns is {alpha}; it must lie in −1 … 1.")
-    axes = torch.eye(dimensions, dtype=dtype)
+    axes = torch.eye(dimensions, dtype=torch.float64)
     return axes[0], alpha * axes[0] + (1 - alpha**2) ** 0.5 * axes[1], axes[2:]
 
 
@@ -141,10 +119,8 @@ class Weights:
         return self.plus(other, -1.0)
 
 
-def initial(
-    dimensions: int, width: int, seed: int, spread: float = 0.5, positions: int | None = None
-) -> tuple[Weights, Tensor]:
-    """Draw Ψ^(0) and a.
+def initial(dimensions: int, width: int, seed: int, spread: float = 0.5) -> tuple[Weights, Tensor]:
+    """Draw Ψ^(0), and a, [m], which all positions share, as the proofs have it (Definition 4).
 
     W, V ~ N(0, ξ²), ξ = spread/√m;  a_i ∈ {1/√m, −1/√m}
 
@@ -153,16 +129,10 @@ def initial(
         width: m.
         seed: of the draw.
         spread: ξ√m, at most 1 in the paper.
-        positions: P for an a of its own at every position, as Equation 4 is indexed; by default one a is shared, as
-            the proofs (Definition 4) have it.
-
-    Returns:
-        Ψ^(0), and a, [m] or [P, m].
     """
     generator = torch.Generator().manual_seed(seed)
     drawn = [torch.randn(rows, dimensions, generator=generator, dtype=torch.float64) for rows in (dimensions, width)]
-    shape = (width,) if positions is None else (positions, width)
-    signs = torch.randint(2, shape, generator=generator).double() * 2 - 1
+    signs = torch.randint(2, (width,), generator=generator).double() * 2 - 1
     attention, value = (spread / width**0.5 * matrix for matrix in drawn)
     return Weights(attention, value), signs / width**0.5
 
@@ -175,7 +145,7 @@ def outputs(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor) ->
     Args:
         attention: W, [d, d].
         value: V, [m, d].
-        output: a, [m], or [P, m] for one at every position.
+        output: a, [m].
         inputs: X, [n, P, d].
 
     Source:
@@ -187,8 +157,7 @@ def outputs(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor) ->
 def _scores(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor) -> Tensor:
     mass = torch.softmax(inputs @ attention @ inputs.mT, dim=-2)  # [n, s, l], a distribution over s
     hidden = torch.relu(mass.mT @ inputs @ value.mT)  # [n, l, m]
-    at_positions = hidden @ output if output.dim() == 1 else (hidden * output).sum(-1)
-    return at_positions.mean(-1)
+    return (hidden @ output).mean(-1)
 
 
 def hinge(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
@@ -197,7 +166,7 @@ def hinge(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor, labe
     Args:
         attention: W, [d, d].
         value: V, [m, d].
-        output: a, [m] or [P, m].
+        output: a, [m].
         inputs: X, [n, P, d].
         labels: y, [n], −1 or 1.
     """
@@ -228,7 +197,7 @@ def fine_tune(
 
     Args:
         start: Ψ^(0).
-        output: a, [m] or [P, m].
+        output: a, [m].
         task: the task.
         training: its settings.
         watch: called with the number of steps taken and the weights, before the first step and after each; True ends
@@ -326,10 +295,10 @@ def leading_cosine(matrix: Tensor, pattern: Tensor) -> float:
     return float((torch.linalg.svd(matrix, full_matrices=False)[2][0] @ pattern).abs())
 
 
-def large_rows(vector: Weights, below: float = 0.5) -> float:
-    """Return the share of rows of ΔV with a 2-norm of at least `below` times the largest."""
+def large_rows(vector: Weights) -> float:
+    """Return the share of rows of ΔV with a 2-norm of at least half of the largest."""
     norms = vector.value.norm(dim=1)
-    return float((norms >= below * norms.max()).double().mean())
+    return float((norms >= 0.5 * norms.max()).double().mean())
 
 
 def attention_mass(model: Weights, inputs: Tensor, pattern: Tensor) -> float:
@@ -337,7 +306,7 @@ def attention_mass(model: Weights, inputs: Tensor, pattern: Tensor) -> float:
 
     Args:
         model: Ψ.
-        inputs: X of the label 1, [n, P, d], without noise.
+        inputs: X of the label 1, [n, P, d].
         pattern: μ, [d].
 
     Source:

@@ -154,12 +154,7 @@ class Grid:
         return cls(xs, ys)
 
 
-def measure_grid(
-    plane: Plane,
-    grid: Grid,
-    evaluate: Callable[[State], Mapping[str, float]],
-    report: Callable[[int, int], None] | None = None,
-) -> dict[str, np.ndarray]:
+def measure_grid(plane: Plane, grid: Grid, evaluate: Callable[[State], Mapping[str, float]]) -> dict[str, np.ndarray]:
     """Measure the model at every point of a grid by a callback.
 
     Args:
@@ -167,7 +162,6 @@ def measure_grid(
         grid: which of them.
         evaluate: state dict → value by name, for example the error on each task. The tensors are reused for the next
             point; `CandidateScorer.state` and `Network.load` copy what they are given.
-        report: called with points done and in all.
 
     Returns:
         By name float64 [len(ys), len(xs)].
@@ -180,14 +174,11 @@ def measure_grid(
     """
     losses: dict[str, np.ndarray] = {}
     state: dict[str, Tensor] | None = None
-    total = len(grid.xs) * len(grid.ys)
     for row, y in enumerate(grid.ys.tolist()):
         for column, x in enumerate(grid.xs.tolist()):
             state = plane.at(x, y, state)
             for name, value in evaluate(state).items():
                 losses.setdefault(name, np.full((len(grid.ys), len(grid.xs)), np.nan))[row, column] = value
-            if report is not None:
-                report(row * len(grid.xs) + column + 1, total)
     return losses
 
 

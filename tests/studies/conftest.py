@@ -65,6 +65,15 @@ def every_piece_can_go_to_another_process() -> None:
 
 
 @pytest.fixture(scope="session")
+def bare_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the project's choices alone, for studies that read no outputs."""
+    root = tmp_path_factory.mktemp("bare")
+    for name in ("params.yaml", "studies"):
+        (root / name).symlink_to(ROOT / name)
+    return root
+
+
+@pytest.fixture(scope="session")
 def toy_lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three tasks of small nets, trained far enough for the papers' findings to show."""
     torch.set_num_threads(1)

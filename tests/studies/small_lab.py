@@ -2,10 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from mergeflow.checkpoints import write_checkpoint
@@ -75,6 +78,20 @@ def run_result(root: Path, study: str, scratch: Path, workers: int = 1, **option
     folder = run_study(root, study, scratch, workers, **options)
     declared = find_study(study)
     return Result(declared, declared.chosen(study_io(root, study, scratch, **options)), read_rows(folder / ROWS))
+
+
+def rows_by_study(
+    root: Path, scratch: Path, choices: Mapping[str, dict[str, Any]], **common: Any
+) -> Callable[[str], pd.DataFrame]:
+    """Return a function that runs a study when its rows are first asked for, and checks that it has figures."""
+
+    @cache
+    def rows(study: str) -> pd.DataFrame:
+        folder = run_study(root, study, scratch / study, **common, **choices[study])
+        assert list(folder.glob("*.svg"))
+        return read_rows(folder / ROWS)
+
+    return rows
 
 
 def find_study(name: str) -> Study:

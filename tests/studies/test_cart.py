@@ -1,7 +1,6 @@
 """The studies of CART's tables and curves, on a small laboratory and on small nets that really learn."""
 
 from dataclasses import replace
-from importlib import import_module
 from math import comb
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,10 @@ from mergeflow.merging import configure, load_recipe, merge
 from mergeflow.modalities.classification import Subset
 from studies import adaptation, cart_landscape, compression, interference, many_tasks, rank_curve, subset_scaling
 from studies.lab import Laboratory, Row
-from studies.lab.methods import Adaptation, adapt, choose_rate, measure_file
+from studies.lab.methods import Adaptation, adapt, choose_rate
 from studies.lab.rows import select
-from studies.lab.study import Result, read_rows
 from tasks.project.stage import StageIO
-from tests.studies.small_lab import run_study, study_io
+from tests.studies.small_lab import run_result, study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 
 SCALE = {"low": 0.5, "high": 1.0, "step": 0.5, "start": 0.5}
@@ -84,17 +82,9 @@ PLANES: dict[str, Any] = {
 }
 
 
-def small(lab: Path, study: str, scratch: Path, **options: Any) -> Result:
-    """Run a study, and return what its tables and claims make of its rows."""
-    module = import_module(f"studies.{study}")
-    rows = read_rows(run_study(lab, study, scratch, **options) / "rows.parquet")
-    chosen = module.STUDY.chosen(study_io(lab, study, scratch / "again", **options))
-    return Result(module.STUDY, chosen, rows)
-
-
 @pytest.mark.slow
 def test_many_tasks_measures_every_model_at_every_count(many_lab: Path, tmp_path: Path) -> None:
-    result = small(many_lab, "many_tasks", tmp_path, **MANY)
+    result = run_result(many_lab, "many_tasks", tmp_path, **MANY)
     absolute = result.tables["Mean test accuracy, %"]
     models = ["zero-shot", "individual", "joint training", "average", "task arithmetic", "CART", "AdaMerging + CART"]
     assert list(absolute.index) == models
@@ -106,16 +96,6 @@ def test_many_tasks_measures_every_model_at_every_count(many_lab: Path, tmp_path
     assert set(courses.groupby(["rate", "step"]).groups) == {(rate, step) for rate in (0.01, 0.02) for step in range(5)}
     assert {finding.holds for finding in result.findings if "AdaMerging + TA" in finding.claim} == {None}
     assert any("an end of its grid" in note and "scale of task arithmetic" in note for note in result.notes)
-
-
-def test_a_merge_sees_the_first_tasks_alone(many_lab: Path, tmp_path: Path) -> None:
-    lab = Laboratory(study_io(many_lab, "many_tasks", tmp_path, **MANY))
-    options = many_tasks.Options.model_validate({**MANY, "methods": {"average": {}}})
-    rows = pd.DataFrame(many_tasks.measure_models(lab, options, 2, 0))
-    experts = lab.first(2).run("experts").experts(0)
-    mean = {name: sum(state[name] for state in experts.values()) / 2 for name in lab.base}
-    average = select(rows, model="average", split="test").set_index("task").accuracy / 100
-    assert dict(average) == pytest.approx(lab.first(2).accuracy(mean, "test"))
 
 
 def test_test_is_looked_at_with_the_chosen_candidate_alone(many_lab: Path, tmp_path: Path) -> None:
@@ -140,7 +120,7 @@ def test_cart_leads_the_baselines_and_the_experts_all_merges_on_small_nets(toy_e
             "cart": {"scale": scale, "args": {"rank_ratio": [0.04, 0.1, 0.2]}},
         },
     }
-    rows = small(toy_experts, "many_tasks", tmp_path, **choices).rows
+    rows = run_result(toy_experts, "many_tasks", tmp_path, **choices).rows
     mean = select(rows, split="test").groupby("model").accuracy.mean()
     assert mean["zero_shot"] + 5 < mean["average"] < mean["cart"] < mean["individual"] - 5
     assert mean["cart"] > max(mean["task_arithmetic"], mean["ties"])
@@ -165,7 +145,7 @@ def test_the_curves_ends_are_the_average_and_task_arithmetic(many_lab: Path, tmp
 @pytest.mark.slow
 def test_the_centred_curve_is_a_bell_between_two_averages_on_small_nets(toy_experts: Path, tmp_path: Path) -> None:
     suites = [{"tasks": 3, "ratios": [0.0, 0.02, 0.08, 0.4, 1.0], "tuned": [0.08]}]
-    result = small(toy_experts, "rank_curve", tmp_path, suites=suites)
+    result = run_result(toy_experts, "rank_curve", tmp_path, suites=suites)
     centred = rank_curve.over(result.rows, "centred").mean(axis=1)
     assert centred[0.0] == pytest.approx(centred[1.0], abs=0.1)
     assert max(centred[0.02], centred[0.08]) > centred[0.0] + 2
@@ -212,15 +192,6 @@ def test_a_subset_is_merged_from_its_own_experts_alone(subsets_io: StageIO) -> N
     ]  # fmt: skip
 
 
-def test_cart_of_two_tasks_is_the_average(subsets_io: StageIO) -> None:
-    lab = Laboratory(subsets_io)
-    experts = lab.run("experts").experts(0)
-    scorer = lab.scorer({task: experts[task] for task in ("red", "blue")})
-    average = scorer.merge(configure("average"))
-    for name, tensor in scorer.merge(configure("cart", {"rank_ratio": 0.08, "scale": 3.0})).items():
-        torch.testing.assert_close(tensor, average[name], atol=1e-5, rtol=0)
-
-
 def test_a_sample_is_as_large_as_the_spread_of_its_pilot_asks(subsets_io: StageIO) -> None:
     options = subset_scaling.STUDY.chosen(subsets_io).model_copy(update={"margin": 0.02, "pilot": 4, "most": 18})
     tasks = [str(number) for number in range(6)]
@@ -251,7 +222,7 @@ NETS: dict[str, Any] = {
 
 @pytest.mark.slow
 def test_a_third_task_costs_every_merge_of_small_nets_and_cart_the_least(toy_experts: Path, tmp_path: Path) -> None:
-    result = small(toy_experts, "subset_scaling", tmp_path, **NETS)
+    result = run_result(toy_experts, "subset_scaling", tmp_path, **NETS)
     rows = result.rows.assign(share=100 * result.rows.accuracy / result.rows.expert)
     reached = rows.groupby(["method", "size", "seed"]).share.mean()
     for seed in SEEDS:
@@ -282,7 +253,7 @@ def test_what_is_chosen_does_not_depend_on_test(toy_experts: Path, tmp_path: Pat
 
 @pytest.mark.slow
 def test_counted_bytes_are_those_of_the_formula_and_of_the_file(many_lab: Path, tmp_path: Path) -> None:
-    result = small(many_lab, "compression", tmp_path, **FILES)
+    result = run_result(many_lab, "compression", tmp_path, **FILES)
     assert len(next(iter(result.tables.values()))) == 2 * 6
     rows = select(result.rows, part="suites", seed=0, tasks=3, split="test").drop_duplicates(["kind", "rank_ratio"])
     lab = Laboratory(study_io(many_lab, "compression", tmp_path / "lab"))
@@ -298,35 +269,6 @@ def test_counted_bytes_are_those_of_the_formula_and_of_the_file(many_lab: Path, 
     assert ((parts <= rows.file) & (rows.file < parts + 120_000)).all(), "the header names every part"
     assert (rows.one_task < rows.file).all()
     assert set(select(result.rows, part="thresholds", chosen=True).threshold) == {0.4}
-
-
-@pytest.mark.slow
-def test_nothing_left_out_gives_every_expert_back(many_lab: Path, tmp_path: Path) -> None:
-    lab = Laboratory(study_io(many_lab, "compression", tmp_path))
-    experts = lab.run("experts").experts(0)
-    args = {"rank_ratio": 1.0, "non_matrices": "own"}
-    accuracy, size = measure_file(lab, experts, "cart_indexing", args, ("test",))
-    assert accuracy == {"test": lab.individual(experts, "test")}
-    assert compression.file_shares(size)["with_base_share"] > 1
-
-
-@pytest.mark.slow
-def test_the_threshold_of_masks_does_not_depend_on_test(toy_experts: Path, tmp_path: Path) -> None:
-    """With every test label wrong the same validation accuracies decide."""
-    io = study_io(toy_experts, "compression", tmp_path)
-    args = {"of": "ties", "keep": 0.2, "threshold": 0.4}
-    right, wrong = (
-        compression.mask_accuracy(lab, lab.run("experts").experts(0), args) for lab in (Laboratory(io), WrongTest(io))
-    )
-    assert right == wrong
-
-
-@pytest.mark.slow
-def test_a_rank_or_a_number_of_tasks_out_of_range_is_refused(many_lab: Path, tmp_path: Path) -> None:
-    with pytest.raises(MergeflowError, match="rank_ratio"):
-        run_study(many_lab, "compression", tmp_path, **FILES | {"counts": [2], "ratios": [1.2]})
-    with pytest.raises(MergeflowError, match="first 4 tasks, but there are 3"):
-        run_study(many_lab, "compression", tmp_path / "more", **FILES | {"counts": [4]})
 
 
 def test_the_smallest_rank_is_that_of_the_mean_on_validation() -> None:
@@ -346,7 +288,7 @@ def test_the_smallest_rank_is_that_of_the_mean_on_validation() -> None:
 def test_adaptation_covers_every_variant_and_a_recipe_replays_one(
     many_lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = small(many_lab, "adaptation", tmp_path, **ADAPT)
+    result = run_result(many_lab, "adaptation", tmp_path, **ADAPT)
     assert [len(table) for table in result.tables.values()] == [2 + 8 + 1, 3, 4, 2, 4]
     (labels,) = [finding for finding in result.findings if "Labels have no part" in finding.claim]
     assert labels.holds
@@ -364,14 +306,6 @@ def test_adaptation_covers_every_variant_and_a_recipe_replays_one(
     with open_checkpoint(replayed.path) as state:
         assert lab.accuracy(dict(state), "test") == pytest.approx(dict(accuracy))
     assert set(select(result.rows, part="coefficients", **variant).coefficient) != {1.0}
-
-
-@pytest.mark.slow
-def test_memory_is_counted_alike_every_time(many_lab: Path, tmp_path: Path) -> None:
-    io = study_io(many_lab, "adaptation", tmp_path, **ADAPT)
-    options = adaptation.STUDY.chosen(io)
-    first, second = (next(adaptation.weigh(Laboratory(io).first(2), options, "cart"))["peak"] for _ in range(2))
-    assert first == second
 
 
 @pytest.mark.slow
@@ -404,8 +338,6 @@ def test_adaptation_needs_images(many_lab: Path, tmp_path: Path) -> None:
     lab._examples["test", "red"] = Subset.first(lab.examples("test")["red"], 0)
     with pytest.raises(MergeflowError, match="needs examples of every task: task 'red' has none"):
         adapt(lab, lab.run("experts").experts(0), PLAN)
-    with pytest.raises(MergeflowError, match="rank_ratio"):
-        adapt(lab, {}, replace(PLAN, rank_ratio=1.5))
 
 
 def test_a_rate_at_an_end_of_those_tried_is_named() -> None:
@@ -421,7 +353,7 @@ def test_a_rate_at_an_end_of_those_tried_is_named() -> None:
 
 @pytest.mark.slow
 def test_interference_covers_experts_layers_and_kinds(many_lab: Path, tmp_path: Path) -> None:
-    result = small(many_lab, "interference", tmp_path, **LAYERS)
+    result = run_result(many_lab, "interference", tmp_path, **LAYERS)
     lower, course, kinds, *_ = result.tables.values()
     assert list(lower.index) == [("experts", "2 tasks"), ("experts", "3 tasks"), ("mima_3", "3 tasks")]
     assert lower["I(k)"].iloc[0] == "0.0 ± 0.0", "two centred tasks interfere as much as can be"
@@ -440,7 +372,7 @@ def test_interference_covers_experts_layers_and_kinds(many_lab: Path, tmp_path: 
 
 @pytest.mark.slow
 def test_the_landscape_covers_paths_tasks_and_fits(many_lab: Path, tmp_path: Path) -> None:
-    result = small(many_lab, "cart_landscape", tmp_path, **PLANES)
+    result = run_result(many_lab, "cart_landscape", tmp_path, **PLANES)
     models, ranks, _, tasks, fits = result.tables.values()
     assert len(models) == 7
     assert list(ranks.index) == ["0", "0.02", "0.04", "0.08", "0.16", "1"]

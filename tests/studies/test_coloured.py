@@ -37,7 +37,6 @@ from studies.lab.digits import (
     tuned,
 )
 from studies.lab.rows import select
-from studies.lab.tuning import best_scale
 from tasks.project.studies import find_study_modules, load_declaration
 from tests.studies.small_lab import ROOT, run_result
 from tests.vision.test_data_real_tasks import make_mnist
@@ -149,20 +148,6 @@ def test_a_source_without_digits_is_refused(world: ColouredWorld) -> None:
         open_digits(world.model_copy(update={"source": "suite:pocket8/textures"}), ROOT)
 
 
-def test_of_equal_scores_the_middle_scale_is_taken() -> None:
-    assert best_scale([0.1, 0.2, 0.3], lambda _: 1.0) == 0.2
-    assert best_scale([0.1, 0.2, 0.3], lambda scale: scale) == 0.3
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    """A folder with the project's choices alone: the study reads no outputs."""
-    (tmp_path / "root").mkdir()
-    for name in ("params.yaml", "studies"):
-        (tmp_path / "root" / name).symlink_to(ROOT / name)
-    return tmp_path / "root"
-
-
 SYSTEMS = ["P2", *["P5"] * 3, *["P6"] * 11, *["P7"] * 2, *["P8"] * 3]
 
 
@@ -190,9 +175,9 @@ def check_what_the_second_vector_does(rows: pd.DataFrame) -> None:
 
 
 @pytest.mark.slow
-def test_coloured_digits_runs_whole(root: Path, tmp_path: Path) -> None:
+def test_coloured_digits_runs_whole(bare_root: Path, tmp_path: Path) -> None:
     options = {"seeds": [0], "world": WORLD, "lengths": [40], "samples": 16, "step": 1.0}
-    result = run_result(root, "coloured_digits", tmp_path / "scratch", **options)
+    result = run_result(bare_root, "coloured_digits", tmp_path / "scratch", **options)
     rows = result.rows
     assert set(rows.part) == {"pair", "curve", "chosen", "grid", "target"}
     # without ΔΨ_2 task 1 is the same in every case
@@ -213,11 +198,11 @@ def test_coloured_digits_runs_whole(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("study", ["coloured_clip", "coloured_clip_head"])
-def test_the_same_is_measured_of_a_clip(study: str, root: Path, tmp_path: Path) -> None:
+def test_the_same_is_measured_of_a_clip(study: str, bare_root: Path, tmp_path: Path) -> None:
     chosen = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"][study]
     world = {**chosen["world"], "train": 64, "validation": 16, "test": 16}
     options = {"seeds": [0], "world": world, "lengths": [4], "samples": 16, "step": 2.5}
-    result = run_result(root, study, tmp_path / "scratch", **options)
+    result = run_result(bare_root, study, tmp_path / "scratch", **options)
     assert [finding.system for finding in result.findings] == SYSTEMS
     grid = select(result.rows, part="grid")
     assert set(zip(grid.scale_1, grid.scale, strict=True)) == {(a, b) for a in (-2.0, 0.5, 3.0) for b in (-2, 0.5, 3)}
@@ -225,9 +210,9 @@ def test_the_same_is_measured_of_a_clip(study: str, root: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_adviser_is_measured_on_pairs(root: Path, tmp_path: Path) -> None:
+def test_the_adviser_is_measured_on_pairs(bare_root: Path, tmp_path: Path) -> None:
     options = {"seeds": [0], "world": WORLD, "colours": [0.95, 0.5, 0.05], "lengths": [40], "sizes": [2]}
-    result = run_result(root, "adviser", tmp_path / "scratch", **options)
+    result = run_result(bare_root, "adviser", tmp_path / "scratch", **options)
     sets, edits = (select(result.rows, part=part) for part in ("sets", "edits"))
     assert (len(sets), len(edits)) == (3, 6)
     assert set(sets.tried_grid) == {20}

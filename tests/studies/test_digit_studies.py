@@ -39,15 +39,6 @@ SMALL: dict[str, Any] = {"seeds": [0], "world": {**WORLD, "validation": 24, "tes
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the project's choices alone: the studies read no outputs."""
-    root = tmp_path_factory.mktemp("digit_studies")
-    for name in ("params.yaml", "studies"):
-        (root / name).symlink_to(ROOT / name)
-    return root
-
-
-@pytest.fixture(scope="module")
 def digits() -> Digits:
     return open_digits(ColouredWorld.model_validate(WORLD), ROOT)["train"]
 
@@ -67,8 +58,8 @@ def test_looks_show_what_they_say(digits: Digits) -> None:
     assert (few(upright, 5, 0).labels == chosen.labels).all()
 
 
-def test_every_task_is_reached_from_the_other_three(root: Path, tmp_path: Path) -> None:
-    result = run_result(root, "analogy", tmp_path, **SMALL)
+def test_every_task_is_reached_from_the_other_three(bare_root: Path, tmp_path: Path) -> None:
+    result = run_result(bare_root, "analogy", tmp_path, **SMALL)
     rows = result.rows
     assert len(rows.drop_duplicates(["attributes", "target"])) == 12
     ways = select(rows, target="0 to 4 upright").set_index("way")
@@ -101,8 +92,8 @@ def test_an_analogy_takes_the_third_vector_away() -> None:
     assert test[SUM] < 90
 
 
-def test_samples_give_coefficients_in_every_way(root: Path, tmp_path: Path) -> None:
-    result = run_result(root, "unseen_tasks", tmp_path, **SMALL, short=[2, 4], factors=[1.0], counts=[8, 16])
+def test_samples_give_coefficients_in_every_way(bare_root: Path, tmp_path: Path) -> None:
+    result = run_result(bare_root, "unseen_tasks", tmp_path, **SMALL, short=[2, 4], factors=[1.0], counts=[8, 16])
     rows = result.rows
     assert len(rows) == sum(map(len, TARGETS.values())) * (3 + 2 * 5)
     scales = rows[[f"scale_{number}" for number in range(1, 5)]]

@@ -3,10 +3,9 @@
 import pandas as pd
 import pytest
 
-from studies.equivalence import Case, Options, claims, measure_case
+from studies.equivalence import Options, claims
 from studies.lab.rows import select
 from studies.lab.study import ROWS, read_rows
-from studies.theory.gradient_descent import feed_forward_problem
 from tests.studies.small_lab import make_lab, run_study
 
 SMALL = {
@@ -52,10 +51,3 @@ def test_one_row_beyond_a_limit_refutes_an_identity(rows: pd.DataFrame) -> None:
     assert first.judge(rows).holds
     worse = rows.assign(error=rows.error.mask(rows.index == 0, 1e-11))
     assert first.judge(worse).holds is False
-
-
-def test_the_same_model_gives_the_same_rows() -> None:
-    options = Options.model_validate(SMALL)
-    problem = feed_forward_problem("tanh", seed=0, widths=(6, 8, 8, 3), samples=16)
-    case = Case(problem, 0, 0.1, [1e-5, 1e-4], [0.7])
-    assert measure_case(options, case) == measure_case(options, case)

@@ -164,11 +164,6 @@ def test_choosing_cannot_read_test_and_embeddings_of_the_base_stay(bench: Bench)
     assert dict(rows.loc["base"]) == pytest.approx(accuracy, abs=1e-5)
 
 
-def test_test_is_looked_at_with_the_chosen_candidate_alone(bench: Bench) -> None:
-    assert bench.merged("task_arithmetic", "")[-1]["tried"] == 2
-    assert len({digest for digest, split, _ in bench.lab._judged if split == "test"}) == 1
-
-
 def test_an_unknown_compressor_is_refused() -> None:
     options = yaml.safe_load((WORLD / "studies/params.yaml").read_text())["studies"]["glue"]
     with pytest.raises(ValidationError, match="expected emr or cart_indexing, found zip"):

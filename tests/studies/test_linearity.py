@@ -13,9 +13,8 @@ from mergeflow.modalities.nets import mlp
 from mergeflow.modality import Network
 from studies.lab.linearity import direction, loss_gaps, with_statistics, worst_share
 from studies.lab.rows import select
-from studies.lab.study import ROWS, read_rows
 from studies.linearity_edits import edited, edits
-from tests.studies.small_lab import ROOT, check_two_processes, run_study
+from tests.studies.small_lab import ROOT, check_two_processes, rows_by_study
 
 pytestmark = pytest.mark.slow
 
@@ -70,16 +69,7 @@ Run = Callable[[str], pd.DataFrame]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    scratch, measured = tmp_path_factory.mktemp("linearity"), dict[str, pd.DataFrame]()
-
-    def rows(study: str) -> pd.DataFrame:
-        if study not in measured:
-            folder = run_study(ROOT, study, scratch / study, seeds=[0], **CHOICES[study])
-            assert list(folder.glob("*.svg"))
-            measured[study] = read_rows(folder / ROWS)
-        return measured[study]
-
-    return rows
+    return rows_by_study(ROOT, tmp_path_factory.mktemp("linearity"), CHOICES, seeds=[0])
 
 
 def test_two_processes_measure_the_same_to_the_bit(tmp_path: Path) -> None:

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mergeflow.linearity.affine import Combination, affine
-from mergeflow.linearity.layers import find_layers
-from studies.lab.linearity import World, open_world, train_world
+from studies.lab.linearity import World, open_world
 from tasks.project.studies import find_study_modules
 from tests.studies.small_lab import ROOT, run_result
 from tests.vision.test_data_real_tasks import make_cifar10, make_cifar100, make_mnist
@@ -37,21 +35,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_cifar10(data)
     make_cifar100(data, [f"class {number}" for number in range(25)])
     return folder
-
-
-def test_rotated_mnist_trains_and_is_measured_at_its_real_size(root: Path) -> None:
-    real = World.model_validate(STUDIES["linearity_pairs"]["worlds"]["rotated_mnist"])
-    world = World.model_validate(shortened(real.model_dump()))
-    done = train_world(world, tasks := open_world(world, root), 0)
-    layers = find_layers(done.model.module)
-    assert len(layers) == len(real.hidden)
-    ends = {"start": done.start, **done.tuned}
-    pair = dict.fromkeys(list(ends)[:2], 0.5)
-    measures = affine(done.model, {"test": next(iter(tasks.values())).test}, ends, {"half": Combination(pair)}, layers)
-    assert all(
-        measure.distance.shape == measure.coef.shape and (measure.distance >= -1e-12).all()
-        for measure in measures["half"].values()
-    )
 
 
 @pytest.mark.real

@@ -11,22 +11,19 @@ from tests.studies import (
     test_adviser_suites,
     test_cart,
     test_equivalence,
+    test_landscape,
     test_linearity_experts,
     test_mergeability,
     test_projection,
+    test_rounds,
 )
 from tests.studies.small_lab import ROOT, find_study, study_io
 
 SMALL: dict[str, dict[str, Any]] = {
-    "mima": {"rounds": [1, 4, 16], "budgets": [16], "at": [1, 4], "kept": [4]},
-    "alignment": {"rounds": [1, 4], "shown": [4], "compared": ["per_round_2_4"]},
-    "landscape": {"rounds": [1, 4, 16], "pairs": [["north", "east"]], "size": 7, "images": 100, "height": 0.1},
+    **test_rounds.CHOICES,
+    "landscape": test_landscape.CHOICES,
     "equivalence": test_equivalence.SMALL | {"model_tasks": ["north", "east", "south"]},
     "projection": test_projection.SMALL,
-    "one_epoch": {"epochs": [1, 2], "further": {}},
-    "cost": {"joint": ["joint"], "rates": [], "iterative": ["mima_4"], "one_shot": ["mima_1"], "rank_ratio": [0.1]},
-    "merge_frequency": {"rounds": [1, 4], "multiples": [1, 2], "course": ["mima_4"]},
-    "gradients": {"runs": {"paper": "cold"}, "images": 12, "steps": [1e-5]},
     "many_tasks": test_cart.MANY,
     "rank_curve": test_cart.CURVE,
     "subset_scaling": test_cart.SUBSETS,

@@ -19,6 +19,7 @@ import yaml
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from studies.lab.study import read_rows
 from tests.project_folder import run_pipeline
+from tests.studies import test_cart
 from tests.studies.small_lab import ROOT, run_study, train_run
 from tests.vision.test_data_real_tasks import make_dtd, make_eurosat
 
@@ -76,42 +77,13 @@ OF_CART: dict[str, dict[str, Any]] = {
         "methods": {"average": {}, "ties": {"scale": SCALE}, "iso_c": {}},
         "adapted": {"directions": ["cart"], "counts": [TWO], "rates": [0.01], "steps": 1},
     },
-    "rank_curve": {
-        "suites": [{"tasks": TWO, "ratios": [0.0, 0.08, 1.0], "tuned": [0.08]}],
-        "scales": {"centred": [1.0], "original": [0.3]},
-    },
-    "interference": {"counts": [TWO], "shown": [TWO], "compared": {"mima_8": TWO}, "ratios": [0.08, 1.0], "draws": 1},
-    "adaptation": {
-        "tasks": TWO,
-        "counts": [TWO],
-        "steps": 1,
-        "batch_size": 2,
-        "rates": [0.01],
-        "every": 1,
-        "images": 4,
-        "factors": [1.0],
-    },
-    "compression": {"counts": [TWO], "ratios": [0.04, 0.08], "thresholds": [0.4]},
+    "rank_curve": test_cart.CURVE | {"suites": [{"tasks": TWO, "ratios": [0.0, 0.08, 1.0], "tuned": [0.08]}]},
+    "interference": test_cart.LAYERS | {"counts": [TWO], "shown": [TWO], "compared": {"mima_8": TWO}},
+    "adaptation": test_cart.ADAPT | {"tasks": TWO, "counts": [TWO], "images": 4},
+    "compression": test_cart.FILES | {"counts": [TWO]},
     # of two tasks there are subsets of one and of both
-    "subset_scaling": {
-        "sizes": [1, TWO],
-        "starts": [1],
-        "pilot": 3,
-        "most": 3,
-        "validation": 4,
-        "test": 4,
-        "grids": {"average": {}, "ties": {"keep": [0.2], "scale": [1.0]}, "cart": {"rank_ratio": [0.08]}},
-        "wider": {},
-    },
-    "cart_landscape": {
-        "tasks": TWO,
-        "images": 4,
-        "ranks": [0.02, 0.04, 0.16],
-        "scales": [1.0],
-        "additions": [0.3, 1.0],
-        "size": 3,
-        "near": 3,
-    },
+    "subset_scaling": test_cart.SUBSETS | {"sizes": [1, TWO], "starts": [1], "validation": 4, "test": 4},
+    "cart_landscape": test_cart.PLANES | {"tasks": TWO, "images": 4},
 }
 FEW_ROUNDS, THEIR_RUNS = ("alignment", "landscape", "projection", "linearity_experts"), ("joint", "mima_1", "mima_4")
 FEW_CART = ("many_tasks", "rank_curve", "interference", "compression")

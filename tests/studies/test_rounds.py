@@ -13,11 +13,10 @@ from mergeflow.modality import Network
 from studies.gradients import vector_cosines
 from studies.lab.inputs import Laboratory
 from studies.lab.rows import per_seed, select
-from studies.lab.study import ROWS, read_rows
 from studies.merge_frequency import tuned
 from studies.mima import measure_average
 from studies.theory.gradients import mean_gradient
-from tests.studies.small_lab import run_study, study_io
+from tests.studies.small_lab import rows_by_study, study_io
 from tests.studies.toy_lab import NAMES
 
 CHOICES: dict[str, dict[str, Any]] = {
@@ -39,16 +38,7 @@ Run = Callable[[str], pd.DataFrame]
 
 @pytest.fixture(scope="module")
 def run(toy_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    scratch, measured = tmp_path_factory.mktemp("rounds"), dict[str, pd.DataFrame]()
-
-    def rows(study: str) -> pd.DataFrame:
-        if study not in measured:
-            folder = run_study(toy_lab, study, scratch / study, **CHOICES[study])
-            assert list(folder.glob("*.svg"))
-            measured[study] = read_rows(folder / ROWS)
-        return measured[study]
-
-    return rows
+    return rows_by_study(toy_lab, tmp_path_factory.mktemp("rounds"), CHOICES)
 
 
 @pytest.mark.slow

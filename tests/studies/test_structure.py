@@ -10,7 +10,7 @@ from studies.lab.rows import select
 from studies.lab.study import Result
 from studies.structure import CONTROL, DARE, FULL, LORA, PRUNED, ROWS, SCORES, SVD, TIES, score
 from tests.evaluation.small import TASKS
-from tests.studies.small_lab import ROOT, make_lab, run_result
+from tests.studies.small_lab import make_lab, run_result
 from tests.studies.test_coloured import WORLD
 
 pytestmark = pytest.mark.slow
@@ -35,11 +35,8 @@ def stored_by(rows: pd.DataFrame) -> dict[tuple[str, float | None], float]:
     }
 
 
-def test_it_runs_whole_and_everything_is_whole_at_full_rank(tmp_path: Path) -> None:
-    (tmp_path / "root").mkdir()
-    for name in ("params.yaml", "studies"):
-        (tmp_path / "root" / name).symlink_to(ROOT / name)
-    result = run_result(tmp_path / "root", "structure", tmp_path / "scratch", **SMALL)
+def test_it_runs_whole_and_everything_is_whole_at_full_rank(bare_root: Path, tmp_path: Path) -> None:
+    result = run_result(bare_root, "structure", tmp_path / "scratch", **SMALL)
     stored = stored_by(result.rows)
     amounts = [(FULL, None), (SVD, 1), (SVD, 8), *((kind, keep) for keep in (0.1, 0.5) for kind in PRUNED), (LORA, 2)]
     assert list(stored) == amounts

@@ -11,7 +11,6 @@ from mergeflow.modalities.vision.models import ImageEncoder, build_head, load_cl
 from mergeflow.modality import Network
 from mergeflow.training import FineTuneSettings
 from mergeflow.training import fine_tune as train
-from studies.theory.equivalence import measure_gap
 from studies.theory.gradient_descent import Problem, gradient, image_problem, merge
 from suites.pocket import get_suite
 
@@ -51,22 +50,6 @@ def test_the_losses_are_those_of_the_image_encoder(encoder_and_tasks, problem) -
         torch.testing.assert_close(gradient(loss, start).float(), slope, rtol=1e-3, atol=1e-4)
         encoder.zero_grad()
     assert all(torch.equal(tensor, before[name]) for name, tensor in Network(encoder).state().items())
-
-
-def test_one_epoch_of_experts_merges_to_one_joint_step(problem) -> None:
-    start, losses = problem.start, problem.losses
-    experts = [problem.expert(number, 1e-3, 1) for number in range(2)]
-    for expert, loss in zip(experts, losses, strict=True):
-        assert (expert - start + 1e-3 * gradient(loss, start)).abs().max() < 1e-12
-    merged = start + merge([expert - start for expert in experts], 0.7)
-    assert (merged - problem.joint(0.7e-3, 1)).abs().max() < 1e-12
-
-
-@pytest.mark.slow
-def test_the_gap_is_minus_the_scale_times_c(problem) -> None:
-    gap = measure_gap(problem.losses, problem.start, 0.7, 1e-7, 2)
-    assert gap.coefficient == pytest.approx(-0.7, abs=1e-4)
-    assert gap.after_derived < 1e-3 * gap.gap < gap.after_printed
 
 
 def test_the_regime_full_batch_gd_makes_such_task_vectors(encoder_and_tasks, problem, tmp_path) -> None:

@@ -56,20 +56,8 @@ def test_exact_counts_are_those_of_the_definition() -> None:
     torch.testing.assert_close(inputs.norm(dim=2), torch.ones(64, 20, dtype=torch.float64))
 
 
-def test_random_counts_have_those_means_and_always_a_majority() -> None:
-    tokens = task(tokens=20, relevant=8, confusing=2, exact=False)
-    inputs, labels = drawn(tokens, 4000)
-    along = inputs @ tokens.pattern * labels[:, None]
-    relevant, confusing = (along > 0.5).sum(1), (along < -0.5).sum(1)
-    assert (relevant > confusing).all()
-    assert relevant.double().mean() == pytest.approx(8, abs=0.25)  # sequences without a majority are drawn again
-    assert relevant.double().std() > 1
-
-
-def test_the_same_seed_draws_the_same_and_noise_moves_every_token() -> None:
+def test_the_same_seed_draws_the_same() -> None:
     assert torch.equal(drawn(task())[0], drawn(task())[0])
-    noisy, plain = drawn(task(noise=0.1))[0], drawn(task())[0]
-    assert (noisy - plain).std() == pytest.approx(0.1, rel=0.1)
 
 
 @pytest.mark.parametrize(("relevant", "confusing"), [(2, 2), (0, 0), (15, 6), (4, -1)])
@@ -100,14 +88,13 @@ def by_definition(model: Weights, output: Tensor, sequence: Tensor) -> float:
     for at in range(len(sequence)):
         weights = [math.exp(float(token @ model.attention @ sequence[at])) for token in sequence]
         context = sum((w / sum(weights) * token for w, token in zip(weights, sequence, strict=True)), torch.zeros(D))
-        for neuron, sign in zip(model.value, output if output.ndim == 1 else output[at], strict=True):
+        for neuron, sign in zip(model.value, output, strict=True):
             total += float(sign) * max(0.0, float(neuron @ context))
     return total / len(sequence)
 
 
-@pytest.mark.parametrize("positions", [None, 20])
-def test_the_model_is_equation_four(positions: int | None) -> None:
-    model, output = initial(D, 6, seed=1, spread=2.0, positions=positions)
+def test_the_model_is_equation_four() -> None:
+    model, output = initial(D, 6, seed=1, spread=2.0)
     inputs, _ = drawn(task(), 3)
     expected = [by_definition(model, output, sequence) for sequence in inputs]
     torch.testing.assert_close(
