@@ -62,7 +62,7 @@ from studies.lab.digits import (
 from studies.lab.inputs import Lazy
 from studies.lab.plots import curves, side_by_side
 from studies.lab.rows import samples, select
-from studies.lab.tuning import task_vector
+from studies.lab.tuning import combined, task_vector
 from studies.theory.coefficients import out_of_domain
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
 from tasks.plotting.panels import OUTLINED, colour_bar, heat_map, numbered, over
@@ -149,10 +149,7 @@ class Experts:
             judged: r_o of the tasks.
             split: train, validation or test.
         """
-        state = {
-            name: value + sum(scale * self.vectors[name_of(colour)][name] for colour, scale in scales.items())
-            for name, value in self.base.start.items()
-        }
+        state = combined(self.base.start, self.vectors, {name_of(colour): scale for colour, scale in scales.items()})
         scores = accuracy(self.base.model, state, {name_of(colour): self.task(colour, split) for colour in judged})
         return [scores[name_of(colour)] for colour in judged]
 

@@ -261,16 +261,14 @@ def _print(title: str, result: "Result", console: Console) -> None:
 
 
 def _rich(title: str, table: "pd.DataFrame") -> RichTable:
-    from pandas import RangeIndex, isna
+    from studies.lab.pages import cells_of
 
     drawn = RichTable(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    whole = table if isinstance(table.index, RangeIndex) else table.reset_index()
-    for name, value in zip(whole.columns, whole.iloc[0], strict=True):
-        heading = " ".join(map(str, name)).strip() if isinstance(name, tuple) else str(name)
-        left = isinstance(value, str) and value[:1].isalpha()
-        drawn.add_column(escape(heading), justify="left" if left else "right")
-    for row in whole.to_numpy():
-        drawn.add_row(*("" if isna(cell) else escape(str(cell)) for cell in row))
+    heads, *rows = cells_of(table)
+    for heading, cell in zip(heads, rows[0], strict=True):
+        drawn.add_column(escape(heading), justify="left" if cell[:1].isalpha() else "right")
+    for row in rows:
+        drawn.add_row(*map(escape, row))
     return drawn
 
 

@@ -272,9 +272,13 @@ def study_page(title: str, text: str, name: str, result: Result) -> str:
 
 
 def markdown_table(table: pd.DataFrame) -> str:
-    """Return a table in Markdown, with its index as the first columns unless it is only counted."""
+    """Return a table in Markdown."""
+    heads, *rows = cells_of(table)
+    return "\n".join(f"| {' | '.join(row)} |" if row else "|" + "---|" * len(heads) for row in (heads, [], *rows))
+
+
+def cells_of(table: pd.DataFrame) -> list[list[str]]:
+    """Return the texts of a table, its headings first; its index is the first columns unless it is only counted."""
     whole = table if isinstance(table.index, pd.RangeIndex) else table.reset_index()
     heads = [" ".join(map(str, name)).strip() if isinstance(name, tuple) else str(name) for name in whole.columns]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-    lines += ["| " + " | ".join("" if pd.isna(cell) else str(cell) for cell in row) + " |" for row in whole.to_numpy()]
-    return "\n".join(lines)
+    return [heads, *(["" if pd.isna(cell) else str(cell) for cell in row] for row in whole.to_numpy())]

@@ -50,9 +50,9 @@ linear in its weights, which drops the products of two layers' weights (Q_L).
 
 Source: Zhou et al. 2025, On Task Vectors and Gradients, Theorem 2 and appendix A.2; derived in this file.
 
-Theorem 1 measured: one epoch is exact, more epochs leave a second-order gap. Each function returns table rows.
-
-Theorem 2 measured: ‖C‖₂ beside its printed and its derived bounds. Each function returns table rows.
+Theorem 1 measured: one epoch is exact, more epochs leave a second-order gap. Theorem 2 measured: ‖C‖₂ beside its
+printed and its derived bounds. Each function returns table rows. In all of them `scale` is α of task arithmetic, the
+joint run has the step αη, `step` is η > 0 and `epochs` is k ≥ 2.
 """
 
 from collections.abc import Iterator, Sequence
@@ -305,14 +305,7 @@ def one_epoch_rows(problem: Problem, step: float) -> Iterator[Row]:
 
 
 def joint_rows(problem: Problem, step: float, scales: Sequence[float], epochs: int) -> Iterator[Row]:
-    """Yield per scale how far merged experts are from the joint run of step αη, after one epoch and after `epochs`.
-
-    Args:
-        problem: the tasks and their common start.
-        step: η > 0 of the experts.
-        scales: α, each with a joint run of step α η.
-        epochs: k, compared with one epoch.
-    """
+    """Yield per scale how far merged experts are from the joint run of step αη, after one epoch and after `epochs`."""
     for count in (1, epochs):
         experts = [problem.expert(number, step, count) for number in range(len(problem.tasks))]
         for scale in scales:
@@ -329,14 +322,7 @@ def joint_rows(problem: Problem, step: float, scales: Sequence[float], epochs: i
 
 
 def gap_rows(problem: Problem, scale: float, steps: Sequence[float], epochs: int) -> Iterator[Row]:
-    """Yield the gap at every step size, and what the derived, the printed and the halved term leave of it.
-
-    Args:
-        problem: the tasks and their common start.
-        scale: α of task arithmetic.
-        steps: η, ascending.
-        epochs: k ≥ 2.
-    """
+    """Yield the gap at every step size, and what the derived, the printed and the halved term leave of it."""
     for step in steps:
         gap = measure_gap(problem.losses, problem.start, scale, step, epochs)
         switched = problem.switched_units(scale, step, epochs)
@@ -357,14 +343,7 @@ def slope_row(rows: Sequence[Row]) -> Row:
 
 
 def coefficient_rows(problem: Problem, scales: Sequence[float], step: float, epochs: int) -> Iterator[Row]:
-    """Yield per scale the coefficient c of gap = c η² C as measured, beside the three that are claimed.
-
-    Args:
-        problem: the tasks and their common start.
-        scales: α.
-        step: η > 0.
-        epochs: k ≥ 2.
-    """
+    """Yield per scale the coefficient c of gap = c η² C as measured, beside the three that are claimed."""
     for scale in scales:
         gap = measure_gap(problem.losses, problem.start, scale, step, epochs)
         yield {
@@ -381,14 +360,7 @@ def coefficient_rows(problem: Problem, scales: Sequence[float], step: float, epo
 
 
 def epoch_rows(problem: Problem, scale: float, step: float, epochs: Sequence[int]) -> Iterator[Row]:
-    """Yield how the gap grows with k: k(k−1)/2 times that of k = 2, since each term of the sum is the same to O(η).
-
-    Args:
-        problem: the tasks and their common start.
-        scale: α of task arithmetic.
-        step: η > 0.
-        epochs: k ≥ 2, each.
-    """
+    """Yield how the gap grows with k: k(k−1)/2 times that of k = 2, since each term of the sum is the same to O(η)."""
     first = measure_gap(problem.losses, problem.start, scale, step, 2).gap
     for count in epochs:
         gap = measure_gap(problem.losses, problem.start, scale, step, count).gap
@@ -409,12 +381,6 @@ def factor_rows(problem: Problem, scales: Sequence[float], step: float, epochs: 
     """Yield per scale ‖C‖₂ / (T · pairs · H · G) with measured H and G, and the three task factors that bound it.
 
     H is exact for nets and estimated from below by power iteration for others, which makes their ratio too large.
-
-    Args:
-        problem: the tasks and their common start.
-        scales: α.
-        step: η > 0.
-        epochs: k ≥ 2.
     """
     count = len(problem.losses)
     for scale in scales:
@@ -439,11 +405,7 @@ def network_row(problem: Problem, gain: float, scale: float, step: float, epochs
     Each version of the theorem is taken whole: the statement with |αT − 1|, the appendix with the proof's |α(T+1) − 1|.
 
     Args:
-        problem: of a feed-forward net.
         gain: factor on the initial weights, for the row.
-        scale: α of task arithmetic.
-        step: η > 0.
-        epochs: k ≥ 2.
     """
     assert problem.net is not None
     points = problem.joint_points(scale, step, epochs)

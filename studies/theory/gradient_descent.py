@@ -320,7 +320,7 @@ def random_tasks(count: int, inputs: int, classes: int, examples: int, seed: int
 
 @dataclass(frozen=True)
 class Problem:
-    """T tasks from one starting point.
+    """T tasks from one starting point. `step` is η > 0, `scale` α, with which the joint run has the step αη.
 
     Args:
         name: of the model.
@@ -350,13 +350,7 @@ class Problem:
         return tuple(flat_loss(self.module, task_examples) for task_examples in self.examples)
 
     def expert(self, task: int, step: float, epochs: int) -> Tensor:
-        """Return θ_t^(k) as the training loop makes it, [P].
-
-        Args:
-            task: index of the task.
-            step: η > 0.
-            epochs: k ≥ 1.
-        """
+        """Return θ_t^(k) of the task with this number as the training loop makes it, [P]."""
         return trained(self.module, self.examples[task : task + 1], step, epochs)
 
     def joint(self, step: float, epochs: int) -> Tensor:
@@ -364,23 +358,11 @@ class Problem:
         return trained(self.module, self.examples, step, epochs)
 
     def joint_points(self, scale: float, step: float, count: int) -> list[Tensor]:
-        """Return the joint iterates θ_MT^(0), ..., θ_MT^(count−1), each [P].
-
-        Args:
-            scale: α; the joint run has step α η.
-            step: η > 0.
-            count: iterates, the start among them.
-        """
+        """Return the joint iterates θ_MT^(0), ..., θ_MT^(count−1), each [P]."""
         return [self.start + move for move in descend(summed(self.losses), self.start, scale * step, count - 1)]
 
     def switched_units(self, scale: float, step: float, epochs: int) -> int:
-        """Count ReLUs that switch side at any iterate of the experts or the joint run; 0 for smooth models.
-
-        Args:
-            scale: α; the joint run has step α η.
-            step: η > 0.
-            epochs: k, whose last iterate does not count.
-        """
+        """Count ReLUs that switch side at any iterate but the last of the experts or the joint run; 0 if smooth."""
         if self.net is None or self.net.activation != "relu":
             return 0
         joint = self.joint_points(scale, step, epochs)

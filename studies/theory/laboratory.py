@@ -161,15 +161,7 @@ def _scores(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor) ->
 
 
 def hinge(attention: Tensor, value: Tensor, output: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean of max(1 − y f(X; Ψ), 0).
-
-    Args:
-        attention: W, [d, d].
-        value: V, [m, d].
-        output: a, [m].
-        inputs: X, [n, P, d].
-        labels: y, [n], −1 or 1.
-    """
+    """Return the mean of max(1 − y f(X; Ψ), 0), with y, [n], −1 or 1, and the others as of `outputs`."""
     return torch.relu(1 - labels * outputs(attention, value, output, inputs)).mean()
 
 
@@ -224,14 +216,7 @@ class Judged:
 
 
 def judge(models: Weights, output: Tensor, inputs: Tensor, labels: Tensor) -> Judged:
-    """Judge a stack of models on test data.
-
-    Args:
-        models: W [k, d, d] and V [k, m, d].
-        output: a.
-        inputs: X, [n, P, d].
-        labels: y, [n].
-    """
+    """Judge a stack of models, W [k, d, d] and V [k, m, d], on test data X, [n, P, d], and y, [n]."""
     along = vmap(lambda attention, value: labels * outputs(attention, value, output, inputs), chunk_size=1)
     margins = along(models.attention, models.value)
     return Judged(torch.relu(1 - margins).mean(1), (margins > 0).double().mean(1), margins.mean(1))

@@ -210,18 +210,17 @@ def hessian_product(module: nn.Module, loss: Callable[[], Tensor]) -> Product:
     return product
 
 
-def top_eigenvalue(product: Product, size: int, seed: int = 0, tolerance: float = 1e-4) -> float:
+def top_eigenvalue(product: Product, size: int, seed: int = 0) -> float:
     """Return the largest eigenvalue of the Hessian by Lanczos.
 
     Args:
         product: Of `hessian_product`.
         size: Number of parameters.
         seed: Of the vector to start from.
-        tolerance: Relative accuracy.
     """
     start = np.random.default_rng(seed).normal(size=size)
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
-    return float(eigsh(operator, k=1, which="LA", v0=start, tol=tolerance, return_eigenvectors=False)[0])
+    return float(eigsh(operator, k=1, which="LA", v0=start, tol=1e-4, return_eigenvectors=False)[0])
 
 
 def _like(vector: np.ndarray, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
