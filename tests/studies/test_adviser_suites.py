@@ -54,6 +54,7 @@ def test_negating_a_task_unlearns_it(result: Result) -> None:
     assert set(edits.forget) == set(NAMES)
     chosen = select(edits, run="one_epoch")
     assert chosen.left.mean() < chosen.left_out.mean() - 5
+    assert edits.loss.mean() > 0, "at a cost to the others"
     assert len(result.findings) == 7 + 4
     assert set(result.draw()) == {"scales", "costs"}
 

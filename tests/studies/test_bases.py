@@ -118,3 +118,12 @@ def test_the_rank_of_a_permutation_of_class_means() -> None:
     for order, rank in (([1, 0, 2, 3, 4, 5, 6, 7], 1), ([1, 2, 3, 0, 4, 5, 6, 7], 3)):
         squares = torch.linalg.svdvals(means[order] - means).square()
         assert bases.rank_share(squares, 1 - 1e-9) == rank / 8
+
+
+def test_a_matrix_counts_by_what_it_changed() -> None:
+    """One entry of 3 has rank 1; an identity spreads over 50 directions, of which 8 % are 4 and 90 % are 45."""
+    names = [f"transformer.resblocks.0.{part}.weight" for part in ("attn.in_proj", "mlp.c_fc", "ln_1")]
+    base = {name: torch.zeros(50, 50) for name in names}
+    changes = [torch.diag(torch.eye(50)[0] * 3), torch.eye(50), torch.ones(50, 50)]
+    ranks = bases.weight_ranks(base, dict(zip(names, changes, strict=True)))
+    assert ranks == pytest.approx({"kept": (9 + 4) / 59, "weights": (9 * 1 / 50 + 50 * 45 / 50) / 59})

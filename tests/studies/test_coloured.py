@@ -224,6 +224,7 @@ def test_the_adviser_is_measured_on_pairs(bare_root: Path, tmp_path: Path) -> No
     assert far.changes.max() < near.changes.min() - 0.4
     assert far.left.max() < 25, "a contradictory task is unlearned, from 50 % where nothing is"
     assert far.loss.max() < 15, "and the other is kept"
+    assert near.loss.mean() > far.loss.mean(), "which is not what a less contradictory one costs"
     added = sets.set_index("tasks")
     assert added.test_grid["r0.95 r0.05"] < added.test_grid["r0.95 r0.5"] - 8, "no λ adds contradictory tasks"
     cosines = edits.groupby(names).cosine.max()

@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from studies.lab.inputs import Laboratory
 from studies.lab.rows import select
 from studies.lab.study import ROWS, read_rows
-from studies.landscape import Options, measure_plane
+from studies.landscape import Options, geometry, measure_plane
+from studies.theory.landscape import Grid
 from tests.studies.small_lab import SEEDS, run_study, study_io
 
 CHOICES = {"rounds": [1, 4, 16], "pairs": [["north", "east"]], "size": 7, "margin": 0.5, "images": 60, "height": 0.05}
@@ -38,3 +40,11 @@ def test_a_plane_meets_its_models(toy_lab: Path, tmp_path: Path) -> None:
     )
     judged = lab.accuracy(lab.run("mima_1").expert(0, "north"), "test", ["north", "east"])
     assert dict(expert.accuracy / 100) == pytest.approx(judged)
+
+
+def test_the_geometry_of_two_bowls_is_theirs() -> None:
+    grid = Grid.around([(-3.0, -3.0), (3.0, 3.0)], 61, 0.0)
+    x, y = np.meshgrid(grid.xs, grid.ys)
+    bowls = {"north": (x - 2) ** 2 + y**2, "east": x**2 + (y - 1) ** 2}
+    expected = {"angle": 90, "length": 3, "turn": 90, "distance": 5**0.5 / 3, "overlap": 0, "floor": 1.25}
+    assert geometry(grid, bowls, [(4.0, 0.0), (0.0, 2.0)], 0.001) == pytest.approx(expected)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -10,6 +11,7 @@ import torch
 
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Network
+from studies.alignment import last_round
 from studies.gradients import vector_cosines
 from studies.lab.inputs import Laboratory
 from studies.lab.rows import per_seed, select
@@ -98,6 +100,14 @@ def test_task_vectors_align_and_increments_do_not(run: Run) -> None:
     assert (last.loc["mima_1"].shared == 0).all(), "and with one round nothing is shared"
 
 
+def test_the_last_round_is_measured_from_where_it_began() -> None:
+    values = {"base": [0.0, 0.0], "start": [3.0, 0.0], "north": [3.0, 4.0], "east": [7.0, 0.0]}
+    states = {name: {"w": torch.tensor(value)} for name, value in values.items()}
+    run = SimpleNamespace(start=lambda seed: states["start"], expert=lambda seed, task: states[task])
+    lab: Any = SimpleNamespace(base=states["base"], tasks=["north", "east"], run=lambda name: run)
+    assert last_round(lab, "mima_4", 0) == pytest.approx({"shared": 3, "increment": 4, "towards": 0.5})
+
+
 @pytest.mark.slow
 def test_how_far_an_epoch_goes_decides_the_next_gradient(run: Run) -> None:
     """G6: how far an epoch goes decides which direction the next gradients have."""
@@ -122,6 +132,7 @@ def test_many_rounds_come_near_to_joint_training(run: Run) -> None:
     assert means["mima_1"] < means["mima_16"]
     assert set(rows.task_steps) == {64 * 3}
     assert select(rows, run="mima_1").tried.min() > 10
+    assert not select(rows, run="mima_1").chosen.str.startswith("average").any(), "it is the worst on validation"
     assert set(select(run("cost"), part="rate").run) == {"joint", "joint_half"}
 
 

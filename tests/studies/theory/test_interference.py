@@ -173,6 +173,15 @@ def test_interference_is_that_of_the_task_vectors() -> None:
     assert bounds(drawn).spectral == pytest.approx(interference.spectral[-1], rel=1e-6)
 
 
+def test_inputs_are_as_long_as_the_theorem_has_them() -> None:
+    clean, noisy = (draw_tasks(Setting(tasks=3, width=20, reach=1.7, noise=noise), seed=2) for noise in (0.0, 0.3))
+    torch.testing.assert_close(clean.inputs @ clean.right @ clean.right.mT, clean.inputs)
+    assert clean.inputs.norm(dim=-1).flatten().tolist() == pytest.approx([1.7] * clean.inputs[..., 0].numel())
+    assert (noisy.inputs - clean.inputs).norm(dim=-1).flatten().tolist() == pytest.approx(
+        [0.3] * len(clean.inputs[0]) * 3
+    )
+
+
 def test_inputs_outside_the_row_space_break_the_bound() -> None:
     setting = Setting(overlap=0.0)
     inside, outside = (draw_tasks(setting, 0, full) for full in (False, True))

@@ -54,20 +54,6 @@ def test_equals_sklearn(count: int, components: int, seed: int) -> None:
     np.testing.assert_allclose(list(off.values()), np.linalg.norm(rest, axis=1), atol=1e-6)
 
 
-@given(seed=st.integers(0, 10**6), shift=st.floats(-1e3, 1e3), turn=st.randoms(use_true_random=False))
-@settings(max_examples=15)
-def test_order_and_origin_do_not_matter(seed: int, shift: float, turn: "object") -> None:
-    states = models(6, seed)
-    names = list(states)
-    turn.shuffle(names)  # type: ignore[attr-defined]
-    moved = {
-        name: {key: value + shift if key in SHAPES else value for key, value in states[name].items()} for name in names
-    }
-    first, two = principal_components(states), principal_components(moved)
-    for name in states:
-        np.testing.assert_allclose(first.coordinates[name], two.coordinates[name], atol=1e-5)
-
-
 @given(seed=st.integers(0, 10**6), block=st.integers(1, 20))
 @settings(max_examples=15)
 def test_blocks_do_not_matter(seed: int, block: int) -> None:
