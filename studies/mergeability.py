@@ -446,12 +446,12 @@ def figures(options: Options) -> dict[str, partial[Figure]]:
     return drawn | ({"rounds": partial(rounds_figure, options.iterative)} if options.rounds else {})
 
 
+about_pairs = partial(
+    Study, runs=lambda options: options.all_runs, splits=("validation", "test"), systems=("L1",), figures=figures
+)
 STUDIES = {
-    "mergeability": Study(
+    "mergeability": about_pairs(
         options=Options,
-        runs=lambda options: options.all_runs,
-        splits=("validation", "test"),
-        systems=("L1",),
         measure=measure,
         claims=claims,
         tables=lambda options: {
@@ -459,19 +459,14 @@ STUDIES = {
             "The same of the CTL error at each block": partial(rank_table, options, True),
             "Pairs: what merging loses, and how linear features are": partial(pair_table, options),
         },
-        figures=figures,
     ),
-    "mergeability_suites": Study(
+    "mergeability_suites": about_pairs(
         options=SuiteOptions,
-        runs=lambda options: options.runs,
-        splits=("validation", "test"),
-        systems=("L1",),
         measure=measure_suites,
         claims=claims_of_suites,
         tables=lambda options: {
             "Rank correlation with the loss of merging": partial(suite_rank_table, options),
             "Pairs of a suite: what merging loses, and how task vectors lie": partial(suite_pair_table, options),
         },
-        figures=figures,
     ),
 }

@@ -456,23 +456,13 @@ FIGURES = {
     "rank": partial(scores_figure, (SVD, LORA), "rank"),
     "pruned": partial(scores_figure, PRUNED, "share of the MLPs' numbers kept"),
 }
+corollaries = partial(Study, systems=("P16", "P17"), claims=claims, tables=TABLES, figures=FIGURES)
 STUDIES = {
-    "structure": Study(
-        options=Options,
-        systems=("P16", "P17"),
-        measure=measure,
-        claims=claims,
-        tables=TABLES,
-        figures=FIGURES,
-    ),
-    "structure_suite": Study(
+    "structure": corollaries(options=Options, measure=measure),
+    "structure_suite": corollaries(
         options=SuiteOptions,
         runs=lambda options: [options.whole, options.lora],
         splits=("validation", "test"),
-        systems=("P16", "P17"),
         measure=measure_suite,
-        claims=claims,
-        tables=TABLES,
-        figures=FIGURES,
     ),
 }
