@@ -243,7 +243,10 @@ def grid_ends(root: Path) -> Iterator[str]:
             chosen = choice["args"][name]
             if len(grid) < 3 or chosen not in (grid[0], grid[-1]):
                 continue  # the grid has changed since
-            more = [value for value in values_beyond(grid, chosen) if is_valid(method, choice["args"] | {name: value})]
+            beyond = values_beyond(grid, chosen)
+            halfway = [float(f"{(chosen + value) / 2:.3g}") for value in beyond]  # for a bound closer than a step
+            args = choice["args"]
+            more = valid_values(method, args, name, beyond) or valid_values(method, args, name, halfway)
             advice = f"; add {', '.join(map(str, more))} to sweep.{method}.{name}" if more else ""
             yield f"{method} {name} {chosen} of {grid[0]} … {grid[-1]}{advice}"
 
@@ -271,13 +274,14 @@ def values_beyond(grid: Sequence[float], chosen: float) -> list[float]:
     return sorted(float(f"{value:.3g}") for value in added if value > 1e-9 or not positive)
 
 
-def is_valid(method: str, args: Mapping[str, Any]) -> bool:
-    """Return whether a method takes these arguments."""
-    try:
-        configure(method, dict(args))
-    except MergeflowError:
-        return False
-    return True
+def valid_values(method: str, args: Mapping[str, Any], name: str, values: Sequence[float]) -> list[float]:
+    """Return those values of an argument that a method takes, with the other arguments as they are."""
+    valid = []
+    for value in values:
+        with suppress(MergeflowError):
+            configure(method, {**args, name: value})
+            valid.append(value)
+    return valid
 
 
 def _print_registration(registration: Registration, console: Console) -> None:

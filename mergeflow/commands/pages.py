@@ -101,7 +101,7 @@ def commands_page(group: Any) -> str:
             parts.append(f"```console\n{command.epilog.removeprefix('Example: ')}\n```")
         rows = [row for parameter in command.params for row in _row(parameter)]
         if rows:
-            parts.append("| argument | default | meaning |\n|---|---|---|\n" + "\n".join(rows))
+            parts.append("| argument | meaning |\n|---|---|\n" + "\n".join(rows))
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -109,8 +109,9 @@ def _row(parameter: Any) -> Iterator[str]:
     if parameter.name == "help":
         return
     option = parameter.param_type_name == "option"
-    default = "required" if parameter.required else parameter.default
+    default = parameter.default
     names = [*parameter.opts, *(parameter.secondary_opts if default is True else [])]  # what is on can be turned off
     name = ", ".join(names) if option else parameter.name.upper()
     shown = "" if default is None or default is False else "on" if default is True else str(default)
-    yield f"| `{name}` | {shown} | {parameter.help or ''} |"
+    remark = " *Required.*" if parameter.required else f" *Default: {shown}.*" if shown else ""
+    yield f"| `{name}` | {parameter.help or ''}{remark} |"

@@ -158,7 +158,7 @@ class _Merge(_Module):
                 f"give one of `models`, `slices` and `modules`, found {' and '.join(given) or 'none of them'}"
             )
         if self.tokenizer is not None and self.tokenizer_source is not None:
-            raise ValueError("`tokenizer` and `tokenizer_source` both stand there: keep one")
+            raise ValueError("`tokenizer` and `tokenizer_source` are both given: keep one")
         return self
 
 
@@ -568,7 +568,7 @@ class _One:
         """Return the recipe."""
         self._unread()
         if not self.experts:
-            self.faults.append("a merge of no models beside the base: there is nothing to merge")
+            self.faults.append("a merge of no models but the base: there is nothing to merge")
             return {}
         args = self._sum_arguments() if self.here.sums_task_vectors else self._arguments()
         recipe: dict[str, Any] = {"method": self.here.method}
@@ -584,7 +584,7 @@ class _One:
             recipe["dtype"] = dtype.removeprefix("torch.")
         if any(_reaches_the_head(value) for value in (*weights.values(), *args.values())):
             self.notes.append(
-                "a list over depth gives what stands behind the last block (final norm, head) its last value here, and "
+                "a list over depth gives what follows the last block (final norm, head) its last value here, and "
                 "its first one in mergekit"
             )
         self._tokens(recipe)
@@ -697,7 +697,7 @@ class _One:
             self.faults.append("epsilon that differs between models")
         window = _mapped(widths[0], lambda epsilon: round(2 * epsilon, 12))
         if 0 in drops and any(_numbers(window)):
-            self.faults.append("a density of 1 beside smaller ones, unless epsilon is 0 (all models have one window)")
+            self.faults.append("a density of 1 with smaller ones, unless epsilon is 0 (all models have one window)")
         return window
 
     def _cuts(self) -> dict[str, Any]:

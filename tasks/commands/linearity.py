@@ -212,9 +212,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
                 help="Two experts or more: checkpoints, or in a project names of tasks; all when none is named."
             ),
         ] = None,
-        base: Annotated[
-            str | None, typer.Option(help="The base that they were tuned from; in a project its base.")
-        ] = None,
+        base: Annotated[str | None, typer.Option(help="Their base; in a project its base by default.")] = None,
         data: Annotated[
             list[str] | None,
             typer.Option(
@@ -225,12 +223,8 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
             str | None,
             typer.Option(help="open_clip's name, pocket-clip, torchvision:NAME, or a folder with config.json."),
         ] = None,
-        layer: Annotated[
-            list[str] | None, typer.Option(metavar="NAME", help="A submodule, repeatable; all blocks by default.")
-        ] = None,
-        alpha: Annotated[
-            list[float] | None, typer.Option(metavar="α", help="Repeatable; 0.25, 0.5, 0.75 by default.")
-        ] = None,
+        layer: Annotated[list[str] | None, typer.Option(help="A submodule, repeatable; all blocks by default.")] = None,
+        alpha: Annotated[list[float] | None, typer.Option(help="α, repeatable; 0.25, 0.5, 0.75 by default.")] = None,
         samples: Annotated[int, typer.Option(min=1, help="Samples of each source, at most.")] = 128,
         batch_size: Annotated[int, typer.Option(min=1, help="Samples in memory at a time.")] = 64,
         out: Annotated[Path | None, typer.Option(help="Folder for result.json, samples.parquet and a picture.")] = None,

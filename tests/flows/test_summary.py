@@ -70,6 +70,17 @@ def test_an_argument_at_the_end_of_its_grid_is_named_with_values_to_add(tmp_path
     ]
 
 
+def test_near_the_bound_of_an_argument_the_value_halfway_is_named(tmp_path: Path) -> None:
+    path = tmp_path / layout.SELECTION
+    path.parent.mkdir(parents=True)
+    chosen = {"args": {"rank_ratio": 0.64}, "at_grid_edge": ["rank_ratio"]}
+    path.write_text(json.dumps({"methods": {"cart": chosen}}))
+    (tmp_path / "params.yaml").write_text("sweep: {cart: {rank_ratio: [0.16, 0.32, 0.64]}}\n")
+    assert list(grid_ends(tmp_path)) == [
+        "cart rank_ratio 0.64 of 0.16 … 0.64; add 0.96 to sweep.cart.rank_ratio",
+    ]
+
+
 @pytest.mark.parametrize(
     ("sources", "expected"),
     [

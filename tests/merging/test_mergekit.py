@@ -247,9 +247,9 @@ def test_a_list_over_depth_that_reaches_the_head_is_noted():
         return converted([{**PAIR, "parameters": {"t": value}}])[1]
 
     for value in ([0, 1], [{"filter": "mlp", "value": 1}, {"value": [0, 1]}]):
-        assert any("behind the last block" in note for note in notes(value))
+        assert any("follows the last block" in note for note in notes(value))
     for value in (0.5, [{"filter": "mlp", "value": [0, 1]}, {"value": 0.5}]):
-        assert not any("behind the last block" in note for note in notes(value))
+        assert not any("follows the last block" in note for note in notes(value))
 
 
 PAIR = {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}]}
@@ -286,7 +286,7 @@ PAIR = {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}]}
                     {"model": name, "parameters": {"density": share}} for name, share in (("a", 1.0), ("c", 0.5))
                 ],
             },
-            "a density of 1 beside smaller ones",
+            "a density of 1 with smaller ones",
         ),
         (
             {

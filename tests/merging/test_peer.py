@@ -79,7 +79,7 @@ MORE = {
 BOUND, BOUNDS = 1e-14, {"multislerp": 5e-9, "ramplus_tl": 1e-7, "karcher": 1e-8}
 # Notes of a conversion that say which tensors are otherwise.
 BEHIND = {
-    "behind the last block": ("norm.weight", "lm_head.weight"),
+    "follows the last block": ("norm.weight", "lm_head.weight"),
     "a slice of one layer": ("norm.weight", "lm_head.weight", "embed_tokens.weight"),
 }
 # Entries of a tensor that cuts which are rounded otherwise leave or take: two of each expert at most.
