@@ -62,10 +62,9 @@ def merge(
 
     reuse_freed_memory()
     _add_files(files)
-    loaded = load_recipe(recipe, overrides or [])
-    console = Console()
+    loaded, console = load_recipe(recipe, overrides or []), Console()
     if loaded.device != "cpu" and not join:
-        console.print(_on_device(loaded, context), highlight=False)
+        loaded = _say_device(loaded, context)
     with progress_bars(console, DownloadColumn(), TransferSpeedColumn()) as bars:
         bar = bars.add_task(loaded.method, total=None)
         made = run(
@@ -112,24 +111,28 @@ def add_check(app: typer.Typer, check_project: CheckProject | None = None) -> No
             for line in check_recipe(loaded, context.obj, force=force).lines():
                 typer.echo(line)
             if loaded.device != "cpu":
-                typer.echo(_on_device(loaded, context))
+                _say_device(loaded, context)
         elif check_project is None:
             raise MergeflowError("`mergeflow check` takes a recipe; without one it checks a project, from inside it.")
         else:
             check_project(wanted)
 
 
-def _on_device(recipe: "Recipe", context: typer.Context) -> str:
-    """Say what a merge takes of its device; refuse it where that cannot fit."""
-    from mergeflow.merging.device import check_device
+def _say_device(recipe: "Recipe", context: typer.Context) -> "Recipe":
+    """Say which device a merge takes and how much of it; refuse it where that cannot fit."""
     from mergeflow.merging.device_memory import check_room, free_bytes, in_bytes
-    from mergeflow.merging.files.plan import open_inputs
+    from mergeflow.merging.files.plan import choose_device, open_inputs
 
-    check_device(recipe.device)
+    recipe, chosen = choose_device(recipe, context.obj)
+    for line in chosen:
+        typer.echo(line)
+    if recipe.device == "cpu":
+        return recipe
     with open_inputs(recipe, context.obj) as inputs:
         taken = check_room(inputs.call, inputs.model, inputs.base.infos, recipe.device)
     free = in_bytes(free_bytes(recipe.device))
-    return f"{recipe.device:<13s} about {in_bytes(taken)} of its {free} free"
+    typer.echo(f"{recipe.device:<13s} about {in_bytes(taken)} of its {free} free")
+    return recipe
 
 
 def push(

@@ -97,13 +97,13 @@ def adamerge(
     force: Force = False,
 ) -> None:
     """Learn AdaMerging's coefficients by entropy on examples without labels."""
-    from mergeflow.evaluation.adamerging import RECIPE, AdamergeOrder, check_order, learn_coefficients
+    from mergeflow.evaluation.adamerging import RECIPE, AdamergeOrder, check_order, learn_coefficients, with_device
     from mergeflow.evaluation.memory import estimate_coefficients_memory
     from mergeflow.evaluation.statistics import check_learned_place
     from mergeflow.merging import load_recipe
     from mergeflow.modalities.catalog import is_recorded
 
-    loaded = load_recipe(recipe, overrides or [])
+    loaded = with_device(load_recipe(recipe, overrides or []))
     order = AdamergeOrder(
         architecture,
         read_pairs(task, "--task", "TASK=PATH"),

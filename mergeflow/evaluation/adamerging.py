@@ -173,7 +173,7 @@ def learn_coefficients(
     Raises:
         MergeflowError: another method, inputs that are missing or do not fit, or an entropy that is not finite.
     """
-    place = Path(out)
+    place, recipe = Path(out), with_device(recipe)
     check_order(recipe, order, place)
     recorded = is_recorded(order.architecture)
     model, tasks = (_recorded if recorded else _pictured)(order, recipe.device)
@@ -191,6 +191,12 @@ def learn_coefficients(
         )
     write_learned(learned, recipe, place, order.split)
     return learned
+
+
+def with_device(recipe: Recipe) -> Recipe:
+    """Return the recipe with the device that `auto` means for learning: a CUDA device where there is one."""
+    auto = "cuda" if torch.cuda.is_available() else "cpu"
+    return recipe.model_copy(update={"device": auto}) if recipe.device == "auto" else recipe
 
 
 def check_order(recipe: Recipe, order: AdamergeOrder, place: Path) -> None:

@@ -8,11 +8,10 @@ from threading import Lock
 
 from mergeflow.checkpoints.fingerprint import SCHEME
 from mergeflow.merging.adapters.job import AdapterJob, Made
-from mergeflow.merging.device import check_device
 from mergeflow.merging.engine import BUFFER
 from mergeflow.merging.files.job import Job, after_steps
 from mergeflow.merging.files.parts import Part, check_parts, find_parts
-from mergeflow.merging.files.plan import Inputs, check_target, make_plan, open_inputs, twice
+from mergeflow.merging.files.plan import Inputs, check_target, choose_device, make_plan, open_inputs, twice
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe, fix_references
 from mergeflow.version import version
 
@@ -87,9 +86,8 @@ def merge(
     some, joined = Part.parse(part) if part is not None else None, find_parts(join, recipe.out or "")
     if some is not None or joined:
         check_parts(recipe, some, joined)
-    if not joined:  # a join merges nothing
-        check_device(recipe.device)
     recipe = fix_references(recipe, resolve)
+    recipe, chosen = (recipe, ()) if joined else choose_device(recipe, resolve)  # a join merges nothing
     with open_inputs(recipe, resolve) as inputs:
         target = check_target(recipe if some is None else some.recipe(recipe), inputs, force)
         plan = make_plan(recipe, inputs, buffer, workers=workers)
@@ -111,7 +109,9 @@ def merge(
     seconds = time.monotonic() - began
     experts = {name: made.inputs[name] for name in inputs.experts if name in made.inputs}
     warnings = tuple(dict.fromkeys((*inputs.warnings, *twice(experts))))
-    return Merged(target, made.fingerprint, made.inputs, recipe, seconds, (*made.notes, *inputs.notes), warnings)
+    return Merged(
+        target, made.fingerprint, made.inputs, recipe, seconds, (*chosen, *made.notes, *inputs.notes), warnings
+    )
 
 
 def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:

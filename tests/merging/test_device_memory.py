@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from mergeflow.commands.merging import add_commands
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import configure, methods, prepare
+from mergeflow.merging import configure, merge, methods, prepare
 from mergeflow.merging.device_memory import device_bytes, held_elements
 from mergeflow.merging.engine import BUFFER
 from mergeflow.merging.files.recipe import recipe_text
@@ -121,7 +121,8 @@ def invoke(*words: str) -> Any:
 
 def written(folder: Path, **changes: Any) -> str:
     place = folder / "recipe.yaml"
-    place.write_text(recipe_text(recipe(folder, device="cuda:0", out=str(folder / "merged.safetensors"), **changes)))
+    values = {"device": "cuda:0", "out": str(folder / "merged.safetensors"), **changes}
+    place.write_text(recipe_text(recipe(folder, **values)))
     return str(place)
 
 
@@ -145,3 +146,20 @@ def test_the_commands_say_what_a_device_will_take(files: Path) -> None:
     assert done.output.startswith("cuda:0        about ")
     assert "of its 85.90 GB free" in done.output
     assert (files / "merged.safetensors").exists()
+
+
+def test_auto_takes_a_card_where_matrices_are_treated_whole_and_fit(files: Path) -> None:
+    lines = {
+        ("task_arithmetic", 80 * 2**30): "device: auto is cpu: task_arithmetic treats elements alone and gains nothing",
+        ("cart", 80 * 2**30): "device: auto is cuda: cart treats matrices whole",
+        ("cart", 7 * 10**8): "device: auto is cpu: cart of 3 experts needs about ",
+    }
+    for (method, memory), line in lines.items():
+        place = written(files, device="auto", method=method)
+        with card(memory=memory):
+            for command in ("check", "merge"):
+                assert line in invoke(command, place).output, (method, command)
+    assert "device: auto is cpu: torch sees no CUDA device" in invoke("check", place).output
+    assert (
+        merge(recipe(files, device="auto", out=str(files / "merged.safetensors"))).notes[0].startswith("device: auto")
+    )

@@ -77,7 +77,7 @@ class Recipe(Frozen):
         allow: Patterns of differences between models that are accepted although they change what weights mean, such as
             `rope_theta` or `tokenizer`; the result has the base's.
         dtype: Type of the result; the base's by default.
-        device: Where arithmetic happens: cpu, cuda, cuda:1 …
+        device: Where arithmetic happens: cpu, cuda, cuda:1 …, or `auto`: a CUDA device where the method gains there.
         out: A `.safetensors` file or a folder to make.
         shard_size: Largest shard of a folder, in bytes or as 5GB.
         adapter: Makes the result a PEFT adapter of this rank: a number, or a mapping (see docs/recipes.md).
@@ -101,7 +101,7 @@ class Recipe(Frozen):
     chat_template: str | None = None
     allow: Patterns | None = None
     dtype: Literal["float64", "float32", "float16", "bfloat16"] | None = None
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    device: str = Field("cpu", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     out: Location | None = None
     shard_size: Annotated[int, Field(gt=0), BeforeValidator(parse_size)] | None = None
     adapter: Adapter | None = None
