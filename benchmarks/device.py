@@ -1,7 +1,7 @@
 """Everything that only a CUDA device can show, in three pieces of less than 570 s, and the page's table of a card.
 
     python -m benchmarks.device --all --piece 1 --out RESULTS         # on CUDA; likewise 2 and 3, in any order
-    python -m benchmarks.device --page docs/performance.md --out RESULTS  # writes the card's table there; needs no card
+    python -m benchmarks.device --page docs/research/cards.md --out RESULTS  # writes the card's table; needs no card
     python -m benchmarks.device --only finetune mima --out RESULTS
     python -m benchmarks.device --all --out RESULTS --rehearse        # tiny shapes, on the processor
 

@@ -11,9 +11,9 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,7 @@ from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_digits
 
 from mergeflow.checkpoints import write_checkpoint
-from mergeflow.data import load_split
+from mergeflow.data import Split, load_split
 from mergeflow.data.packages import Package, contents, fetch
 from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
@@ -32,6 +32,7 @@ from mergeflow.modalities.heads import Head, drawn_head
 from mergeflow.modalities.vision.models import ClipModel, image_model, load_clip
 from mergeflow.modalities.vision.preparation import image_decoding, open_images
 from mergeflow.modalities.vision.sources.files import image_schema
+from mergeflow.modality import device_of
 from mergeflow.training import FineTuneSettings, fine_tune
 
 HERE = Path(__file__).resolve().parent
@@ -215,30 +216,56 @@ def write_alphabets(out: Path) -> None:
         write_task(out / name, list(alphabet), rows)
 
 
-def known_half(out: Path) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
-    """Return the training pictures [N, 32, 32, 3] of every task's classes 0, 2, 4, …, their labels, and the names."""
-    tasks = ("digits", "scans", *EMOJI, *ALPHABETS)
-    sources = {"clothes": "torchvision:FashionMNIST@.?fraction=0.2", **{task: f"parquet:{task}" for task in tasks}}
+def prepared(out: Path, task: str, splits: Iterable[str], side: int = SIDE) -> dict[str, Split]:
+    """Return splits of a task's pictures, [N, side, side, 3], as a project with the seed 0 has them."""
+    source = "torchvision:FashionMNIST@.?fraction=0.2" if task == "clothes" else f"parquet:{task}"
+    with tempfile.TemporaryDirectory() as folder:
+        prepare_task(open_images(task, source, root=out), folder, image_decoding(side))
+        return {split: load_split(Path(folder), split) for split in splits}
+
+
+def pack(out: Path, folder: Path) -> None:
+    """Write four tasks with pictures of 28 × 28, as small as they can be carried to a machine that fetches nothing."""
+    for task in ("clothes", "digits", *EMOJI):
+        splits = prepared(out, task, SHARES, side=28)
+        rows = {
+            name: [
+                Row(png(Image.fromarray(image if task in EMOJI else image[..., 0])), int(label))
+                for image, label in zip(split.arrays["images"], split.labels, strict=True)
+            ]
+            for name, split in splits.items()
+        }
+        write_task(folder / task, splits["train"].class_names, rows)
+
+
+def half(splits: Mapping[str, Split]) -> tuple[torch.Tensor, torch.Tensor, list[str]]:
+    """Return the pictures of the classes 0, 2, 4, … of every task, from its training split, their labels, the names."""
     images, labels, names = [], [], list[str]()
-    for task, source in sources.items():
-        with tempfile.TemporaryDirectory() as folder:  # the splits are those of a project with the seed 0
-            prepare_task(open_images(task, source, root=out), folder, image_decoding(SIDE))
-            train = load_split(Path(folder), "train")
-            chosen = train.labels % 2 == 0
-            images.append(torch.from_numpy(train.arrays["images"][chosen]))
-            labels.append(torch.from_numpy(train.labels[chosen]) // 2 + len(names))
-            names += [f"{task}: {name}" for name in train.class_names[::2]]
+    for task, train in splits.items():
+        chosen = train.labels % 2 == 0
+        images.append(torch.from_numpy(train.arrays["images"][chosen]))
+        labels.append(torch.from_numpy(train.labels[chosen]) // 2 + len(names))
+        names += [f"{task}: {name}" for name in train.class_names[::2]]
     return torch.cat(images), torch.cat(labels), names
 
 
-def pretrain(clip: ClipModel, out: Path, epochs: int) -> None:
-    """Train the image tower to tell half of the classes of all tasks, on their training pictures; write the model."""
-    images, labels, names = known_half(out)
+def pretrain(clip: ClipModel, splits: Mapping[str, Split], out: Path, epochs: int, **changes: Any) -> None:
+    """Train the image tower to tell half of the classes of all tasks, on their training pictures; write the model.
+
+    Args:
+        clip: on its device.
+        splits: of training, by task.
+        out: the folder of the base.
+        changes: of the settings of training.
+    """
+    images, labels, names = half(splits)
     model, weight = image_model(clip), drawn_head("half", names, clip.model.visual.output_dim).weight.detach()
-    examples = Classification("half", images, labels, Head(weight, 20.0, names, torch.zeros(len(names)), trained=True))
+    head = Head(weight, 20.0, names, torch.zeros(len(names)), trained=True)
+    device = device_of(model)
+    examples = Classification("half", images, labels.to(device), head.to(device))
     settings = FineTuneSettings(
         regime="epochs", epochs=epochs, batch_size=128, learning_rate=1e-3, weight_decay=0.1, save_every=10**9
-    )
+    ).model_copy(update=changes)
     print(f"pre-training on {len(images)} pictures of {len(names)} classes, {epochs} epochs", flush=True)
     rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:1000]
 
@@ -249,28 +276,40 @@ def pretrain(clip: ClipModel, out: Path, epochs: int) -> None:
         return share
 
     fine_tune(model, [examples], settings, 0, out / "pretraining.pt", judge)
-    state = {name: value.contiguous() for name, value in clip.model.state_dict().items()}
+    state = {name: value.contiguous().cpu() for name, value in clip.model.state_dict().items()}
     write_checkpoint(out / "base.safetensors", state, {"role": "base", "classes": json.dumps(names)})
 
 
-def fill(out: Path, epochs: int) -> None:
-    """Fetch the packages and write tasks and base into a folder."""
+def write_pictures(out: Path) -> None:
+    """Fetch the pictures that are no letters and write their tasks into a folder."""
     write_fashion(out)
     write_digits(out)
     for style, digest in EMOJI.items():
         write_emoji(out, style, digest)
+
+
+def fill(out: Path, epochs: int) -> None:
+    """Fetch the packages and write tasks and base into a folder."""
+    write_pictures(out)
     write_alphabets(out)
-    pretrain(load_clip("pocket-clip", seed=0), out, epochs)
+    tasks = ("clothes", "digits", "scans", *EMOJI, *ALPHABETS)
+    training = {task: prepared(out, task, ["train"])["train"] for task in tasks}
+    pretrain(load_clip("pocket-clip", seed=0), training, out, epochs)
 
 
 def main() -> None:
-    """Fill the folder that the command line names."""
+    """Fill the folder that the command line names, or pack what is in it."""
     parser = argparse.ArgumentParser(description="Fill this folder with eight real tasks on pictures and a base.")
     parser.add_argument("--out", type=Path, default=HERE, help="folder to fill, by default this one")
     parser.add_argument("--epochs", type=int, default=8, help="of pre-training, half a minute of processor time each")
+    parser.add_argument("--pack", type=Path, help="write the inputs of worlds/pictures-vit-s into this folder instead")
     try:
         chosen = parser.parse_args()
-        fill(chosen.out, chosen.epochs)
+        if chosen.pack:
+            write_pictures(chosen.out)
+            pack(chosen.out, chosen.pack)
+        else:
+            fill(chosen.out, chosen.epochs)
     except MergeflowError as error:
         sys.exit(str(error))
 
