@@ -4,49 +4,54 @@ The records below are the form that mergekit documents. Keys that it does not kn
 are noted, and refused where they look like a slip.
 """
 
+from __future__ import annotations
+
+import fnmatch
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from mergeflow.checkpoints import open_checkpoint
 from mergeflow.checkpoints.formats import read_json_if_whole
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.architectures.blocks import COUNTS
+from mergeflow.merging.architectures.blocks import BLOCK, COUNTS
 from mergeflow.merging.files.recipe import make_recipe
 from mergeflow.merging.files.steps import ASSEMBLED, PREFIX
 from mergeflow.merging.mergekit_names import METHODS
-from mergeflow.merging.values import over_depth
 from mergeflow.merging.vocabulary.companions import NAMED
 from mergeflow.schema import faults_of
 from mergeflow.yaml_text import read_documents
 
+Setting = tuple[tuple[str, tuple[float, ...]], ...]
+"""A parameter: filters, `*` for all tensors, each with its number or numbers over depth."""
+Scope = Mapping[str, Setting]  # parameters by name
 
-def _number(value: Any) -> Any:
-    """Return a number; YAML reads 1e-5 as a text, which mergekit takes for the number."""
-    if isinstance(value, bool | int | float):
-        return value
+
+def _setting(value: Any) -> Setting:
+    filters = isinstance(value, list) and any(isinstance(part, Mapping) for part in value)
+    return tuple(map(_filter, value if filters else [value]))
+
+
+def _filter(value: Any) -> tuple[str, tuple[float, ...]]:
+    given = value if isinstance(value, Mapping) else {"value": value}
+    name, numbers = given.get("filter", "*"), given.get("value")
     try:
-        return float(value)
+        if not given.keys() <= {"filter", "value"} or not isinstance(name, str | None):
+            raise TypeError
+        # YAML reads 1e-5 as a text, which mergekit takes for the number.
+        return name or "*", tuple(map(float, numbers if isinstance(numbers, list) and numbers else [numbers]))
     except (TypeError, ValueError):
         raise ValueError(f"expected a number, a list of them, or filters with a `value`, found {value!r:.60}") from None
-
-
-def _setting(value: Any) -> Any:
-    """Return a parameter: a number, numbers over depth, or filters with one of these each."""
-    if isinstance(value, Mapping) and "value" in value:
-        return {**value, "value": _setting(value["value"])}
-    if isinstance(value, list) and value:
-        return [_setting(part) for part in value]
-    return _number(value)
 
 
 def _reference(value: Any) -> Any:
@@ -64,7 +69,7 @@ def _reference(value: Any) -> Any:
     if value.get(inner) is None:
         raise ValueError(f"`{inner}` is missing")
     strange = sorted(
-        key for key in value if value[key] is not None and key not in ("path", "revision", "model", "lora")
+        value.keys() - {"path", "revision", "model", "lora"} - {key for key in value if value[key] is None}
     )
     if strange:
         raise ValueError(f"`{strange[0]}` of a model has no counterpart in a recipe")
@@ -73,23 +78,23 @@ def _reference(value: Any) -> Any:
     return _reference(value["model"]) + (f"+{_reference(value['lora'])}" if value.get("lora") else "")
 
 
+def _row(value: Any) -> Any:
+    """Return whose row a token has: a model's, or what a mapping with `kind` says."""
+    if isinstance(value, Mapping) and "kind" in value:
+        return {**value, "model": _reference(value["model"])} if "model" in value else dict(value)
+    return value if value is None else _reference(value)
+
+
 def _range(value: Any) -> Any:
-    if isinstance(value, list):  # as texts mergekit takes whole numbers, too
-        value = [int(number) if isinstance(number, str) and number.isdecimal() else number for number in value]
-    whole = isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
-    if not whole or not 0 <= value[0] < value[1]:
+    """Return the first block and the one behind the last; mergekit takes numbers as texts, too."""
+    listed = value if isinstance(value, list) else []
+    ends = [int(end) if isinstance(end, str) and end.isdecimal() else end for end in listed]
+    if len(ends) != 2 or any(type(end) is not int for end in ends) or not 0 <= ends[0] < ends[1]:
         raise ValueError(f"two numbers of blocks such as [0, 16], the second larger, found {value!r:.60}")
-    return tuple(value)
+    return tuple(ends)
 
 
-_TAILS = (
-    "model.norm.weight",
-    "lm_head.weight",
-    "model.final_layernorm.weight",
-    "transformer.ln_f.bias",
-    "embed_out.weight",
-)
-
+_MODELS = ("model", "base_model", "source_model")
 Reference = Annotated[str, BeforeValidator(_reference)]
 Settings = Annotated[
     dict[str, Annotated[Any, BeforeValidator(_setting)]], BeforeValidator(lambda value: {} if value is None else value)
@@ -101,8 +106,6 @@ class _Record(BaseModel):
 
 
 class _Input(_Record):
-    """A model, or some of its layers."""
-
     model: Reference
     parameters: Settings = {}
 
@@ -123,9 +126,18 @@ class _Module(_Record):
     models: list[_Input] | None = None
     parameters: Settings = {}
 
+    @model_validator(mode="after")
+    def _has_one_form(self) -> _Module:
+        keys = [key for key in ("models", "slices", "modules") if key in type(self).model_fields]
+        given, forms = [key for key in keys if getattr(self, key)], [f"`{key}`" for key in keys]
+        if len(given) != 1:
+            listed = " and ".join(given) or "none of them: there is nothing to merge"
+            raise ValueError(f"give one of {', '.join(forms[:-1])} and {forms[-1]}, found {listed}")
+        return self
+
 
 class _Token(_Record):
-    source: dict[str, Any] | Reference | None = None
+    source: Annotated[Any, BeforeValidator(_row)] = None
     force: bool = False
 
 
@@ -151,15 +163,15 @@ class _Merge(_Module):
     chat_template: str | None = None
 
     @model_validator(mode="after")
-    def _check(self) -> "_Merge":
-        given = [key for key in ("models", "slices", "modules") if getattr(self, key)]
-        if len(given) != 1:
-            raise ValueError(
-                f"give one of `models`, `slices` and `modules`, found {' and '.join(given) or 'none of them'}"
-            )
+    def _has_one_tokenizer(self) -> _Merge:
         if self.tokenizer is not None and self.tokenizer_source is not None:
             raise ValueError("`tokenizer` and `tokenizer_source` are both given: keep one")
         return self
+
+    @property
+    def vocabulary(self) -> _Tokenizer | None:
+        """The tokenizer in its newer form."""
+        return self.tokenizer or (None if self.tokenizer_source is None else _Tokenizer(source=self.tokenizer_source))
 
 
 class _Expert(_Record):
@@ -193,7 +205,6 @@ def write_recipe(
         out: The `.yaml`, `.yml` or `.json` file to make.
         dtype: Type of the result, instead of the configuration's.
         shard_size: Largest shard of the result, such as 5GB.
-        force: Replace `out` if it exists.
 
     Returns:
         The notes: what means something else here.
@@ -222,13 +233,9 @@ def write_recipe(
 
 def _is_configuration(document: Any) -> bool:
     """Whether it says how to merge; a mixture names its experts' `source_model`, and need not name a `gate_mode`."""
-    if not isinstance(document, dict):
-        return False
-    experts = document.get("experts")
-    sources = isinstance(experts, list) and any(
-        isinstance(expert, dict) and "source_model" in expert for expert in experts
-    )
-    return bool({"merge_method", "gate_mode"} & document.keys()) or sources
+    experts = document.get("experts") if isinstance(document, dict) else None
+    mixed = isinstance(experts, list) and any(isinstance(each, dict) and "source_model" in each for each in experts)
+    return isinstance(document, dict) and (mixed or bool({"merge_method", "gate_mode"} & document.keys()))
 
 
 def converted(
@@ -244,20 +251,20 @@ def converted(
     """
     work = _Conversion()
     parsed = _parsed(documents, origin, work.notes)
-    named = (
-        {str(document.name): document for document in parsed if document.name is not None} if len(parsed) > 1 else {}
-    )
-    last = [document for document in parsed if all(document is not other for other in named.values())]
-    if not last:
-        read = {path for document in named.values() for path in _paths(document)}
-        last = [document for name, document in named.items() if name not in read]
+    names = [document.name for document in parsed] if len(parsed) > 1 else [None]
+    if twice := [name for name, count in Counter(names).items() if name is not None and count > 1]:
+        raise MergeflowError(f"{origin} has several merges named '{twice[0]}': rename them.")
+    read = set().union(*map(_models, parsed)) if None not in names else {*names} - {None}
+    last = [document for document, name in zip(parsed, names, strict=True) if name not in read]
     if len(last) != 1:
         raise MergeflowError(
             f"{origin} has {len(last)} merges that no other reads, and a recipe has one result: give one file each."
         )
-    work.names = [name for name, document in named.items() if document is not last[0]]
-    for name in work.names:
-        work.steps[name] = work.inner(named[name])
+    inner = [document for document in parsed if document is not last[0]]
+    for document in inner:
+        work.names[str(document.name)] = _free(str(document.name), work.names.values())
+    for document in inner:
+        work.steps[work.names[str(document.name)]] = work.inner(document)
     recipe = work.document(last[0])
     if work.faults:
         listed = "\n".join(f"  - {fault}" for fault in dict.fromkeys(work.faults))
@@ -272,53 +279,64 @@ def _parsed(documents: Sequence[Mapping[str, Any]], origin: str, notes: list[str
     records: list[_Merge | _Mixture] = []
     faults: list[str] = []
     for document in documents:
-        kind = _Merge if "merge_method" in document else _Mixture
+        kind = _Merge if "merge_method" in (document or ()) else _Mixture
         try:
             records.append(kind.model_validate(document))
         except ValidationError as error:
             faults += faults_of(error, kind)
             continue
-        for where, key, fields in _strange(records[-1]):
-            if near := get_close_matches(key, fields, n=1, cutoff=0.55):
-                faults.append(f"unknown key '{key}'{where}: did you mean '{near[0]}'?")
-            else:
-                notes.append(f"`{key}`{where} means nothing to mergekit, and is left out")
+        for place, record in _inside(records[-1]):
+            for key in record.model_extra or {}:
+                of_it = f" of {place}" if place else ""
+                if near := get_close_matches(str(key), type(record).model_fields, n=1, cutoff=0.55):
+                    faults.append(f"unknown key '{key}'{of_it}: did you mean '{near[0]}'?")
+                else:
+                    notes.append(f"`{key}`{of_it} means nothing to mergekit, and is left out")
     if faults:
         listed = "\n".join(f"  - {fault}" for fault in dict.fromkeys(faults))
         raise MergeflowError(f"{origin} is not of the form that mergekit documents:\n{listed}")
     return records
 
 
-def _strange(record: BaseModel, where: str = "") -> Iterator[tuple[str, str, list[str]]]:
-    """Yield the keys that a record does not know, with their place and the keys that it knows."""
-    for key in record.model_extra or {}:
-        yield (f" of {where}" if where else ""), str(key), list(type(record).model_fields)
-    for key in type(record).model_fields:
-        value = getattr(record, key)
+def _inside(record: BaseModel, place: str = "") -> Iterator[tuple[str, BaseModel]]:
+    """Yield a record and all records in it, with their places."""
+    yield place, record
+    for key, value in record:
         parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        for place, part in [("", value), *parts]:
+        for at, part in [("", value), *parts]:
             if isinstance(part, BaseModel):
-                yield from _strange(part, ".".join(filter(None, (where, key, str(place)))))
+                yield from _inside(part, ".".join(filter(None, (place, key, str(at)))))
 
 
-def _inputs(module: _Module) -> list[_Input]:
-    return [*(module.models or ()), *(source for part in module.slices or () for source in part.sources)]
+def _models(document: BaseModel) -> set[str]:
+    """Return the models that a document reads, without their adapters."""
+    paths = (getattr(record, key, None) for _, record in _inside(document) for key in _MODELS)
+    return {path.partition("+")[0] for path in paths if path is not None}
 
 
-def _paths(document: _Merge | _Mixture) -> list[str]:
-    """Return the models that a document reads."""
-    if isinstance(document, _Mixture):
-        experts = [*document.experts, *(document.shared_experts or ())]
-        return [document.base_model, *(expert.source_model for expert in experts)]
-    modules = [document, *(document.modules or {}).values()]
-    return [str(document.base_model), *(model.model for module in modules for model in _inputs(module))]
+def _free(name: str, taken: Collection[str]) -> str:
+    """Return a name of a step or expert that is not taken, with a number where it is."""
+    name = re.sub(r"[^\w.-]", "-", name).lstrip("-.") or "model"
+    return name if name not in taken else next(f"{name}_{i}" for i in range(2, 9999) if f"{name}_{i}" not in taken)
+
+
+def _over(inner: Scope, outer: Scope) -> dict[str, Setting]:
+    """Return the parameters of two scopes; an outer one follows the filters of an inner one."""
+    return {key: inner.get(key, ()) + outer.get(key, ()) for key in {**inner, **outer}}
 
 
 @dataclass
 class _Conversion:
-    """The documents of a configuration on their way to one recipe: its steps so far, notes and faults."""
+    """The documents of a configuration on their way to one recipe.
 
-    names: list[str] = field(default_factory=list)
+    Attributes:
+        names: The step of each document that has a name.
+        steps: Those of the recipe so far.
+        notes: What means something else here.
+        faults: What a recipe has nothing for.
+    """
+
+    names: dict[str, str] = field(default_factory=dict)
     steps: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -326,18 +344,17 @@ class _Conversion:
     def inner(self, document: _Merge | _Mixture) -> dict[str, Any]:
         """Return a document as a step."""
         step = self.passed(self.document(document))
-        for key in ("chat_template", "tokenizer", "tokenizer_source"):
-            if step.pop(key, None) is not None:
-                self.faults.append(f"`{key}` of a merge that another one reads")
+        self.faults += [f"`{key}` of a merge that another one reads" for key in ("chat_template", "tokenizer")
+                        if step.pop(key, None) is not None]  # fmt: skip
         return step
 
     def passed(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
         """Return a recipe with its slices or mixture as a step, which a type or a scale needs a merge around."""
         for key in ASSEMBLED:
             if key in recipe:
-                self.steps[inner := self._free(key)] = {key: recipe[key]}
+                inner = self.step({key: recipe[key]}, key)
                 rest = {name: value for name, value in recipe.items() if name != key}
-                return {"method": "passthrough", "experts": {inner: PREFIX + inner}, **rest}
+                return {"method": "passthrough", "experts": {inner.removeprefix(PREFIX): inner}, **rest}
         return dict(recipe)
 
     def document(self, document: _Merge | _Mixture) -> dict[str, Any]:
@@ -347,163 +364,54 @@ class _Conversion:
         if document.merge_method not in METHODS:
             self.faults.append(f"merge_method '{document.merge_method}'")
             return {}
-        if not document.modules:
-            return self._module(document, document.model_copy(update={"parameters": {}}))
-        modules = {name: self._whole_module(module) for name, module in document.modules.items()}
-        first, *others = modules.values()
-        if all(module == first for module in others):
-            return self._module(document, first)
-        return self._layered(document, modules)
+        modules = document.modules or {"default": document}
+        parts = {name: self._parts(document, module) for name, module in modules.items()}
+        first, *others = parts.values()
+        if any(other != first or not first[0].whole for other in others):
+            return self._layered(document, parts)
+        if len(parts) == 1 and (name := next(iter(parts))) != "default":
+            self.notes.append(f"the module `{name}` is taken for the whole model; mergekit writes its tensors alone")
+        return self._module(first)
 
-    def _module(self, document: _Merge, module: _Module) -> dict[str, Any]:
-        """Return one module of a document, which may be the document itself, as a recipe."""
-        scopes = [module.parameters, document.parameters]
-        if not module.slices:
-            base, models = document.base_model, list(module.models or ())
-            if base is not None and all(source.model != base for source in models):
-                models.append(_Input(model=base))  # mergekit adds it
-            return self._merge(document, models, scopes, base)
-        self.notes += ["`residual_weight` means nothing to mergekit, and is left out" for part in module.slices
-                       if part.residual_weight is not None]  # fmt: skip
-        if document.merge_method == "passthrough" and self._stacks(module.slices, scopes):
-            return self._stack(document, module.slices, scopes)
-        parts = [self._slice(document, part, scopes, len(module.slices) == 1) for part in module.slices]
-        if len(parts) == 1:
-            return parts[0]
-        around = self._around(parts, "slices of layers that are merged one by one")
-        steps = []
-        for part in parts:
-            self.steps[name := self._free("slice")] = part
-            steps.append({"model": PREFIX + name})
-        return {"slices": steps} | around
+    def _parts(self, document: _Merge, module: _Module) -> list[_Part]:
+        """Return the slices of a module; models are one slice."""
+        above = module.parameters if module is document else _over(module.parameters, document.parameters)
+        base, slices = document.base_model, module.slices or []
+        if module.models:
+            sources = [_Source.model_construct(**dict(source), layer_range=None) for source in module.models]
+            if base is not None and all(source.model != base for source in sources):
+                sources.append(_Source(model=base))  # mergekit adds it
+            return [self._part(document, sources, above, base, whole=True)]
+        if any(each.residual_weight is not None for each in slices):
+            self.notes.append("`residual_weight` means nothing to mergekit, and is left out")
+        if len(slices[0].sources) < len(slices[-1].sources):
+            self.notes.append(
+                "what follows the last block is merged of all sources of the last slice; mergekit takes as many "
+                "of them as the first slice has"
+            )
+        scaled = any(each.parameters or any(source.parameters for source in each.sources) for each in slices)
+        stacked = document.merge_method == "passthrough" and not document.modules and not scaled
+        parts = []
+        for each in slices:
+            whole = not stacked and len(slices) == 1 and self._whole(each)
+            scope = _over(each.parameters, above)
+            parts.append(self._part(document, each.sources, scope, each.base_model or base, whole))
+        return parts
 
-    def _layered(self, document: _Merge, modules: Mapping[str, _Module]) -> dict[str, Any]:
-        """Return modules that are merged in different ways: a step for each, laid over the others."""
-        first = document.base_model or _inputs(next(iter(modules.values())))[0].model
-        kind = str(_config(first).get("model_type"))
-        patterns = {name: _tensors_of(name, kind) for name in modules}
-        order = sorted(modules, key=lambda name: (patterns[name] != "*", "merger" in patterns[name]))
-        reasons = [f"'{name}' is no module that is known here" for name in modules if not patterns[name]]
-        if not _config(first):
-            reasons.append(f"the config.json of '{first}' is not here, and says what they are called")
-        if any(part.slices for part in modules.values()):
-            reasons.append("one has slices of layers")
-        if reasons:
-            listed = ", ".join(f"`{name}`" for name in modules)
-            self.faults.append(f"modules that are merged in different ways ({listed}): {'; '.join(reasons)}")
-            return {}
-        parts = {name: self._module(document, modules[name]) for name in order}
-        around = self._around(list(parts.values()), "modules that are merged in different ways")
-        recipe = parts[order[0]]
-        for below, name in pairwise(order):
-            base, over = self._step(recipe, below), self._step(parts[name], name)
-            recipe = {"method": "passthrough", "base": base, "experts": {name: over}, "only": [patterns[name]]}
-        return recipe | around
-
-    def _around(self, parts: Sequence[dict[str, Any]], of_what: str) -> dict[str, Any]:
-        """Take from the parts of a merge what belongs to the whole."""
-        lifted = ("dtype", "chat_template", "tokenizer", "tokenizer_source")
-        around = {key: part.pop(key) for part in parts for key in lifted if key in part}
-        if {"tokenizer", "tokenizer_source"} & around.keys():
-            self.faults.append(f"a tokenizer for {of_what}")
-        return around
-
-    def _whole_module(self, module: _Module) -> _Module:
-        """Return a module with models in place of one slice that is the whole of them."""
-        if module.slices and len(module.slices) == 1:
-            part = module.slices[0]
-            if self._whole(part):
-                models = [_Input(model=source.model, parameters=source.parameters) for source in part.sources]
-                scopes = part.parameters | {k: v for k, v in module.parameters.items() if k not in part.parameters}
-                if not any(_conditions(part.parameters.get(key)) for key in module.parameters) and not part.base_model:
-                    return _Module(models=models, parameters=scopes)
-        return module
-
-    def _free(self, name: str) -> str:
-        taken = {*self.steps, *self.names}
-        return name if name not in taken else next(f"{name}_{i}" for i in range(2, 9999) if f"{name}_{i}" not in taken)
-
-    def _path(self, model: str) -> str:
-        """Return a model's path: a step where it names a merge, or is a model with an adapter."""
-        if model in self.names:
-            return PREFIX + model
-        base, plus, adapter = model.partition("+")
-        if plus and not model.startswith(PREFIX):
-            step = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": base, "experts": {"adapter": adapter}}
-            return self._step(step, re.sub(r"[^\w.-]", "-", f"{Path(base).name}_{Path(adapter).name}"))
-        return model
-
-    def _step(self, step: Any, name: str) -> str:
-        """Return the path of a step: of one that is there already, or of a new one with about this name."""
-        same = next((there for there, value in self.steps.items() if value == step), None)
-        if same is None:
-            self.steps[same := self._free(name)] = step
-        return PREFIX + same
-
-    def _merge(
-        self, document: _Merge, inputs: Sequence[_Input], scopes: Sequence[Mapping[str, Any]], base: str | None
-    ) -> dict[str, Any]:
-        """Return one merge of whole models, or of equally many layers of each."""
-        paths = [self._path(source.model) for source in inputs]
-        for path in sorted({path for path in paths if paths.count(path) > 1}):
-            self.faults.append(f"the model '{path}' twice in one merge (mergekit refuses it, too)")
-        parameters = {path: source.parameters for path, source in zip(paths, inputs, strict=True)}
-        return _One(document, parameters, scopes, base and self._path(base), self.notes, self.faults).recipe()
-
-    def _stacks(self, slices: Sequence[_Slice], scopes: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether slices are layers of one model each, without parameters of their own or over a slice's depth."""
-        plain = all(
-            len(part.sources) == 1 and not part.parameters and not part.sources[0].parameters for part in slices
-        )
-        return plain and not any(over_depth(scope.get("scale")) for scope in scopes)
-
-    def _stack(self, document: _Merge, slices: Sequence[_Slice], scopes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return layers behind each other, as they are or scaled."""
-        sources = [part.sources[0] for part in slices]
-        plain = self._merge(document, sources[:1], scopes, None)
-        source = document.tokenizer.source if document.tokenizer else document.tokenizer_source
-        if document.tokenizer or source not in (None, "base"):
-            self.faults.append("a tokenizer of its own for slices of layers (it is the first model's)")
-        recipe: dict[str, Any] = {"slices": [self._layers(source) for source in sources]}
-        return recipe | {key: plain[key] for key in ("args", "dtype", "chat_template") if key in plain}
-
-    def _layers(self, source: _Source) -> dict[str, Any]:
-        layers = {"layers": list(source.layer_range)} if source.layer_range else {}
-        return {"model": self._path(source.model), **layers}
-
-    def _slice(
-        self, document: _Merge, part: _Slice, scopes: Sequence[Mapping[str, Any]], alone: bool
-    ) -> dict[str, Any]:
-        """Return one slice as a merge of its sources' layers."""
-        base = part.base_model or document.base_model
-        lengths = {stop - start for source in part.sources for start, stop in [source.layer_range or (0, 0)]}
-        if len(lengths) > 1:
-            self.faults.append("a slice whose sources have different numbers of layers (mergekit refuses it, too)")
-        whole = alone and self._whole(part)
-        scopes = [part.parameters, *scopes]
-        sources = list(part.sources)
-        if not whole:
-            settings = [value for scope in (*scopes, *(s.parameters for s in sources)) for value in scope.values()]
-            if any(
-                re.search(r"\d", str(condition.get("filter"))) for value in settings for condition in _conditions(value)
-            ):
-                self.faults.append("a filter that names a layer's number, for slices of layers")
-            if lengths == {1} and any(map(over_depth, settings)):
-                self.notes.append(
-                    "a list over depth in a slice of one layer is its last value; in mergekit only in that layer"
-                )
-                scopes = [_last_values(scope) for scope in scopes]
-                sources = [s.model_copy(update={"parameters": _last_values(s.parameters)}) for s in sources]
-        places = {source.model: self._part(source, whole) for source in sources}
-        if base is not None and base not in places and not METHODS[document.merge_method].base_is_model:
-            self.faults.append(f"a slice without layers of the base '{base}'")
-        models = [_Input(model=self._part(source, whole), parameters=source.parameters) for source in sources]
-        return self._merge(document, models, scopes, places.get(base, base) if base else None)
-
-    def _part(self, source: _Source, whole: bool) -> str:
-        if whole or not source.layer_range:
-            return self._path(source.model)
-        return self._step([self._layers(source)], "layers")
+    def _part(
+        self, document: _Merge, sources: Sequence[_Source], shared: Scope, base: str | None, whole: bool
+    ) -> _Part:
+        """Return a slice, and note the parameters that mergekit does not read for this method, or not of one model."""
+        theirs, here = document.merge_method, METHODS[document.merge_method]
+        of_one = dict.fromkeys(key for source in sources for key in source.parameters)
+        for key in {**of_one, **shared}:
+            if key not in here.reads:
+                self.notes.append(f"mergekit's {theirs} does not read `{key}`: it is left out")
+            elif key in of_one and key not in here.by_model:
+                self.notes.append(f"mergekit's {theirs} does not read `{key}` of one model: there it is left out")
+        changes: dict[str, Any] = {"layer_range": None} if whole else {}
+        listed = [each.model_copy(update={"parameters": _over(each.parameters, shared), **changes}) for each in sources]
+        return _Part(self, document, listed, shared, base, whole)
 
     def _whole(self, part: _Slice) -> bool:
         """Whether a slice is its models as they are."""
@@ -511,324 +419,413 @@ class _Conversion:
         layers = next(iter(ranges))
         if layers is None or len(ranges) > 1 or layers[0] != 0:
             return ranges == {None}
-        counts = [numbers for source in part.sources if (numbers := _counts(source.model))]
+        counts = [numbers for source in part.sources if (numbers := _counts(_config(source.model)))]
         if not counts:
             self.notes.append(f"layer_range {list(layers)} is taken for the whole model, whose config.json is not here")
         return all(layers[1] in numbers for numbers in counts)
+
+    def _module(self, parts: Sequence[_Part]) -> dict[str, Any]:
+        """Return one module, or several that are alike, as a recipe."""
+        document, scales = parts[0].document, [part.sources[0].parameters.get("scale", ()) for part in parts]
+        plain = not any(part.whole or len(part.sources) > 1 or _over_depth(scales[0]) for part in parts)
+        if document.merge_method == "passthrough" and plain and all(scale == scales[0] for scale in scales):
+            if document.tokenizer or document.tokenizer_source not in (None, "base"):
+                self.faults.append("a tokenizer of its own for slices of layers (it is the first model's)")
+            first = parts[0].sources[0].model_copy(update={"layer_range": None})
+            taken = replace(parts[0], sources=[first], base=None).recipe()
+            slices = [self.layers(part.sources[0]) for part in parts]
+            return {"slices": slices} | {key: taken[key] for key in ("args", "dtype", "chat_template") if key in taken}
+        recipes = [part.recipe() for part in parts]
+        if len(recipes) == 1:
+            return recipes[0]
+        around = self._around(recipes, "slices of layers that are merged one by one")
+        return {"slices": [{"model": self.step(recipe, "slice")} for recipe in recipes]} | around
+
+    def _layered(self, document: _Merge, modules: Mapping[str, Sequence[_Part]]) -> dict[str, Any]:
+        """Return modules that are merged in different ways: merges of whole models, laid over each other."""
+        first = document.base_model or next(iter(modules.values()))[0].sources[0].model
+        config = _config(first)
+        patterns = {name: _tensors_of(name, str(config.get("model_type"))) for name in modules}
+        reasons = [f"'{name}' is no module that is known here" for name in modules if not patterns[name]]
+        if not config:
+            reasons.append(f"the config.json of '{first}' is not here, and says what they are called")
+        elif any(not _in_place(parts, _counts(config)) for parts in modules.values()):
+            reasons.append("one has slices of layers that take another place or have lists over depth")
+        if reasons:
+            listed = ", ".join(f"`{name}`" for name in modules)
+            self.faults.append(f"modules that are merged in different ways ({listed}): {'; '.join(reasons)}")
+            return {}
+        order = sorted(modules, key=lambda name: (patterns[name] != "*", "merger" in patterns[name]))
+        merges = [
+            (name, only, part.recipe()) for name in order for only, part in _laid(modules[name], first, patterns[name])
+        ]
+        around = self._around([recipe for *_, recipe in merges], "modules that are merged in different ways")
+        below, _, recipe = merges[0]
+        for name, only, over in merges[1:]:
+            experts = {name: self.step(over, name)}
+            recipe = {"method": "passthrough", "base": self.step(recipe, below), "experts": experts, "only": only}
+            below = name
+        return recipe | around
+
+    def _around(self, parts: Sequence[dict[str, Any]], of_what: str) -> dict[str, Any]:
+        """Take from the parts of a merge what belongs to the whole."""
+        around: dict[str, Any] = {
+            key: part.pop(key) for part in parts for key in ("dtype", "chat_template", "tokenizer") if key in part
+        }
+        if "tokenizer" in around:
+            self.faults.append(f"a tokenizer for {of_what}")
+        return around
+
+    def layers(self, source: _Source) -> dict[str, Any]:
+        """Return layers of a model as an entry of `slices`."""
+        layers = {"layers": list(source.layer_range)} if source.layer_range else {}
+        return {"model": self.path(source.model), **layers}
+
+    def path(self, model: str) -> str:
+        """Return a model's path: a step where it names a merge, or is a model with an adapter."""
+        base, plus, adapter = model.partition("+")
+        base = PREFIX + self.names[base] if base in self.names else base
+        if not plus:
+            return base
+        step = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": base, "experts": {"adapter": adapter}}
+        return self.step(step, f"{Path(base.removeprefix(PREFIX)).name}_{Path(adapter).name}")
+
+    def step(self, step: Any, name: str) -> str:
+        """Return the path of a step: of an equal one, or of a new one with about this name."""
+        same = next((there for there, value in self.steps.items() if value == step), None)
+        if same is None:
+            self.steps[same := _free(name, {*self.steps, *self.names.values()})] = step
+        return PREFIX + same
 
     def _mixture(self, document: _Mixture) -> dict[str, Any]:
         """Return a configuration of mergekit-moe as a recipe."""
         if document.gate_mode not in _ROUTERS:
             self.faults.append(f"gate_mode: {document.gate_mode}")
-        rows = _ROUTERS.get(document.gate_mode, "")
-        self.notes.append(f"router rows are {rows}; the architecture is the base's")
-        mixture: dict[str, Any] = {"base": self._path(document.base_model), "gate": document.gate_mode}
-        mixture["experts"] = [self._expert(expert) for expert in document.experts]
+        self.notes.append(f"router rows are {_ROUTERS.get(document.gate_mode, '')}; the architecture is the base's")
+        mixture: dict[str, Any] = {"base": self.path(document.base_model), "gate": document.gate_mode}
+        mixture["experts"] = [self._expert(expert, "noise_scale", "residual_scale") for expert in document.experts]
         if document.experts_per_token is not None:
             mixture["experts_per_token"] = document.experts_per_token
         shared = document.shared_experts or []
         for expert in shared[:1]:
             scale = 1.0 if expert.residual_scale is None else expert.residual_scale
-            mixture["shared"] = {"model": self._path(expert.source_model), "scale": scale}
+            mixture["shared"] = {"model": self._expert(expert, "noise_scale")["model"], "scale": scale}
             self.notes.append("the gate of the shared expert is open by half, whatever the prompts")
         if len(shared) > 1:
             self.faults.append("a second shared expert")
         return {"mixture": mixture, **({"dtype": document.dtype} if document.dtype else {})}
 
-    def _expert(self, expert: _Expert) -> dict[str, Any]:
-        self.faults += [f"`{key}` of an expert" for key in ("noise_scale", "residual_scale") if getattr(expert, key)]
+    def _expert(self, expert: _Expert, *refused: str) -> dict[str, Any]:
+        self.faults += [f"`{key}` of an expert" for key in refused if getattr(expert, key)]
         prompts = {"prompts": expert.positive_prompts, "negative_prompts": expert.negative_prompts}
-        return {key: value for key, value in prompts.items() if value} | {"model": self._path(expert.source_model)}
+        return {key: value for key, value in prompts.items() if value} | {"model": self.path(expert.source_model)}
 
 
 @dataclass
-class _One:
-    """One merge of mergekit on its way to a recipe.
+class _Part:
+    """One slice of the result on its way to a recipe.
 
     Attributes:
-        models: Parameters of each model, by path.
-        scopes: Parameters of all models, those that win first.
-        notes: What means something else here; added to.
-        faults: What is left out; added to.
+        sources: Models whose layers are merged, with all parameters that count for them.
+        shared: Parameters of all sources.
+        whole: Whether it is the whole model.
+        models: Parameters of each model, by its path in the recipe.
+        experts: Paths of those that are merged, by name.
     """
 
+    work: _Conversion
     document: _Merge
-    models: Mapping[str, Mapping[str, Any]]
-    scopes: Sequence[Mapping[str, Any]]
+    sources: Sequence[_Source]
+    shared: Scope
     base: str | None
-    notes: list[str]
-    faults: list[str]
+    whole: bool
+    models: dict[str, Scope] = field(default_factory=dict, compare=False)
+    experts: dict[str, str] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
-        self.theirs = self.document.merge_method
-        self.here = METHODS[self.theirs]
-        self.experts = self._experts()
+        self.theirs, self.here = self.document.merge_method, METHODS[self.document.merge_method]
+        self.scopes = [self.shared, *(source.parameters for source in self.sources)]
+        self.note, self.fault = self.work.notes.append, self.work.faults.append
 
     def recipe(self) -> dict[str, Any]:
-        """Return the recipe."""
-        self._unread()
+        """Return a merge of the whole models, or of the layers of each."""
+        return (self if self.whole else self._of_layers())._recipe()
+
+    def _of_layers(self) -> _Part:
+        """Return a slice of layers as one that its merge by itself reads alike."""
+        lengths = {stop - start for source in self.sources for start, stop in [source.layer_range or (0, 0)]}
+        if len(lengths) > 1:
+            self.fault("a slice whose sources have different numbers of layers (mergekit refuses it, too)")
+        settings = [setting for scope in self.scopes for setting in scope.values()]
+        if any(re.search(r"\b\d", name) for setting in settings for name, _ in setting):
+            self.fault("a filter that names a layer's number, for slices of layers")
+        if lengths != {1} or not any(map(_over_depth, settings)):
+            return self
+        self.note("a list over depth in a slice of one layer is its last value; in mergekit only in that layer")
+        shared, *last = (
+            {key: tuple((name, values[-1:]) for name, values in setting) for key, setting in scope.items()}
+            for scope in self.scopes
+        )
+        sources = [
+            each.model_copy(update={"parameters": scope}) for each, scope in zip(self.sources, last, strict=True)
+        ]
+        return replace(self, sources=sources, shared=shared)
+
+    def _recipe(self) -> dict[str, Any]:
+        paths = [self.work.step([self.work.layers(source)], "layers") if source.layer_range else
+                 self.work.path(source.model) for source in self.sources]  # fmt: skip
+        for path in sorted({path for path in paths if paths.count(path) > 1}):
+            self.fault(f"the model '{path}' twice in one merge (mergekit refuses it, too)")
+        self.models = {path: source.parameters for path, source in zip(paths, self.sources, strict=True)}
+        places = {source.model: path for path, source in zip(paths, self.sources, strict=True)}
+        if self.base and self.base not in places and not self.here.base_is_model:
+            self.fault(f"a slice without layers of the base '{self.base}'")
+        self.base = self.base and (places.get(self.base) or self.work.path(self.base))
+        self.experts = self._experts()
         if not self.experts:
-            self.faults.append("a merge of no models but the base: there is nothing to merge")
+            self.fault("a merge of no models but the base: there is nothing to merge")
             return {}
-        args = self._sum_arguments() if self.here.sums_task_vectors else self._arguments()
         recipe: dict[str, Any] = {"method": self.here.method}
         if self.base and not self.here.base_is_model:
             recipe["base"] = self.base
-        recipe["experts"] = self.experts
-        weights = self._weights() if "weight" in self.here.reads else {}
-        if any(weight != 1.0 for weight in weights.values()):
-            recipe["weights"] = weights
+        recipe["experts"], args = self.experts, self._arguments()
+        weights = self._of_each("weight", 1.0) if "weight" in self.here.reads else {}
+        if any(weight != _constant(1.0) for weight in weights.values()):
+            recipe["weights"] = {name: _written(weight) for name, weight in weights.items()}
         if args:
             recipe["args"] = args
         if dtype := self.document.out_dtype or self.document.dtype:
             recipe["dtype"] = dtype.removeprefix("torch.")
-        if any(_reaches_the_head(value) for value in (*weights.values(), *args.values())):
-            self.notes.append(
-                "a list over depth gives what follows the last block (final norm, head) its last value here, and "
-                "its first one in mergekit"
-            )
         self._tokens(recipe)
         return recipe
 
     def _experts(self) -> dict[str, str]:
-        """Return the experts by name."""
+        """Return the experts by name: the ends of their paths, or the paths where two end alike."""
         paths = list(self.models)
-        if self.theirs == "slerp":
-            if self.base is None:
-                self.faults.append("slerp without a `base_model` (mergekit refuses it, too)")
-            else:
-                paths = [self.base, *(path for path in paths if path != self.base)]
+        if self.theirs == "slerp" and self.base is None:
+            self.fault("slerp without a `base_model` (mergekit refuses it, too)")
+        elif self.theirs == "slerp":
+            paths = [str(self.base), *(path for path in paths if path != self.base)]
         elif not self.here.base_is_model:
             paths = [path for path in paths if path != self.base]
-        elif (
-            self.theirs == "linear"
-            and self.base in paths
-            and not any("weight" in scope for scope in (self.models[self.base], *self.scopes))
-        ):
+        elif self.theirs == "linear" and self.base in paths and "weight" not in self.models[self.base]:
             paths.remove(self.base)  # mergekit stops here; with a tokenizer the base is still of use
-            self.notes.append(f"`base_model` '{self.base}' has no weight: it is left out of the average")
-        names = [Path(path).stem if path.endswith(".safetensors") else Path(path).name for path in paths]
-        names = [name.removeprefix(PREFIX) for name in names]
-        names = ["base_model" if name == "base" else name for name in names]  # a recipe keeps `base` for the base
-        unique = len(set(names)) == len(names)
-        return {name if unique else path.replace("/", "_"): path for name, path in zip(names, paths, strict=True)}
+            self.note(f"`base_model` '{self.base}' has no weight: it is left out of the average")
+        plain = [path.removeprefix(PREFIX) for path in paths]
+        ends = [Path(path).stem if path.endswith(".safetensors") else Path(path).name for path in plain]
+        names = {"base": ""}  # a recipe keeps `base` for the base
+        for end, whole, path in zip(ends, plain, paths, strict=True):
+            name = end if len(set(ends)) == len(ends) else whole.replace("/", "_")
+            names[_free("base_model" if name == "base" else name, names)] = path
+        del names["base"]
+        return names
 
-    def _unread(self) -> None:
-        """Note the parameters that mergekit does not read for this method."""
-        keys = dict.fromkeys(key for scope in (*self.models.values(), *self.scopes) for key in scope)
-        self.notes += [f"mergekit's {self.theirs} does not read `{key}`: it is left out" for key in keys
-                       if key not in self.here.reads]  # fmt: skip
+    def _value(self, key: str, default: float | None = None, path: str | None = None) -> Setting:
+        """Return a parameter of all models, or of one, up to the value for all tensors; empty where there is none."""
+        given = (self.shared if path is None else self.models[path]).get(key, ())
+        closed = next((place for place, (name, _) in enumerate(given, 1) if name == "*"), None)
+        if closed is None and key in ("t", "weight") and given:
+            self.fault(f"`{key}` for tensors that none of its filters names (mergekit refuses it, too)")
+        elif closed is None and key in ("t", "weight"):
+            self.note(f"mergekit refuses {self.theirs} without `{key}`; here the default is taken")
+        if closed is None and default is not None:
+            given += _constant(default)
+        if any(
+            len(values) > 1 and (name == "*" or any(name in tail for tail in _TAILS)) for name, values in given[:closed]
+        ):
+            self.note(
+                "a list over depth gives what follows the last block (final norm, head) its last value here, and "
+                "its first one in mergekit"
+            )
+        return given[:closed]
 
-    def _value(self, key: str, default: Any = None, path: str | None = None) -> Any:
-        """Return a parameter of one model, or of all; filters of an outer scope stand behind those of an inner one."""
-        inner = [self.models.get(path, {})] if path is not None else []
-        filters: list[Any] = []
-        for scope in (*inner, *self.scopes):
-            if key not in scope:
-                continue
-            conditions = _conditions(scope[key])
-            if not conditions:
-                return [*filters, {"value": scope[key]}] if filters else scope[key]
-            filters += conditions
-            if any(condition.get("filter") in (None, "*") for condition in conditions):
-                return filters
-        if not filters:
-            return default
-        if key in ("t", "weight"):
-            self.faults.append(f"`{key}` for tensors that none of its filters names (mergekit refuses it, too)")
-        return filters if default is None else [*filters, {"value": default}]
+    def _of_each(self, key: str, default: float) -> dict[str, Setting]:
+        return {name: self._value(key, default, path) for name, path in self.experts.items()}
 
     def _flag(self, key: str, default: bool) -> bool:
         """Return a parameter that is true or false for the whole model."""
-        values = set(_numbers(self._value(key, default)))
+        values = set(_numbers([self._value(key, default)]))
         if len(values) > 1 or not values <= {0, 1}:
-            self.faults.append(f"`{key}` that is not true or false for the whole model")
+            self.fault(f"`{key}` that is not true or false for the whole model")
         return bool(values.pop())
 
-    def _constant(self, key: str, default: float) -> float:
-        value = self._value(key, default)
-        if isinstance(value, list | Mapping):
-            self.faults.append(f"`{key}` that varies over the model")
-            return default
-        return float(value)
-
-    def _of_each(self, key: str, default: float) -> dict[str, Any]:
-        return {name: _mapped(self._value(key, default, path), float) for name, path in self.experts.items()}
-
-    def _weights(self) -> dict[str, Any]:
-        weights = {name: self._value("weight", path=path) for name, path in self.experts.items()}
-        return {name: 1.0 if value is None else _mapped(value, float) for name, value in weights.items()}
-
-    def _sum_arguments(self) -> dict[str, Any]:
-        """Return the arguments of methods that sum task vectors."""
-        method, reads = self.here.method, self.here.reads
-        args: dict[str, Any] = {"scale": _mapped(self._value("lambda", 1.0), float)}
-        dropped = "drop" in reads["density"]
-        if "reduce" in reads["normalize"]:
-            args["reduce"] = "weighted_mean" if self._flag("normalize", self.theirs in ("ties", "della")) else "sum"
-        elif self._flag("normalize", False):
-            args["normalize"] = True
-        if self.theirs != "task_arithmetic" and self._flag("rescale", dropped) != dropped:
-            rule = "what DARE and DELLA leave is always rescaled" if dropped else "nothing else is rescaled"
-            self.faults.append(f"rescale: {str(not dropped).lower()} ({rule})")
-        args |= self.here.fixed
-        if method == "ties":
-            args["keep"] = _by_expert(self._of_each("density", 1.0))
-        if dropped:
-            shares = self._of_each("density", 1.0)
-            args["drop"] = _by_expert({name: _mapped(share, _less) for name, share in shares.items()})
-            if any(_numbers(args["drop"])):
-                self.notes.append(
-                    "masks are drawn by another generator, and rescaled by 1/(1 - drop) instead of the L1 norm"
-                )
-        if "epsilon" in reads:
-            args["window"] = self._window(args["drop"])
-        if "gamma" in reads:
-            args |= self._cuts()
-        return args
-
-    def _window(self, drop: Any) -> Any:
-        """Return DELLA's window, which all models share."""
-        widths = list(self._of_each("epsilon", 0.15).values())
-        drops = list(_numbers(drop))
-        if not any(drops):
-            return 0.0  # at density 1 nothing is dropped, whatever epsilon says
-        if any(width != widths[0] for width in widths):
-            self.faults.append("epsilon that differs between models")
-        window = _mapped(widths[0], lambda epsilon: round(2 * epsilon, 12))
-        if 0 in drops and any(_numbers(window)):
-            self.faults.append("a density of 1 with smaller ones, unless epsilon is 0 (all models have one window)")
-        return window
-
-    def _cuts(self) -> dict[str, Any]:
-        """Return the shares of smallest and largest entries that each expert loses; the density is kept in any case."""
-        cuts: dict[str, dict[str, Any]] = {"beta": {}, "gamma": {}}
-        for name, path in self.experts.items():
-            density, gamma = self._value("density", 1.0, path), self._value("gamma", 0.01, path)
-            least = min(max(0.0, _less(share)) for share in _numbers(density))  # the smallest share that goes
-            if isinstance(gamma, list | Mapping):
-                self.faults.append("breadcrumbs with a gamma that varies over the model")
-                gamma = 0.0
-            elif isinstance(density, list | Mapping) and gamma > least:
-                self.faults.append("breadcrumbs with a density that varies over the model and exceeds 1 - gamma")
-            most = round(min(float(gamma), least), 12)
-            cuts["gamma"][name] = most
-            cuts["beta"][name] = _mapped(density, partial(_smallest, most))
-        self.notes.append("each cut of breadcrumbs is rounded to whole entries, in mergekit the number that is kept")
-        return {key: _by_expert(values) for key, values in cuts.items()}
-
     def _arguments(self) -> dict[str, Any]:
-        """Return the arguments of all other methods."""
-        args: dict[str, Any] = dict(self.here.fixed)
-        for key, text in self.here.reads.items():
-            if not re.fullmatch(r"\w+", text) or text in ("weights", "normalize"):
-                continue
-            path = next(iter(self.experts.values())) if self.theirs == "passthrough" else None
-            if (value := self._value(key, path=path)) is not None:
-                args[text] = _mapped(value, int if text == "iterations" else float)
-        if "normalize" in self.here.reads.values():
-            key = next(key for key, text in self.here.reads.items() if text == "normalize")
-            args |= {} if self._flag(key, True) else {"normalize": False}
+        """Return the method's arguments."""
+        args = dict(self.here.fixed)
         if self.theirs in ("nuslerp", "multislerp"):
             args["on"] = "task_vectors" if self.base else "weights"
-        if self.theirs == "nuslerp":
-            rows, flat = self._flag("nuslerp_row_wise", False), self._flag("nuslerp_flatten", True)
-            args["vectors"] = "tensor" if flat else "columns" if rows else "rows"
+        for key, here in self.here.reads.items():
+            args |= self._argument(key, here)
         if self.theirs == "model_stock":
-            if self._flag("filter_wise", False):
-                args["vectors"] = "rows"
-            self.notes.append(
-                "where task vectors point apart (a negative mean cosine), the base's weights stay as they are"
-            )
-        if self.theirs == "multislerp" and self._constant("eps", 1e-8) != 1e-8:
-            self.faults.append("eps of multislerp")
+            self.note("where task vectors point apart (a negative mean cosine), the base's weights stay as they are")
         return args
+
+    def _argument(self, key: str, here: str) -> dict[str, Any]:
+        """Convert one parameter of mergekit; empty where it is none by itself."""
+        match key:
+            case "density" if here:
+                return self._sparsity(here)
+            case "rescale" if self.theirs != "task_arithmetic":
+                dropped = "drop" in self.here.reads["density"]
+                if self._flag(key, dropped) != dropped and any(
+                    share < 1 for share in _numbers(self._shares().values())
+                ):
+                    rule = "what DARE and DELLA leave is always rescaled" if dropped else "nothing else is rescaled"
+                    self.fault(f"rescale: {str(not dropped).lower()} ({rule})")
+            case "normalize" | "normalize_weights" if here == "normalize":
+                default = not self.here.sums_task_vectors
+                return {} if (on := self._flag(key, default)) == default else {here: on}
+            case "normalize":
+                return {"reduce": "weighted_mean" if self._flag(key, self.theirs in ("ties", "della")) else "sum"}
+            case "nuslerp_flatten":
+                rows, flat = self._flag("nuslerp_row_wise", False), self._flag(key, True)
+                return {"vectors": "tensor" if flat else "columns" if rows else "rows"}
+            case "filter_wise":
+                return {"vectors": "rows"} if self._flag(key, False) else {}
+            case "eps" if self._value(key, 1e-8) != _constant(1e-8):
+                self.fault("eps of multislerp")
+            case _ if here.isidentifier() and here not in ("weights", "gamma"):
+                path = next(iter(self.experts.values())) if key == "scale" else None
+                if value := self._value(key, 1.0 if key == "lambda" else None, path):
+                    value = _capped(value) if here == "keep" else value
+                    return {here: _written(_mapped(value, _integer) if here == "iterations" else value)}
+        return {}
+
+    def _shares(self) -> dict[str, Setting]:
+        """Return the density of each expert."""
+        return {name: _capped(share) for name, share in self._of_each("density", 1.0).items()}
+
+    def _sparsity(self, here: str) -> dict[str, Any]:
+        """Return the arguments that say which entries of each task vector stay."""
+        shares = self._shares()
+        if here == "keep":
+            return {here: _by_expert(shares)}
+        if "beta" in here:
+            return self._cuts(shares)
+        drops = {name: _mapped(share, _less) for name, share in shares.items()}
+        if any(_numbers(drops.values())):
+            self.note("masks are drawn by another generator, and rescaled by 1/(1 - drop) instead of the L1 norm")
+        window = {"window": self._window(_numbers(drops.values()))} if "epsilon" in self.here.reads else {}
+        return {"drop": _by_expert(drops)} | window
+
+    def _window(self, drops: Sequence[float]) -> Any:
+        """Return DELLA's window, which all models share."""
+        first, *others = self._of_each("epsilon", 0.15).values()
+        if not any(drops):
+            return 0.0  # at density 1 nothing is dropped, whatever epsilon says
+        if any(width != first for width in others):
+            self.fault("epsilon that differs between models")
+        if 0 in drops and any(_numbers([first])):
+            self.fault("a density of 1 with smaller ones, unless epsilon is 0 (all models have one window)")
+        return _written(_mapped(first, lambda epsilon: round(2 * epsilon, 12)))
+
+    def _cuts(self, shares: Mapping[str, Setting]) -> dict[str, Any]:
+        """Return the shares of smallest and largest entries that each expert loses; the density is kept in any case."""
+        betas, gammas = {}, {}
+        for name, share in shares.items():
+            gamma, *more = dict.fromkeys(_numbers([self._value("gamma", 0.01, self.experts[name])]))
+            least = min(max(0.0, _less(number)) for number in _numbers([share]))  # the smallest share that goes
+            if more:
+                self.fault("breadcrumbs with a gamma that varies over the model")
+            elif len(_numbers([share])) > 1 and gamma > least:
+                self.fault("breadcrumbs with a density that varies over the model and exceeds 1 - gamma")
+            most = round(min(gamma, least), 12)
+            gammas[name] = _constant(most)
+            betas[name] = _mapped(share, partial(_least, most))
+        self.note("each cut of breadcrumbs is rounded to whole entries, in mergekit the number that is kept")
+        return {"beta": _by_expert(betas), "gamma": _by_expert(gammas)}
 
     def _tokens(self, recipe: dict[str, Any]) -> None:
         """Carry over whose tokenizer and chat template the result has."""
-        tokenizer = self.document.tokenizer
-        source = tokenizer.source if tokenizer is not None else self.document.tokenizer_source
-        if source == "base" and self.base and self.base not in self.experts.values():
-            recipe.setdefault("base", self.base)  # nothing else is read of it where only models are averaged
         names = {path: name for name, path in self.experts.items()}
+        tokenizer, template = self.document.vocabulary, self.document.chat_template
+        if tokenizer and tokenizer.source == "base" and self.base and self.base not in names:
+            recipe.setdefault("base", self.base)  # nothing else is read of it where only models are averaged
         names |= {str(recipe["base"]): "base"} if "base" in recipe else {}
 
-        def named(model: str) -> str:
-            path = model.removeprefix("model:")
-            if model not in ("base", "union") and path not in names:
-                self.faults.append(f"the tokenizer of '{path}', which is not among the models")
-            return names.get(path, model)
+        def named(text: str) -> str:
+            path = str(self.base) if text == "base" else self.work.path(text.removeprefix("model:"))
+            if path not in names and text not in ("base", "union"):
+                self.fault(f"the tokenizer of '{path}', which is not among the models")
+            return names.get(path, text)
 
-        if source is not None:
+        if tokenizer is not None:
             # Rows that no token uses go, as in mergekit; `rows_wanted` keeps them by default.
-            rows = (tokenizer.pad_to_multiple_of if tokenizer is not None else None) or 1
-            recipe["tokenizer"] = {"source": named(source), "pad_to_multiple_of": rows}
+            rows = tokenizer.pad_to_multiple_of or 1
+            recipe["tokenizer"] = {"source": named(tokenizer.source), "pad_to_multiple_of": rows}
             if rows > 1:
-                self.notes.append(
-                    "rows that no token uses are merged where models have them; in mergekit they are means"
-                )
-            tokens = (tokenizer.tokens if tokenizer is not None else None) or {}
-            if tokens:
-                recipe["tokenizer"]["tokens"] = {token: _token(record, named) for token, record in tokens.items()}
-        template = self.document.chat_template
+                self.note("rows that no token uses are merged where models have them; in mergekit they are means")
+            if tokenizer.tokens:
+                recipe["tokenizer"]["tokens"] = {name: _token(token, named) for name, token in tokenizer.tokens.items()}
         if template == "auto" or template in NAMED or (template and ("{" in template or template.endswith(".jinja"))):
             recipe["chat_template"] = template
         elif template:
-            self.faults.append(f"chat_template: {template}, which is not known here (give its Jinja text or file)")
+            self.fault(f"chat_template: {template}, which is not known here (give its Jinja text or file)")
 
 
 def _token(token: _Token, named: Callable[[str], str]) -> dict[str, Any]:
+    """Return a token with the models' names here; mergekit adds one that no vocabulary has."""
     source = token.source
-    if isinstance(source, Mapping) and "kind" in source:
-        source = {**source, "model": named(_reference(source["model"]))} if "model" in source else source
-    elif source is not None:
-        source = named(_reference(source))
-    return ({"source": source} if source is not None else {}) | ({"force": True} if token.force else {}) | {"new": True}
+    if isinstance(source, Mapping):
+        source = {key: named(value) if key == "model" else value for key, value in source.items()}
+    written = {"source": named(source) if isinstance(source, str) else source, "force": token.force, "new": True}
+    return {key: value for key, value in written.items() if value}
 
 
-def _conditions(setting: Any) -> list[Any]:
-    """Return the filters of a parameter with their values; none where it is a number or numbers over depth."""
-    listed = setting if isinstance(setting, list) else [setting]
-    if not any(isinstance(part, Mapping) for part in listed):
-        return []
-    return [part if isinstance(part, Mapping) else {"value": part} for part in listed]
-
-
-def _reaches_the_head(setting: Any) -> bool:
-    """Whether what stands behind the blocks may take its value from a list over depth."""
-    if isinstance(setting, Mapping) and "value" not in setting:  # by expert
-        return any(map(_reaches_the_head, setting.values()))
-    if conditions := _conditions(setting):
-        return any(
-            _names_a_tail(condition.get("filter")) and over_depth(condition["value"]) for condition in conditions
-        )
-    return over_depth(setting)
-
-
-def _names_a_tail(pattern: Any) -> bool:
-    """Whether a filter, or none, is part of what a final norm or a head is called."""
-    return pattern in (None, "*") or any(str(pattern) in name for name in _TAILS)
-
-
-def _last_values(scope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters with the last value of each list over depth."""
-
-    def last(setting: Any) -> Any:
-        if conditions := _conditions(setting):
-            return [{**condition, "value": last(condition["value"])} for condition in conditions]
-        return setting[-1] if isinstance(setting, list) else setting
-
-    return {key: last(setting) for key, setting in scope.items()}
+# What final norms and heads are called.
+_TAILS = (
+    *("model.norm.weight", "lm_head.weight", "model.final_layernorm.weight", "transformer.ln_f.bias"),
+    "embed_out.weight",
+)
 
 
 def _tensors_of(module: str, model_type: str) -> str:
     """Return the pattern of a module's tensors, where it stands over modules with all the rest; empty if not known."""
-    visual = model_type.startswith("qwen")
     patterns = dict.fromkeys(("default", "text_decoder", "shared"), "*")
     apart = ("vision_tower", "vision_model", "multi_modal_projector", "encoder", "decoder")
     patterns |= {name: f"*{name}.*" for name in apart}
-    patterns |= {"vision_tower": "*visual.*", "multi_modal_projector": "*visual.*merger*"} if visual else {}
+    if model_type.startswith("qwen"):
+        patterns |= {"vision_tower": "*visual.*", "multi_modal_projector": "*visual.*merger*"}
     return patterns.get(module, f"{module}.*" if "." in module else "")
+
+
+def _in_place(parts: Sequence[_Part], counts: Collection[int]) -> bool:
+    """Whether slices are a module's layers in their order, of all models alike, without lists over depth."""
+    end = 0
+    for part in parts if not parts[0].whole else ():
+        settings = [setting for scope in part.scopes for setting in scope.values()]
+        ranges = {source.layer_range or (0, 0) for source in part.sources}
+        if ranges != {(end, stop := max(ranges)[1])} or any(map(_over_depth, settings)):
+            return False
+        end = stop
+    return parts[0].whole or end in counts
+
+
+def _laid(parts: Sequence[_Part], model: str, pattern: str) -> Iterator[tuple[list[str], _Part]]:
+    """Yield merges of whole models with the tensors that a module has of each, those that win last.
+
+    Args:
+        model: One that has the module.
+        pattern: Of the module's tensors.
+    """
+    laid = [
+        replace(part, sources=[each.model_copy(update={"layer_range": None}) for each in part.sources], whole=True)
+        for part in parts
+    ]
+    yield [pattern], laid[0]
+    if parts[0].whole:
+        return
+    names = fnmatch.filter(open_checkpoint(Path(model).expanduser()), pattern)
+    blocks = {name: match for name in names if (match := BLOCK.match(name))}
+    if behind := [name for name in names if name not in blocks and _BEHIND.search(name)]:
+        yield behind, laid[-1]
+    for part, whole in zip(parts, laid, strict=True):
+        inside = range(*(part.sources[0].layer_range or (0, 0)))
+        yield sorted({f"{match[0]}*" for match in blocks.values() if int(match[2]) in inside}), whole
+
+
+# What follows the blocks of a module.
+_BEHIND = re.compile(r"lm_head|norm\.(?:weight|bias)$|layernorm_post|vision_adapter")
 
 
 def _config(path: str) -> dict[str, Any]:
@@ -836,16 +833,12 @@ def _config(path: str) -> dict[str, Any]:
     return read_json_if_whole(Path(path).expanduser() / "config.json")
 
 
-def _counts(path: str) -> set[int]:
-    """Return the numbers of blocks that a model folder's config.json says of its parts; none where it is not here."""
-
-    def inside(config: Any) -> Iterator[int]:
-        if isinstance(config, dict):
-            yield from (config[key] for key in (*COUNTS, "depth") if isinstance(config.get(key), int))
-            for part in config.values():
-                yield from inside(part)
-
-    return set(inside(_config(path)))
+def _counts(config: Any) -> set[int]:
+    """Return the numbers of blocks that a config.json says of a model's parts."""
+    if not isinstance(config, dict):
+        return set()
+    counts = {config[key] for key in (*COUNTS, "depth") if isinstance(config.get(key), int)}
+    return counts.union(*map(_counts, config.values()))
 
 
 # What a router's rows are for each `gate_mode`.
@@ -857,28 +850,50 @@ _ROUTERS = {
 }
 
 
+def _constant(number: float) -> Setting:
+    return (("*", (number,)),)
+
+
+def _capped(share: Setting) -> Setting:
+    """Return a share of entries that are kept, where above 1 all are."""
+    return share if _over_depth(share) else _mapped(share, lambda number: min(number, 1.0))
+
+
 def _less(share: float) -> float:
     return round(1 - share, 12)
 
 
-def _smallest(gamma: float, density: float) -> float:
-    return round(max(0.0, 1 - density - gamma), 12)
+def _least(most: float, share: float) -> float:
+    return round(max(0.0, 1 - share - most), 12)
 
 
-def _mapped(setting: Any, function: Callable[[float], float]) -> Any:
-    """Return a value with every number of it changed."""
-    if isinstance(setting, Mapping):
-        return {**setting, "value": _mapped(setting["value"], function)}
-    return [_mapped(part, function) for part in setting] if isinstance(setting, list) else function(setting)
+def _integer(number: float) -> float:
+    return int(number) if number.is_integer() else number
 
 
-def _numbers(setting: Any) -> list[Any]:
-    if isinstance(setting, Mapping):
-        return _numbers([value for key, value in setting.items() if key != "filter"])
-    return [n for part in setting for n in _numbers(part)] if isinstance(setting, list | tuple) else [setting]
+def _numbers(settings: Iterable[Setting]) -> list[float]:
+    return [number for setting in settings for _, values in setting for number in values]
 
 
-def _by_expert(values: dict[str, Any]) -> Any:
+def _over_depth(setting: Setting) -> bool:
+    return any(len(values) > 1 for _, values in setting)
+
+
+def _mapped(setting: Setting, function: Callable[[float], float]) -> Setting:
+    """Return a parameter with every number of it changed."""
+    return tuple((name, tuple(map(function, values))) for name, values in setting)
+
+
+def _written(setting: Setting) -> Any:
+    """Return a parameter as a recipe has it."""
+    plain = [values[0] if len(values) == 1 else list(values) for _, values in setting]
+    listed = [{"value": value} if name == "*" else {"filter": name, "value": value}
+              for (name, _), value in zip(setting, plain, strict=True)]  # fmt: skip
+    return plain[0] if setting[0][0] == "*" else listed
+
+
+def _by_expert(settings: Mapping[str, Setting]) -> Any:
     """Return one value where all experts have the same."""
-    listed = list(values.values())
-    return listed[0] if all(value == listed[0] for value in listed) else values
+    first, *others = settings.values()
+    alike = all(other == first for other in others)
+    return _written(first) if alike else {name: _written(setting) for name, setting in settings.items()}

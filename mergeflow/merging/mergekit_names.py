@@ -28,6 +28,11 @@ class Counterpart:
         return "lambda" in self.reads
 
     @property
+    def by_model(self) -> set[str]:
+        """The parameters that each model may have by itself."""
+        return {"weight", *(("density", "gamma", "epsilon") if self.sums_task_vectors else ("scale",))}
+
+    @property
     def label(self) -> str:
         """The method's name here, with the arguments that make it the same."""
         extra = ", ".join(f"{key}: {value}" for key, value in self.fixed.items())

@@ -265,7 +265,7 @@ PAIR = {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}]}
                 "merge_method": "dare_ties",
                 "base_model": "a",
                 "models": [{"model": "b"}],
-                "parameters": {"rescale": False},
+                "parameters": {"rescale": False, "density": 0.5},
             },
             "rescale: false",
         ),
@@ -301,6 +301,18 @@ PAIR = {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}]}
             "a tokenizer of its own for slices",
         ),
         ({"gate_mode": "uniform_random", "base_model": "a", "experts": []}, "gate_mode: uniform_random"),
+        (
+            {"base_model": "a", "experts": [], "shared_experts": [{"source_model": "b", "noise_scale": 0.1}]},
+            "`noise_scale` of an expert",
+        ),
+        (
+            {
+                "merge_method": "passthrough",
+                "slices": [{"sources": [{"model": "a", "layer_range": [at, 4]}]} for at in (0, 2)],
+                "parameters": {"scale": [{"filter": "layers.3.", "value": 0.5}, {"value": 1}]},
+            },
+            "a filter that names a layer's number",
+        ),
     ],
 )
 def test_what_cannot_be_carried_over_is_named(config, message):
@@ -344,6 +356,10 @@ def test_what_cannot_be_carried_over_is_named(config, message):
             {"models": [{"model": "a", "parameters": {"weight": [{"filter": "mlp"}, {"value": 1}]}}]},
             "models.0.parameters.weight: expected a number",
         ),
+        ({"parameters": {"weight": [{"filter": 3, "value": 0.3}, 1]}}, "parameters.weight: expected .*'filter': 3"),
+        ({"parameters": {"weight": [[0.1, 0.2], 0.3]}}, r"parameters.weight: expected .* found \[\[0.1"),
+        ({"tokenizer": {"tokens": {"<a>": {"source": 7}}}}, "tokenizer.tokens.<a>.source: expected a path, .* found 7"),
+        ({"tokenizer": {"tokens": {"<a>": {"source": {"kind": "model_token", "model": 7}}}}}, "expected a path, .* 7"),
         ({"tokenizer": {"tokens": {"<a>": "b"}}}, "tokenizer.tokens.<a>: must be keys with values, found 'b'"),
         ({"tokenizer": ["union"]}, r"tokenizer: must be keys with values, found \['union'\]"),
     ],
@@ -452,6 +468,40 @@ def _slerp_base(document):
 
 def _as_base(available, name):
     return {**available, "base": available["first"]} if name == "second" else available
+
+
+@pytest.mark.parametrize(
+    ("name", "models", "tokenizer", "experts"),
+    [
+        ("my merge", ["my merge"], None, {"my-merge": "step:my-merge", "c": "c"}),
+        ("org/x", ["org/x"], "org/x", {"org-x": "step:org-x", "c": "c"}),
+        ("x", ["x+l/lora"], None, {"x_lora": "step:x_lora", "c": "c"}),
+        ("x", ["x", "x+l/lora"], "x", {"x": "step:x", "x_lora": "step:x_lora", "c": "c"}),
+    ],
+)
+def test_a_named_merge_may_have_any_name_an_adapter_and_the_tokenizer(name, models, tokenizer, experts):
+    """Adapters on merges read the path of that name, and merges were no owners of tokenizers."""
+    pair = {"merge_method": "linear", "parameters": {"weight": 1.0}}
+    last = {**pair, "models": [{"model": model} for model in (*models, "c")], "tokenizer_source": tokenizer}
+    recipe, _ = converted([{**pair, "name": name, "models": [{"model": "a"}, {"model": "b"}]}, last])
+    made = make_recipe(recipe)
+    assert recipe["experts"] == experts
+    if "x_lora" in recipe["steps"]:
+        assert dict(made.steps)["x_lora"].base == "step:x"
+    assert made.tokenizer is None or made.tokenizer.source == next(iter(experts))
+
+
+def test_two_merges_of_one_name_are_refused():
+    with pytest.raises(MergeflowError, match="several merges named 'x'"):
+        converted([{**PAIR, "name": "x"}, {**PAIR, "name": "x", "models": [{"model": "c"}]}, {**PAIR}])
+
+
+def test_every_model_is_an_expert_whatever_its_path():
+    """Of paths that end alike, one whose slashes read as another's underscores took its place."""
+    paths = ["x/m", "y/m", "x_m", "base", ".", "a b"]
+    recipe, _ = converted([{"merge_method": "karcher", "models": [{"model": path} for path in paths]}])
+    assert list(recipe["experts"].values()) == paths
+    make_recipe(recipe)
 
 
 def test_documents_without_one_result():
@@ -757,6 +807,10 @@ def test_modules_that_are_merged_alike_are_one_merge():
         ({"modules": {"default": {}}}, "nothing to merge|without a `base_model`"),
         ({"slices": [{"sources": []}]}, "slices.0.sources"),
         ({"models": [{"model": "a"}], "slices": [{"sources": [{"model": "a"}]}]}, "found models and slices"),
+        (
+            {"modules": {"default": {"models": [{"model": "a"}], "slices": [{"sources": [{"model": "a"}]}]}}},
+            "modules.default: give one of `models` and `slices`, found models and slices",
+        ),
     ],
 )
 def test_a_configuration_without_models_is_refused(method, change, message):
@@ -781,6 +835,59 @@ def test_parameters_that_a_method_does_not_read_are_left_out_with_a_note(method)
     recipe, more = converted([{**config, "models": models, "parameters": config["parameters"] | {"odd": [1, 2]}}])
     assert recipe == plain
     assert {f"mergekit's {method} does not read `{key}`: it is left out" for key in (*strange, "odd")} <= set(more)
+
+
+@pytest.mark.parametrize(
+    ("config", "note"),
+    [
+        ({"merge_method": "linear", "models": [{"model": "a"}, {"model": "b"}]}, "refuses linear without `weight`"),
+        (
+            {**PAIR, "models": [{"model": "b", "parameters": {"t": 0.3}}]},
+            "slerp does not read `t` of one model.*refuses slerp without `t`",
+        ),
+        (
+            {
+                "merge_method": "linear",
+                "slices": [
+                    {"sources": [{"model": model, "layer_range": [at, at + 1]} for model in models]}
+                    for at, models in enumerate(("a", "ab"))
+                ],
+                "parameters": {"weight": 1},
+            },
+            "as many of them as the first slice has",
+        ),
+        ({**PAIR, "models": None, "modules": {"text_decoder": {"models": [{"model": "b"}]}}},
+         "`text_decoder` is taken for the whole model"),
+    ],
+)  # fmt: skip
+def test_what_mergekit_refuses_or_does_by_halves_is_noted(config, note):
+    """All were carried over without a word, with defaults that the configuration does not name."""
+    recipe, notes = converted([config])
+    make_recipe(recipe)
+    assert re.search(note, " ".join(notes))
+
+
+def test_a_density_of_1_or_more_leaves_nothing_to_rescale():
+    models = [{"model": "a", "parameters": {"weight": 0.5, "density": 1.5}}]
+    for method, rescale in (("ties", True), ("dare_ties", False), ("della", False)):
+        config = {"merge_method": method, "base_model": "o", "models": models, "parameters": {"rescale": rescale}}
+        recipe, _ = converted([config])
+        arguments = make_recipe(recipe).call().arguments
+        assert (arguments.keep if method == "ties" else 1 - arguments.drop) == 1.0
+    recipe, _ = converted([{"merge_method": "sce", "base_model": "o", "models": [*models, {"model": "b"}],
+                            "parameters": {"select_topk": 2}}])  # fmt: skip
+    assert make_recipe(recipe).call().arguments.keep == 1.0
+
+
+@pytest.mark.parametrize("count", [".inf", "2.5"])
+def test_a_number_of_iterations_that_is_none_is_refused(count):
+    """2.5 was taken for 2, infinity was a traceback."""
+    models = [{"model": "a"}, {"model": "b"}]
+    recipe, _ = converted(
+        [{"merge_method": "karcher", "models": models, "parameters": {"max_iter": float(yaml.safe_load(count))}}]
+    )
+    with pytest.raises(MergeflowError, match="iterations: must be a"):
+        make_recipe(recipe)
 
 
 def test_the_base_is_one_of_the_models_of_karcher_and_of_linear_with_a_common_weight():
@@ -810,7 +917,7 @@ def test_the_same_model_twice_is_refused():
 
 
 def test_a_key_that_mergekit_does_not_know_is_noted():
-    recipe, notes = converted([{**PAIR, "random_seed": 3}])
+    recipe, notes = converted([{**PAIR, "parameters": {"t": 0.5}, "random_seed": 3}])
     assert "random_seed" not in recipe
     assert notes == ["`random_seed` means nothing to mergekit, and is left out"]
 
@@ -861,26 +968,39 @@ modules:
   vision_tower: {models: [{model: a, parameters: {weight: [0, 1]}}, {model: b}], parameters: {normalize: true}}
   text_decoder: {models: [{model: a, parameters: {weight: 0.7}}, {model: b}]}
 """
+SLICED = """
+    slices:
+      - {sources: [{model: base, layer_range: [0, 2]}, {model: a, layer_range: [0, 2], parameters: {weight: 0.7}}]}
+      - sources: [{model: b, layer_range: [2, 5]}, {model: base, layer_range: [2, 5]}]
+        parameters: {weight: [{filter: layers.3, value: 0.2}, {value: 0.8}]}
+"""
 
 
-def test_modules_that_are_merged_in_different_ways_are_laid_over_each_other(tmp_path):
-    """Each module's tensors have its own models and parameters, and depth runs over its own blocks."""
-    names = [*TOWERS, "multi_modal_projector.linear_1.weight", "lm_head.weight"]
+@pytest.mark.parametrize("text", [APART, APART.partition(" {models: [{model: a, parameters: {weight: 0.7")[0] + SLICED])
+def test_modules_that_are_merged_in_different_ways_are_laid_over_each_other(tmp_path, text):
+    """Each module's tensors have its own models, slices and parameters, and depth runs over its own blocks."""
+    outside = ["lm_head.weight", "language_model.norm.weight", "language_model.embed_tokens.weight"]
+    names = [*TOWERS, "multi_modal_projector.linear_1.weight", *outside]
     generator = torch.Generator().manual_seed(0)
     states = {model: {name: torch.randn(4, 4, generator=generator).double() for name in names}
               for model in ("base", "a", "b")}  # fmt: skip
-    config = yaml.safe_load(APART)
+    config = yaml.safe_load(text)
     text = json.dumps(config)
     for model, state in states.items():
         (tmp_path / model).mkdir()
         write_checkpoint(tmp_path / model / "model.safetensors", state)
-        (tmp_path / model / "config.json").write_text(json.dumps({"model_type": "mistral3"}))
+        (tmp_path / model / "config.json").write_text(
+            json.dumps({"model_type": "mistral3", "text_config": {"num_hidden_layers": LAYERS}})
+        )
         text = text.replace(f'model": "{model}"', f'model": "{tmp_path}/{model}"')
     recipe, _ = converted([json.loads(text)])
     made = merge(make_recipe({**recipe, "out": str(tmp_path / "out")}))
     with open_checkpoint(made.path) as merged:
         for name in names:
             module = config["modules"].get(name.partition(".")[0], config["modules"]["text_decoder"])
+            if slices := module.get("slices"):
+                last = not ("embed" in name or ".layers.0." in name or ".layers.1." in name)
+                module = slices[last] | {"models": slices[last]["sources"]}
             plain = {**config, **module, "parameters": config["parameters"] | module.get("parameters", {})}
             expected = theirs(plain, states, name)
             torch.testing.assert_close(merged[name], expected, rtol=1e-9, atol=1e-9)

@@ -207,16 +207,21 @@ OF_MODULES = {
 }
 
 
+@pytest.mark.parametrize("sliced", [False, True])
 @pytest.mark.parametrize("kind", OF_MODULES)
-def test_modules_that_are_merged_in_different_ways(peer: str, tmp_path: Path, kind: str) -> None:
-    """Each of three modules has models and parameters of its own."""
+def test_modules_that_are_merged_in_different_ways(peer: str, tmp_path: Path, kind: str, sliced: bool) -> None:
+    """Each of three modules has models and parameters of its own, one perhaps other models in each block."""
     family, modules = OF_MODULES[kind]
     for seed, name in enumerate(("base", "a", "b")):
         save_random(tmp_path / name, kind, family, seed)
     both = [{"model": "a", "parameters": {"weight": 0.7}}, {"model": "b"}]
+    in_place = [
+        {"sources": [{**source, "layer_range": [at, at + 1]} for source in (*both[:count], {"model": "base"})]}
+        for at, count in enumerate((2, 1))
+    ]
     parts: list[dict[str, Any]] = [
         {"models": both, "parameters": {"normalize": True}},
-        {"models": both, "parameters": {"density": 0.4}},
+        {"slices": in_place} if sliced else {"models": both, "parameters": {"density": 0.4}},
         {"models": both[:1]},
     ]
     config = {"merge_method": "ties", "base_model": "base", "parameters": {"weight": 0.5, "normalize": False}}
