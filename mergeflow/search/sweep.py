@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints import LazyStateDict, fingerprint, write_text
+from mergeflow.checkpoints.formats import local_folder
 from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.scoring import Score, score_of
@@ -483,8 +484,13 @@ def run_sweep(
         call = configure(winner.method, winner.args)
         if sweep.test:
             board.check_choice(call)  # before the files of the first choice are written over
-        whole = sweep.tokenizer is None and sweep.chat_template is None
-        out = place / ("merged.safetensors" if whole else "merged")
+        model = local_folder(sweep.base)
+        is_folder = (
+            sweep.tokenizer is not None
+            or sweep.chat_template is not None
+            or (model is not None and (model / "config.json").is_file())
+        )
+        out = place / ("merged" if is_folder else "merged.safetensors")
         recipe = sweep.recipe(winner.method, winner.args, out=str(out))
         result = SweepResult(
             sweep, place, tuple(trials), winner, recipe, base, individual, None, board.scored, board.prepared, 0.0

@@ -71,6 +71,19 @@ def test_candidates_have_the_vocabulary_and_the_template_of_the_winner(models: P
         run_sweep(make_sweep(values(models, chat_template="{{ messages }}")), models / "sweep")
 
 
+def test_the_winner_of_model_folders_is_a_model_folder(tmp_path: Path) -> None:
+    words = tokenizer("BPE")
+    for seed, name in enumerate(("base", "chat")):
+        save(tmp_path / name, llama(words.get_vocab_size(), seed), words)
+    (tmp_path / "scorer.py").write_text("def loss(folder, candidate):\n    return {'text': 1.0}\n")
+    chosen = {name: value for name, value in values(tmp_path).items() if name not in ("tokenizer_source", "allow")}
+    run_sweep(make_sweep(chosen), tmp_path / "sweep")
+    made = merge(yaml.safe_load((tmp_path / "sweep/winner.yaml").read_text()))
+    assert made.path == tmp_path / "sweep/merged"
+    AutoModelForCausalLM.from_pretrained(made.path)
+    assert len(AutoTokenizer.from_pretrained(made.path)) == words.get_vocab_size()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
