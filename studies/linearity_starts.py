@@ -77,7 +77,7 @@ from studies.lab.linearity import (
     worst_length,
     worst_share,
 )
-from studies.lab.plots import bars, side_by_side
+from studies.lab.plots import dots, side_by_side
 from studies.lab.rows import Samples, samples
 from studies.lab.tuning import drawn_weights, trained
 from studies.theory.linearity import activation_matching
@@ -471,7 +471,8 @@ def accuracy_figure(world: str, rows: pd.DataFrame) -> Figure:
     """Draw accuracies of the ends, the average and the matched average, a group for each start and number of tasks."""
     labels = {"ends": "each net alone", "accuracy_plain": "average", "accuracy_matched": "average, units matched"}
     long = select(rows, world=world).melt(["seed", "start", "tasks"], list(labels), "net", "accuracy")
-    return bars(long.assign(net=long.net.map(labels), where=long.start + "\n" + long.tasks), "where", "net")
+    named = long.assign(net=long.net.map(labels), where=long.start + ", " + long.tasks)
+    return dots(named, "where", "net", y_label="accuracy, %")
 
 
 MATCHING = Study(

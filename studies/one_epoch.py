@@ -26,7 +26,7 @@ from pydantic import Field
 from mergeflow.analysis.geometry import norm
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, curves, grid, select, table
 from studies.lab.claims import Verdict, all_within, needs, with_interval, within
-from studies.lab.plots import bars, listed
+from studies.lab.plots import dots, listed
 from studies.lab.rows import Samples, per_seed, samples
 from studies.lab.tuning import task_vector
 
@@ -229,6 +229,6 @@ STUDY = Study(
     measure=measure,
     claims=claims,
     tables=TABLES,
-    figures={"tasks": lambda rows: bars(compared(rows), "task", "model"), "curve": curve_figure},
+    figures={"tasks": lambda rows: dots(compared(rows), "task", "model", y_label="accuracy, %"), "curve": curve_figure},
     notes=notes,
 )

@@ -14,7 +14,7 @@ from mergeflow.evaluation.averages import mean_interval
 from studies.lab.claims import with_interval
 from studies.lab.rows import samples
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure, number_ticks, panels, plain, series_style
-from tasks.plotting.palette import MUTED, SERIES
+from tasks.plotting.palette import MUTED
 from tasks.plotting.panels import curve, round_axis
 
 Names = str | Sequence[str]
@@ -137,27 +137,10 @@ def curves(
     return figure
 
 
-def bars(rows: pd.DataFrame, x: str, by: str, value: str = "accuracy", y_label: str = "accuracy, %") -> Figure:
-    """Draw means over seeds as a group of bars for each value of `x`, a bar for each value of `by`."""
-    figure = new_figure(FULL_WIDTH, 3.6)
-    axes = figure.subplots()
-    dress(axes, "", y=y_label)
-    means = rows.groupby([x, by], sort=False)[value].mean().unstack(by, sort=False)
-    width = 0.8 / len(means.columns)
-    for number, name in enumerate(means.columns):
-        places = [place + (number - (len(means.columns) - 1) / 2) * width for place in range(len(means))]
-        axes.bar(
-            places, means[name], width * 0.92, label=str(name).replace("_", " "), color=SERIES[number % len(SERIES)]
-        )
-    axes.set_xticks(range(len(means)), labels=[str(name) for name in means.index])
-    legend(figure, figure.get_figwidth() - 0.4, loc="outside lower center")
-    return figure
-
-
 def dots(
     rows: pd.DataFrame,
     places: str | Mapping[str, Mapping[str, Any]],
-    by: Mapping[str, Mapping[str, Any]],
+    by: str | Mapping[str, Mapping[str, Any]],
     value: str = "accuracy",
     panel: str | None = None,
     *,
@@ -175,7 +158,8 @@ def dots(
     Args:
         rows: tidy; within a seed `value` is averaged over everything else.
         places: from the text below the axis to which rows stand there, as of `select`; or a column of such texts.
-        by: from the legend's text to which rows have this mark; where a place has none, nothing is drawn.
+        by: from the legend's text to which rows have this mark, or a column of such texts; where a place has none,
+            nothing is drawn.
         value: what is drawn.
         panel: the column whose values become panels.
         title, y_label: of the one panel where there is no `panel`, and of the y axis.
@@ -186,13 +170,14 @@ def dots(
         sharey: whether panels have one scale.
     """
     parts = list(rows.groupby(panel, sort=False)) if panel else [(title, rows)]
+    marks_of = {str(name).replace("_", " "): {by: name} for name in rows[by].unique()} if isinstance(by, str) else by
     figure, axes = panels(len(parts), columns, height, sharey=sharey)
     if not panel:
         figure.set_size_inches(FULL_WIDTH, height)
     for index, (axis, (part, frame)) in enumerate(zip(axes, parts, strict=True)):
         dress(axis, (labels or {}).get(part, str(part)), "", y_label if index % columns == 0 else "")
         there = {str(at): {places: at} for at in frame[places].unique()} if isinstance(places, str) else places
-        for number, (line, where) in enumerate(by.items()):
+        for number, (line, where) in enumerate(marks_of.items()):
             aside = (number - (len(by) - 1) / 2) * 0.7 / len(by)
             places_of = {
                 at + aside: samples(frame, value, **chosen, **where) for at, chosen in enumerate(there.values())
