@@ -425,7 +425,7 @@ class Projection:
         return mixed
 
 
-def principal_components(points: Mapping[str, State], count: int = 2, gram: np.ndarray | None = None) -> Projection:
+def principal_components(points: Mapping[str, State], count: int = 2) -> Projection:
     """Find the principal components of models seen as long vectors.
 
     G = U Λ Uᵀ;  c_j = Σ_i U_ij / √λ_j (θ_i − θ̄), ⟨θ_i − θ̄, c_j⟩ = U_ij √λ_j, explained_j = λ_j / Σ λ
@@ -433,7 +433,6 @@ def principal_components(points: Mapping[str, State], count: int = 2, gram: np.n
     Args:
         points: n state dicts with the same names and shapes, in memory or lazy, by their names; n > count.
         count: number k of components.
-        gram: what `centred_gram(points)` gave, if it is known already.
 
     Returns:
         The projection; of the two signs of a component, the one whose largest coordinate is positive.
@@ -452,8 +451,7 @@ def principal_components(points: Mapping[str, State], count: int = 2, gram: np.n
         Of models: Zhou et al. 2025, On Task Vectors and Gradients, Figure 4; Li et al. 2018, Visualizing the loss
         landscape of neural nets.
     """
-    gram = centred_gram(points) if gram is None else gram
-    values, vectors, explained = _leading(gram, count)
+    values, vectors, explained = _leading(centred_gram(points), count)
     roots = np.sqrt(values)
     coordinates = dict(zip(points, vectors * roots, strict=True))
     return Projection(points, vectors / roots, coordinates, explained)
