@@ -22,6 +22,7 @@ from studies.theory.laboratory import (
     frobenius_left,
     hinge,
     initial,
+    irrelevant_energy,
     judge,
     large_rows,
     leading_cosine,
@@ -250,3 +251,10 @@ def test_truncation_is_the_best_approximation_and_pruning_keeps_the_rows_it_says
     assert (largest.value.norm(dim=1) > 0).sum() == M // 4
     assert largest.value.norm() > row_pruned(first, 0.25, smallest=True).value.norm()
     assert large_rows(row_pruned(first, 0.25)) <= 0.25
+
+
+def test_energy_and_large_rows_of_three_rows() -> None:
+    rows = torch.tensor([[2.0, 1.0, 0.0], [1.0, 0.0, 1.0], [4.0, 0.0, 0.0]])
+    vector, axes = Weights(torch.zeros(3, 3), rows), torch.eye(3)
+    assert irrelevant_energy(vector, axes[0], axes[1:]) == pytest.approx(2 * 1 / 4), "M times the median of ¼, 1, 0"
+    assert large_rows(vector) == pytest.approx(2 / 3), "√5 and 4, not √2"

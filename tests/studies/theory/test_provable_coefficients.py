@@ -160,7 +160,8 @@ def test_the_pages_python_runs() -> None:
 
 
 def test_a_point_on_the_border_is_inside_and_the_box_is_told() -> None:
-    assert out_of_domain([[1.5]], [1.0], 0.1, 0.5)[0], "1.5 ≥ 1 + c, and 1.5 β ≤ c"
+    assert out_of_domain([[1.5]], [1.0], 0.1, 0.5)[0], "1.5 ≥ 1 + c"
+    assert out_of_domain([[2.0]], [1.0], 0.25, 0.5)[0], "2 β ≤ c"
     with pytest.raises(MergeflowError, match=r"at least 1\.5, and abs\(λ\) β ≤ c allows 0\.25 \(β = 2, c = 0\.5\)"):
         unseen_coefficients([1.0], beta=2.0, c=0.5)
     with pytest.raises(MergeflowError, match=r"γ = 2\.0, .*c = 3"):
