@@ -93,6 +93,10 @@ def shares(accuracy: pd.Series, experts: pd.Series) -> pd.Series:
     Args:
         accuracy: in %.
         experts: accuracy of the task's own expert in %, with the same index.
+
+    Example:
+        >>> shares(pd.Series([45.0, 5.0]), pd.Series([50.0, 0.0])).tolist()
+        [90.0, 105.0]
     """
     return (100 * accuracy / experts).where(experts > 0, 100 + accuracy - experts)
 

@@ -113,8 +113,8 @@ def best_scale(scales: Sequence[float], score: Callable[[float], float]) -> floa
     """Return the λ with the largest score; of several that are alike the middle one, the lower of two.
 
     Example:
-        >>> best_scale([0.1, 0.2, 0.3, 0.4], lambda scale: min(scale, 0.2))
-        0.3
+        >>> [best_scale([0.1, 0.2, 0.3, 0.4], lambda scale: min(scale, most)) for most in (0.2, 0.3)]
+        [0.3, 0.3]
     """
     scores = [score(scale) for scale in scales]
     best = [scale for scale, value in zip(scales, scores, strict=True) if value == max(scores)]
