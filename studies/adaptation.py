@@ -27,7 +27,6 @@ from functools import partial
 from itertools import product
 from typing import Any, get_args
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from pydantic import Field
@@ -39,11 +38,10 @@ from mergeflow.evaluation.adamerging import entropies, write_learned
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import make_recipe
 from mergeflow.merging.learned.adamerging import Learned
-from mergeflow.merging.matrices import is_matrix
 from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modality import Examples
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid
-from studies.lab.claims import Samples, Verdict, with_interval
+from studies.lab.claims import Samples, Verdict
 from studies.lab.inputs import State
 from studies.lab.methods import (
     CART_START,
@@ -60,11 +58,11 @@ from studies.lab.methods import (
     ends_note,
     learn_on,
 )
-from studies.lab.plots import curves, dots
+from studies.lab.plots import curves, dots, side_by_side
 from studies.lab.rows import samples, select
 from studies.theory.peak_memory import peak_tensor_bytes
-from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, new_figure
-from tasks.plotting.palette import INK, SURFACE
+from tasks.plotting.drawing import FULL_WIDTH, dress, panels
+from tasks.plotting.panels import colour_bar, heat_map
 
 RUN = "experts"
 SCALES = grid(0.05, 1.0, 0.05)  # of task arithmetic
@@ -73,12 +71,7 @@ NAMES = {"task_vectors": "task arithmetic", "cart": "CART"}
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 IMAGES: tuple[Split, ...] = get_args(Split)
-KINDS = {
-    "attn.in_proj_weight": "qkv",
-    "attn.out_proj.weight": "out",
-    "mlp.c_fc.weight": "fc",
-    "mlp.c_proj.weight": "proj",
-}
+KINDS = ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 
 
 class Options(Section):
@@ -144,15 +137,15 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
         yield from rows
 
 
-def lazy_experts(lab: Laboratory, seed: int) -> dict[str, LazyStateDict]:
-    """Return the experts, left on disk."""
-    return {task: open_checkpoint(lab.io.dep(path)) for task, path in expert_paths(lab, seed).items()}
-
-
 def expert_paths(lab: Laboratory, seed: int) -> dict[str, str]:
     """Return where the experts are, from the project folder."""
     runs = f"{layout.study_run(RUN)}/seed_{seed}/experts"
     return {task: f"{runs}/{task}/{layout.MODEL_FILE}" for task in lab.tasks}
+
+
+def lazy_experts(lab: Laboratory, seed: int) -> dict[str, LazyStateDict]:
+    """Return the experts, left on disk."""
+    return {task: open_checkpoint(lab.io.dep(path)) for task, path in expert_paths(lab, seed).items()}
 
 
 def plan_of(
@@ -266,14 +259,9 @@ def write_recipe(lab: Laboratory, plan: Adaptation, rows: list[Row]) -> None:
     for row in rows:
         if row["part"] == "coefficients":
             coefficients.setdefault(row["task"], {})[row["tensor"]] = row["coefficient"]
-    recipe = make_recipe(
-        {
-            "method": "adamerging",
-            "args": {name: value for name, value in plan.call.args.items() if name != "scale"},
-            "base": layout.BASE_MODEL,
-            "experts": expert_paths(lab, plan.seed),
-        }
-    )
+    args = {name: value for name, value in plan.call.args.items() if name != "scale"}
+    models = {"base": layout.BASE_MODEL, "experts": expert_paths(lab, plan.seed)}
+    recipe = make_recipe({"method": "adamerging", "args": args, **models})
     folder = layout.study(lab.io.stage.name)
     place = f"recipes/{plan.on}_{plan.granularity}_{plan.images}"
     write_learned(Learned(coefficients), recipe, lab.io.out(folder) / place, plan.images, f"{folder}/{place}")
@@ -363,38 +351,13 @@ CLAIMS = [
 
 
 def accuracy_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return start and adapted accuracy of every variant, and the entropy before and after."""
-    merges, lines = select(rows, part="merges"), {}
-    for on, name in {**NAMES, "cart_tuned": "CART, λ from validation"}.items():
-        merges_of = select(merges, on=on, granularity="static")
-        scales = ", ".join(f"{scale:g}" for scale in merges_of.drop_duplicates("seed").scale)
-        before = merges_of.entropy.mean()
-        entropy = "" if np.isnan(before) else f"{before:.3f}"
-        lines[name, f"one ({scales})", ""] = [with_interval(static(rows, on)), "", entropy, ""]
-        for how, images in product(GRANULARITIES, IMAGES) if on in NAMES else ():
-            variant = select(merges, on=on, granularity=how, images=images)
-            accuracy = adapted(rows, on, how, images)
-            lines[name, f"per {how}", images] = [
-                with_interval(accuracy),
-                with_interval(accuracy - static(rows, on)),
-                f"{before:.3f} → {variant.entropy.mean():.3f}",
-                f"{variant.lr.iloc[0]:g}",
-            ]
-    columns = ["test accuracy, %", "gain, points", "entropy, nats", "learning rate"]
-    table = pd.DataFrame(lines, index=columns).T.rename_axis(["directions", "coefficients", "images"])
-    return table.reset_index().set_index("directions")
-
-
-def task_table(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return accuracy per task of both starts and of the layer-wise variants on test images."""
-    columns = {}
-    for on, name in NAMES.items():
-        start = select(rows, part="merges", granularity="static", on=on)
-        merges = select(rows, part="merges", granularity="layer", on=on, images="test")
-        columns[name] = start.groupby("task", sort=False).accuracy.mean().map("{:.1f}".format)
-        columns[f"{name}, adapted"] = merges.groupby("task", sort=False).accuracy.agg(lambda v: with_interval(list(v)))
-    experts = select(rows, part="experts").groupby("task", sort=False).accuracy.mean()
-    return pd.DataFrame({**columns, "expert": experts.map("{:.1f}".format)})
+    """Return start and adapted accuracy of every variant, with the entropy, λ or the rate of learning it."""
+    merges = select(rows, part="merges")
+    named = merges.assign(directions=merges.on.map({**NAMES, "cart_tuned": "CART, λ from validation"}))
+    columns = {"accuracy": "test accuracy, %", "entropy": "entropy, nats", "scale": "λ", "lr": "learning rate"}
+    digits = {"entropy": 3, "scale": 2, "lr": 3}
+    made = side_by_side(named, ["directions", "granularity", "images"], columns, digits)
+    return made.replace("nan.*", "", regex=True)
 
 
 def rate_table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -408,32 +371,12 @@ def rate_table(rows: pd.DataFrame) -> pd.DataFrame:
     return wide.round(1).rename_axis(["directions", "coefficients per", "learning rate", "chosen"])
 
 
-def level_table(rows: pd.DataFrame) -> pd.DataFrame:
-    levels = select(rows, part="levels")
-    cells = {
-        "λ": levels.scale.map("{:.3g}".format),
-        "accuracy, %": levels.accuracy.map("{:.1f}".format),
-        "entropy, nats": levels.entropy.map("{:.3f}".format),
-    }
-    return pd.DataFrame(cells).set_index(levels.on.map(NAMES).rename("merge"))
-
-
-def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
-    memory = select(rows, part="memory")
-    cells = {
-        "tasks": memory.tasks.astype(int),
-        "peak of tensors, MB": (memory.peak / 1e6).map("{:.2f}".format),
-        "all experts, MB": (memory.tasks * memory.model / 1e6).map("{:.1f}".format),
-    }
-    return pd.DataFrame(cells).set_index(memory.on.map(NAMES).rename("directions"))
-
-
 TABLES = {
     "Test accuracy of static merges and of what is adapted from them": accuracy_table,
-    "Accuracy per task, %; adapted layer by layer on test images": task_table,
     "Validation accuracy over the steps, %, by learning rate, adapted on validation images, first seed": rate_table,
-    "One λ for all experts: accuracy and entropy on validation, first seed": level_table,
-    "A step with more tasks, layer-wise: bytes of tensors at once beyond base and images": memory_table,
+    "One λ for all experts: accuracy and entropy on validation, first seed": lambda rows: side_by_side(
+        select(rows, part="levels"), ["on", "scale"], {"accuracy": "accuracy, %", "entropy": "nats"}, {"entropy": 3}
+    ),
 }
 
 
@@ -451,35 +394,16 @@ def accuracy_figure(rows: pd.DataFrame) -> Figure:
 def coefficient_figure(rows: pd.DataFrame) -> Figure:
     """Draw the learned coefficients as heat maps, task × matrix from first to last layer, mean over seeds."""
     coefficients = select(rows, part="coefficients", granularity="layer", images="test")
-    coefficients = coefficients[coefficients.tensor.str.endswith(tuple(KINDS))]
-    tasks = coefficients.task.unique()
-    figure = new_figure(FULL_WIDTH, (0.9 + 0.3 * len(tasks)) * len(NAMES))
-    axes = figure.subplots(len(NAMES), 1, squeeze=False)[:, 0]
-    for panel, (on, name) in zip(axes, NAMES.items(), strict=True):
-        wide = select(coefficients, on=on).pivot_table(index="task", columns="tensor", values="coefficient", sort=False)
-        values = wide.to_numpy()
-        dress(panel, f"λ, {name}", "block and matrix" if panel is axes[-1] else "", grid="x")
-        panel.grid(visible=False)
-        image = panel.imshow(values, cmap="Blues", aspect="auto")
-        middle = (values.min() + values.max()) / 2
-        for (row, column), value in np.ndenumerate(values):
-            colour = SURFACE if value > middle else INK
-            panel.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=SMALL - 2, color=colour)
-        panel.set_yticks(range(len(tasks)), labels=wide.index)
-        panel.set_xticks(range(len(wide.columns)), labels=[short(tensor) for tensor in wide.columns])
-        figure.colorbar(image, ax=panel, pad=0.01).outline.set_visible(False)
+    coefficients = coefficients[coefficients.tensor.str.endswith(KINDS)]
+    figure, axes = panels(len(NAMES), 1, 3.2)
+    figure.set_size_inches(FULL_WIDTH, 3.2 * len(NAMES))
+    for axis, (on, name) in zip(axes, NAMES.items(), strict=True):
+        wide = select(coefficients, on=on).pivot_table("coefficient", "task", "tensor", sort=False)
+        dress(axis, f"λ, {name}", "weight matrices from the first block to the last", grid="x")
+        drawn = heat_map(axis, range(len(wide.columns)), range(len(wide)), wide.to_numpy())
+        axis.set_yticks(range(len(wide)), labels=wide.index)
+        colour_bar([axis], drawn, "")
     return figure
-
-
-def short(name: str) -> str:
-    """Return block and kind of a matrix.
-
-    Example:
-        >>> short("visual.transformer.resblocks.2.mlp.c_fc.weight")
-        '2 fc'
-    """
-    block = next((part for part in name.split(".") if part.isdigit()), "")
-    return f"{block} {next(kind for end, kind in KINDS.items() if name.endswith(end))}"
 
 
 def course_figure(rows: pd.DataFrame) -> Figure:
@@ -501,48 +425,12 @@ def memory_figure(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    levels = []
-    for on, name in NAMES.items():
-        part = select(rows, part="levels", on=on)
-        best, surest = part.loc[part.accuracy.idxmax()], part.loc[part.entropy.idxmin()]
-        levels.append(
-            f"on {name} accuracy is best at λ = {best.scale:.3g} ({best.accuracy:.1f} %) and entropy least at "
-            f"λ = {surest.scale:.3g} ({surest.accuracy:.1f} %)"
-        )
-    costs = [(adapted(rows, on, "layer", "test") - adapted(rows, on, "layer", "validation")).mean() for on in NAMES]
-    listed_costs = ", ".join(f"{cost:.1f} points ({name})" for cost, name in zip(costs, NAMES.values(), strict=True))
-    blocks = [f"{', '.join(f'{value:.2f}' for value in depths(rows, on))} on {name}" for on, name in NAMES.items()]
-    return [
-        "Entropy is not accuracy: a longer step along the same directions makes a model surer, right or wrong. With "
-        f"one λ for all experts, {' and '.join(levels)}.",
-        *ends_note(rates_at_ends(rows)),
-        f"Adapting layer by layer on validation images instead of test images costs {listed_costs}.",
-        f"Layer by layer, mean λ by block, first to last: {'; '.join(blocks)} (test images).",
-        "Experts stay on disk and pass by one tensor at a time; CART's directions are written once, in low rank. "
-        "Beside the merged model, its gradient and the activations of one batch, learning on CART keeps the mean. "
-        "Time grows with the number of tasks, for every task's images go through the model. The peak is that of two "
-        "steps: the bytes of tensors that the allocator gave out less those that it took back, at their highest.",
-    ]
-
-
 def rates_at_ends(rows: pd.DataFrame) -> Iterator[str]:
     """Yield the chosen learning rates at an end of those tried."""
     rates = select(rows, part="rates")
     for row in select(rates, chosen=True).drop_duplicates(["on", "granularity"]).itertuples():
         if at_end(row.lr, rates.lr):
             yield f"learning rate {row.lr:g} ({NAMES[row.on]}, per {row.granularity})"
-
-
-def depths(rows: pd.DataFrame, on: str) -> list[float]:
-    """Return the mean coefficient of each block's matrices, first block first, layer-wise on test images."""
-    layers = select(rows, part="coefficients", on=on, granularity="layer", images="test")
-    matrices = {
-        name for name in layers.tensor.unique() if is_matrix(name, (2, 2), "attn_mlp") and name.endswith("weight")
-    }
-    layers = layers[layers.tensor.isin(matrices)]
-    blocks = layers.tensor.map(lambda name: next(int(part) for part in name.split(".") if part.isdigit()))
-    return list(layers.groupby(blocks).coefficient.mean())
 
 
 STUDY = Study(
@@ -559,5 +447,5 @@ STUDY = Study(
         "course": course_figure,
         "memory": memory_figure,
     },
-    notes=notes,
+    notes=lambda rows, options: ends_note(rates_at_ends(rows)),
 )

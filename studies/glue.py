@@ -39,7 +39,7 @@ from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import MethodCall
 from mergeflow.search.candidates import Scored, best_on_line, grid_of, line, score_all
 from mergeflow.search.candidates import grid as whole_grid
-from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, grid, table
+from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, grid
 from studies.lab.claims import Samples, needs, with_interval
 from studies.lab.inputs import Heads, State
 from studies.lab.methods import (
@@ -53,7 +53,6 @@ from studies.lab.methods import (
     at_end,
     choose_rate,
     ends_note,
-    leader,
     measure_file,
     ranges_of,
 )
@@ -277,8 +276,12 @@ def probed_heads(lab: Laboratory, state: State) -> Heads:
 
 def means(rows: pd.DataFrame, model: str, heads: str = "fixed", embeddings: str = "merged") -> pd.Series:
     """Return the mean figure over tasks in %, by seed; none where the model was not measured so."""
-    embeddings_of = "base" if model == "base" else "own" if model in COMPRESSORS else embeddings
-    return samples(rows, part="model", model=model, heads=heads, embeddings=embeddings_of)
+    return samples(rows, part="model", model=model, heads=heads, embeddings=embeddings_of(model, embeddings))
+
+
+def embeddings_of(model: str, embeddings: str = "merged") -> str:
+    """Return whose embeddings a model has: the base and what is read out of a file have no others than theirs."""
+    return "base" if model == "base" else "own" if model in COMPRESSORS else embeddings
 
 
 def lead(better: str, worse: str, rows: pd.DataFrame) -> Samples:
@@ -298,9 +301,7 @@ def leads(pairs: Sequence[tuple[str, str]], rows: pd.DataFrame) -> Samples:
 def relative(rows: pd.DataFrame, model: str) -> pd.Series:
     """Return the mean over tasks of a model's figure relative to the expert's, in %, by seed."""
     fixed = select(rows, part="model", heads="fixed").set_index(["seed", "task"])
-    merged = select(
-        fixed, model=model, embeddings="own" if model in COMPRESSORS else "base" if model == "base" else "merged"
-    )
+    merged = select(fixed, model=model, embeddings=embeddings_of(model))
     return shares(merged.accuracy, select(fixed, model="individual").accuracy).groupby("seed").mean()
 
 
@@ -400,46 +401,26 @@ def names_of(rows: pd.DataFrame, options: Options) -> dict[str, str]:
     for name, label in NAMES.items():
         names |= {name: label, name + WIDER: label + WIDER}
     there = set(rows.model)
-    return {model: label for model, label in names.items() if model in there}
+    return {model: label for model, label in {**names, **COMPRESSORS}.items() if model in there}
 
 
 def figure_table(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
-    fixed, lines = select(rows, part="model", heads="fixed"), {}
+    lines = {}
     for model, name in names_of(rows, options).items():
-        scores = select(fixed, model=model, embeddings="base" if model == "base" else "merged")
+        scores = select(rows, part="model", heads="fixed", model=model, embeddings=embeddings_of(model))
+        cells = {
+            "mean": means(rows, model),
+            "normalised": relative(rows, model),
+            "heads probed": means(rows, model, "probed"),
+            "embeddings of the base": means(rows, model, embeddings="base") if model != "base" else pd.Series(),
+            "stored, % of all experts": samples(rows, "stored", model=model) if model in COMPRESSORS else pd.Series(),
+        }
         lines[name] = {
             **scores.groupby("task", sort=False).accuracy.mean().map("{:.1f}".format),
-            "mean": with_interval(means(rows, model)),
-            "normalised": with_interval(relative(rows, model)),
+            **{words: with_interval(values) for words, values in cells.items() if len(values)},
             "in the paper": f"{PRINTED[model]:.1f}" if model in PRINTED else "",
         }
-    return pd.DataFrame(lines).T
-
-
-def two_table(options: Options, heads: str, embeddings: str, words: Sequence[str], rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean figure of each model beside that with other heads or embeddings, and the difference."""
-    lines = {}
-    for model, name in names_of(rows, options).items():
-        usual, other = means(rows, model), means(rows, model, heads, embeddings)
-        if len(other) and (heads != "fixed" or model != "base"):
-            cells = (usual, other, other - usual)
-            lines[name] = dict(zip((*words, "difference"), map(with_interval, cells), strict=True))
-    return pd.DataFrame(lines).T
-
-
-def compressed_table(rows: pd.DataFrame) -> pd.DataFrame:
-    lines = {}
-    for model, name in COMPRESSORS.items():
-        scores = select(rows, part="model", model=model)
-        if len(scores):
-            lines[name] = {
-                **scores.groupby("task", sort=False).accuracy.mean().map("{:.1f}".format),
-                "mean": with_interval(means(rows, model)),
-                "relative": with_interval(relative(rows, model)),
-                "stored, % of all experts": with_interval(samples(rows, "stored", part="stored", model=model)),
-                "mean in the paper": f"{PRINTED[model]:.1f}",
-            }
-    return pd.DataFrame(lines).T
+    return pd.DataFrame(lines).T.fillna("")
 
 
 def choice_table(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
@@ -451,24 +432,10 @@ def choice_table(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
     return choices.groupby(["model", "embeddings"], sort=False)[["chosen", "tried"]].agg("; ".join)
 
 
-def rate_table(rows: pd.DataFrame) -> pd.DataFrame:
-    rates = select(rows, part="rate")
-    rates = rates.assign(model=rates.model.map(NAMES), step=rates.step.astype(int))
-    return table(rates, ["model", "rate"], "step", value="validation") if len(rates) else rates
-
-
 def tables(options: Options) -> Tables:
     return {
         "Test figures, %, mean over seeds; mean over tasks with its interval": partial(figure_table, options),
-        "Heads fixed, and fitted once more to the model's features; mean test figure, %": partial(
-            two_table, options, "probed", "merged", ("fixed", "probed")
-        ),
-        "Embeddings merged, and those of the base; mean test figure, %": partial(
-            two_table, options, "fixed", "base", ("merged", "the base's")
-        ),
-        "Experts compressed into one file: test figures, %, mean over seeds": compressed_table,
         "Chosen on validation, one value per seed": partial(choice_table, options),
-        "AdaMerging's rates on validation, first seed, % over the steps, the chosen rate first": rate_table,
     }
 
 
@@ -482,40 +449,18 @@ def heads_figure(options: Options, rows: pd.DataFrame) -> Figure:
     return ranked_dots(figures, "Mean over eight tasks", "test figure, %")
 
 
-def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    """Return notes on the table, and on choices at the end of their grids."""
-    names = names_of(rows, options)
-    merged = [model for model in names if model not in ("base", "individual", *options.together)]
-    best, best_name = leader({model: list(means(rows, model)) for model in merged}, names)
-    (gap,) = lead("individual", best, rows).values()
-    fixed = select(rows, part="model", heads="fixed", embeddings="merged").set_index(["seed", "task"])
-    lost = select(fixed, model="individual").accuracy - select(fixed, model=best).accuracy
-    by_task = {task: list(group) for task, group in lost.groupby("task", sort=False)}
-    _, worst = leader(by_task, {task: task for task in by_task})
-    return [
-        f"The highest mean of a merge is that of {best_name}. It stays {with_interval(gap)} points below the experts. "
-        f"Its largest loss, in the mean over seeds, is that on {worst}.",
-        *ends_note(at_ends(rows, options, names)),
-    ]
-
-
-def tried_of(options: Options) -> dict[str, dict[str, Sequence[float]]]:
-    """Return model → argument → the values that are tried of it; of a scale the two ends."""
-    merged = {model: ranges_of(sweep) for model, sweep in options.merges.items()}
-    return {**merged, **{ADAPTED[on]: {"rate": options.adapted.rates} for on in options.adapted.directions}}
-
-
-def at_ends(rows: pd.DataFrame, options: Options, names: Mapping[str, str]) -> Iterator[str]:
+def at_ends(rows: pd.DataFrame, options: Options) -> Iterator[str]:
     """Yield the choices at an end of their grids."""
-    tried = tried_of(options)
-    choices = select(rows, part="choice")
-    for model in names:
-        for embeddings in ("merged", "base"):
-            chosen = select(choices, model=model, embeddings=embeddings)
-            whose = " and the base's embeddings" if embeddings == "base" else ""
+    tried: dict[str, dict[str, Sequence[float]]] = {
+        **{model: ranges_of(sweep) for model, sweep in options.merges.items()},
+        **{ADAPTED[on]: {"rate": options.adapted.rates} for on in options.adapted.directions},
+    }
+    for model, label in names_of(rows, options).items():
+        for embeddings, whose in (("merged", ""), ("base", " and the base's embeddings")):
+            chosen = select(rows, part="choice", model=model, embeddings=embeddings)
             for name, values in tried.get(model, {}).items() if len(chosen) else ():
                 if count := sum(at_end(value, values) for value in chosen[name]):
-                    yield f"{name} of {names[model]}{whose} ({count} of {len(chosen)} seeds)"
+                    yield f"{name} of {label}{whose} ({count} of {len(chosen)} seeds)"
 
 
 STUDY = Study(
@@ -527,5 +472,5 @@ STUDY = Study(
     claims=claims,
     tables=tables,
     figures=lambda options: {"heads": partial(heads_figure, options)},
-    notes=notes,
+    notes=lambda rows, options: ends_note(at_ends(rows, options)),
 )

@@ -28,7 +28,7 @@ what must be read otherwise, and a constant that is smaller by s_max / α.
 derived is derived in `studies/theory/interference.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -37,13 +37,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
-from torch import Tensor
 
 from mergeflow.merging.matrices import rank_of
-from studies.lab import Claim, Laboratory, Row, Section, Study
+from studies.lab import Claim, Laboratory, Row, Section, Study, curves, table
 from studies.lab.claims import Samples, Verdict, with_interval, within
 from studies.lab.plots import root_axis
 from studies.lab.rows import select
@@ -62,13 +60,18 @@ from studies.theory.interference import (
     task_matrices,
 )
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
-from tasks.plotting.palette import INK, SERIES
 
 ORIGINS = ("centred", "original")
 USED = 0.08
 MEASURES = {"whole": "I(k)", "kept": "I(k), Σ̃ by what is kept", "spectral": "I(k) as printed", "loss": "L_k"}
 DRAWN = {"whole": "I(k), a pair of tasks", "spectral": "I(k) as printed", "loss": "task interference L_k"}
-BOUNDS = {"printed": "printed, k₃ = c r s_max⁴/α²", "derived": "derived, k₃ = c r s_max³/α", "pairwise": "pairwise"}
+BOUNDS = {
+    "L": "measured",
+    "printed": "printed, k₃ = c r s_max⁴/α²",
+    "derived": "derived, k₃ = c r s_max³/α",
+    "pairwise": "pairwise",
+}
+TICKS = (0, 0.08, 0.32, 1)  # of k / r
 OVERLAPS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 CONDITIONS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 ROUNDING = 1e-18
@@ -125,19 +128,15 @@ def measure_layers(lab: Laboratory, name: str, count: int, seed: int, ratios: Se
         for tensor, vectors in task_matrices(part.base, experts, origin == "centred"):
             layers.setdefault(tensor, {})[origin] = curves_of(factor_tasks(vectors), ratios)
             if origin == "original":
-                common += common_part(vectors)
+                stack = torch.stack(list(vectors))
+                common += torch.stack([stack.mean(dim=0).square().sum(), stack.square().sum() / len(stack)])
     for tensor, origins in layers.items():
-        for origin, curves in origins.items():
+        for origin, by_measure in origins.items():
             for place, ratio in enumerate(ratios):
                 layer = {"layer": tensor, "kind": kind_of(tensor), "origin": origin, "ratio": ratio}
-                measured = {measure: values[place] for measure, values in curves.items()}
+                measured = {measure: values[place] for measure, values in by_measure.items()}
                 yield {"part": "layer", **about, **layer, **measured}
     yield {"part": "common", **about, "common": float(common[0] / common[1])}
-
-
-def common_part(vectors: Sequence[Tensor]) -> Tensor:
-    stack = torch.stack(list(vectors))
-    return torch.stack([stack.mean(dim=0).square().sum(), stack.square().sum() / len(stack)])
 
 
 def curves_of(factors: TaskFactors, ratios: Sequence[float]) -> dict[str, list[float]]:
@@ -335,15 +334,11 @@ def of_layers(run: str, count: int) -> list[Claim]:
 # What is shown
 
 
-def cases_of(rows: pd.DataFrame) -> dict[tuple[str, int], pd.DataFrame]:
-    return dict(iter(select(rows, part="layer").groupby(["run", "tasks"], sort=False)))
-
-
 def lower_table(rows: pd.DataFrame) -> pd.DataFrame:
-    common, lines = select(rows, part="common"), {}
-    for (run, count), case in cases_of(rows).items():
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for (run, count), case in select(rows, part="layer").groupby(["run", "tasks"], sort=False):
         lines[run, f"{count} tasks"] = {
-            "common": with_interval(select(common, run=run, tasks=count).common, 3),
+            "common": with_interval(select(rows, part="common", run=run, tasks=count).common, 3),
             **{label: with_interval(share_lower(case, measure)) for measure, label in MEASURES.items()},
             "I(k) centred / original, median": f"{middle_ratio(case, 'whole'):.2f}",
         }
@@ -351,85 +346,33 @@ def lower_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def median_table(run: str, count: int, rows: pd.DataFrame) -> pd.DataFrame:
-    layers, lines = layers_of(rows, run, count), {}
-    for ratio in layers.ratio.unique():
-        lines[f"{ratio:g}"] = {
-            f"{label}, {origin}": with_interval(medians(layers, origin, measure, ratio), 3)
-            for measure, label in {**MEASURES, "error": "R(k) / R(0)"}.items()
-            for origin in ORIGINS
-        }
-    return pd.DataFrame(lines).T.rename_axis("k / r")
-
-
-def kind_table(run: str, count: int, rows: pd.DataFrame) -> pd.DataFrame:
-    lines = {}
-    for kind, of_kind in layers_of(rows, run, count).groupby("kind", sort=False):
-        cells = {"layers": str(of_kind.layer.nunique())}
-        for measure, origin in product(("whole", "spectral", "loss"), ORIGINS):
-            cells[f"{MEASURES[measure]}, {origin}"] = with_interval(medians(of_kind, origin, measure, USED), 3)
-        cells["R(k) / R(0), centred"] = with_interval(medians(of_kind, "centred", "error", USED), 3)
-        cells["I(k) lower at, %"] = f"{share_lower(of_kind, 'whole').mean():.0f}"
-        lines[kind] = cells
-    return pd.DataFrame(lines).T
-
-
-def loose_table(rows: pd.DataFrame) -> pd.DataFrame:
-    draws, lines = select(rows, part="draws"), {}
-    for bound, label in BOUNDS.items():
-        shares = (draws.L / draws[bound]).groupby(draws.condition)
-        lines[label] = {
-            f"s_max/α = {condition:g}, {name}": f"{value:.2g}"
-            for condition, share in shares
-            for name, value in (("median", share.median()), ("largest", share.max()))
-        }
-    return pd.DataFrame(lines).T
-
-
-def slope_table(rows: pd.DataFrame) -> pd.DataFrame:
-    lines = {}
-    for tasks, group in select(rows, part="overlap").groupby("tasks"):
-        clean, noisy = select(group, noise=0), group[group.noise > 0]
-        slopes = {"η = 0": clean, "η = 0.01": noisy, "η = 0.01, the smallest overlaps": noisy.iloc[:3]}
-        lines[f"{tasks} tasks"] = {name: f"{slope_of(part):.3f}" for name, part in slopes.items()}
-    return pd.DataFrame(lines).T
+    layers, measures = layers_of(rows, run, count), {**MEASURES, "error": "R(k) / R(0)"}
+    of_seeds = layers.groupby(["ratio", "origin", "seed"], sort=False)[list(measures)].median().reset_index()
+    wide = {
+        (label, origin): table(select(of_seeds, origin=origin), "ratio", value=measure, digits=3)[measure]
+        for measure, label in measures.items()
+        for origin in ORIGINS
+    }
+    return pd.DataFrame(wide).rename(index="{:g}".format).rename_axis("k / r")
 
 
 def constants(rows: pd.DataFrame) -> pd.DataFrame:
     """Return over s_max / α the largest measured L / (n I²), and what the bounds at η = 0 put in its place."""
     part = select(rows, part="condition")
-    names = ["L", "pairwise", "derived", "printed"]
-    return part[names].div(part.samples * part.interference**2, axis=0).groupby(part.condition).max()
-
-
-def condition_table(rows: pd.DataFrame) -> pd.DataFrame:
-    largest = constants(rows)
-    late = largest.iloc[2:]
-    slopes = {name: f"{slope(list(late.index), list(late[name])):.2f}" for name in largest}
-    table = largest.map("{:.3g}".format).rename(index="{:g}".format)
-    return pd.concat([table, pd.DataFrame([slopes], index=["slope"])]).rename_axis("s_max / α")
-
-
-def reading_table(rows: pd.DataFrame) -> pd.DataFrame:
-    part = select(rows, part="readings").set_index(["row spaces", "a"])
-    columns = {"L": "L", "I": "interference", "bound": "printed", "I as printed": "spectral"}
-    cells = {label: part[name].map(number) for label, name in {**columns, "bound with it": "printed_spectral"}.items()}
-    return pd.DataFrame({**cells, "holds": holds(part, "printed").map({True: "yes", False: "no"})})
+    return part[list(BOUNDS)].div(part.samples * part.interference**2, axis=0).groupby(part.condition).max()
 
 
 def tables(options: Options) -> Tables:
-    made: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
-        "Share of layers and ranks where centred task vectors have less, %; common: ‖mean τ‖² / mean ‖τ‖²": lower_table
-    }
-    for count in options.shown:
-        name = f"{options.run}, {count} tasks"
-        made[f"{name}: medians over layers; I(k) per pair of tasks"] = partial(median_table, options.run, count)
-        made[f"{name}: by kind of matrix at k / r = {USED:g}"] = partial(kind_table, options.run, count)
-    return made | {
-        "L / bound over draws of the linear model; 1 would be tight, above 1 a violation": loose_table,
-        "Slope of log L over log I as the overlap varies": slope_table,
-        "Largest L / (n I²) where tasks share the weakest direction, and the bounds' k₃² in its place": condition_table,
-        "The theorem's readings at η = 0: row spaces, inputs x = V a with a in ℝ^r (compact V) or ℝ^d (as printed)": (
-            reading_table
+    return {
+        "Share of layers and ranks where centred task vectors have less, %; common: ‖mean τ‖² / mean ‖τ‖²": lower_table,
+        **{
+            f"{options.run}, {count} tasks: medians over layers; I(k) per pair of tasks": partial(
+                median_table, options.run, count
+            )
+            for count in options.shown
+        },
+        "Largest L / (n I²) where tasks share the weakest direction, and the bounds' k₃² in its place": lambda rows: (
+            constants(rows).map("{:.3g}".format).rename(index="{:g}".format).rename_axis("s_max / α")
         ),
     }
 
@@ -442,117 +385,52 @@ def layers_figure(run: str, count: int, rows: pd.DataFrame) -> Figure:
         dress(panel, title, "rank ratio k / r", "")
         for place, origin in enumerate(ORIGINS):
             means = select(layers, origin=origin).groupby(["layer", "ratio"])[measure].mean().unstack("layer")
-            style: dict[str, Any] = {
-                "color": SERIES[place],
-                "linestyle": "",
-                "marker": "o",
-                "markersize": 2.5,
-                "alpha": 0.35,
-            }
-            panel.plot(means.index * (0.97, 1.03)[place], means, **style)
+            points = series_style(place) | {"linestyle": "", "markersize": 2.5, "alpha": 0.35}
+            panel.plot(means.index * (0.97, 1.03)[place], means, **points)
             panel.plot(means.index, means.median(axis=1), label=f"{origin} task vectors", **series_style(place))
-        root_axis(panel, (0, 0.08, 0.32, 1))
+        root_axis(panel, TICKS)
         panel.set_ylim(bottom=0)
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
 
 
 def kinds_figure(run: str, count: int, rows: pd.DataFrame) -> Figure:
-    """Draw I(k) and R(k) together, a panel per kind of matrix, mean over layers and seeds (the paper's Figure 3).
-
-    I(k) is shown as a share of that of the original task vectors at full rank.
-    """
-    kinds = list(layers_of(rows, run, count).groupby("kind", sort=False))
-    figure, axes = panels(len(kinds), 4, 2.7, sharey=True)
-    for index, (panel, (kind, of_kind)) in enumerate(zip(axes, kinds, strict=True)):
-        dress(panel, str(kind), "k / r" if index >= len(kinds) - 4 else "", "share" if index % 4 == 0 else "")
-        means = of_kind.groupby(["ratio", "origin"])[["whole", "error"]].mean().unstack("origin")
-        full = means.whole.original.iloc[-1] or 1.0
-        for place, origin in enumerate(ORIGINS):
-            style = series_style(place) | {"markersize": 4}
-            panel.plot(means.index, means.whole[origin] / full, label=f"I(k) {origin} / I(r) original", **style)
-        dashed: dict[str, Any] = {"color": INK, "linestyle": "--", "linewidth": 1.5}
-        panel.plot(means.index, means.error.centred, label="R(k) / R(0), centred", **dashed)
-        root_axis(panel, (0, 0.08, 0.32, 1))
-        panel.set_ylim(bottom=0)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    """Draw I(k) and R(k) together, a panel per kind of matrix, mean over layers (the paper's Figure 3)."""
+    layers = layers_of(rows, run, count)
+    full = select(layers, origin="original", ratio=1.0).groupby("kind").whole.mean()
+    shares = {
+        f"I(k) {origin} / I(r) original": layers.whole / layers.kind.map(full).where(lambda values: values > 0, 1.0)
+        for origin in ORIGINS
+    }
+    parts = [layers.assign(curve=name, share=share)[layers.origin == name.split()[1]] for name, share in shares.items()]
+    parts += [select(layers.assign(curve="R(k) / R(0), centred", share=layers.error), origin="centred")]
+    how: dict[str, Any] = {"x_label": "k / r", "y_label": "share", "scale": "root", "ticks": TICKS}
+    return curves(pd.concat(parts), "ratio", "curve", "share", "kind", **how)
 
 
-def bound_figure(rows: pd.DataFrame) -> Figure:
-    """Draw L and its bounds over I, without noise and with it, and L / (n I²) over s_max / α."""
-    figure, axes = panels(3, 3, 3.9)
-    labels = {"L": "measured", "printed": "bound as printed", "derived": "bound with derived k₃"}
-    labels["pairwise"] = "pairwise bound"
-    for panel, noise in zip(axes, (0.0, 0.01), strict=False):
-        dress(panel, f"T = 4, η = {noise:g}", "I", "L" if noise == 0 else "", grid="both")
-        overlaps = select(rows, part="overlap", noise=noise, tasks=4)
-        lines(panel, list(overlaps.interference), overlaps, labels)
-        panel.set_xscale("log")
-    dress(axes[2], "tasks share the weakest", "s_max / α", "L / (n I²)", grid="both")
-    largest = constants(rows)
-    lines(axes[2], list(largest.index), largest, labels)
-    axes[2].set_xscale("log", base=2)
-    axes[2].set_xticks(largest.index, labels=[f"{condition:g}" for condition in largest.index])
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+def overlap_figure(rows: pd.DataFrame) -> Figure:
+    """Draw L and its bounds over I of four tasks, without noise and with it."""
+    overlaps = select(rows, part="overlap", tasks=4).assign(seed=0)
+    long = overlaps.melt(["seed", "interference", "noise"], list(BOUNDS), "bound", "limit")
+    how: dict[str, Any] = {"scale": "log", "log_y": True, "ticks": (0.01, 0.1, 1, 10), "x_label": "I", "y_label": "L"}
+    labels: dict[Any, str] = {**BOUNDS, 0.0: "four tasks, η = 0", 0.01: "four tasks, η = 0.01"}
+    return curves(long, "interference", "bound", "limit", "noise", labels=labels, **how)
 
 
-def lines(panel: Axes, xs: Sequence[float], rows: pd.DataFrame, labels: Mapping[str, str]) -> None:
-    for place, (name, label) in enumerate(labels.items()):
-        panel.plot(xs, rows[name], label=label, **series_style(place))
-    panel.set_yscale("log")
+def condition_figure(rows: pd.DataFrame) -> Figure:
+    """Draw what the bounds put in the place of L / (n I²) as the ratio of singular values grows."""
+    long = constants(rows).reset_index().assign(seed=0).melt(["seed", "condition"], list(BOUNDS), "bound", "constant")
+    how: dict[str, Any] = {"scale": "log", "log_y": True, "x_label": "s_max / α", "y_label": "L / (n I²)"}
+    return curves(long, "condition", "bound", "constant", labels=BOUNDS, title="tasks share the weakest", **how)
 
 
 def figures(options: Options) -> Figures:
-    made: dict[str, Callable[[pd.DataFrame], Figure]] = {}
-    for count in options.shown:
-        made[f"layers_{count}"] = partial(layers_figure, options.run, count)
-        made[f"kinds_{count}"] = partial(kinds_figure, options.run, count)
-    return made | {"bound": bound_figure}
-
-
-def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    common = select(rows, part="common").groupby(["run", "tasks"]).common.mean()
-    course = "; ".join(
-        f"{run}, {count} tasks: common part {common[run, count]:.2f}, I(k) lower at "
-        f"{share_lower(case, 'whole').mean():.0f} %, L_k at {share_lower(case, 'loss').mean():.0f} %"
-        for (run, count), case in cases_of(rows).items()
-    )
-    layers = layers_of(rows, options.run, options.shown[0])
-    informative = 100 * (select(layers, origin="centred").theorem < 1).mean()
-    low, full = (medians(layers, "centred", "theorem", ratio).mean() for ratio in (USED, 1.0))
-    return [
-        "Centring takes away what all task vectors have in common and makes the rest add up to zero, so that each lies "
-        "in the span of the others: with two tasks the centred ones are ±1 times one matrix, and I(k) is the largest "
-        "there is. I(k) adds norms, so it counts directions that cancel as much as directions that add up; L_k does "
-        f"not. Task vectors at right angles have a common part of 1/T; the measured ones: {course}.",
-        f"The theorem's term k₃ I, set beside what ‖V_sᵀ V_t‖ ≤ 1 gives without any measurement, is {low:.3g} times "
-        f"as large in the median layer at 8 % and {full:.3g} times at full rank ({options.shown[0]} tasks, centred); "
-        f"it is smaller, so that I says anything, at {informative:.1f} % of layers and ranks. The ratio of the largest "
-        "to the smallest singular value enters it squared.",
-        "`visual.proj` is measured transposed, since it multiplies its inputs from the right; position embeddings meet "
-        "no input but one-hot positions, and are measured as they are stored.",
-        theorem_note(rows),
-    ]
-
-
-def theorem_note(rows: pd.DataFrame) -> str:
-    """Return notes on errors and slack in the printed theorem."""
-    draws = select(rows, part="draws")
-    spread = draws.condition.max()
-    draws = draws[(draws.condition == spread) & (draws["rank"] > 1)]
-    medians = ", ".join(f"{(draws.L / draws[bound]).median():.2g} ({bound})" for bound in BOUNDS)
-    noisy = select(rows, part="overlap", overlap=OVERLAPS[0])
-    noisy = noisy[noisy.noise > 0]
-    return (
-        "Errors of the printed theorem: I is printed with a product that no direction enters, so that the right side "
-        "is the same for equal and for orthogonal tasks; a ∈ ℝ^d with a full V_t makes every input lie 'in the row "
-        "space' (both in the table of readings); r_t s_max² should be √(r_t r_s) s_max², which the largest rank "
-        f"covers; and L ≤ O(I²) is true at η = 0 only: L stays at {(noisy.L / noisy.samples).mean():.2g} per n as I "
-        f"goes to 0 with η = 0.01. T > 2 is not needed. The bound is loose: at s_max/α = {spread:g}, L / bound is in "
-        f"the median {medians}; most is lost by α, of which L needs one power and the proof takes two."
-    )
+    return {
+        **{f"layers_{count}": partial(layers_figure, options.run, count) for count in options.shown},
+        **{f"kinds_{count}": partial(kinds_figure, options.run, count) for count in options.shown},
+        "overlap": overlap_figure,
+        "condition": condition_figure,
+    }
 
 
 STUDY = Study(
@@ -563,7 +441,6 @@ STUDY = Study(
     claims=claims,
     tables=tables,
     figures=figures,
-    notes=notes,
 )
 
 STUDIES = {"interference": STUDY, "texts_interference": STUDY}

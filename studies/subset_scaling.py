@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from math import ceil, comb, inf, sqrt
+from math import ceil, comb, inf
 from statistics import stdev
 from typing import Any
 
@@ -55,7 +55,7 @@ from mergeflow.modalities.classification import Subset
 from mergeflow.modality import Examples
 from mergeflow.search.candidates import grid_of
 from studies.lab import Claim, Laboratory, Row, Section, Study
-from studies.lab.claims import Samples, Verdict, with_interval
+from studies.lab.claims import Samples, Verdict
 from studies.lab.inputs import State
 from studies.lab.methods import at_end, ends_note
 from studies.lab.rows import select, shares
@@ -71,7 +71,6 @@ SUPERIOR = 0.1  # points: the least that a table prints
 SAME = ("average", 2)  # of two tasks CART is the average, whatever the rank
 
 Split = Mapping[str, Examples]
-Interval = tuple[float, float]  # mean and half-width
 
 
 class Options(Section):
@@ -133,7 +132,7 @@ def measure_seed(lab: Laboratory, options: Options, plans: list[Row] | None, see
         for number, subset in enumerate(plan["subsets"]):
             about = {"seed": seed, "size": plan["size"], "subset": " ".join(subset)}
             for row in work(plan["size"], number, subset):
-                levels = {f"{name}": 100 * test[name][row["task"]] for name in ("expert", "zero_shot")}
+                levels = {name: 100 * test[name][row["task"]] for name in ("expert", "zero_shot")}
                 yield {**about, **row, **levels, **planned}
 
 
@@ -152,7 +151,7 @@ def plan_sample(
 
     Args:
         tasks: all of them, in order.
-        known: `zero_shot` and `expert`, accuracy per task on validation.
+        references: `zero_shot` and `expert`, accuracy per task on validation.
         options: the study's choices.
         size: N.
         work: returns the rows of a subset, by N, number and tasks.
@@ -299,15 +298,16 @@ def unsteadiness(methods: Sequence[str], rows: pd.DataFrame) -> Samples:
     return less
 
 
-def intervals(rows: pd.DataFrame, value: str) -> pd.Series:
+def intervals(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     """Return mean and half interval over subsets, by N, seed and method."""
     groups = by_subset(rows).groupby(["size", "seed", "method"], sort=False)
-    return groups.apply(lambda group: subset_interval(list(group[value]), int(group.population.iloc[0])))
+    spans = groups.apply(lambda group: subset_interval(list(group[value]), int(group.population.iloc[0])))
+    return pd.DataFrame(spans.to_list(), spans.index, ["mean", "half"])
 
 
 def widest(rows: pd.DataFrame, value: str) -> pd.DataFrame:
     """Return the widest half interval over subsets of all methods: a row for each N, a column for each seed."""
-    return intervals(rows, value).map(lambda interval: interval[1]).groupby(["size", "seed"]).max().unstack("seed")
+    return intervals(rows, value).half.groupby(["size", "seed"]).max().unstack("seed")
 
 
 def counts(rows: pd.DataFrame) -> pd.Series:
@@ -377,152 +377,72 @@ def of_first(rows: pd.DataFrame) -> pd.DataFrame:
     return select(rows, seed=rows.seed.iloc[0])
 
 
-def shown(interval: Interval, digits: int = 1, sign: str = "") -> str:
-    """Return mean ± half-width; the mean alone where all subsets were measured or one says nothing about others.
-
-    Args:
-        interval: mean and half-width.
-        digits: after the point.
-        sign: "+" shows the sign of positive numbers too.
-
-    Example:
-        >>> shown((71.04, 1.26)), shown((3.0, 0.0), sign="+")
-        ('71.0 ± 1.3', '+3.0')
-    """
-    centre, half = interval
-    spread = f" ± {half:.{digits}f}" if 0 < half < inf else ""
-    return f"{centre:{sign}.{digits}f}{spread}"
+def shown(intervals: pd.DataFrame) -> pd.Series:
+    """Return mean ± half-width as text; the mean alone where all subsets were measured or one tells of no others."""
+    spreads = intervals.half.map(" ± {:.1f}".format).where(intervals.half.between(0, inf, inclusive="neither"), "")
+    return intervals["mean"].map("{:.1f}".format) + spreads
 
 
-def over_sizes(value: str, sign: str, rows: pd.DataFrame) -> pd.DataFrame:
-    first_part = of_first(rows)
-    cells = (
-        intervals(first_part, value)
-        .map(lambda interval: shown(interval, sign=sign))
-        .droplevel("seed")
-        .unstack("method")
-    )
-    methods = [method for method in methods_of(rows) if value != "ahead" or method != OURS]
-    return cells[methods].rename(columns=name_of).assign(subsets=counts(first_part)).rename_axis("N")
+def over_sizes(rows: pd.DataFrame) -> pd.DataFrame:
+    first = of_first(rows)
+    cells = shown(intervals(first, "normalised").droplevel("seed")).unstack("method")
+    return cells[methods_of(rows)].rename(columns=name_of).assign(subsets=counts(first)).rename_axis("N")
 
 
 def losses(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the cost of more tasks, with the interval of two independent samples, and the slope over N."""
-    centres, last = intervals(of_first(rows), "normalised").droplevel("seed"), max(options.sizes)
-    lines: dict[str, dict[str, str]] = {}
-    for method in methods_of(rows):
-        curve = centres.xs(method, level="method").sort_index()
-        falls = {
-            n: (curve[n][0] - curve[last][0], sqrt(curve[n][1] ** 2 + curve[last][1] ** 2)) for n in options.starts
-        }
-        lines[name_of(method)] = {f"lost from N = {n} to {last}": shown(fall) for n, fall in falls.items()}
-        slope = np.polyfit(curve.index, [centre for centre, _ in curve], 1)[0]
-        lines[name_of(method)]["slope, points per task"] = f"{slope:+.2f}"
-    return pd.DataFrame(lines).T
+    """Return the cost of more tasks, with the interval of two independent samples."""
+    curves, many = intervals(of_first(rows), "normalised").droplevel("seed"), max(options.sizes)
+    last, columns = curves.xs(many), {}
+    for few in options.starts:
+        first = curves.xs(few)
+        lost = pd.DataFrame({"mean": first["mean"] - last["mean"], "half": np.hypot(first.half, last.half)})
+        columns[f"lost from N = {few} to {many}"] = shown(lost)
+    return pd.DataFrame(columns).rename(index=name_of)
 
 
 def sampling(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
-    first_part, lines = of_first(rows), {}
-    halves = {value: widest(first_part, value).iloc[:, 0] for value in ("accuracy", "normalised")}
-    for size, group in by_subset(first_part).groupby("size"):
-        first, count = group.iloc[0], group.subset.nunique()
-        planned = group[group.method.isin(list(options.grids))].groupby("method").head(options.pilot)
-        spread, pilot = planned.groupby("method").validation.std().max(), min(options.pilot, count)
-        spread = 0.0 if pilot < 2 else spread
-        bound = popoviciu_bound(first.a / 100, first.b / 100)
+    first, lines = of_first(rows), {}
+    halves = widest(first, "accuracy").iloc[:, 0]
+    for size, group in by_subset(first).groupby("size"):
+        plan, pilot = group.iloc[0], min(options.pilot, group.subset.nunique())
+        planned = group[group.method.isin(list(options.grids))].groupby("method").head(pilot)
+        spread = planned.groupby("method").validation.std().fillna(0).max()
+        bound = popoviciu_bound(plan.a / 100, plan.b / 100)
         lines[size] = {
-            "subsets there are": int(first.population),
-            "a, %": f"{first.a:.1f}",
-            "b, %": f"{first.b:.1f}",
-            "bound of σ, points": f"{100 * bound:.1f}",
-            "m by the rule": sample_size(bound, first.epsilon / 100),
-            "s of the pilot, points": f"{spread:.1f}",
-            "m in two stages": two_stage_size(spread / 100, first.epsilon / 100, max(pilot, 2)),
-            "m measured": count,
-            "widest ±, accuracy": f"{halves['accuracy'][size]:.1f}",
-            "widest ±, normalised": f"{halves['normalised'][size]:.1f}",
+            "subsets there are": int(plan.population),
+            "m by the rule": sample_size(bound, plan.epsilon / 100),
+            "m in two stages": two_stage_size(spread / 100, plan.epsilon / 100, max(pilot, 2)),
+            "m measured": group.subset.nunique(),
+            "widest ±, accuracy": f"{halves[size]:.1f}",
         }
     return pd.DataFrame(lines).T.rename_axis("N")
 
 
-def chosen(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the chosen values of what was searched, and how often each."""
-    chosen = by_subset(of_first(rows))
-    chosen = chosen[chosen.method != "average"].dropna(axis=1, how="all")
-    searched = [name for name in ("keep", "rank_ratio", "scale") if name in chosen]  # the first that a method has
-    chosen = chosen.assign(value=chosen[searched].bfill(axis=1).iloc[:, 0])
-
-    def cell(values: pd.Series) -> str:
-        return ", ".join(f"{value:g} × {times}" for value, times in sorted(Counter(values).items()))
-
-    return chosen.groupby(["size", "method"], sort=False).value.agg(cell).unstack("method").rename(columns=name_of)
-
-
 def tables(options: Options) -> Tables:
     return {
-        "Normalised test accuracy, %": partial(over_sizes, "normalised", ""),
-        "Normalised accuracy of CART less that of the others, subset by subset, points": partial(
-            over_sizes, "ahead", "+"
-        ),
+        "Normalised test accuracy, %": over_sizes,
         "What more tasks cost, normalised accuracy in points": partial(losses, options),
-        "Mean test accuracy, %": partial(over_sizes, "accuracy", ""),
-        "Standard deviation of normalised accuracy over subsets, points": lambda rows: (
-            spreads(of_first(rows)).droplevel("seed").dropna()[methods_of(rows)].rename(columns=name_of).round(1)
-        ),
         "The sample: promised and realised half intervals, points": partial(sampling, options),
-        "What validation chose, how often": chosen,
     }
 
 
 def scaling_figure(rows: pd.DataFrame) -> Figure:
     """Draw normalised accuracy over N (the paper's Figure 7), and how far CART is ahead subset by subset."""
-    figure, (left, right) = panels(2, 2, 3.9)
-    dress(left, "Normalised accuracy", "merged tasks N", "test, %")
-    dress(right, "CART's lead, subset by subset", "merged tasks N", "points")
-    first_part = of_first(rows)
-    for panel, value in ((left, "normalised"), (right, "ahead")):
-        points_of = intervals(first_part, value).droplevel("seed")
+    figure, axes = panels(2, 2, 3.9)
+    first = of_first(rows)
+    titles = {"normalised": "Normalised accuracy, %", "ahead": "CART's lead, subset by subset, points"}
+    for axis, (value, title) in zip(axes, titles.items(), strict=True):
+        dress(axis, title, "merged tasks N")
+        spans = intervals(first, value).droplevel("seed").replace(inf, 0)
         for number, method in enumerate(methods_of(rows)):
-            if value == "ahead" and method == OURS:
-                continue
-            points = points_of.xs(method, level="method").sort_index()
-            bars = [half if half < inf else 0.0 for _, half in points]
-            label, style = ("" if panel is left else "_") + plain(name_of(method)), series_style(number)
-            centres = [centre for centre, _ in points]
-            panel.errorbar(points.index, centres, yerr=bars, label=label, capsize=2.5, elinewidth=1.0, **style)
-    zero = select(by_subset(first_part), method=OURS).groupby("size").zero.mean()
-    left.plot(zero.index, zero, color=MUTED, linestyle=(0, (4, 3)), label="zero-shot")
-    right.axhline(0, color=MUTED, linewidth=1.1)
-    for panel in (left, right):
-        panel.set_xticks(zero.index)
+            points = spans.xs(method, level="method").sort_index()
+            label, style = plain(name_of(method)), series_style(number)
+            axis.errorbar(points.index, points["mean"], yerr=points.half, label=label, capsize=2.5, **style)
+        axis.set_xticks(first["size"].unique())
+    zero = select(by_subset(first), method=OURS).groupby("size").zero.mean()
+    axes[0].plot(zero.index, zero, color=MUTED, linestyle=(0, (4, 3)), label="zero-shot")
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
-
-
-def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    few, many = min(options.sizes), max(options.sizes)
-    lines = [
-        "CART's λ stays at 1 as in the paper. Subsets of many tasks share most of them, so that their spread says "
-        "nothing about tasks that are not among these."
-    ]
-    first = of_first(rows)
-    largest = spreads(first, "accuracy").droplevel("seed").dropna().max(axis=1)
-    for size, deviation in largest.iloc[:1].items():
-        a, b = select(first, size=size)[["a", "b"]].iloc[0]
-        lines.append(
-            f"Popoviciu's bound knows only the ends: at N = {size} it allows a standard deviation of "
-            f"{popoviciu_bound(a, b):.1f} points, the largest measured is {deviation:.1f}."
-        )
-    for method in options.wider:
-        gains = means(rows, method + WIDER, "normalised") - means(rows, method, "normalised")
-        lines.append(
-            f"What a wider choice of λ is worth to {name_of(method)}: "
-            + ", ".join(f"{with_interval(gains.loc[n])} (N = {n})" for n in gains.index)
-            + f" points. λ = 1/N is the average, so λ ≤ 0.3 shrinks it at N = {few} and stretches it "
-            f"{0.3 * many:.0f} times at N = {many}: the paper's grid makes task arithmetic look flatter "
-            "over N than it is at its best."
-        )
-    return [*lines, *ends_note(at_ends(rows, options))]
 
 
 def at_ends(rows: pd.DataFrame, options: Options) -> Iterator[str]:
@@ -548,5 +468,5 @@ STUDY = Study(
     claims=claims,
     tables=tables,
     figures={"scaling": scaling_figure},
-    notes=notes,
+    notes=lambda rows, options: ends_note(at_ends(rows, options)),
 )
