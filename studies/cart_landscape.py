@@ -39,10 +39,9 @@ from mergeflow.evaluation import CandidateScorer, Judge
 from mergeflow.merging import configure
 from mergeflow.modalities.classification import Subset
 from mergeflow.modality import Examples
-from studies.lab import Claim, Laboratory, Row, Section, Study
+from studies.lab import Claim, Laboratory, Row, Section, Study, curves, table
 from studies.lab.claims import Samples, Verdict, all_within, with_interval, within
 from studies.lab.inputs import State
-from studies.lab.plots import log_y_axis
 from studies.lab.rows import select
 from studies.theory.landscape import (
     Grid,
@@ -55,9 +54,8 @@ from studies.theory.landscape import (
     principal_plane,
     roundness,
 )
-from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, panels
+from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, panels, series_style
 from tasks.plotting.palette import INK, MUTED, SERIES, SURFACE
-from tasks.plotting.panels import curve
 
 SHOWN = 0.08  # CART's rank ratio that is marked, as in the paper's figures
 LOWER = 0.1  # nat, of Σ L_t: what counts as lower
@@ -70,7 +68,6 @@ LABELS = {
     "task_arithmetic": "task arithmetic, best λ",
     "task_arithmetic, largest": "task arithmetic, largest λ",
 }
-Point = tuple[float, float]
 COLOURS = LinearSegmentedColormap.from_list("loss", ["#3f97cc", "#b9d9ec", SURFACE])
 MARKS: dict[str, dict[str, Any]] = {
     "base": {"marker": "^", "label": "θ0"},
@@ -216,6 +213,7 @@ def measure_seed(lab: Laboratory, options: Options, seed: int) -> Iterator[Row]:
 
 
 def plane_of(fitted: Mapping[Model, State]) -> Plane:
+    """Return the plane of the paths."""
     return principal_plane(principal_components({str(model): state for model, state in fitted.items()}))
 
 
@@ -471,172 +469,111 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(cells, index=columns).T
 
 
-def rank_paths(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the multi-task loss over k: a row for each k, a column for each seed, by the path's name."""
-    models = models_of(rows)
-    scales = sorted(select(models, kind="cart").scale.unique())
-    paths = {f"CART, λ = {scale:g}": wide(path(models, "cart", scale)) for scale in scales}
-    lows = additions(models, tasks_of(rows))
-    return paths | {f"low rank, {name}": wide(path(models, "low_rank", at)) for name, at in lows.items()}
-
-
-def scale_paths(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the models over λ, by the path's name."""
-    models = models_of(rows)
-    paths = {"task arithmetic": select(models, kind="task_arithmetic"), "CART, 8 %": select(models, rank=SHOWN)}
-    paths["CART, 8 %"] = select(paths["CART, 8 %"], kind="cart")
-    return {name: path_of.sort_values(["scale", "seed"]) for name, path_of in paths.items()}
-
-
-def over_ranks(rows: pd.DataFrame) -> pd.DataFrame:
-    paths = {name: frame.apply(lambda cell: with_interval(cell, 2), axis=1) for name, frame in rank_paths(rows).items()}
-    return pd.DataFrame(paths).rename(index="{:g}".format).rename_axis("k / full")
-
-
-def over_scales(rows: pd.DataFrame) -> pd.DataFrame:
-    columns = {"total": "Σ L_t, validation", "away": "‖θ − θ_avg‖", "off": "off the plane"}
-    cells = {
-        (name, f"{scale:g}"): {label: with_interval(group[value], 2) for value, label in columns.items()}
-        for name, models in scale_paths(rows).items()
-        for scale, group in models.groupby("scale")
-    }
-    return pd.DataFrame(cells).T.rename_axis(["path", "λ"])
-
-
-def task_table(rows: pd.DataFrame) -> pd.DataFrame:
-    experts = select(rows, part="models", kind="expert")
-    columns = {"θ_t": experts[experts.task == experts.expert].set_index(["seed", "task"]).loss}
-    columns |= {LABELS[name]: task_losses(rows, name) for name in ("average", "task_arithmetic", "cart")}
-    return pd.DataFrame(
-        {
-            label: column.groupby("task", sort=False).agg(lambda v: with_interval(list(v), 2))
-            for label, column in columns.items()
-        }
-    )
-
-
 def fit_table(rows: pd.DataFrame) -> pd.DataFrame:
     kinds = {"cart": "CART's path", "low_rank": "low-rank path", "expert": "experts", "base": "θ0"}
-    lines: dict[str, dict[str, str]] = {}
-    for (title, kind), fits in select(rows, part="fits").groupby(["found_from", "kind"], sort=False):
-        line = lines.setdefault(title, {"variance they explain, %": with_interval(100 * fits.explained, 0)})
-        line[f"{kinds[kind]}: part of ‖θ − θ_avg‖ seen, %"] = with_interval(100 * fits.share, 0)
-    return pd.DataFrame(lines).T.rename_axis("components found from")
+    fits = select(rows, part="fits").replace({"kind": kinds}).rename(columns={"found_from": "components found from"})
+    shares = fits.assign(explained=100 * fits.explained, share=100 * fits.share)
+    explained = table(shares, "components found from", value="explained", digits=0)
+    seen = table(shares, "components found from", "kind", value="share", digits=0)
+    return explained.set_axis(["variance they explain, %"], axis=1).join(seen)
 
 
 TABLES = {
     "Multi-task loss at the models themselves, and where they lie": model_table,
-    "Multi-task loss Σ_t L_t over the rank kept, validation": over_ranks,
-    "Multi-task loss over λ": over_scales,
-    "Loss per task, validation": task_table,
-    "What two components show of the distance from the average, by the models they are found from": fit_table,
+    "What two components show of the distance from the average, %, by the models they are found from": fit_table,
 }
+Places = Mapping[str, np.ndarray]
+"""By the label of a path or a mark, points [n, 2] on a plane."""
 
 
-@dataclass(frozen=True)
-class Trace:
-    """A path on a plane."""
-
-    label: str
-    places: Sequence[Point] | np.ndarray
-    number: int
-    main: bool
-
-
-PlanePart = tuple[str, pd.DataFrame, Sequence[Trace], Mapping[str, Point]]
-"""A title, the grid of losses, paths over it and models marked on it."""
-
-
-def of_first(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Point]]:
+def of_first(rows: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
     """Return the first seed's models, and where the marked ones lie on the plane of the paths."""
     models = select(models_of(rows), seed=rows.seed.iloc[0])
-    marked = {name: named(models, name).iloc[0] for name in ("base", "average", "cart", "task_arithmetic")}
-    return models, {name: (row.x, row.y) for name, row in marked.items()}
+    marked = ("base", "average", "cart", "task_arithmetic")
+    return models, {name: named(models, name)[["x", "y"]].to_numpy() for name in marked}
 
 
-def rank_traces(models: pd.DataFrame, kind: str) -> list[Trace]:
+def over_ranks(models: pd.DataFrame, kind: str) -> Places:
     """Return CART's paths over k, or those of task arithmetic up to its best λ; larger ones leave the picture."""
-    best = float(addition(models).iloc[0])
-    name, main, number = ("CART", 1.0, 1) if kind == "cart" else ("low rank", best, 2)
-    scales = sorted(select(models, kind=kind).scale.unique())
-    return [
-        Trace(f"{name}, λ = {scale:g}", path(models, kind, scale)[["x", "y"]].to_numpy(), number, scale == main)
-        for scale in scales
-        if kind == "cart" or scale <= best
-    ]
+    largest = math.inf if kind == "cart" else float(addition(models).iloc[0])
+    scales = sorted(scale for scale in select(models, kind=kind).scale.unique() if scale <= largest)
+    name = "CART" if kind == "cart" else "low rank"
+    return {f"{name}, λ = {scale:g}": path(models, kind, scale)[["x", "y"]].to_numpy() for scale in scales}
 
 
 def path_figure(rows: pd.DataFrame) -> Figure:
     """Draw the multi-task loss with the paths over k and over λ (the paper's Figure 11)."""
-    models, places = of_first(rows)
-    first = select(rows, part="models", seed=rows.seed.iloc[0])
-    scales = {name: points[["x", "y"]].to_numpy() for name, points in scale_paths(first).items()}
-    over_scale = [
-        Trace("task arithmetic over λ", scales["task arithmetic"], 2, True),
-        Trace("CART, 8 %, over λ", np.vstack([[places["average"]], scales["CART, 8 %"]]), 1, True),
-    ]
-    over_rank = [*rank_traces(models, "cart"), *rank_traces(models, "low_rank")]
+    models, marked = of_first(rows)
+    over_scales = {
+        "task arithmetic over λ": select(models, kind="task_arithmetic").sort_values("scale")[["x", "y"]].to_numpy(),
+        "CART, 8 %, over λ": select(models, kind="cart", rank=SHOWN).sort_values("scale")[["x", "y"]].to_numpy(),
+    }
     grid = select(rows, part="grid", plane="paths")
-    paths = {"over k": over_rank, "over λ": over_scale}
-    parts = [(f"Multi-task loss, paths {title}", grid, traces, places) for title, traces in paths.items()]
-    return plane_panels(parts, 2, 4.6, ("first component", "second component"))
+    panels_of = [
+        (
+            "Multi-task loss, paths over k",
+            grid,
+            {**over_ranks(models, "cart"), **over_ranks(models, "low_rank")},
+            marked,
+        ),
+        ("Multi-task loss, paths over λ", grid, over_scales, marked),
+    ]
+    return plane_panels(panels_of, 2, 4.6)
 
 
 def task_figure(rows: pd.DataFrame) -> Figure:
     """Draw every task's loss on the same plane with CART's paths over k (the paper's Figure 5)."""
-    models, places = of_first(rows)
-    marked, traces = {name: places[name] for name in ("average", "cart")}, rank_traces(models, "cart")
+    models, marked = of_first(rows)
+    shown = {name: marked[name] for name in ("average", "cart")}
     grids = select(rows, part="grid", plane="paths").groupby("task", sort=False)
-    return plane_panels([(str(task), grid, traces, marked) for task, grid in grids])
+    return plane_panels([(str(task), grid, over_ranks(models, "cart"), shown) for task, grid in grids])
 
 
 def basin_figure(rows: pd.DataFrame) -> Figure:
     """Draw every task's loss on the plane of its expert, CART and task arithmetic (the paper's Figure 12)."""
-    parts: list[PlanePart] = []
-    for task, models in select(rows, part="basins", kind=["expert", "cart", "task_arithmetic"]).groupby(
-        "task", sort=False
-    ):
-        places = {row.kind: (row.x, row.y) for row in models.itertuples()}
-        parts.append((str(task), select(rows, part="grid", plane=task), [], places))
-    return plane_panels(parts)
+    models = select(rows, part="basins", kind=["expert", "cart", "task_arithmetic"]).groupby("task", sort=False)
+    return plane_panels([
+        (str(task), select(rows, part="grid", plane=task), {}, {
+            str(kind): place[["x", "y"]].to_numpy() for kind, place in on_plane.groupby("kind", sort=False)
+        })
+        for task, on_plane in models
+    ])  # fmt: skip
 
 
 def plane_panels(
-    parts: Sequence[PlanePart],
-    columns: int = 4,
-    height: float = 2.75,
-    labels: tuple[str, str] = ("", ""),
+    parts: Sequence[tuple[str, pd.DataFrame, Places, Places]], columns: int = 4, height: float = 2.75
 ) -> Figure:
-    """Draw a panel for each part."""
+    """Draw a panel for each title: the contours of a grid of losses, paths, and marked models."""
     figure, axes = panels(len(parts), columns, height)
-    for panel, (title, grid, traces, places) in zip(axes, parts, strict=True):
-        dress(panel, title, *labels, grid="both")
-        draw_contours(panel, grid)
-        for trace in traces:
-            draw_trace(panel, trace, crosses=columns == 2)
-        draw_marks(panel, places)
+    for axis, (title, grid, paths, marked) in zip(axes, parts, strict=True):
+        dress(axis, title, grid="both")
+        draw_contours(axis, grid)
+        for number, (label, places) in enumerate(paths.items(), start=1):
+            axis.plot(*places.T, label=label, **series_style(number) | {"markersize": 3})
+        for name, places in marked.items():
+            style = {"color": INK, "markersize": 7, "markeredgecolor": SURFACE, "linestyle": "", **MARKS[name]}
+            axis.plot(*places.T, zorder=5, **style)
     legend(figure, FULL_WIDTH, loc="outside lower center")
     return figure
 
 
-def curve_figure(rows: pd.DataFrame) -> Figure:
-    """Draw the multi-task loss of the models themselves along the paths over k and over λ."""
-    figure, (left, right) = panels(2, 2, 3.9, sharey=True)
-    dress(left, "Loss at the models, over k", "rank kept, share of full", "multi-task loss Σ L_t")
-    dress(right, "… over λ", "λ")
-    paths = rank_paths(rows)
-    for number, (name, frame) in enumerate(paths.items()):
-        curve(left, {rank: list(frame.loc[rank]) for rank in frame.index}, name, number)
-    for number, (name, points) in enumerate(scale_paths(rows).items(), start=len(paths)):
-        curve(right, {scale: list(part.total) for scale, part in points.groupby("scale")}, name, number)
-    log_y_axis(left)
-    left.set_xscale("symlog", linthresh=0.01)
-    left.set_xlim(-0.002, 1.2)
-    ranks = [0, 0.01, 0.04, 0.16, 1]
-    left.set_xticks(ranks, labels=[f"{rank:g}" for rank in ranks])
-    left.set_xticks([], minor=True)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+def rank_figure(rows: pd.DataFrame) -> Figure:
+    """Draw the multi-task loss of the models themselves along the paths over k."""
+    models = models_of(rows)
+    lows = additions(models, tasks_of(rows))
+    paths = [path(models, "low_rank", scale).assign(path=f"low rank, {name}") for name, scale in lows.items()]
+    cart = select(models, kind="cart").sort_values(["scale", "rank"])
+    long = pd.concat([cart.assign(path="CART, λ = " + cart.scale.map("{:g}".format)), *paths])
+    how: dict[str, Any] = {"scale": "root", "ticks": (0, 0.01, 0.04, 0.16, 0.5, 1), "log_y": True}
+    return curves(long, "rank", "path", "total", x_label="rank kept, share of full", y_label="Σ L_t, validation", **how)
+
+
+def scale_figure(rows: pd.DataFrame) -> Figure:
+    """Draw the multi-task loss of the models themselves over λ."""
+    models = models_of(rows)
+    sums, cart = select(models, kind="task_arithmetic"), select(models, kind="cart", rank=SHOWN)
+    long = pd.concat([sums.assign(path="task arithmetic"), cart.assign(path="CART, 8 %")])
+    return curves(long, "scale", "path", "total", x_label="λ", y_label="Σ L_t, validation", log_y=True)
 
 
 def draw_contours(panel: Axes, grid: pd.DataFrame) -> None:
@@ -656,50 +593,6 @@ def draw_contours(panel: Axes, grid: pd.DataFrame) -> None:
     panel.grid(False)
 
 
-def draw_trace(panel: Axes, trace: Trace, crosses: bool) -> None:
-    places, colour = np.array(trace.places), SERIES[trace.number]
-    width, line = (1.6, "-") if trace.main else (1.0, "--")
-    panel.plot(*places.T, linestyle=line, linewidth=width, color=colour, label=trace.label)
-    if not trace.main:
-        return
-    if crosses:
-        panel.plot(*places.T, "x", color=colour, markersize=4.5)
-    steps = np.diff(places, axis=0)
-    longest = np.argsort(-np.hypot(*steps.T))[:3]
-    for start, step in zip(places[longest], steps[longest], strict=True):
-        arrow = {"arrowstyle": "-|>", "color": colour, "linewidth": 1.2}
-        panel.annotate("", start + 0.6 * step, start + 0.4 * step, arrowprops=arrow)
-
-
-def draw_marks(panel: Axes, places: Mapping[str, Point]) -> None:
-    for name, (x, y) in places.items():
-        style = {"color": INK, "markersize": 7, "markeredgecolor": SURFACE, "markeredgewidth": 0.9, **MARKS[name]}
-        panel.plot([x], [y], linestyle="", zorder=5, **style)
-
-
-def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    fits = select(rows, part="fits", kind="cart")
-    (drawn, seen), (experts, less), *_ = (
-        (title, with_interval(100 * fit.share, 0)) for title, fit in fits.groupby("found_from", sort=False)
-    )
-    models = models_of(rows)
-    off = select(rows, part="basins", kind="average").off.mean()
-    reach = select(models, kind="expert", seed=rows.seed.iloc[0]).away.mean()
-    best = named(models, "cart, best")
-    places = ", ".join(f"({rank:g}, {scale:g})" for rank, scale in zip(best["rank"], best.scale, strict=True))
-    return [
-        f"Which models the components are found from decides the picture: found from {drawn} they show {seen} % "
-        f"of how far CART is from θ_avg, found from {experts} {less} %: the experts' deviations from their "
-        "mean are nearly orthogonal and sum to zero, and so CART moves across them. An expert's place on the plane "
-        "of the paths says little, so none is drawn there; each has a plane of its own.",
-        f"θ_avg is not drawn on a task's own plane: it lies {off:.2f} off (mean; the experts are {reach:.2f} away from "
-        "it), and the contours there are not its loss. The curves and tables have every model's own.",
-        f"λ = 1 was not chosen: the lowest loss of all of CART's k and λ tried is {with_interval(best.total, 2)}, at "
-        f"(k / full, λ) = {places} by seed, beside "
-        f"{with_interval(lowest(path(models, 'cart', 1.0)).total, 2)} with λ = 1.",
-    ]
-
-
 STUDY = Study(
     options=Options,
     runs=lambda options: [options.experts],
@@ -708,6 +601,11 @@ STUDY = Study(
     measure=measure,
     claims=CLAIMS,
     tables=TABLES,
-    figures={"multi_task": path_figure, "tasks": task_figure, "basins": basin_figure, "losses": curve_figure},
-    notes=notes,
+    figures={
+        "multi_task": path_figure,
+        "tasks": task_figure,
+        "basins": basin_figure,
+        "ranks": rank_figure,
+        "scales": scale_figure,
+    },
 )

@@ -412,7 +412,7 @@ def figure_table(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
             "mean": means(rows, model),
             "normalised": relative(rows, model),
             "heads probed": means(rows, model, "probed"),
-            "embeddings of the base": means(rows, model, embeddings="base") if model != "base" else pd.Series(),
+            "embeddings of the base": means(rows, model, embeddings="base") if model in NAMES else pd.Series(),
             "stored, % of all experts": samples(rows, "stored", model=model) if model in COMPRESSORS else pd.Series(),
         }
         lines[name] = {

@@ -36,7 +36,7 @@ B.1.1; Wortsman et al. 2022, Model soups.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pandas as pd
@@ -46,14 +46,12 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.evaluation.accuracy import in_batches
-from mergeflow.linearity.affine import DIRECTION, LENGTH, Combination, Linearity, affine, combine
+from mergeflow.linearity.affine import Combination, Linearity, affine, combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.modality import Model, State
 from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
-from studies.lab.claims import WORDS, all_within, with_interval, within
 from studies.lab.linearity import (
     ENDS,
-    FLAT,
     NetTask,
     Tasks,
     Trained,
@@ -74,8 +72,6 @@ from studies.lab.linearity import (
     rows_of,
     train_world,
     with_statistics,
-    worst_length,
-    worst_share,
 )
 from studies.lab.plots import scatter
 from studies.lab.rows import Samples
@@ -112,10 +108,10 @@ def measure_world(name: str, world: World, opened: Tasks, seed: int) -> Iterator
         yield {"part": "accuracy", **about, "task": task, "accuracy": accuracy}
     layers = [*find_layers(done.model.module), ""]
     for mode in ("interpolated", "recomputed") if has_statistics(done.model) else ("none",):
-        compared = pairs(done, layers, mode)
-        for alpha in ALPHAS:
-            at = {key: value for key, value in compared.items() if key.endswith(f"@{alpha:g}")}
-            yield from _named(rows_of(at, part="features", **about, statistics=mode, alpha=alpha))
+        for key, compared in pairs(done, layers, mode).items():
+            alpha, _, pair = key.partition(" ")
+            made = rows_of({pair: compared}, part="features", **about, statistics=mode, alpha=float(alpha))
+            yield from ({**row, "layer": row["layer"] or "logits"} for row in made)
     yield from ({"part": "simplex", **row} for row in simplex(done, layers[:-1], seed, about))
     eleven = [round(0.1 * step, 1) for step in range(11)]
     for i, j in combinations(done.tuned, 2):
@@ -125,25 +121,19 @@ def measure_world(name: str, world: World, opened: Tasks, seed: int) -> Iterator
 
 
 def pairs(done: Trained, layers: list[str], mode: str) -> dict[str, dict[str, Linearity]]:
-    """Compare all pairs at all α; names are `i – j@α`.
+    """Compare all pairs at all α, under the names `α i – j`.
 
-    Args:
-        done: the nets of one world and seed.
-        layers: to compare features at.
-        mode: "recomputed" computes BatchNorm's statistics again for every net and average; "interpolated" and "none" do
-            not.
+    The mode "recomputed" computes BatchNorm's statistics again for every net and average.
     """
     sources = {task: split.test for task, split in done.tasks.items() if task in done.tuned}
     ends = own_statistics(done) if mode == "recomputed" else done.tuned
     asked = {}
-    for i, j in combinations(done.tuned, 2):
-        for alpha in ALPHAS:
-            state = None
-            if mode == "recomputed":
-                middle = combine([done.tuned[i], done.tuned[j]], [alpha, 1 - alpha])
-                state = with_statistics(done.model, middle, [done.tasks[i].train, done.tasks[j].train])
-            weights = {i: alpha, j: 1 - alpha}
-            asked[f"{i} – {j}@{alpha:g}"] = Combination(weights, state, on=frozenset({i, j}))
+    for alpha, (i, j) in product(ALPHAS, combinations(done.tuned, 2)):
+        state = None
+        if mode == "recomputed":
+            middle = combine([done.tuned[i], done.tuned[j]], [alpha, 1 - alpha])
+            state = with_statistics(done.model, middle, [done.tasks[i].train, done.tasks[j].train])
+        asked[f"{alpha:g} {i} – {j}"] = Combination({i: alpha, j: 1 - alpha}, state, on=frozenset({i, j}))
     return affine(done.model, sources, ends, asked, layers, batch_size=500)
 
 
@@ -168,13 +158,6 @@ def simplex(done: Trained, layers: list[str], seed: int, about: Row) -> list[Row
     sources = {task: done.tasks[task].test for task in names}
     rows = rows_of(affine(done.model, sources, own_statistics(done), asked, layers, batch_size=500), **about)
     return [{**row, "models": len(asked[row["combination"]].weights)} for row in rows]
-
-
-def _named(rows: list[Row]) -> list[Row]:
-    """Return rows with the pair's name alone, and the logits by that name."""
-    return [
-        {**row, "combination": row["combination"].partition("@")[0], "layer": row["layer"] or "logits"} for row in rows
-    ]
 
 
 # What the rows of pairs are asked
@@ -224,33 +207,6 @@ def claims_of(world: str, net: World) -> list[Claim]:
 # fmt: on
 
 
-def pair_table(rows: pd.DataFrame, world: str) -> pd.DataFrame:
-    """Return each pair with its verdicts: LLFC and CTL over layers and α, LMC over α and D."""
-    features, gaps = judged(rows, world), loss_gaps(select(rows, part="paths", world=world))
-    lines = []
-    for pair, of_pair in features.groupby("combination", sort=False):
-        share, least = worst_share(of_pair), gaps[gaps.pair == pair].groupby("seed").gap.min()
-        decided = not share.isna().any()
-        both = {"direction": (share, -np.inf, DIRECTION), "length": (worst_length(of_pair), -np.inf, LENGTH)}
-        lines.append(
-            {
-                "pair": pair,
-                "worst share": with_interval(share, 2),
-                "coef": with_interval(of_pair[of_pair.alpha == 0.5].groupby("seed").coef.mean(), 2),
-                "LLFC": WORDS[within(share, high=DIRECTION) if decided else None],
-                "CTL": WORDS[all_within(both) if decided else None],
-                "LMC fails": WORDS[within(least, low=FLAT)],
-                "ends or barrier, nat": with_interval(least, 2),
-            }
-        )
-    return pd.DataFrame(lines)
-
-
-def simplex_table(rows: pd.DataFrame, world: str) -> pd.DataFrame:
-    simplex = select(rows, part="simplex", world=world)
-    return layer_table(simplex, "models")
-
-
 def pair_figure(rows: pd.DataFrame, world: str) -> Figure:
     """Draw the nearest, a middle and the farthest pair."""
     return layers_figure(farthest_pairs(judged(rows, world), [0, 0.5, 1]), "combination")
@@ -260,44 +216,19 @@ def feature_table(rows: pd.DataFrame, world: str) -> pd.DataFrame:
     return layer_table(select(rows, part="features", world=world), "statistics", "layer")
 
 
-def notes(rows: pd.DataFrame, options: PairOptions) -> list[str]:
-    said = []
-    for world in options.worlds:
-        features = judged(rows, world)
-        farthest = features.loc[(features.coef - 1).abs().idxmax()]
-        said.append(
-            f"{world}: the length is worst for {farthest.combination} at layer {farthest.layer} (coef "
-            f"{farthest.coef:.2f}, baseline {farthest.base:.2f}, seed {farthest.seed:g}); the direction stays within "
-            f"{worst_share(features).max():.2f} of the baseline, against the margin {DIRECTION}. The logits are left "
-            "out."
-        )
-    return said
-
-
-def pair_tables(options: PairOptions) -> dict[str, Callable[[pd.DataFrame], pd.DataFrame]]:
-    made: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
-        "Accuracy of each net on its own test, % (the first task is the pre-training's)": lambda rows: table(
-            select(rows, part="accuracy"), ["world", "task"]
-        )
-    }
-    for world in options.worlds:
-        made |= {
-            f"{world}: means over pairs and α": partial(feature_table, world=world),
-            f"{world}: pairs, α = ½ for coef, all α otherwise": partial(pair_table, world=world),
-            f"{world}: weights of the simplex over m nets": partial(simplex_table, world=world),
-        }
-    return made
-
-
 PAIRS = Study(
     question="are features of averaged weights the averaged features?",
     options=PairOptions,
     systems=("L1", "L2", "L3", "L4", "L8", "L9"),
     measure=measure_pairs,
     claims=lambda options: [claim for name, world in options.worlds.items() for claim in claims_of(name, world)],
-    tables=pair_tables,
+    tables=lambda options: {
+        "Accuracy of each net on its own test, % (the first task is the pre-training's)": lambda rows: table(
+            select(rows, part="accuracy"), ["world", "task"]
+        ),
+        **{f"{world}: means over pairs and α": partial(feature_table, world=world) for world in options.worlds},
+    },
     figures=lambda options: {world: partial(pair_figure, world=world) for world in options.worlds},
-    notes=notes,
 )
 
 
@@ -402,14 +333,6 @@ def claims_on_averages(options: AverageOptions) -> list[Claim]:
 # fmt: on
 
 
-def triple_table(rows: pd.DataFrame) -> pd.DataFrame:
-    groups = triples(rows).groupby("seed")
-    made = groups.agg(triples=("nets", "size"), weights=("weights", "mean"), logits=("logits", "mean"))
-    slope = groups.apply(lambda group: np.polyfit(group.logits, group.weights, 1)[0], include_groups=False)
-    more = {"r": correlations(rows).round(3), "slope": slope.round(2), "median difference": differences(rows).round(2)}
-    return made.round(2).assign(**more)
-
-
 def triples_figure(rows: pd.DataFrame) -> Figure:
     """Draw the first seed's triples and the line y = x."""
     drawn = triples(rows)
@@ -430,7 +353,6 @@ AVERAGES = Study(
         "Eq. 1: the averaged net against the average of features; the baseline is against each net": lambda rows: (
             layer_table(select(rows, part="features"), "combination", "layer")
         ),
-        "Triples: accuracy in %": triple_table,
     },
     figures={
         "averages": lambda rows: layers_figure(select(rows, part="features"), "combination"),

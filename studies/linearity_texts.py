@@ -441,19 +441,6 @@ def answers_table(rows: pd.DataFrame) -> pd.DataFrame:
     return side_by_side(experts, "tasks", {"start": "start", "expert": "expert"}) if len(experts) else experts
 
 
-def features_table(rows: pd.DataFrame) -> pd.DataFrame:
-    features = select(rows, part="features").assign(apart=1e6 * rows.apart)
-    worst = features.groupby(["way", "seed"], sort=False).apart.max().reset_index()
-    return table(worst, "way", value="apart", digits=2)
-
-
-def vectors_table(rows: pd.DataFrame) -> pd.DataFrame:
-    vectors = select(rows, part="vectors")
-    worst = vectors.groupby(["type", "seed"], sort=False).places.max().reset_index()
-    tables = [table(vectors, "type", value="same", digits=2), table(worst, "type", value="places", digits=2)]
-    return pd.concat(tables, axis=1)
-
-
 STUDY = Study(
     options=Options,
     systems=("L10", "L11", "L12", "L13", "L16", "L20"),
@@ -464,8 +451,9 @@ STUDY = Study(
         "Edits: means over pairs or tasks": lambda rows: layer_table(
             select(rows, part="edits"), "equation", "scale", "layer"
         ),
-        "θ0 + 1·τ against θ_t: same bits in %, largest difference in units of the last place": vectors_table,
-        "Features of a text among others against those of the text alone, 10⁶ × the largest difference": features_table,
+        "θ0 + 1·τ against θ_t: entries of the same bits, %": lambda rows: table(
+            select(rows, part="vectors"), "type", value="same", digits=2
+        ),
     },
     figures=lambda options: {
         "edits": lambda rows: layers_figure(select(rows, part="edits", scale=options.scale), "equation")
