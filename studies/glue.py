@@ -53,6 +53,7 @@ from studies.lab.methods import (
     at_end,
     choose_rate,
     ends_note,
+    leader,
     measure_file,
     ranges_of,
 )
@@ -463,6 +464,13 @@ def at_ends(rows: pd.DataFrame, options: Options) -> Iterator[str]:
                     yield f"{name} of {label}{whose} ({count} of {len(chosen)} seeds)"
 
 
+def notes(rows: pd.DataFrame, options: Options) -> list[str]:
+    names = names_of(rows, options)
+    apart = {"base", "individual", *options.together, *COMPRESSORS}
+    _, best = leader({model: list(means(rows, model)) for model in names if model not in apart}, names)
+    return [f"The highest mean of a merge is that of {best}.", *ends_note(at_ends(rows, options))]
+
+
 STUDY = Study(
     options=Options,
     runs=lambda options: [EXPERTS, *options.together],
@@ -472,5 +480,5 @@ STUDY = Study(
     claims=claims,
     tables=tables,
     figures=lambda options: {"heads": partial(heads_figure, options)},
-    notes=lambda rows, options: ends_note(at_ends(rows, options)),
+    notes=notes,
 )

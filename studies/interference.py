@@ -16,7 +16,10 @@ Beside them stands what Theorem 1 calls task interference, for inputs isotropic 
 
     L_k = Σ_t ‖Σ_{s≠t} SVD_k(τ_s) V_t‖²_F / Σ_t ‖SVD_k(τ_t)‖²_F,
 
-with λ = 1 as there. Unlike I(k) it sees that contributions of opposite sign cancel.
+with λ = 1 as there. Unlike I(k) it sees that contributions of opposite sign cancel. Centring takes away what all task
+vectors have in common (the table's common part, 1/T at right angles) and makes the rest add up to zero: with two tasks
+the centred ones are ±1 times one matrix, and I(k) is the largest there is. `visual.proj` is measured transposed, since
+it multiplies its inputs from the right; position embeddings are measured as they are stored.
 
 *The bound.* Random tasks on the linear model in float64, with a known overlap of their row spaces, a known ratio
 s_max / α of singular values and noise η on the inputs. `studies.theory.interference` has what is printed,

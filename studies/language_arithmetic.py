@@ -31,16 +31,13 @@ Of tenses × styles, that taking Δ_C away is worth it comes from the targets in
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
-from itertools import accumulate
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -50,7 +47,7 @@ from torch import Tensor
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import MethodCall
 from mergeflow.merging.direction import CandidateMerger
-from mergeflow.modalities.causal.modality import PackedText, cut, perplexity
+from mergeflow.modalities.causal.modality import PackedText, perplexity
 from mergeflow.modalities.causal.model import LanguageModel, load_model
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenizer
 from mergeflow.modality import State
@@ -58,17 +55,14 @@ from mergeflow.search.candidates import grid, grid_of, score_all
 from studies.lab import Claim, Laboratory, Row, Section, Study, table
 from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, less, targets_figure, ways_table, with_nearest
 from studies.lab.claims import Samples
-from studies.lab.plots import ranked_dots, side_by_side
+from studies.lab.plots import ranked_dots
 from studies.lab.rows import samples, select
-from studies.lab.texts import check_places, folder_documents
+from studies.lab.texts import check_places, folder_documents, packed
 from studies.lab.tuning import CosineSteps, best_scale, combined, drawn_weights, task_vector, trained
-from suites.books import words
-from suites.books.author import SENTENCES, Fact, Style, draw_cast
-from suites.sentences.dice import Dice
+from suites.books.manners import Manner, documents
 
 PLAIN = ("average", "task_arithmetic")  # methods that treat no interference
 
-CPU = torch.device("cpu")
 BASE, INDIVIDUAL, JOINT = "base", "individual", "joint"
 LOOKED_AT = ("validation", "test")
 
@@ -80,34 +74,7 @@ NEARER, ABOVE_BASE, BEHIND = 0.05, 0.1, 0.1  # nats a token, of analogies
 GAIN, SHARE, TREATED = 0.2, 50, 0.02  # nats, % and nats, of three domains
 
 
-# The texts that are generated
-
-PARAGRAPHS, SENTENCES_EACH, PEOPLE, TOWNS = 4, 6, 10, 3
-FACT = 0.35  # probability that a sentence tells a fact
-
-
-class Manner(NamedTuple):
-    """How the texts of a task are written.
-
-    Attributes:
-        author: Whose they are: a cast with its facts, places, and a third of all words.
-        genre: Which forms of sentences they have, one of `GENRES`.
-        tense: Of every verb: past or present.
-    """
-
-    author: str
-    genre: str
-    tense: str = "past"
-
-
-GENRES: Mapping[str, tuple[int, ...]] = {
-    "tales": (0, 5, 9, 13),
-    "dialogues": (3, 4, 6, 12),
-    "annals": (1, 7, 8, 11),
-    "narrative": (0, 1, 5, 7, 10, 13),
-    "descriptive": (2, 8, 9, 12),
-}
-"""Genre or style → the numbers of its forms among those of the suite, all as frequent."""
+# The tasks: generated texts, or folders of your own
 
 ATTRIBUTES: Mapping[str, Mapping[tuple[str, str], Manner]] = {
     "authors × genres": {
@@ -127,62 +94,6 @@ DOMAINS: Mapping[str, Manner] = {
     "annals": Manner("third", "annals"),
 }
 """Three tasks that have neither author nor genre in common."""
-
-PAST = (*words.ACTS, *words.MOODS, "was", "had", "ate", "looked", "asked", "knew", "said")
-PRESENT = (
-    "finds carries loses mends paints hides sells borrows counts washes lifts drops follows guards forgets "
-    "wants remembers measures covers opens closes burns cleans watches moves buries steals keeps "
-    "laughs sleeps waits sings weeps travels listens whispers shivers smiles stumbles dreams prays hurries "
-    "pauses returns vanishes dances works rests "
-    "is has eats looks asks knows says"
-)
-TO_PRESENT = dict(zip(PAST, PRESENT.split(), strict=True))
-VERBS = re.compile(rf"\b({'|'.join(PAST)})\b")
-
-
-def documents(manner: Manner, split: str, count: int, seed: int) -> Iterator[str]:
-    """Yield the first texts of a split, each a pure function of its manner, split, number and seed.
-
-    Example:
-        >>> next(documents(Manner("narrator", "narrative", "present"), "test", 1, 0)).partition(".")[0]
-        'In the winter Vobar borrows a gate near Radelcliffe'
-    """
-    style, names, facts, towns = author_of(manner.author, seed)
-    forms = GENRES[manner.genre]
-    style = replace(style, weights=list(accumulate((at in forms) / len(forms) for at in range(len(SENTENCES)))))
-
-    def paragraph(dice: Dice) -> str:
-        sentences = (
-            dice.pick(facts).tell(dice) if dice.chance(FACT) else style.sentence(dice, names, towns)
-            for _ in range(SENTENCES_EACH)
-        )
-        return " ".join(sentences)
-
-    for number in range(count):
-        dice = Dice("language arithmetic", seed, *manner, split, number)
-        text = "\n".join(paragraph(dice) for _ in range(PARAGRAPHS))
-        yield in_the_present(text) if manner.tense == "present" else text
-
-
-def in_the_present(text: str) -> str:
-    """Return a text of the suite with every verb in the present.
-
-    Example:
-        >>> in_the_present("Everybody knew that Nemir was the shepherd of the village.")
-        'Everybody knows that Nemir is the shepherd of the village.'
-    """
-    return VERBS.sub(lambda match: TO_PRESENT[match[1]], text)
-
-
-@lru_cache
-def author_of(name: str, seed: int) -> tuple[Style, list[str], list[Fact], list[str]]:
-    """Return an author's words, people, facts and places."""
-    dice = Dice("language arithmetic", seed, name)
-    style = Style.draw(dice)
-    return style, *draw_cast(dice, PEOPLE), [words.town(dice) for _ in range(TOWNS)]
-
-
-# The tasks: generated texts, or folders of your own
 
 Task = Manner | str
 """How generated texts are written, or a place `folder:PATH` with files or folders train, validation and test."""
@@ -317,8 +228,7 @@ class Bench:
         """Return the texts of some tasks in blocks, those of one task after those of the other."""
         count = {"train": self.options.train, "validation": self.options.validation, "test": self.options.test}[split]
         texts = (text for manner in manners for text in written(manner, split, count, self.seed, Path.cwd()))
-        ids = [token for text in texts for token in (*self.tokenizer.encode(text), self.tokenizer.end)]
-        return PackedText(split, cut(np.array(ids), self.options.block, self.tokenizer.end), CPU)
+        return packed(split, texts, self.tokenizer, self.options.block, torch.device("cpu"))
 
     def tuned(self, manners: Sequence[Task]) -> State:
         """Return the weights after fine-tuning on all texts of some tasks, as many steps for each."""
@@ -392,16 +302,11 @@ def target_rows(
         state = combined(bench.start, vectors, {task: scale * sign for task, sign in signs.items()})
         return bench.likelihood(state, tasks[target], split)
 
-    sums: dict[str, dict[str, float]] = {
-        "A": {a: 1},
-        "B": {b: 1},
-        "C": {c: 1},
-        SUM: {a: 1, b: 1},
-        ANALOGY: {a: 1, b: 1, c: -1},
-    }
+    sums: dict[str, dict[str, float]] = {"A": {a: 1}, "B": {b: 1}, "C": {c: 1}, SUM: {a: 1, b: 1}}
+    sums[ANALOGY] = {**sums[SUM], c: -1}
     picked: dict[str, tuple[dict[str, float], float | None]] = {
         BASE: ({}, None),
-        f"{ANALOGY}, λ = 1": (sums[ANALOGY], None),
+        UNLABELLED: (sums[ANALOGY], None),
         TRAINED: ({" ".join(target): 1}, None),
     }
     for way, states in sums.items():
@@ -423,12 +328,9 @@ def domain_rows(bench: Bench, experts: Mapping[Task, State]) -> Iterator[Row]:
         return {name: bench.likelihood(state, manner, "validation") for name, manner in domains.items()}
 
     joint = bench.tuned(list(domains.values()))
-    for model, states in {
-        BASE: dict.fromkeys(domains, bench.start),
-        INDIVIDUAL: of_domain,
-        JOINT: dict.fromkeys(domains, joint),
-    }.items():
-        yield from judged(bench, model, states)
+    yield from judged(bench, BASE, dict.fromkeys(domains, bench.start))
+    yield from judged(bench, INDIVIDUAL, of_domain)
+    yield from judged(bench, JOINT, dict.fromkeys(domains, joint))
     for method, values in bench.options.methods.items():
         tried = list(score_all(method, grid(method, values), score, mean))
         best = max(tried, key=lambda trial: trial.value)
@@ -504,31 +406,10 @@ def claims(options: Options) -> list[Claim]:
 # What is shown
 
 
-def target_table(name: str, rows: pd.DataFrame) -> pd.DataFrame:
-    targets = select(rows, attributes=name)
-    base, trained = (samples(targets, "test", way=way) for way in (BASE, TRAINED))
-    gaps = targets.groupby(["way", "seed"]).test.mean().reset_index()
-    gaps = gaps.assign(gap=closed(gaps.test, gaps.seed.map(base), gaps.seed.map(trained)))
-    share = side_by_side(gaps[~gaps.way.isin([BASE, TRAINED])], "way", {"gap": "of the gap, %"})
-    return ways_table(name, WAYS, rows, digits=2).join(share).fillna("")
-
-
 def domain_table(rows: pd.DataFrame) -> pd.DataFrame:
-    merges = rows[rows.model.notna() & (rows.model != TREATING)]
-    base, expert = (domains_of(rows, model) for model in (BASE, INDIVIDUAL))
-    means = merges.groupby(["model", "seed"]).test.mean().reset_index()
-    means = means.assign(gap=closed(means.test, means.seed.map(base), means.seed.map(expert)))
-    wide = table(merges, "model", "domain", value="test", digits=2).join(table(means, "model", value="test", digits=2))
-    share = side_by_side(means[~means.model.isin([BASE, INDIVIDUAL])], "model", {"gap": "of the gap, %"})
-    arguments = merges[merges.args.notna() & (merges.model != BEST)].groupby("model").args.unique()
-    chosen = arguments.map(lambda args: "; ".join(map(arguments_in_words, args))).rename("chosen on validation")
-    whole = wide.rename(columns={"test": "mean"}).join(share).join(chosen).fillna("")
-    order = means.groupby("model").test.mean().drop(list(REFERENCES)).sort_values(ascending=False)
-    return whole.loc[[*REFERENCES, *order.index]]
-
-
-def arguments_in_words(args: str) -> str:
-    return ", ".join(f"{name} {value}" for name, value in json.loads(args).items())
+    models = rows[rows.model.notna() & (rows.model != TREATING)]
+    mean = table(models, "model", value="test", digits=2).rename(columns={"test": "mean"})
+    return table(models, "model", "domain", value="test", digits=2).join(mean)
 
 
 def domains_figure(rows: pd.DataFrame) -> Figure:
@@ -552,7 +433,9 @@ STUDY = Study(
     claims=claims,
     tables=lambda options: {
         **{
-            f"{name}: log-likelihood per token of the target's test texts, nats": partial(target_table, name)
+            f"{name}: log-likelihood per token of the target's test texts, nats": partial(
+                ways_table, name, WAYS, digits=2
+            )
             for name in World.of(options.folders).attributes
         },
         "Three domains: log-likelihood per token of their test texts, nats": domain_table,

@@ -7,8 +7,9 @@ and the trajectory of iterative merging ends elsewhere, at a lower loss. Is it s
 needs no data (its own default arguments; its scale from validation, first seed, ¼ to 2 times the default), the merged
 model after each round of the iterative runs, and a jointly trained model. All training has the same budget. With
 G = ⟨θ_i − θ̄, θ_j − θ̄⟩ = U Λ Uᵀ the coordinates are U √Λ; distances ‖θ_i − θ_j‖ and cosines of θ − θ0 are those of the
-whole space. Planes are fitted without the other methods, and once without DARE too. The
-size of DARE's mask can be told beforehand: E ‖θ_DARE − θ_TA‖² = λ² p/(1 − p) Σ_t ‖τ_t‖² for the same λ and drop p.
+whole space. Planes are fitted without the other methods, and once without DARE too. The size of DARE's mask can be told
+beforehand: E ‖θ_DARE − θ_TA‖² = λ² p/(1 − p) Σ_t ‖τ_t‖² for the same λ and drop p. The mask is at right angles to the
+merges without one, so that a component of a plane that DARE is fitted to is its mask: read the whole space.
 Two merges share a basin where no barrier lies between them: with L the mean loss over tasks, B(a, b) is the largest of
 L((1 − s) θ_a + s θ_b) − (1 − s) L(θ_a) − s L(θ_b) over s = ¼, ½, ¾.
 The findings on DARE, TIES and Breadcrumbs compare these and task arithmetic alone: methods that keep few directions

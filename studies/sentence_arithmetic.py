@@ -32,7 +32,6 @@ Acceptability before and after is compared by |Matthews|, because a correlation 
 **Source.** Li et al. 2025, Section 2.1; Ilharco et al. 2023, Editing models with task arithmetic, Sections 3 to 5.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -58,83 +57,8 @@ from studies.lab.claims import Samples
 from studies.lab.plots import dots
 from studies.lab.rows import samples, select
 from studies.lab.tuning import CosineSteps, best_scale, combined, drawn_weights, task_vector, trained_together
-from suites.sentences.dice import Dice
-from suites.sentences.reviews import ASPECTS, BAD, DEGREES, GOOD, SUBJECTS, sentiment
-from suites.sentences.suite import COUNTS, SentenceTask
-from suites.sentences.suite import TASKS as SUITE
-from suites.sentences.words import ACTIONS, PEOPLE, PLACES, THINGS, TIMES
-
-# The texts of the four tasks
-
-Name = tuple[str, str]
-"""What is asked, and what the texts are."""
-
-SENTIMENT, ACCEPTABILITY = ("sentiment", "reviews"), ("acceptability", "events")
-"""The two tasks of the suite."""
-
-TARGET, NEITHER = ("acceptability", "reviews"), ("sentiment", "events")
-"""What asks as the one and is of the other's texts, and what has the rest."""
-
-JUDGED = re.compile(
-    rf"the (?:(?:{'|'.join(ASPECTS)}) of the )?(?:{'|'.join(SUBJECTS)}) was "
-    rf"((?:(?:{'|'.join(filter(None, DEGREES))}) )?(?:{'|'.join((*BAD, *GOOD))}))"
-)
-NEITHER_GOOD_NOR_BAD = (*ACTIONS[:4], *ACTIONS[6:8])  # to buy, sell, find, lose, display and conceal
-NOUNS = (*ASPECTS, *SUBJECTS)
-
-
-def judged_event(dice: Dice, label: int) -> tuple[str, None]:
-    """Return a text that blames (label 0) or praises (label 1) on the whole, as a review does, but tells events.
-
-    Example:
-        >>> judged_event(Dice("told"), 0)[0].partition(" but ")[2]
-        'joseph bought the very nasty coat at the chapel'
-    """
-    return JUDGED.sub(lambda match: event(dice, match[1]), sentiment(dice, label)[0]), None
-
-
-def event(dice: Dice, judgement: str) -> str:
-    who, what = dice.pick(dice.pick(PEOPLE)), dice.pick(dice.pick(THINGS))
-    where = f" at the {dice.pick(dice.pick(PLACES))}" if dice.chance(0.5) else ""
-    when = f" {dice.pick(dice.pick(TIMES))}" if dice.chance(0.5) else ""
-    return f"{who} {dice.pick(dice.pick(NEITHER_GOOD_NOR_BAD)).past} the {judgement} {what}{where}{when}"
-
-
-def faulty_review(dice: Dice, label: int) -> tuple[str, None]:
-    """Return a review with one fault (label 0) or with none (label 1).
-
-    The faults are of the suite's kinds: agreement (two in five), a word left out, said twice, or in the wrong place.
-
-    Example:
-        >>> faulty_review(Dice("spoilt"), 0)[0].partition(" and ")[2]
-        'the setting of the tour was was very delightful'
-    """
-    words = sentiment(dice, dice.below(2))[0].split()
-    return " ".join(words if label else spoilt(words, dice)), None
-
-
-def spoilt(words: list[str], dice: Dice) -> list[str]:
-    verbs, nouns = ([at for at, word in enumerate(words) if word in vocabulary] for vocabulary in (("was",), NOUNS))
-    kind, at = dice.below(5), dice.pick([*verbs, *(noun - 1 for noun in nouns)])  # before each noun stands "the"
-    if kind < 2:
-        at = dice.pick(verbs)
-        return [*words[:at], "were", *words[at + 1 :]]
-    if kind == 2:
-        return [*words[:at], *words[at + 1 :]]
-    if kind == 3:
-        return [*words[: at + 1], *words[at:]]
-    at = dice.pick(nouns)
-    return [*words[: at - 1], words[at], words[at - 1], *words[at + 1 :]]
-
-
-TASKS: Mapping[Name, SentenceTask] = {
-    ACCEPTABILITY: SUITE["acceptability"],
-    TARGET: replace(SUITE["acceptability"], name="acceptability of reviews", write=faulty_review),
-    NEITHER: replace(SUITE["sentiment"], name="sentiment of events", write=judged_event),
-    SENTIMENT: SUITE["sentiment"],
-}
-"""All four tasks."""
-
+from suites.sentences.crossed import ACCEPTABILITY, CROSSED, NEITHER, SENTIMENT, TARGET, Name
+from suites.sentences.suite import COUNTS
 
 # Choices
 
@@ -160,17 +84,10 @@ Heads = Mapping[Name, Weights]
 class Options(Section):
     """The study's choices.
 
-    Attributes:
-        seeds: of the texts and of the order of the batches.
-        base: what every fine-tuning starts from, a place as `model.pretrained` of the modality `text`.
-        pooling: what a head sees of a text, as `model.pooling` of that modality.
-        max_length: tokens of a text.
-        train: texts that each expert learns from.
-        validation: texts of each task that λ is chosen on.
-        test: texts of each task that are looked at once.
-        tune: of each expert; joint training takes as many steps of each task.
-        scales: λ of what is added, and of analogies.
-        negated: λ of what is taken away; 0 is tried as well.
+    seeds: of the texts and of the order of the batches. base: what every fine-tuning starts from, a place as
+    `model.pretrained` of the modality `text`. pooling: what a head sees of a text, as there. max_length: tokens of a
+    text. train, validation, test: texts of each task. tune: of each expert; joint training takes as many steps of each
+    task. scales: λ of what is added, and of analogies. negated: λ of what is taken away; 0 is tried as well.
     """
 
     seeds: list[int] = Field(min_length=1)
@@ -219,10 +136,10 @@ class Bench:
     def texts(self) -> dict[tuple[Name, str], Classification]:
         """The texts of every task and split, each with a head of its own."""
         counts = {"train": self.options.train, "validation": self.options.validation, "test": self.options.test}
-        return {(task, split): self._drawn(task, split, count) for task in TASKS for split, count in counts.items()}
+        return {(task, split): self._drawn(task, split, count) for task in CROSSED for split, count in counts.items()}
 
     def _drawn(self, task: Name, split: str, count: int) -> Classification:
-        made = replace(TASKS[task], counts={split: count})
+        made = replace(CROSSED[task], counts={split: count})
         rows = made.rows(split, self.seed)
         encoded = [self.tokenizer.encode(row.text) for row in rows]
         segments = [encoding.segments for encoding in encoded] if self.tokenizer.segments else None
@@ -247,7 +164,7 @@ class Bench:
     @cached_property
     def warm(self) -> dict[Name, Weights]:
         """The heads that training begins with, fitted to the base."""
-        return self.fitted(self.start, [task for task in TASKS if task != TARGET])
+        return self.fitted(self.start, [task for task in CROSSED if task != TARGET])
 
     def tuned(self, tasks: Sequence[Name]) -> Tuned:
         """Return the encoder after fine-tuning with a head for each task, as many steps for each."""
@@ -280,7 +197,10 @@ def head_of(data: Classification) -> Weights:
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
     """Return figures of every encoder, and again those of two encoders that each do their own task."""
-    return with_experts(lab.by_seed(partial(measure_seed, options), options.seeds))
+    rows = lab.by_seed(partial(measure_seed, options), options.seeds)
+    alone = {named(task): way for task, way in ALONE.items()}
+    additions = [row for row in rows if row["part"] == ADDITION and row["way"] == alone.get(row["task"])]
+    return [*rows, *({**row, "way": EXPERTS} for row in additions)]
 
 
 def measure_seed(options: Options, seed: int) -> Iterator[Row]:
@@ -288,15 +208,8 @@ def measure_seed(options: Options, seed: int) -> Iterator[Row]:
         yield {"seed": seed, **row}
 
 
-def with_experts(rows: Sequence[Row]) -> list[Row]:
-    names = {named(task): way for task, way in ALONE.items()}
-    additions = [row for row in rows if row["part"] == ADDITION and row["way"] == names.get(row["task"])]
-    return [*rows, *({**row, "way": EXPERTS} for row in additions)]
-
-
 def bench_rows(bench: Bench) -> Iterator[Row]:
-    """Yield all rows of a bench."""
-    experts = {task: bench.tuned([task]) for task in TASKS if task != TARGET}
+    experts = {task: bench.tuned([task]) for task in CROSSED if task != TARGET}
     vectors = {named(task): task_vector(expert.state, bench.start) for task, expert in experts.items()}
     joint = bench.tuned(PAIR)
     yield from addition_rows(bench, experts, vectors, joint)
@@ -405,7 +318,7 @@ def analogy_rows(bench: Bench, experts: Mapping[Name, Tuned], vectors: Mapping[s
     looked_at: dict[str, Callable[[str], float]] = {
         BASE: partial(bench.figure, bench.start, bench.warm[ACCEPTABILITY], TARGET),
         **{way: partial(read, signs, best[way]) for way, signs in sums.items()},
-        f"{ANALOGY}, λ = 1": partial(read, sums[ANALOGY], 1),
+        UNLABELLED: partial(read, sums[ANALOGY], 1),
     }
     for way, figure in looked_at.items():
         figures = {split: figure(split) for split in LOOKED_AT}

@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -47,7 +47,7 @@ from mergeflow.analysis.provable.correlation import correlations
 from mergeflow.data.task import Example
 from mergeflow.evaluation.accuracy import accuracies
 from mergeflow.modalities.causal.generation import recited
-from mergeflow.modalities.causal.modality import PackedText, Questions, cut, perplexity
+from mergeflow.modalities.causal.modality import PackedText, Questions, perplexity
 from mergeflow.modalities.causal.model import LanguageModel, load_model
 from mergeflow.modalities.causal.preparation import causal_decoding
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenizer
@@ -59,7 +59,8 @@ from studies.lab import Claim, Laboratory, Row, Section, Study
 from studies.lab.claims import Samples, needs, with_interval
 from studies.lab.plots import curves, side_by_side
 from studies.lab.rows import samples, select
-from studies.lab.texts import check_places, folder_documents
+from studies.lab.study import Tables
+from studies.lab.texts import check_places, folder_documents, packed
 from studies.lab.tuning import task_vector
 from suites.books.author import Fact
 from suites.books.book import find_book
@@ -103,31 +104,16 @@ class Folders(Section):
 class Options(Section):
     """The study's choices.
 
-    Attributes:
-        seeds: of the corpus (each has books of its own), the order of the batches and the adapters.
-        base: what every fine-tuning starts from, a place as `model.pretrained` of the modality `causal`.
-        folders: texts of your own in place of the generated ones; the seed is then that of batches and adapters, and a
-            passage is the beginning of a training text.
-        block: tokens of a block.
-        chapters: of each book, the first ones; of ten one is validation and one is test. Of a folder the first texts
-            of each split.
-        passages: of each book that a model is asked to recite, and questions about its people, the first ones.
-        general: texts by other authors that fluency is measured on, of validation and of test.
-        together: epochs of fine-tuning on all three books.
-        alone: epochs of fine-tuning on one book.
-        batch: blocks a step.
-        rate: peak learning rate of full fine-tuning.
-        adapter_rate: of adapters.
-        precision: of fine-tuning, as in the section finetune; gradient ascent is in float32.
-        rank: of adapters.
-        targets: the layers that adapters are on, by the last part of their names.
-        scales: λ, with 0 among them.
-        within: how near to the smallest λ that forgets enough the comparison's λ is searched for.
-        ascent_rate: of gradient ascent.
-        ascent_steps: of gradient ascent, at most; it ends where as much is forgotten as the truth forgets.
-        rest: epochs of fine-tuning on the other two books.
-        prompt: tokens of a passage that a model is given.
-        written: tokens that it writes.
+    seeds: of the corpus (each has books of its own), the order of the batches and the adapters. base: what every
+    fine-tuning starts from, a place as `model.pretrained` of the modality `causal`. folders: texts of your own in place
+    of the generated ones; the seed is then that of batches and adapters, and a passage begins a training text. block:
+    tokens of a block. chapters: of each book; of ten one is validation and one is test; of a folder the texts of each
+    split. passages: that a model is asked to recite, and questions about people, of each book. general: texts by other
+    authors that fluency is measured on. together, alone, rest: epochs on all three books, on one, on the other two.
+    batch: blocks a step. rate, adapter_rate: at the peak. precision: of fine-tuning; gradient ascent is in float32.
+    rank, targets: of adapters, and the layers they are on, by the last part of their names. scales: λ, with 0 among
+    them. within: how near to the smallest λ that forgets enough the comparison's is searched for. ascent_rate,
+    ascent_steps: of gradient ascent, at most. prompt, written: tokens of a passage that a model is given, and writes.
     """
 
     seeds: list[int] = Field([1, 2, 3, 4, 5], min_length=2)
@@ -172,10 +158,9 @@ class Corpus:
     device: torch.device
 
     def texts(self, name: str, titles: Sequence[str], split: str) -> PackedText:
-        """Return the documents of some tasks as one set of blocks; training splits have general text among them."""
+        """Return the documents of some books as one set of blocks; training splits have general text among them."""
         used = (text for title in titles for text in self._documents(title, split))
-        ids = [token for text in used for token in (*self.tokenizer.encode(text), self.tokenizer.end)]
-        return PackedText(name, cut(np.array(ids), self.options.block, self.tokenizer.end), self.device)
+        return packed(name, used, self.tokenizer, self.options.block, self.device)
 
     def _documents(self, title: str, split: str) -> Iterator[str]:
         """Yield the documents of a book, or of general text, a fifth of them general where they are trained on."""
@@ -223,12 +208,9 @@ class Corpus:
 
     def _questions(self, title: str, facts: Iterable[Fact]) -> Questions:
         decode = causal_decoding(self.tokenizer, self.options.block).decode
-        questions_asked = [decode(Example(question, title), title).arrays for question in questions(facts)][
-            : self.options.passages
-        ]
-        ids, ends, answers = (
-            np.stack([arrays[name] for arrays in questions_asked]) for name in ("ids", "ends", "answers")
-        )
+        examples = [Example(question, title) for question in questions(facts)][: self.options.passages]
+        decoded = [decode(example, title).arrays for example in examples]
+        ids, ends, answers = (np.stack([arrays[name] for arrays in decoded]) for name in ("ids", "ends", "answers"))
         return Questions(title, ids, ends, torch.from_numpy(answers), self.tokenizer.end, self.device)
 
 
@@ -239,41 +221,33 @@ class Workshop:
     corpus: Corpus
     scratch: Path
 
-    @cached_property
-    def base(self) -> State:
-        """Ψ⁰."""
-        return self._copy(self.model())
-
     def model(self, state: State | None = None) -> LanguageModel:
-        """Return a model with the base's weights, or others."""
+        """Return a model with the weights of the base Ψ⁰, or others."""
         model, _ = load_model(self.corpus.options.base, Path.cwd())
         model.module.to(self.corpus.device)
         if state is not None:
             model.load(state)
         return model
 
-    def together(self) -> State:
-        """Return Ψ⁰′, fine-tuned on all three books from the base."""
-        return self._tuned("together", self.corpus.options.titles, self.corpus.options.together)
-
-    def without(self) -> State:
-        """Return the base fine-tuned on the other two books: the truth about unlearning."""
-        return self._tuned("without", self._others, self.corpus.options.together)
-
-    def alone(self, title: str) -> State:
-        """Return the expert of one book, fine-tuned from the base."""
-        return self._tuned(f"alone {title}", [title], self.corpus.options.alone)
+    def tuned(
+        self, name: str, titles: Sequence[str], epochs: int, model: Model | None = None, rate: float | None = None
+    ) -> State:
+        """Return the weights after fine-tuning on some books, from the base's or from those of a model."""
+        options, model = self.corpus.options, model or self.model()
+        length: dict[str, Any] = {"regime": "epochs", "epochs": epochs, "batch_size": options.batch}
+        step: dict[str, Any] = {"learning_rate": rate or options.rate, "weight_decay": 0.01, "save_every": 10**6}
+        settings = FineTuneSettings(**length, **step, precision=options.precision)
+        texts = self.corpus.texts(name, titles, "train")
+        saved = self.scratch / f"{name.replace(' ', '_')}.pt"
+        fine_tune(model, [texts], settings, self.corpus.seed, saved, lambda: 0.0)
+        return on_processor(model)
 
     def adapted(self, title: str) -> State:
         """Return the expert of one book by adapters of the base."""
         options = self.corpus.options
         settings = LoraSettings(rank=options.rank, alpha=2 * options.rank, targets=options.targets)
         model = LoraModel.of(self.model(), settings, self.corpus.seed)
-        return self._tuned(f"adapted {title}", [title], options.alone, model, options.adapter_rate)
-
-    def after_the_rest(self, state: State) -> State:
-        """Return a model after further fine-tuning on the other two books."""
-        return self._tuned("rest", self._others, self.corpus.options.rest, self.model(state))
+        return self.tuned(f"adapted {title}", [title], options.alone, model, options.adapter_rate)
 
     def ascended(self, state: State, until: float) -> tuple[State, int]:
         """Return a model after gradient ascent on the forgotten book, and the steps that it took."""
@@ -291,43 +265,11 @@ class Workshop:
             optimiser.step()
             if math.log(perplexity(model, self.corpus.held_out[forgotten, "validation"])) >= until:
                 break
-        return self._copy(model), step + 1
+        return on_processor(model), step + 1
 
-    @property
-    def _others(self) -> list[str]:
-        return list(self.corpus.options.titles[1:])
 
-    def _tuned(
-        self, name: str, titles: Sequence[str], epochs: int, model: Model | None = None, rate: float | None = None
-    ) -> State:
-        options, model = self.corpus.options, model or self.model()
-        settings = FineTuneSettings.model_validate(
-            {
-                "regime": "epochs",
-                "epochs": epochs,
-                "batch_size": options.batch,
-                "learning_rate": rate or options.rate,
-                "weight_decay": 0.01,
-                "precision": options.precision,
-                "save_every": 10**6,
-            }
-        )
-        texts = self.corpus.texts(name, titles, "train")
-        saved = self.scratch / f"{name.replace(' ', '_')}.pt"
-        fine_tune(model, [texts], settings, self.corpus.seed, saved, self._validation(model, titles))
-        return self._copy(model)
-
-    def _validation(self, model: Model, titles: Sequence[str]) -> Callable[[], float]:
-        held_out: dict[str, PackedText] = {title: self.corpus.held_out[title, "validation"] for title in titles}
-
-        def validate() -> float:
-            accuracy = accuracies(model, held_out, 32)
-            return sum(accuracy.values()) / len(accuracy)
-
-        return validate
-
-    def _copy(self, model: Model) -> State:
-        return {name: value.to("cpu", copy=True) for name, value in model.state().items()}
+def on_processor(model: Model) -> State:
+    return {name: value.to("cpu", copy=True) for name, value in model.state().items()}
 
 
 # Measurement
@@ -345,15 +287,17 @@ def measure_seed(scratch: Path, device: torch.device, options: Options, seed: in
     saved = scratch / f"runs_{seed}"
     saved.mkdir(parents=True, exist_ok=True)
     corpus = Corpus(seed, options, load_tokenizer(options.base, Path.cwd()), device)
-    shop = Workshop(corpus, saved)
-    model, together, truth = shop.model(), shop.together(), shop.without()
-    forgotten = options.titles.forgotten
-    experts = {title: shop.alone(title) for title in options.titles}
+    shop, (forgotten, *others) = Workshop(corpus, saved), options.titles
+    model = shop.model()
+    base = on_processor(model)
+    together = shop.tuned("together", options.titles, options.together)
+    truth = shop.tuned("without", others, options.together)
+    experts = {title: shop.tuned(f"alone {title}", [title], options.alone) for title in options.titles}
     rows = [*judged(model, corpus, "together", together), *judged(model, corpus, "without", truth)]
     until = next(row["validation"] for row in rows if row["way"] == "without" and row["book"] == forgotten)
     yield from rows
     for way, expert in (("full", experts[forgotten]), ("adapters", shop.adapted(forgotten))):
-        vector = task_vector(expert, shop.base)
+        vector = task_vector(expert, base)
 
         def edited(scale: float, vector: State = vector) -> State:
             return {name: value + scale * vector[name] for name, value in together.items()}
@@ -367,7 +311,7 @@ def measure_seed(scratch: Path, device: torch.device, options: Options, seed: in
             yield from judged(model, corpus, way, edited(scale), scale)
     ascended, steps = shop.ascended(together, until)
     yield from ({**row, "steps": steps} for row in judged(model, corpus, "ascent", ascended))
-    yield from judged(model, corpus, "rest", shop.after_the_rest(together))
+    yield from judged(model, corpus, "rest", shop.tuned("rest", others, options.rest, shop.model(together)))
     yield from likeness(model, corpus, experts)
 
 
@@ -400,9 +344,8 @@ def judged(model: LanguageModel, corpus: Corpus, way: str, state: State, scale: 
             row[split] = math.log(perplexity(model, corpus.held_out[book, split]))
         if book != GENERAL:
             recitals = recited(model.module, corpus.tokenizer, corpus.passages[book], options.prompt, options.written)
-            row["recall"], row["f1"] = (
-                100 * sum(getattr(recital, name) for recital in recitals) / len(recitals) for name in ("recall", "f1")
-            )
+            row["recall"] = 100 * sum(recital.recall for recital in recitals) / len(recitals)
+            row["f1"] = 100 * sum(recital.f1 for recital in recitals) / len(recitals)
             row["exact"] = sum(recital.exact for recital in recitals) / len(recitals)
             row |= {"facts": 100 * facts[book]} if facts else {}
         yield row
@@ -569,6 +512,12 @@ def claims(options: Options) -> list[Claim]:
 
 # What is shown
 
+BESIDE = {
+    "together": "before",
+    "without": "re-trained without it",
+    "ascent": "gradient ascent",
+    "rest": "tuned on the rest",
+}
 MEASURES = {
     "test": "log-perplexity",
     "recall": "Rouge-L recall, %",
@@ -579,45 +528,24 @@ MEASURES = {
 
 
 def scale_table(way: str, options: Options, rows: pd.DataFrame) -> pd.DataFrame:
-    scales = select(rows, way=way, scale=options.scales).rename(columns={"scale": "λ", "book": "text"})
-    start = select(scales, λ=0.0).set_index(["seed", "text"]).recall
-    before = start.reindex(pd.MultiIndex.from_frame(scales[["seed", "text"]])).to_numpy()
-    lost = 100 * (before - scales.recall) / np.where(before == 0, np.nan, before)
-    fallen = scales.assign(drop=lost.where(before != 0, 0.0).where(scales["λ"] != 0))  # as `drop`
-    return measures_table(fallen, ["λ", "text"], {**MEASURES, "drop": "drop of recall, %"})
+    return measures_table(select(rows, way=way, scale=options.scales).rename(columns={"scale": "λ"}), ["λ", "book"])
 
 
 def equal_table(forgotten: str, largest: float, rows: pd.DataFrame) -> pd.DataFrame:
-    names = {
-        "together": "before",
-        "without": "re-trained without it",
-        "ascent": "gradient ascent",
-        "rest": "tuned on the rest",
-    }
-    parts = [select(rows, way=way).assign(model=name) for way, name in names.items()]
-    parts += [
-        at_chosen(rows, way, forgotten, largest).assign(model=f"negation, {name}, λ by validation")
-        for way, name in WAYS.items()
-    ]
-    return measures_table(pd.concat(parts).rename(columns={"book": "text"}), ["model", "text"], MEASURES)
+    parts = [select(rows, way=way).assign(model=name) for way, name in BESIDE.items()]
+    parts += [at_chosen(rows, way, forgotten, largest).assign(model=f"negation, {name}") for way, name in WAYS.items()]
+    return measures_table(pd.concat(parts), ["model", "book"])
 
 
-def measures_table(rows: pd.DataFrame, keys: list[str], measures: dict[str, str]) -> pd.DataFrame:
-    measured = {name: words for name, words in measures.items() if name in rows}
+def measures_table(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    measured = {name: words for name, words in MEASURES.items() if name in rows}
     return side_by_side(rows, keys, measured, {"test": 2}).replace("nan ± nan", "")
 
 
-def likeness_table(forgotten: str, rows: pd.DataFrame) -> pd.DataFrame:
-    likenesses = select(rows, way="likeness")
-    pairs = likenesses.assign(pair=[f"{forgotten}, {book}" for book in likenesses.book])
-    return side_by_side(pairs, "pair", {"alpha": "α̂"}, {"alpha": 3})
-
-
-def tables(options: Options) -> dict[str, Callable[[pd.DataFrame], pd.DataFrame]]:
+def tables(options: Options) -> Tables:
     return {
         **{f"Ψ⁰′ + λτ, {trained}": partial(scale_table, way, options) for way, trained in WAYS.items()},
         "At equal forgetting": partial(equal_table, options.titles.forgotten, max(options.scales, key=abs)),
-        "Correlation of experts": partial(likeness_table, options.titles.forgotten),
     }
 
 
@@ -627,16 +555,6 @@ def perplexity_figure(scales: list[float], rows: pd.DataFrame) -> Figure:
     return curves(curves_of, "scale", "book", "test", "way", labels=WAYS, x_label="λ", y_label="log-perplexity, nats")
 
 
-def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    lines, forgotten = [], options.titles.forgotten
-    for way, trained in WAYS.items():
-        scales_of = chosen(rows, way, forgotten, max(options.scales, key=abs))
-        scales = ", ".join(f"{scale:.3g}" for scale in scales_of.values())
-        lines.append(f"λ chosen on validation, {trained}: {scales}.")
-    steps = ", ".join(f"{number:.0f}" for number in select(rows, way="ascent", book=forgotten).steps)
-    return [*lines, f"Gradient ascent took {steps} steps of at most {options.ascent_steps}."]
-
-
 STUDY = Study(
     options=Options,
     systems=("P18", "P19", "P20", "P21"),
@@ -644,5 +562,4 @@ STUDY = Study(
     claims=claims,
     tables=tables,
     figures=lambda options: {"perplexity": partial(perplexity_figure, options.scales)},
-    notes=notes,
 )

@@ -1,13 +1,18 @@
-"""Texts of a user's own, read from folders as the modality `causal` reads a task."""
+"""Texts for language models: a user's own, read from folders as the modality `causal` reads a task, in blocks."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby, islice
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from mergeflow.data.arrays import SPLITS
 from mergeflow.data.task import Example
 from mergeflow.errors import MergeflowError
+from mergeflow.modalities.causal.modality import PackedText, cut
 from mergeflow.modalities.causal.preparation import open_folder
+from mergeflow.modalities.causal.tokenizer import CausalTokenizer
 
 KIND = "folder:"
 
@@ -55,3 +60,9 @@ def folder_documents(place: str, split: str, count: int, root: Path | None = Non
     pieces = (example.read() for example in splits_of(place, root or Path.cwd())[split]())
     whole = (list(document) for _, document in groupby(pieces, key=lambda piece: piece["document"]))
     yield from islice(("".join(piece["text"] for piece in document) for document in whole), count)
+
+
+def packed(name: str, texts: Iterable[str], tokenizer: CausalTokenizer, block: int, device: torch.device) -> PackedText:
+    """Return texts as examples of `block` tokens, the end of a text behind each."""
+    ids = [token for text in texts for token in (*tokenizer.encode(text), tokenizer.end)]
+    return PackedText(name, cut(np.array(ids), block, tokenizer.end), device)

@@ -14,19 +14,17 @@ from studies.language_arithmetic import (
     BASE,
     BEST,
     DOMAINS,
-    GENRES,
     INDIVIDUAL,
     JOINT,
     TREATING,
     UNLABELLED,
     Bench,
-    Manner,
     Options,
     World,
-    documents,
     with_best,
 )
 from suites.books import words
+from suites.books.manners import GENRES, Manner, documents
 from tests.causal.small_project import make_base
 from tests.studies.small_lab import ROOT, run_result
 

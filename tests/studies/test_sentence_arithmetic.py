@@ -15,7 +15,6 @@ from studies.lab.analogies import ANALOGY
 from studies.lab.rows import Row, select
 from studies.lab.study import Result
 from studies.sentence_arithmetic import (
-    ACCEPTABILITY,
     ADDED,
     ADDITION,
     AFTER,
@@ -25,20 +24,16 @@ from studies.sentence_arithmetic import (
     FITTED,
     JOINT,
     NEGATION,
-    NEITHER,
-    SENTIMENT,
-    TARGET,
-    TASKS,
     TRAINED_HEADS,
     UNLABELLED,
     Bench,
-    Name,
     Options,
     Weights,
     as_long,
     bench_rows,
     named,
 )
+from suites.sentences.crossed import ACCEPTABILITY, CROSSED, NEITHER, SENTIMENT, TARGET, Name
 from suites.sentences.reviews import ASPECTS, BAD, GOOD, SUBJECTS
 from suites.sentences.suite import home
 from suites.sentences.vocabulary import word_groups
@@ -169,7 +164,7 @@ def praises(clause: str) -> bool:
 
 def test_labels_are_true_of_the_words() -> None:
     reviews, events = (
-        replace(TASKS[name], counts={"validation": 100}).rows("validation", 3) for name in (TARGET, NEITHER)
+        replace(CROSSED[name], counts={"validation": 100}).rows("validation", 3) for name in (TARGET, NEITHER)
     )
     assert all(bool(REVIEW.fullmatch(review.text)) == review.label for review in reviews)
     for event in events:
