@@ -399,7 +399,7 @@ def coefficient_figure(rows: pd.DataFrame) -> Figure:
     figure.set_size_inches(FULL_WIDTH, 3.2 * len(NAMES))
     for axis, (on, name) in zip(axes, NAMES.items(), strict=True):
         wide = select(coefficients, on=on).pivot_table("coefficient", "task", "tensor", sort=False)
-        dress(axis, f"λ, {name}", "weight matrices from the first block to the last", grid="x")
+        dress(axis, f"λ, {name}", "matrix, first block to last", grid="x")
         drawn = heat_map(axis, range(len(wide.columns)), range(len(wide)), wide.to_numpy())
         axis.set_yticks(range(len(wide)), labels=wide.index)
         colour_bar([axis], drawn, "")

@@ -49,7 +49,6 @@ PREDICTORS = {
     "flatness": "λ_max",
     "second_order": "⅛ dᵀHd",
 }
-PRINTED = {"product": 0.903, "distance": 0.839, "flatness": 0.782}  # the paper's R²
 
 
 class Regime(Section):
@@ -177,20 +176,6 @@ def claims_of(regime: str) -> list[Claim]:
 # fmt: on
 
 
-def predictor_table(rows: pd.DataFrame) -> pd.DataFrame:
-    lines = [
-        {
-            "regime": regime,
-            "predictor": text,
-            "R²": with_interval(explained(group, key), 3),
-            "paper": PRINTED.get(key, ""),
-        }
-        for regime, group in rows.groupby("regime", sort=False)
-        for key, text in PREDICTORS.items()
-    ]
-    return pd.DataFrame(lines)
-
-
 def stage_table(rows: pd.DataFrame) -> pd.DataFrame:
     digits = {"flatness": 1, "distance": 4, "delta": 5}
     return side_by_side(rows, ["regime", "stage"], dict(zip(digits, digits, strict=True)), digits)
@@ -206,24 +191,14 @@ def regression_figure(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    return [
-        f"{regime}: ‖θ_i − θ_j‖ from {group.distance.min() ** 0.5:.3f} to {group.distance.max() ** 0.5:.3f}, "
-        f"δ up to {group.delta.max():.4f} nat."
-        for regime, group in rows.groupby("regime", sort=False)
-    ]
-
-
 STUDY = Study(
     options=Options,
     systems=("L19",),
     measure=measure,
     claims=lambda options: [claim for regime in options.regimes for claim in claims_of(regime)],
     tables={
-        "Share of δ's variance explained by one predictor": predictor_table,
         "Stages, means over pairs: λ_max, ‖θ_i − θ_j‖², δ in nats": stage_table,
     },
     figures={"regressions": regression_figure},
-    notes=notes,
 )
 STUDIES = {"linearity_why": STUDY, "fashion_why": STUDY}

@@ -430,7 +430,7 @@ def scaling_figure(rows: pd.DataFrame) -> Figure:
     """Draw normalised accuracy over N (the paper's Figure 7), and how far CART is ahead subset by subset."""
     figure, axes = panels(2, 2, 3.9)
     first = of_first(rows)
-    titles = {"normalised": "Normalised accuracy, %", "ahead": "CART's lead, subset by subset, points"}
+    titles = {"normalised": "Normalised accuracy, %", "ahead": "CART's lead, points"}
     for axis, (value, title) in zip(axes, titles.items(), strict=True):
         dress(axis, title, "merged tasks N")
         spans = intervals(first, value).droplevel("seed").replace(inf, 0)

@@ -1,0 +1,176 @@
+"""Study `linearity_averages`: is the average of many nets' weights the ensemble of their outputs?
+
+**Question.** Nets are tuned from one pre-trained net on one task with different settings, a soup. Is the feature of
+their averaged weights the average of their features, and is a soup as good as an ensemble of the outputs because
+features average?
+
+**Method.** An MLP is pre-trained on upright pictures, and n nets are tuned on one turned task with rates, lengths and
+orders of their own. *Eq. 1*: f(θ̄) beside (1/k) Σ f(θ_i) at each hidden layer for the first k; the baseline is the mean
+over i of 1 − cos(f(θ̄), f(θ_i)), the averaged net against each (not the nets among each other). *Triples*: for all
+C(n, 3), test accuracy of the averaged weights against accuracy of the averaged logits: Pearson's r and the difference.
+
+The paper prints no thresholds, r or difference; all margins are ours and were written before the run.
+`fashion_averages` is the same on real pictures, Fashion-MNIST (worlds/fashion).
+
+**Source.** Zhou et al. 2024, Cross-Task Linearity, Sections 4.1 and 4.2, Eq. 1, Figures 4 to 6; Wortsman et al.
+2022, Model soups.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import combinations
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from mergeflow.evaluation.accuracy import in_batches
+from mergeflow.linearity.affine import Combination, affine, combine
+from mergeflow.linearity.layers import find_layers
+from mergeflow.modality import Model, State
+from studies.lab import Claim, Laboratory, Row, Section, Study, select
+from studies.lab.linearity import (
+    NetTask,
+    Tasks,
+    World,
+    by_seed,
+    direction,
+    layer_table,
+    layers_figure,
+    length,
+    pretrained,
+    rows_of,
+)
+from studies.lab.plots import scatter
+from studies.lab.tuning import trained
+from tasks.plotting.palette import INK
+
+
+class Options(Section):
+    """The study's choices. `task`: which of the world's. `rates`, `epochs`: crossed, each with `orders` orders of the
+    examples: n nets in all. `averages`: k of Eq. 1."""
+
+    world: World
+    task: str
+    rates: list[float] = Field(min_length=1)
+    epochs: list[int] = Field(min_length=1)
+    orders: int = Field(ge=1)
+    averages: list[int] = Field(min_length=1)
+    seeds: list[int] = Field(min_length=1)
+
+
+def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
+    """Yield the rows of Eq. 1 by layer (`features`), and one for every three nets (`triples`), for each seed."""
+    yield from by_seed(lab, options.world, partial(measure_seed, options), options.seeds)
+
+
+def measure_seed(options: Options, opened: Tasks, seed: int) -> Iterator[Row]:
+    tasks, world = opened(), options.world
+    task = tasks[options.task]
+    model, _, start = pretrained(world, tasks, seed)
+    settings = [
+        (world.tune.model_copy(update={"learning_rate": rate, "epochs": epochs}), 100 * seed + order)
+        for order in range(options.orders)
+        for epochs in options.epochs
+        for rate in options.rates
+    ]
+    nets = [trained(model, start, task.train, tuning, order) for tuning, order in settings]
+    named = {str(number): state for number, state in enumerate(nets)}
+    asked = {f"{k} nets": Combination(dict.fromkeys(list(named)[:k], 1 / k), baseline="each") for k in options.averages}
+    compared = affine(model, {"test": task.test}, named, asked, find_layers(model.module), batch_size=500)
+    yield from rows_of(compared, part="features", seed=seed)
+    yield from measure_triples(model, nets, task, seed)
+
+
+def measure_triples(model: Model, nets: Sequence[State], task: NetTask, seed: int) -> Iterator[Row]:
+    """Yield for every three nets the test accuracy, in %, of averaged weights and of averaged logits."""
+    labels = task.test.labels
+    outputs = [_logits(model, state, task) for state in nets]
+
+    def accuracy(logits: torch.Tensor) -> float:
+        return 100 * float((logits.argmax(1) == labels).double().mean())
+
+    for chosen in combinations(range(len(nets)), 3):
+        middle = combine([nets[index] for index in chosen], [1 / 3] * 3)
+        mean = torch.stack([outputs[index] for index in chosen]).mean(0)
+        accuracies = {"weights": accuracy(_logits(model, middle, task)), "logits": accuracy(mean)}
+        yield {"part": "triples", "seed": seed, "nets": "-".join(map(str, chosen)), **accuracies}
+
+
+@torch.inference_mode()
+def _logits(model: Model, state: State, task: NetTask) -> torch.Tensor:
+    model.load(state)
+    return torch.cat([task.test.logits(model, rows) for rows in in_batches(len(task.test), 1000)])
+
+
+def triples(rows: pd.DataFrame) -> pd.DataFrame:
+    return select(rows, part="triples")
+
+
+def correlations(rows: pd.DataFrame) -> pd.Series:
+    """Return Pearson's r over the triples of each seed; NaN where all triples are equally good."""
+    with np.errstate(invalid="ignore"):
+        groups = triples(rows).groupby("seed")
+        return groups.apply(lambda group: np.corrcoef(group.weights, group.logits)[0, 1], include_groups=False)
+
+
+def differences(rows: pd.DataFrame) -> pd.Series:
+    chosen = triples(rows)
+    return (chosen.weights - chosen.logits).groupby(chosen.seed).median()
+
+
+OTHER_NET = "an MLP, where the paper has soups of ViT-B/32"
+
+
+# fmt: off
+def claims_on_averages(options: Options) -> list[Claim]:
+    def identity(rows: pd.DataFrame) -> pd.DataFrame:
+        return rows
+
+    says = "Features of averaged weights of k nets"
+    of_nets = [direction("L6", f"{says} point where their averaged features do.", identity),
+               length("L6", f"{says} have the length of their averaged features.", identity)]
+    of_nets = [replace(claim, caveat=OTHER_NET) for claim in of_nets]
+    return [
+        *(claim.of_part(partial(select, combination=f"{k} nets"), f"{k} nets")
+          for k in options.averages for claim in of_nets),
+        Claim("L7", "Accuracy of averaged weights goes with accuracy of averaged logits over all triples.",
+              lambda rows: {"r": correlations(rows)}, low=0.7, of="Pearson's r", unit="", digits=2,
+              caveat=OTHER_NET),
+        Claim("L7", "The two accuracies are the same.",
+              lambda rows: {"median difference": differences(rows).abs()}, high=1, of="median difference", digits=2,
+              ours=True),
+    ]
+# fmt: on
+
+
+def triples_figure(rows: pd.DataFrame) -> Figure:
+    """Draw the first seed's triples and the line y = x."""
+    drawn = triples(rows)
+    drawn = drawn[drawn.seed == drawn.seed.min()].assign(nets="every three nets, first seed")
+    weights, logits = "accuracy of averaged weights, %", "accuracy of averaged logits, %"
+    figure = scatter(drawn, {"weights": weights}, "logits", "nets", y_label=logits, height=4.6)
+    figure.axes[0].axline((drawn.logits.mean(), drawn.logits.mean()), slope=1, color=INK, linewidth=0.8, linestyle="--")
+    return figure
+
+
+STUDY = Study(
+    options=Options,
+    systems=("L6", "L7"),
+    measure=measure,
+    claims=claims_on_averages,
+    tables={
+        "Eq. 1: the averaged net against the average of features; the baseline is against each net": lambda rows: (
+            layer_table(select(rows, part="features"), "combination", "layer")
+        ),
+    },
+    figures={
+        "averages": lambda rows: layers_figure(select(rows, part="features"), "combination"),
+        "triples": triples_figure,
+    },
+)
+
+STUDIES = {"linearity_averages": STUDY, "fashion_averages": STUDY}
