@@ -241,8 +241,9 @@ def _run_stages(root: Path, force_register: bool, push: bool, targets: list[str]
         started(task_runner("threads" if machines else params.run.runner, params.run.workers)) as runner,
     ):
         # The registry is told DVC's hashes, so the files are recorded before it is asked.
-        for group in ([a for a in todo if a != REGISTER], [a for a in todo if a == REGISTER]):
-            _run_group(root, runner, group, stages, always, machines)
+        _run_group(root, runner, [address for address in todo if address != REGISTER], stages, always, machines)
+        if REGISTER in todo:  # it may be stale for DVC alone, while the registry has lost what it registered
+            _run_group(root, runner, [REGISTER], stages, {REGISTER} if registration_lost(root) else always, machines)
     if push:
         push_outputs(root)
     return todo

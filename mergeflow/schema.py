@@ -9,8 +9,20 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from mergeflow.errors import MergeflowError, unknown_name
 
-Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
-"""A seed that every generator takes."""
+_LARGEST_SEED = 2**63 - 1
+Seed = Annotated[int, Field(ge=0, le=_LARGEST_SEED, strict=True)]
+"""A seed that every generator takes; texts and 1.0 are none."""
+
+
+def check_seed(seed: object) -> None:
+    """Check a seed that Python code gives.
+
+    Raises:
+        MergeflowError: It is not one that every generator takes.
+    """
+    if type(seed) is not int or not 0 <= seed <= _LARGEST_SEED:
+        raise MergeflowError(f"seed must be a whole number from 0 to {_LARGEST_SEED}, found {seed!r:.60}.")
+
 
 NUMERIC = (float, int, float | None, int | None)
 
@@ -89,7 +101,8 @@ def lines_of(fault: Any, model: type[BaseModel]) -> list[str]:
         return [f"{place} is missing"]
     message = re.sub(r"^[A-Z]\w+ should", "must", fault["msg"].removeprefix("Value error, "))
     if fault["type"] in _WORDS:
-        message = _WORDS[fault["type"]].format(**fault.get("ctx", {}))
+        bounds = {key: f"{x:g}" if isinstance(x, float) else x for key, x in fault.get("ctx", {}).items()}
+        message = _WORDS[fault["type"]].format(**bounds)
     # Messages of our own say themselves what was found.
     value = "" if not place or fault["type"] == "value_error" else f", found {fault['input']!r:.80}"
     return [f"{place}: " * bool(place) + line.removesuffix(".") + value for line in message.splitlines()]
@@ -97,10 +110,10 @@ def lines_of(fault: Any, model: type[BaseModel]) -> list[str]:
 
 _WHOLE, _NUMBER = "must be a whole number", "must be a number"
 _WORDS = {
-    "greater_than": "must be greater than {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
-    "less_than": "must be less than {lt:g}",
-    "less_than_equal": "must be at most {le:g}",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), _WHOLE),
     **dict.fromkeys(("float_parsing", "float_type"), _NUMBER),
     **dict.fromkeys(("bool_parsing", "bool_type"), "must be true or false"),

@@ -212,10 +212,14 @@ def dvc_hashes(root: Path) -> dict[str, str]:
 
 
 def git_commit(root: Path) -> str:
-    """Read the commit that is checked out, marked where the project's code or parameters differ from it."""
+    """Read the commit that is checked out, marked where the project's code or parameters differ from it.
+
+    Where there is none: why.
+    """
     commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD").strip()
     if not commit:
-        return "unknown"
+        repository = _git(root, "rev-parse", "--git-dir").strip()
+        return f"none ({'made before the first commit' if repository else 'in no git repository'})"
     changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *_CODE)
     return f"{commit} with local changes" if changes.strip() else commit
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pkgutil import walk_packages
 from typing import Annotated, Any
@@ -14,7 +15,11 @@ from pydantic import BaseModel, Field
 import mergeflow
 import tasks
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.schema import Frozen, validated
+from mergeflow.evaluation.adamerging import AdamergeOrder
+from mergeflow.evaluation.statistics import StatisticOrder
+from mergeflow.merging import configure
+from mergeflow.modalities.nets import mlp, resnet18
+from mergeflow.schema import Frozen, Seed, validated
 
 
 class Task(Frozen):
@@ -121,3 +126,18 @@ def test_every_seed_of_a_file_is_a_whole_number_that_all_generators_take() -> No
         for value in (-1, 2**63, 10**30, 1.5, "x", float("inf"), True):
             with pytest.raises(MergeflowError, match="seed: must be"):
                 validated(record, {"seed": value}, record.__name__)
+
+
+class Drawn(Frozen):
+    seed: Seed = 0
+
+
+@pytest.mark.parametrize("seed", [1.0, "3", True, -1, 2**63, None])
+def test_a_seed_is_a_whole_number_that_every_generator_takes(seed: Any):
+    with pytest.raises(MergeflowError, match=r"seed: must be (a whole number|at most 9223372036854775807|at least 0)"):
+        validated(Drawn, {"seed": seed}, "plan.yaml")
+    with pytest.raises(MergeflowError, match="seed: must be"):
+        configure("dare", {"seed": seed})
+    for make in (resnet18, mlp, partial(StatisticOrder, "fisher", "a", "b"), partial(AdamergeOrder, "a", {})):
+        with pytest.raises(MergeflowError, match=r"seed must be a whole number from 0 to 9223372036854775807, found"):
+            make({}, seed=seed)  # type: ignore[operator]

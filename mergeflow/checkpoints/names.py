@@ -50,7 +50,9 @@ _GENERATING = {
 }
 _CLASS = re.compile(r"For(?:CausalLM|ConditionalGeneration)$|LMHeadModel$")
 # Embeddings of words in order of preference: T5's and BART's first, whose towers hold copies of their own.
-_WORDS = re.compile(r"(?:^|\.)(?:shared|embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings)\.weight$")
+_WORDS = re.compile(
+    r"(?:^|\.)(?:shared|embed_tokens|wte|word_embeddings|embed_in|tok_embeddings|embeddings|transformer\.w)\.weight$"
+)
 _TOWERS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 

@@ -53,6 +53,7 @@ def merge(
         list[Path] | None,
         typer.Option(metavar="FOLDER", help="Join finished parts: the folder that holds them, or each part."),
     ] = None,
+    more: Annotated[list[Path] | None, typer.Argument(metavar="[PARTS]", hidden=True)] = None,
     force: Force = False,
     files: FromFiles = None,
 ) -> None:
@@ -61,6 +62,7 @@ def merge(
     from mergeflow.merging import merge as run
 
     reuse_freed_memory()
+    recipe, join = _recipe_and_parts(recipe, join or [], more or [])
     _add_files(files)
     loaded, console = load_recipe(recipe, overrides or []), Console()
     if loaded.device != "cpu" and not join:
@@ -82,6 +84,20 @@ def merge(
     for kind, lines in (("note", made.notes), ("warning", made.warnings)):  # as `check` prints them
         for line in lines:
             typer.echo(f"{kind:<13s} {line}")
+
+
+def _recipe_and_parts(recipe: Path, join: list[Path], more: list[Path]) -> tuple[Path, list[Path]]:
+    """Tell the recipe from the parts of `--join merged.part-*`, which a shell makes several arguments."""
+    if not more:
+        return recipe, join
+    named = [recipe, *more]
+    recipes = [path for path in named if not path.is_dir()]
+    if not join or len(recipes) != 1:
+        listed = "', '".join(map(str, recipes if join else named))
+        raise MergeflowError(
+            f"`merge` takes one recipe, found '{listed}'. Folders of parts follow --join, before or after the recipe."
+        )
+    return recipes[0], [*join, *(path for path in named if path.is_dir())]
 
 
 def add_check(app: typer.Typer, check_project: CheckProject | None = None) -> None:

@@ -47,7 +47,7 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
         """Score many merges on validation, a grid or an Optuna search; a stopped sweep continues."""
         from mergeflow.errors import MergeflowError
         from mergeflow.search.sweep import WINNER
-        from mergeflow.search.sweep_file import load_sweep
+        from mergeflow.search.sweep_file import SourceError, load_sweep
 
         if to_log and log is None:
             raise MergeflowError("--log needs a project's tracking server: run the command in a project folder.")
@@ -56,7 +56,10 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
         console = Console()
         if not console.is_terminal:  # a file or pipe: whole names, whatever the width of the screen
             console = Console(width=160)
-        result = _run(loaded, out or Path("sweeps") / file.stem, context.obj, console)
+        try:
+            result = _run(loaded, out or Path("sweeps") / file.stem, context.obj, console)
+        except SourceError as error:
+            raise MergeflowError(f"sweep '{file}', {error}") from None
         console.print(result_table(result, console.width))
         for line in _remarks(result):
             console.print(line, highlight=False, soft_wrap=True)

@@ -118,7 +118,10 @@ def open_source(
                 f"classes ('{raw.strata[0]}' to '{raw.strata[-1]}'). Give one name for each."
             )
         raw = replace(raw, class_names=tuple(class_names))
-    return _derived(raw, address, transforms)
+    raw, faults = derived(raw, transforms)
+    if faults:
+        raise MergeflowError("\n".join(f"task '{task_name}', source '{source}', {fault}" for fault in faults))
+    return raw
 
 
 def _opened(task_name: str, address: Address, opener: Opener, seed: int, root: Path) -> RawTask:
@@ -126,11 +129,17 @@ def _opened(task_name: str, address: Address, opener: Opener, seed: int, root: P
     columns = {name: value for name, value in address.transforms if name in COLUMNS}
     if not columns:
         return opener(task_name, address.place, seed, root)
-    if "columns" not in signature(opener).parameters:
-        raise MergeflowError(
-            f"task '{task_name}': {address.kind}: is no table, so `{next(iter(columns))}=` chooses nothing."
-        )
+    if fault := column_fault(address, opener):
+        raise MergeflowError(f"task '{task_name}': {fault}.")
     return opener(task_name, address.place, seed, root, columns=columns)
+
+
+def column_fault(address: Address, opener: Opener) -> str | None:
+    """Say that an address chooses columns of what is no table; None where it does not."""
+    column = next((name for name, _ in address.transforms if name in COLUMNS), None)
+    if column is None or "columns" in signature(opener).parameters:
+        return None
+    return f"{address.kind}: is no table, so `{column}=` chooses nothing"
 
 
 def checked_columns(
@@ -152,10 +161,10 @@ def checked_columns(
     return chosen
 
 
-def _derived(raw: RawTask, address: Address, makers: Mapping[str, Maker]) -> RawTask:
-    """Return the task with the address's transforms; every fault in them is reported."""
+def derived(raw: RawTask, makers: Mapping[str, Maker]) -> tuple[RawTask, list[str]]:
+    """Return a task with the transforms of its source's address, and every fault in them."""
     faults = []
-    for name, value in address.transforms:
+    for name, value in parse_address(raw.source).transforms:
         if name in COLUMNS:
             continue
         try:
@@ -171,10 +180,8 @@ def _derived(raw: RawTask, address: Address, makers: Mapping[str, Maker]) -> Raw
                 made = replace(makers[name](value, raw.derived_names), text=f"{name}={value}")
                 raw = replace(raw, transforms=(*raw.transforms, made))
         except MergeflowError as error:
-            faults.append(f"task '{raw.name}', source '{raw.source}', {name}={value}: {error}")
-    if faults:
-        raise MergeflowError("\n".join(faults))
-    return raw
+            faults.append(f"{name}={value}: {error}")
+    return raw, faults
 
 
 def _without_validation(raw: RawTask, joined: bool) -> RawTask:

@@ -22,6 +22,7 @@ from mergeflow.modalities.classification import Classification, Regression
 from mergeflow.modalities.heads import load_head, read_head
 from mergeflow.modalities.vision.models import ClipModel, check_head, image_model, open_model
 from mergeflow.modality import Examples, Modality, Model, Predictions
+from mergeflow.schema import check_seed
 from mergeflow.training.arithmetic import arithmetic
 
 
@@ -71,6 +72,7 @@ def entropy_gradient(
 
     Source: Yang et al., AdaMerging (ICLR 2024), section 3.2.2.
     """
+    check_seed(seed)
     _check_examples(tasks, batch_size)
     model.module.eval()
     model.load(state)
@@ -152,6 +154,9 @@ class AdamergeOrder:
     split: str = "validation"
     batch_size: int = 16
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
 
 @arithmetic()

@@ -24,6 +24,7 @@ from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modalities.heads import Head, load_head
 from mergeflow.modalities.vision.models import check_head, image_model, open_model
 from mergeflow.modality import Model, Predictions
+from mergeflow.schema import check_seed
 from mergeflow.training.arithmetic import arithmetic
 
 Labels = Literal["sampled", "all"]
@@ -56,6 +57,7 @@ def diagonal_fisher(
 
     Source: Matena and Raffel, Merging models with Fisher-weighted averaging (NeurIPS 2022), section 3.
     """
+    check_seed(seed)
     model.module.eval()
     parameters = {name: value for name, value in model.module.named_parameters() if value.is_floating_point()}
     totals = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in parameters.items()}
@@ -328,6 +330,9 @@ class StatisticOrder:
     seed: int = 0
     batch_size: int = 32
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
 
 @arithmetic()

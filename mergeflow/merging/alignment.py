@@ -14,6 +14,7 @@ from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import np, torch
+from mergeflow.schema import check_seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,6 +111,8 @@ def weight_matching(
         Ainsworth et al. 2023, Git Re-Basin, Algorithm 1.
     """
     from scipy.optimize import linear_sum_assignment
+
+    check_seed(seed)
 
     orders = [torch.arange(group.units) for group in groups]
     if not groups:

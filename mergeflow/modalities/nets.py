@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.modules import own_generator
+from mergeflow.schema import check_seed
 
 
 def mlp(widths: Sequence[int], seed: int = 0) -> nn.Sequential:
@@ -20,6 +21,7 @@ def mlp(widths: Sequence[int], seed: int = 0) -> nn.Sequential:
         >>> mlp([784, 100, 10])(torch.zeros(2, 28, 28)).shape
         torch.Size([2, 10])
     """
+    check_seed(seed)
     with own_generator(seed):
         parts: list[nn.Module] = [nn.Flatten()]
         for inputs, outputs in pairwise(widths):
@@ -51,6 +53,7 @@ class SmallResNet(nn.Module):
         super().__init__()
         if width < 8:
             raise ValueError(f"a SmallResNet is {width} channels wide; give at least 8")
+        check_seed(seed)
         with own_generator(seed):
             self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
             self.bn1, self.relu = nn.BatchNorm2d(width), nn.ReLU()
@@ -80,6 +83,7 @@ def resnet18(classes: int, seed: int = 0) -> nn.Module:
     """Return torchvision's ResNet-18 with a 3×3 stem of stride 1, for images of 32 pixels."""
     from torchvision.models import resnet18 as full
 
+    check_seed(seed)
     with own_generator(seed):
         net = full(num_classes=classes)
         net.conv1, net.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()

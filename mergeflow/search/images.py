@@ -21,7 +21,7 @@ from mergeflow.modalities.vision.preparation import image_decoding
 from mergeflow.modalities.vision.preparation import open_images as open_source
 from mergeflow.modality import Examples, Model, check_fit
 from mergeflow.search.scorer import Candidate, CandidateModel
-from mergeflow.search.sweep_file import Sweep
+from mergeflow.search.sweep_file import SourceError, Sweep
 
 
 class ImageScorer:
@@ -112,7 +112,10 @@ def _place(sweep: Sweep, task: str, folder: Path, image_size: int) -> Path:
         shutil.rmtree(place)
     partial = place.with_name(f".{task}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    prepare_task(open_source(task, part.source, sweep.seed), partial, image_decoding(image_size), sweep.seed)
+    try:
+        prepare_task(open_source(task, part.source, sweep.seed), partial, image_decoding(image_size), sweep.seed)
+    except MergeflowError as error:
+        raise SourceError(f"tasks.{task}, source '{part.source}': {error}") from None
     os.rename(partial, place)
     return place
 

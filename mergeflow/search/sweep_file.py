@@ -126,6 +126,10 @@ class ModelPart(Frozen):
         return value
 
 
+class SourceError(MergeflowError):
+    """A task's source that cannot be prepared."""
+
+
 class TaskPart(Frozen):
     """A task that candidates are scored on.
 
@@ -144,7 +148,7 @@ class TaskPart(Frozen):
     @model_validator(mode="after")
     def _one_origin(self) -> "TaskPart":
         if (self.data is None) == (self.source is None):
-            raise ValueError("give either `data` (a prepared folder) or `source` (an address such as suite:pocket8)")
+            raise ValueError("give either `data` (a prepared folder) or `source` (an address: suite:pocket8/digits)")
         return self
 
 
@@ -158,7 +162,7 @@ class SearchPart(Frozen):
 
     trials: int = Field(ge=1)
     sampler: Literal["tpe", "random", "gp"] = "tpe"
-    seed: int | None = Field(default=None, ge=0, le=2**63 - 1)
+    seed: Seed | None = None
 
 
 def _validation_only(value: Any) -> Any:

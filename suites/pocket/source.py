@@ -30,6 +30,10 @@ def open_suite(task_name: str, place: str, seed: int, root: Path) -> RawTask:
                     f"task '{wanted}': suite {suite_name} has {len(tasks)} tasks and not this one; it is in "
                     f"{larger}: write suite:{larger}{f'/{wanted}' if named else ''}."
                 )
+        if wanted == suite_name:  # samples without a task, which have the name of their source
+            raise MergeflowError(
+                f"suite {suite_name} has {len(tasks)} tasks: name one, suite:{suite_name}/{min(tasks)}."
+            )
         raise unknown_name(f"task of suite {suite_name}", wanted, tasks)
     task = tasks[wanted]
     return RawTask(

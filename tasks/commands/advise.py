@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from mergeflow.commands.options import print_table
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
-from tasks.commands.expert_inputs import ExpertInputs, OpenedExperts
+from tasks.commands.expert_inputs import ExpertInputs, OpenedExperts, SamplesError
 
 if TYPE_CHECKING:
     from mergeflow.analysis.provable.advice import Advice
@@ -30,12 +30,19 @@ def make_advice(inputs: ExpertInputs, samples: int) -> "Advice":
     """Return the advice that the inputs allow."""
     from mergeflow.analysis.provable.advice import advise, not_computed
 
-    inputs.several("advice is on a merge of at least two")
+    count = len(inputs.several("advice is on a merge of at least two"))
+    if len(inputs.data) not in (0, 1, count):
+        raise MergeflowError(
+            f"--data is given {len(inputs.data)} times for {count} experts: give one source for all of them, or one "
+            "for each in the order of the experts."
+        )
     remarks: list[str] = []
     base, experts = inputs.states
     ready = None
     try:
         ready = inputs.open(samples)
+    except SamplesError:
+        raise
     except MergeflowError as error:
         remarks.append(not_computed(error))
     # The task vectors are whole ones: a module that is asked may lack heads, which a merge sums like the rest.
@@ -65,11 +72,6 @@ def _assigned(inputs: ExpertInputs, ready: OpenedExperts) -> dict[str, Any]:
     given = [(_Classes if classes else _Outputs)(sources[source]) for source in inputs.data]
     if len(given) == 1:
         return dict.fromkeys(names, given[0])
-    if len(given) != len(names):
-        raise MergeflowError(
-            f"--data is given {len(given)} times for {len(names)} experts: give one source for all of them, or one for "
-            "each in the order of the experts."
-        )
     return dict(zip(names, given, strict=True))
 
 
@@ -110,7 +112,9 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
         ] = None,
         data: Annotated[
             list[str] | None,
-            typer.Option(help="Samples without labels, once for all experts or once for each: suite:, folder: …"),
+            typer.Option(
+                help="Samples without labels, once for all experts or once for each: suite:NAME/TASK, folder:PATH …"
+            ),
         ] = None,
         architecture: Annotated[
             str | None,

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 State = Mapping[str, Any]
 
 
+class SamplesError(MergeflowError):
+    """A source that is named and cannot be read."""
+
+
 @dataclass(frozen=True)
 class OpenedExperts:
     """What is measured: the base's and the experts' weights, a module for them, samples by name."""
@@ -171,7 +175,10 @@ class ExpertInputs:
 
     def _sources(self, opened: "Opened", paths: Mapping[str, str], samples: int) -> dict[str, "Featured"]:
         if self.data:
-            return {source: opened.read(source, samples) for source in self.data}
+            try:
+                return {source: opened.read(source, samples) for source in self.data}
+            except MergeflowError as error:
+                raise SamplesError(f"--data: {error}") from None
         foreign = [name for name in paths if name not in self.tasks]
         if self.project is None or self.params is None or foreign:
             raise MergeflowError("--data is missing: name a source of samples; they need no labels.")

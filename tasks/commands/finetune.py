@@ -43,7 +43,8 @@ def add_commands(app: typer.Typer, root: Path) -> None:
             typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, e.g. iterative.rounds=4."),
         ] = None,
         seed: Annotated[
-            int | None, typer.Option(help="Seed of batch order and new weights; params.yaml's by default.")
+            int | None,
+            typer.Option(min=0, max=2**63 - 1, help="Seed of batch order and new weights; params.yaml's by default."),
         ] = None,
         out: Annotated[
             Path | None, typer.Option(help="Folder for the experts; outputs/finetuned/REGIME by default.")

@@ -1,10 +1,11 @@
 """Validate params.yaml before a run changes anything."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mergeflow.data.address import COLUMNS, OF_THE_SOURCE, parse_address
+from mergeflow.data.address import Address, column_fault, derived, parse_address
 from mergeflow.data.decoding import Preparation
+from mergeflow.data.task import RawTask
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import configure
 from mergeflow.merging.catalog import METHODS
@@ -50,20 +51,39 @@ def source_faults(task: str, source: str, preparation: Preparation, root: Path |
         yield str(unknown_name("kind of data source", address.kind, preparation.sources))
     elif not address.place:
         yield f"'{source}' has no address; expected '{address.kind}:ADDRESS'"
-    elif root and _is_missing(address.paths[0], root):
+    elif root and _is_missing(address.paths[0], root, path=address.kind in _PATHS):
         yield f"'{address.place}': no such file or folder"
-    elif root and address.kind in ("suite", "torchvision"):
-        try:
-            if address.kind == "torchvision":
-                get_real_task(address.place.partition("@")[0])
-            else:  # it draws examples on demand: opening it reads nothing
-                preparation.sources["suite"](task, address.place, 0, root)
-        except MergeflowError as error:
-            yield str(error)
-    transforms = [*preparation.transforms, *OF_THE_SOURCE, *COLUMNS]
-    for name, _ in address.transforms:
-        if name not in transforms:
-            yield str(unknown_name("transform", name, transforms))
+    elif fault := column_fault(address, preparation.sources[address.kind]):
+        yield fault
+    else:
+        yield from _option_faults(task, address, source, preparation, root)
+
+
+_PATHS = ("folder", "parquet", "jsonl", "csv", "tsv")  # kinds whose place is a path or a URI
+# Classes that a source may have which is not opened: none, two, ten, many. An option is wrong if it is for all of them.
+_CLASSES = (None, *(tuple(map(str, range(count))) for count in (10_000, 2, 10)))
+
+
+def _option_faults(
+    task: str, address: Address, source: str, preparation: Preparation, root: Path | None
+) -> Iterator[str]:
+    """Yield what is wrong with a name of drawn or real data, and with the values of an address's options."""
+    names: Sequence[Sequence[str] | None] = _CLASSES
+    try:
+        if root and address.kind == "torchvision":
+            get_real_task(address.place.partition("@")[0])
+        elif root and address.kind == "suite":  # it draws examples on demand: opening it reads nothing
+            names = [preparation.sources["suite"](task, address.place, 0, root).class_names]
+    except MergeflowError as error:
+        yield str(error)
+        return
+    faults: list[str] = []
+    for classes in names:
+        raw = RawTask(task, classes, None, {"train": lambda: iter(())}, source=source)
+        faults = derived(raw, preparation.transforms)[1]
+        if not faults:
+            return
+    yield from faults
 
 
 def check_base(root: Path, params: Params) -> None:
@@ -110,6 +130,11 @@ def _some(count: int, what: str) -> str:
     return f"{count} {what}{'s' if count > 1 else ''}"
 
 
-def _is_missing(place: str, root: Path) -> bool:
-    """Whether the place is surely a path where nothing is; what other places mean, their readers alone know."""
-    return (covers(INPUTS, place) or Path(place).is_absolute()) and not (root / place).exists()
+def _is_missing(place: str, root: Path, path: bool = False) -> bool:
+    """Whether the place is surely a path where nothing is; what other places mean, their readers alone know.
+
+    Args:
+        path: Whether it is one wherever it is no URI.
+    """
+    surely = (path and "://" not in place) or covers(INPUTS, place) or Path(place).is_absolute()
+    return surely and not (root / place).exists()

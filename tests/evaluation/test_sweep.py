@@ -229,6 +229,31 @@ def write_file(world: Path, folder: Path, **changes: Any) -> Path:
     return place
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("suite:pocket9", "unknown suite 'pocket9'"),
+        ("suite:pocket8/digits?fraction=2", "fraction=2: found '2'"),
+        ("folderr:x", "unknown kind of data source"),
+    ],
+)
+def test_a_source_that_cannot_be_prepared_is_told_with_its_file_and_task(
+    world: Path, tmp_path: Path, source: str, message: str
+):
+    import typer
+
+    from mergeflow.commands.sweep import add_commands
+
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    add_commands(app)
+    model = {"architecture": "pocket-clip", "pretrained": "pocket8"}
+    place = write_file(world, tmp_path, model=model, tasks={"own": {"source": source, "expert": "red"}})
+    done = CliRunner().invoke(app, ["sweep", str(place), "--out", str(tmp_path / "out")])
+    assert f"sweep '{place}', tasks.own, source '{source}': " in str(done.exception)
+    assert message in str(done.exception)
+
+
 def test_the_command_prints_the_table_and_the_recipe(world: Path, grid: SweepResult, tmp_path: Path):
     import typer
 

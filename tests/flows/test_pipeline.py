@@ -101,7 +101,13 @@ def test_dvc_repro_alone_gives_the_same_bits(finished: tuple[Path, Any], tmp_pat
 
 @pytest.mark.nightly
 @pytest.mark.slow
-def test_a_lost_registry_is_filled_again(project: Path) -> None:
+@pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "killed-before-dvc-recorded-it"])
+def test_a_lost_registry_is_filled_again(project: Path, recorded: bool) -> None:
+    lock = project / "dvc.lock"
+    stages = yaml.safe_load(lock.read_text())
+    if not recorded:
+        del stages["stages"]["register"]
+    lock.write_text(yaml.safe_dump(stages, sort_keys=False))
     for path in project.glob("mlflow.db*"):
         path.unlink()
     shutil.rmtree(project / "mlartifacts")

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.commands.merging import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from mergeflow.merging.files.card import push
@@ -244,3 +247,23 @@ def test_a_part_is_not_sent_to_the_hub(files):
     (folder,) = merge_parts(whole(files), 1)
     with pytest.raises(MergeflowError, match="join the parts first"):
         push(folder, "owner/name", dry_run=True)
+
+
+def test_a_shell_s_pattern_of_parts_is_what_it_stands_for(files):
+    values = whole(files)
+    parts = [str(part) for part in merge_parts(values, 3)]
+    place = str(files / "r.json")
+    Path(place).write_text(values.record())
+    app = typer.Typer()
+    add_commands(app)
+
+    def run(*arguments):
+        return CliRunner().invoke(app, ["merge", *arguments])
+
+    for order in ([place, "--join", *parts], ["--join", *parts, place]):
+        done = run(*order)
+        assert done.exit_code == 0, done.exception
+        assert (files / "out").is_dir()
+        shutil.rmtree(files / "out")
+    assert "`merge` takes one recipe, found" in str(run(place, *parts).exception)
+    assert "`merge` takes one recipe, found" in str(run(place, "other.yaml", "--join", *parts).exception)

@@ -257,7 +257,7 @@ def test_what_cannot_be_aligned_is_refused_with_the_way_out(three, tmp_path):
 
 ARCHITECTURES = [
     *("gpt2", "gpt_neox", "bloom", "gemma2", "qwen2", "mixtral", "opt", "phi3", "t5", "bart"),
-    *("bert", "roberta", "distilbert", "electra", "albert", "deberta-v2", "modernbert"),
+    *("bert", "roberta", "distilbert", "electra", "albert", "deberta-v2", "modernbert", "ctrl"),
 ]
 
 

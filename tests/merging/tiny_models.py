@@ -147,6 +147,7 @@ OTHERS: dict[str, tuple[str, Sizes]] = {
     ),
 }
 NAMES = (*CAUSAL, *MASKED, *OTHERS)
+APART: dict[str, Sizes] = {"ctrl": {**_GPT, "dff": 48}}  # not of NAMES
 
 
 def tiny(name: str, seed: int = 0, **changes: Any) -> nn.Module:
@@ -154,8 +155,8 @@ def tiny(name: str, seed: int = 0, **changes: Any) -> nn.Module:
     if name in OTHERS:
         kind, sizes = OTHERS[name]
     else:
-        kind = "AutoModelForCausalLM" if name in CAUSAL else "AutoModelForMaskedLM"
-        sizes = CAUSAL.get(name) or MASKED[name]
+        kind = "AutoModelForMaskedLM" if name in MASKED else "AutoModelForCausalLM"
+        sizes = {**CAUSAL, **MASKED, **APART}[name]
     torch.manual_seed(seed)
     config = AutoConfig.for_model(name, **{**sizes, **changes})
     model: nn.Module = getattr(transformers, kind).from_config(config)

@@ -1,5 +1,7 @@
 """The decision: a pure function, each gate alone and the interval against scipy's."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -86,6 +88,15 @@ def test_interval_needs_the_same_examples():
     answer = decide(new, other, GateSettings())
     assert not answer.promote
     assert "digits are missing or of other examples" in answer.reasons[0]
+
+
+@pytest.mark.parametrize(("count", "paired"), [(1, True), (0, False)])
+def test_one_example_of_a_task_is_paired_and_none_is_not(count, paired):
+    old, new = make_evidence(0.0), make_evidence(1.0)
+    old, new = (
+        replace(side, scores={task: [score] * count for task in side.accuracy}) for side, score in ((old, 0), (new, 1))
+    )
+    assert ("interval" in decide(new, old, GateSettings()).numbers) is paired
 
 
 def test_reproducible_and_withdrawn():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import pytest
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.served import SERVED
 from registry.commands import lineage_svg
-from registry.lineage import environment, environment_changes, lineage, lineage_nodes, tree_lines
+from registry.lineage import environment, environment_changes, git_commit, lineage, lineage_nodes, tree_lines
 from registry.logging import ChildRecord, log_pipeline
 from registry.promotion import register
 from registry.versions import find_stored, read_documents
@@ -124,3 +125,19 @@ def test_environments_are_compared_in_words():
     then = {**now, "processor": "another", "packages": {**now["packages"], "torch": "1.0"}}
     changes = environment_changes(then, now)
     assert [text.partition(":")[0] for text in changes] == ["processor", "torch"]
+
+
+def test_the_commit_is_named_or_why_there_is_none(tmp_path):
+    def git(*arguments):
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments], cwd=tmp_path, check=True)
+
+    assert git_commit(tmp_path) == "none (in no git repository)"
+    git("init", "-q")
+    (tmp_path / "params.yaml").write_text("seed: 0\n")
+    assert git_commit(tmp_path) == "none (made before the first commit)"
+    git("add", "params.yaml")
+    git("commit", "-qm", "first")
+    commit = git_commit(tmp_path)
+    assert len(commit) == 40
+    (tmp_path / "params.yaml").write_text("seed: 1\n")
+    assert git_commit(tmp_path) == f"{commit} with local changes"

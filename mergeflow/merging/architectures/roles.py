@@ -43,6 +43,7 @@ _VOCABULARY: Patterns = (
     (r"embeddings?_proj\w*\.|embed_proj\.|embedding_hidden_mapping_in|project_(?:in|out)\.", "projection"),
     (r"position|pos_(?:embed|conv_embed)|\bwpe\.", "position"),
     (r"embed(?:dings?)?(?:_in|_tokens)?(?:\b|_)|token_type|\bwte\.|shared\.weight$", "embedding"),
+    (r"^transformer\.w\.weight$", "embedding"),  # CTRL
     (r"(?:cls|class|mask|distillation|register|dist)_(?:token|embedding)s?$", "embedding"),
     (r"\.probe$|\bconv_?(?:1|proj)\.", "embedding"),
     (rf"attn|attention|{_B}to_(?:q|k|v|kv|qkv|out)\.|{_B}(?:[qkvo]|qkv|query|key|value)_proj\.", "attention"),

@@ -18,6 +18,7 @@ from mergeflow.modalities.heads import Head
 from mergeflow.modalities.modules import own_generator
 from mergeflow.modalities.vision.tokenizer import WordTokenizer, knows_vocabulary
 from mergeflow.modality import Network, check_fit
+from mergeflow.schema import check_seed
 
 if TYPE_CHECKING:
     from open_clip import CLIP
@@ -66,6 +67,7 @@ def load_clip(
     """
     import open_clip
 
+    check_seed(seed)
     path = find_weights(architecture, pretrained)
     model = _create(architecture, pretrained if path is None else None, seed)
     if path is not None:

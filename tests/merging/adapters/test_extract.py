@@ -237,7 +237,8 @@ def test_every_class_of_language_models(tmp_path, name):
         extracted(tmp_path)
     except MergeflowError:
         with pytest.raises(
-            MergeflowError, match=r"no adapter can hold|part of an adapter|are other ones in|none of the"
+            MergeflowError,
+            match=r"no adapter can hold|part of an adapter|are other ones in|none of the|does not load such",
         ):
             extracted(tmp_path)
         return
@@ -366,3 +367,26 @@ def test_the_command_writes_the_folder_and_tells_the_error_by_layer(tmp_path):
         bad = CliRunner().invoke(app, ["extract-lora", *places, "--out", "x", "--rank-of", f"*={rank}"])
         assert isinstance(bad.exception, MergeflowError)
         assert f"--rank-of '*={rank}': expected a whole number of at least 1" in str(bad.exception)
+
+
+def test_what_peft_does_not_load_is_refused_with_its_reason(tmp_path):
+    """Position tables of Reformer are a list of parameters, which PEFT does not keep whole."""
+    sizes = {"attention_head_size": 8, "hidden_size": 16, "num_attention_heads": 2, "feed_forward_size": 24}
+    axes = {"axial_pos_embds_dim": (8, 8), "axial_pos_shape": (4, 4), "max_position_embeddings": 16}
+    config = transformers.ReformerConfig(**sizes, **axes, attn_layers=["local"], vocab_size=40, is_decoder=True)
+    base, expert = transformers.ReformerModelWithLMHead(config), transformers.ReformerModelWithLMHead(config)
+    base.save_pretrained(tmp_path / "base")
+    expert.save_pretrained(tmp_path / "expert")
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base"), "adapter": 64}
+    values = {**recipe, "experts": {"a": str(tmp_path / "expert")}, "out": str(tmp_path / "out")}
+    with pytest.raises(MergeflowError, match=r"does not load such an adapter of Reformer.*ParameterList"):
+        merge(values)
+    assert not (tmp_path / "out").exists()
+    merge({**values, "ignore": ["*position_embeddings*"]})
+    loaded = peft.PeftModel.from_pretrained(
+        transformers.ReformerModelWithLMHead.from_pretrained(tmp_path / "base"), tmp_path / "out"
+    )
+    merged, wanted = loaded.merge_and_unload().state_dict(), expert.state_dict()
+    for name, value in wanted.items():
+        if "position_embeddings" not in name:
+            torch.testing.assert_close(merged[name], value, rtol=1e-4, atol=1e-5)
