@@ -62,7 +62,7 @@ from tests.training.test_fine_tune import Killed, kill_at
 
 STAGES = (*PIPELINE, "figures", "register")
 # The study's own, on the card of tests in tests/studies/test_unlearning.py, at night.
-UNLEARNING = {f"studies.unlearning:{name}" for name in ("Corpus", "measure_seed")}
+UNLEARNING = {"studies.lab.texts:packed", *(f"studies.unlearning:{name}" for name in ("Corpus", "measure_seed"))}
 # Another program's: lm-evaluation-harness loads the model itself, on the device whose name it is handed.
 FOREIGN = {
     "mergeflow.search.scorer:lm_eval_scorer",

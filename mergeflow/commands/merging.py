@@ -53,7 +53,9 @@ def merge(
         list[Path] | None,
         typer.Option(metavar="FOLDER", help="Join finished parts: the folder that holds them, or each part."),
     ] = None,
-    more: Annotated[list[Path] | None, typer.Argument(metavar="[PARTS]", hidden=True)] = None,
+    more: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PARTS]", help="Further parts behind --join.", hidden=True)
+    ] = None,
     force: Force = False,
     files: FromFiles = None,
 ) -> None:

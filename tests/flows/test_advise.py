@@ -143,7 +143,7 @@ def test_an_expert_that_answers_as_the_base_has_no_verdict(folder: Path, tmp_pat
     ("source", "message"),
     [
         ("suite:pocket9", "unknown suite 'pocket9': did you mean 'pocket8'"),
-        ("suite:pocket8", "suite pocket8 has 8 tasks: name one, as suite:pocket8/"),
+        ("suite:pocket8", "suite pocket8 has 8 tasks: name one, suite:pocket8/"),
         ("suite:pocket8/digits?colour=1.5", "expected P(red | odd), a number from 0 to 1"),
         ("folder:empty", "'empty' has no images; expected a folder with images below it"),
         ("folder:one?classes=0-1", "the task has no classes; this transform is for tasks that have"),

@@ -43,7 +43,7 @@ def test_all_mistakes_are_listed_at_once(values: dict[str, Any], tmp_path: Path)
     assert "finetune.steps" in message
     assert "'many'" in message
     assert "run.runner" in message
-    assert "model.architecture" in message
+    assert "`architecture` is missing" in message
 
 
 @pytest.mark.parametrize(

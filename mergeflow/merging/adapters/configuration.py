@@ -1,6 +1,7 @@
 """adapter_config.json of PEFT for a set of factors: short lists of modules where they say the same."""
 
 import re
+import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 
 from mergeflow.checkpoints.names import module_in_memory
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import first_line
 from mergeflow.merging.adapters.slots import Contents
 
 # Classes of transformers for which PEFT has a task that adds no module of its own to those that are saved whole.
@@ -106,35 +107,39 @@ def _patterns(
     return patterns
 
 
-def check_loads(model: Mapping[str, Any], adapter: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
-    """Check, where transformers and PEFT are installed, that PEFT puts the adapter's tensors into the model's modules.
+def loading_notes(
+    model: Mapping[str, Any], adapter: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]
+) -> list[str]:
+    """Say, where transformers and PEFT are installed, why PEFT does not put an adapter's tensors into the model.
+
+    Tables with other rows than the base's are no reason: whoever loads such an adapter resizes the embeddings first.
 
     Args:
         model: config.json of the base.
         adapter: adapter_config.json.
         shapes: Those of the tensors in the adapter's file, by name.
-
-    Raises:
-        MergeflowError: PEFT refuses the adapter, or has other tensors than its file.
     """
     net = module_in_memory(model, "")
     if net is None or find_spec("peft") is None:
-        return
+        return []
     import peft
 
     config = peft.LoraConfig(**{key: value for key, value in adapter.items() if key != "peft_type"})
     tensors = {name: torch.empty(tuple(shape), device="meta") for name, shape in shapes.items()}
     try:
-        wrapped = peft.get_peft_model(deepcopy(net), config, low_cpu_mem_usage=True)
-        loaded: Any = peft.set_peft_model_state_dict(wrapped, tensors, low_cpu_mem_usage=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wrapped = peft.get_peft_model(deepcopy(net), config, low_cpu_mem_usage=True)
+            loaded: Any = peft.set_peft_model_state_dict(wrapped, tensors, low_cpu_mem_usage=True)
         strange = [*loaded.unexpected_keys, *(name for name in loaded.missing_keys if "lora_" in name)]
         # Factors of a weight that the adapter also holds whole are passed over without loss.
         strange = [name for name in strange if f"{name.partition('.lora_')[0]}.weight" not in shapes]
         reason = f"it would pass over or lack '{strange[0]}'" if strange else ""
     except Exception as error:  # whatever PEFT or the class raises then
-        reason = f"{type(error).__name__}: {error}"
-    if reason:
-        raise MergeflowError(
-            f"PEFT {peft.__version__} does not load such an adapter of {type(net).__name__} ({reason}). Write the "
-            "whole model, or leave the modules concerned as the base has them (`ignore`)."
-        )
+        reason = "" if "size mismatch" in str(error) else f"{type(error).__name__}: {first_line(error)}"
+    if not reason:
+        return []
+    return [
+        f"PEFT {peft.__version__} does not load this adapter into {type(net).__name__} ({reason}): write the whole "
+        "model, or leave the modules concerned as the base has them (`ignore`)"
+    ]

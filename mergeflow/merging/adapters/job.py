@@ -19,7 +19,7 @@ from mergeflow.checkpoints.names import names_in_memory, tied_copies, unknown_in
 from mergeflow.checkpoints.reader import infos_of_file
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.adapters.configuration import adapter_config, check_loads
+from mergeflow.merging.adapters.configuration import adapter_config, loading_notes
 from mergeflow.merging.adapters.factors import lines
 from mergeflow.merging.adapters.reduction import Reduction, change_of, only_factors
 from mergeflow.merging.adapters.slots import (
@@ -126,9 +126,9 @@ class AdapterJob:
             config = adapter_config(held, modules, bool(biases), names, self.config, *self._base(), in_out)
             shapes = {key: tuple(part.shape) for key, part in held.tensors.items()}
             shapes |= {key: self.infos[self._source(name)].shape for name, key in keys.items()}
-            check_loads(self.config, config, shapes)
             write_text(folder.partial / ADAPTER_CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
             inputs, notes = self._input_fingerprints(), self._notes(modules, biases, keys)
+            notes += tuple(loading_notes(self.config, config, shapes))
             self._complete(folder.partial, made, inputs, notes)
             folder.publish()
         return Made(made, inputs, notes)

@@ -238,7 +238,7 @@ def test_every_class_of_language_models(tmp_path, name):
     except MergeflowError:
         with pytest.raises(
             MergeflowError,
-            match=r"no adapter can hold|part of an adapter|are other ones in|none of the|does not load such",
+            match=r"no adapter can hold|part of an adapter|are other ones in|none of the",
         ):
             extracted(tmp_path)
         return
@@ -369,7 +369,7 @@ def test_the_command_writes_the_folder_and_tells_the_error_by_layer(tmp_path):
         assert f"--rank-of '*={rank}': expected a whole number of at least 1" in str(bad.exception)
 
 
-def test_what_peft_does_not_load_is_refused_with_its_reason(tmp_path):
+def test_what_peft_does_not_load_is_noted_with_its_reason(tmp_path):
     """Position tables of Reformer are a list of parameters, which PEFT does not keep whole."""
     sizes = {"attention_head_size": 8, "hidden_size": 16, "num_attention_heads": 2, "feed_forward_size": 24}
     axes = {"axial_pos_embds_dim": (8, 8), "axial_pos_shape": (4, 4), "max_position_embeddings": 16}
@@ -379,10 +379,11 @@ def test_what_peft_does_not_load_is_refused_with_its_reason(tmp_path):
     expert.save_pretrained(tmp_path / "expert")
     recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base"), "adapter": 64}
     values = {**recipe, "experts": {"a": str(tmp_path / "expert")}, "out": str(tmp_path / "out")}
-    with pytest.raises(MergeflowError, match=r"does not load such an adapter of Reformer.*ParameterList"):
-        merge(values)
-    assert not (tmp_path / "out").exists()
-    merge({**values, "ignore": ["*position_embeddings*"]})
+    made = merge({**values, "out": str(tmp_path / "whole")})
+    (note,) = (note for note in made.notes if "PEFT" in note)
+    assert re.search(r"does not load this adapter into Reformer.*ParameterList", note)
+    made = merge({**values, "ignore": ["*position_embeddings*"]})
+    assert not any("PEFT" in note for note in made.notes)
     loaded = peft.PeftModel.from_pretrained(
         transformers.ReformerModelWithLMHead.from_pretrained(tmp_path / "base"), tmp_path / "out"
     )
