@@ -120,7 +120,7 @@ def load_pretrained(
     with own_generator(0):  # for weights that the file lacks
         model, info = from_place(what, place, lambda: transformers(auto).from_pretrained(source, **options), files)
     drawn = {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])}
-    return model, sorted(name for name in drawn if "pooler." not in name)
+    return model, sorted(drawn)
 
 
 def check_whole(place: str, lacking: list[str]) -> None:

@@ -145,6 +145,32 @@ def test_a_model_of_timm_gives_what_its_classifier_reads(name: str, tmp_path: Pa
         torch.testing.assert_close(again(images), backbone(images))
 
 
+PROCESSORS: dict[str, Any] = {
+    "efficientnet": transformers.EfficientNetImageProcessor(image_mean=MEAN, image_std=STD),
+    "efficientnet offset": transformers.EfficientNetImageProcessor(rescale_offset=True, rescale_factor=1 / 127.5),
+    "efficientnet features": transformers.EfficientNetImageProcessor(include_top=False, image_std=STD),
+    "mobilevit": transformers.MobileViTImageProcessor(),
+    "not normalised": transformers.ViTImageProcessor(do_normalize=False),
+    "not rescaled": transformers.BitImageProcessor(do_rescale=False, image_mean=[99, 100, 101], image_std=[9, 8, 7]),
+    "one number": transformers.ConvNextImageProcessor(image_mean=0.4, image_std=0.2),
+}
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_pixels_are_those_of_the_image_processor(processor: str, tmp_path: Path) -> None:
+    model = make_model(tmp_path, "vit", PATCHES)
+    PROCESSORS[processor].save_pretrained(tmp_path)
+    backbone, record = load_backbone(str(tmp_path), tmp_path)
+    images = draw_images(SIZE)
+    again = build_backbone(record, processor)
+    again.load_state_dict(backbone.state_dict())
+    pictures = [Image.fromarray(image.numpy()) for image in images]
+    pixels = PROCESSORS[processor](pictures, do_resize=False, do_center_crop=False, return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        for module in (backbone, again):
+            torch.testing.assert_close(model.classifier(module(images)), model(pixel_values=pixels).logits)
+
+
 def test_a_bare_encoder_is_a_base_too(tmp_path: Path) -> None:
     model = make_model(tmp_path / "whole", "vit", PATCHES)
     model.vit.save_pretrained(tmp_path / "bare")
@@ -166,6 +192,28 @@ def test_what_is_no_base_is_refused_by_name(tmp_path: Path) -> None:
         MergeflowError, match=r"data.image_size is 48, which the model of 'vit' does not take .*: set it to 32"
     ):
         check_size(backbone, 48, "vit")
+
+    fixed = timm.create_model("vit_tiny_patch16_224", depth=1)
+    timm.models.save_for_hf(fixed, tmp_path / "timm", safe_serialization=True)
+    with pytest.raises(MergeflowError, match=r"model of 'timm' does not take \(Input height .*: set it to 224"):
+        check_size(load_backbone("timm", tmp_path)[0], 48, "timm")
+
+    make_model(tmp_path / "mae", "vit_mae", PATCHES)
+    with pytest.raises(MergeflowError, match=r"'mae' does not take \(.* 'pooler_output'\): choose another"):
+        check_size(load_backbone("mae", tmp_path)[0], SIZE, "mae")
+
+    model = make_model(tmp_path / "yolos", "yolos", {**PATCHES, "image_size": [SIZE, SIZE]})
+    model.pooler = None
+    model.save_pretrained(tmp_path / "yolos")
+    with pytest.raises(MergeflowError, match=r"the model of 'yolos' lacks the weights pooler.dense.bias, pooler"):
+        load_backbone("yolos", tmp_path)
+
+    make_model(tmp_path / "null", "vit", PATCHES)
+    (tmp_path / "null/preprocessor_config.json").write_text(
+        '{"image_processor_type": "ViTImageProcessor", "image_mean": null, "do_normalize": true}'
+    )
+    with pytest.raises(MergeflowError, match=r"the image processor of 'null' cannot be read \(TypeError"):
+        load_backbone("null", tmp_path)
 
     weights = tmp_path / "vit/model.safetensors"
     state = load_file(weights)

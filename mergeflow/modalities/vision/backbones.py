@@ -29,11 +29,16 @@ _TIMM = "timm_wrapper"
 
 @dataclass(frozen=True)
 class Pixels:
-    """How pixels are normalised: (rescale · x − mean) / std for each channel, x in 0 … 255."""
+    """How pixels are normalised: (rescale · x − mean) / std for each channel, x in 0 … 255.
+
+    Args:
+        flip: Whether the model then takes blue, green, red.
+    """
 
     rescale: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    flip: bool = False
 
 
 class Backbone(nn.Module):
@@ -54,6 +59,7 @@ class Backbone(nn.Module):
     def __init__(self, model: Any, pixels: Pixels, place: str) -> None:
         super().__init__()
         self.width = _take_off_classifier(model, place) if _classifies(model.config) else _pooled_width(model, place)
+        self._flip = pixels.flip
         self._model = (model,)  # in a tuple it is no part of its own: its parts are this module's, under their names
         for name, part in model.named_children():
             self.add_module(name, part)
@@ -64,7 +70,7 @@ class Backbone(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return features [B, D] of uint8 images [B, S, S, 3]."""
         pixels = (images.to(self.scale.device).permute(0, 3, 1, 2).float() - self.mean) * self.scale
-        output = self._model[0](pixel_values=pixels)
+        output = self._model[0](pixel_values=pixels.flip(1) if self._flip else pixels)
         features: Tensor = output.logits if "logits" in output else output.pooler_output
         return features.flatten(1)
 
@@ -126,7 +132,8 @@ def load_backbone(place: str, root: Path) -> tuple[Backbone, dict[str, str]]:
         "pixels": json.dumps(asdict(pixels)),
     }
     backbone = Backbone(model, pixels, place).eval()
-    check_whole(place, [name for name in lacking if name in backbone.state_dict()])
+    norm = "pooler." if _classifies(config) else None  # under a classifier a pooler is a norm, else a drawn layer
+    check_whole(place, [name for name in lacking if name in backbone.state_dict() and not (norm and norm in name)])
     return backbone, record
 
 
@@ -141,18 +148,25 @@ def build_backbone(record: Mapping[str, str], place: str) -> Backbone:
 
 def _read_pixels(place: str, source: str) -> Pixels:
     """Read how a model's image processor normalises pixels; sizes are the project's own affair."""
-    processor: Any = from_place(
-        "the image processor", place, lambda: transformers("AutoImageProcessor").from_pretrained(source), FILES
-    )
+
+    def load() -> Pixels:
+        return _pixels_of(transformers("AutoImageProcessor").from_pretrained(source))
+
+    return from_place("the image processor", place, load, FILES)
+
+
+def _pixels_of(processor: Any) -> Pixels:
     if (timm := getattr(processor, "data_config", None)) is not None:
         return Pixels(1 / 255, _channels(timm["mean"]), _channels(timm["std"]))
-    if getattr(processor, "do_flip_channel_order", False):
-        raise MergeflowError(f"model.pretrained '{place}' takes blue, green, red pixels; expected red, green, blue.")
     rescale = float(processor.rescale_factor) if getattr(processor, "do_rescale", True) else 1.0
-    if not getattr(processor, "do_normalize", True):
-        return Pixels(rescale, (0.0,) * _RGB, (1.0,) * _RGB)
-    mean, std = (_channels(value) for value in (processor.image_mean, processor.image_std))
-    return Pixels(rescale, mean, std)
+    mean, std = (0.0,) * _RGB, (1.0,) * _RGB
+    if getattr(processor, "do_normalize", True):
+        mean, std = _channels(processor.image_mean), _channels(processor.image_std)
+    if getattr(processor, "rescale_offset", False):  # EfficientNet: one is subtracted of what was rescaled
+        mean = tuple(value + 1 for value in mean)
+    if getattr(processor, "include_top", False):  # EfficientNet: what was normalised is divided again
+        std = tuple(a * b for a, b in zip(std, _channels(processor.image_std), strict=True))
+    return Pixels(rescale, mean, std, bool(getattr(processor, "do_flip_channel_order", False)))
 
 
 def _channels(value: Any) -> tuple[float, ...]:
@@ -164,8 +178,10 @@ def check_size(backbone: Backbone, image_size: int, place: str) -> None:
     """Refuse a side of images, in pixels, that the model cannot take."""
     try:
         backbone(torch.zeros(1, image_size, image_size, _RGB, dtype=torch.uint8))
-    except (ValueError, RuntimeError, IndexError) as error:
-        size = getattr(backbone._model[0].config, "image_size", None)
+    except Exception as error:  # each family checks in its way, with assertions too, or returns no such features
+        config = backbone._model[0].config
+        timm = getattr(config, "pretrained_cfg", None) or {}
+        size = getattr(config, "image_size", None) or timm.get("input_size", [None])[-1]
         side = size[0] if isinstance(size, list | tuple) and size else size
         way_out = f"set it to {side}" if side and side != image_size else "choose another base"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
