@@ -33,7 +33,7 @@ from tasks.project.stage import StageIO
 
 # Whatever touches a number on its way from pixels or text to merged weights.
 _PACKAGES = (
-    *("mergeflow", "torch", "torchvision", "open_clip_torch", "transformers", "tokenizers"),
+    *("mergeflow", "torch", "torchvision", "open_clip_torch", "timm", "transformers", "tokenizers"),
     *("safetensors", "numpy", "scipy", "pillow"),
 )
 

@@ -44,6 +44,8 @@ class LoraModule(nn.Module):
         super().__init__()
         _require_peft()
         matrices = list(_matrices(module))
+        if not matrices:
+            raise MergeflowError("LoRA adapts linear layers, and the model has none: choose another finetune.regime.")
         for target in settings.targets:
             if target not in {target for target, _, _ in matrices}:
                 raise unknown_name("entry of finetune.lora.targets", target, {target for target, _, _ in matrices})
@@ -124,6 +126,9 @@ class LoraModel:
             up.zero_()
 
 
+_OF_ATTENTION = nn.modules.linear.NonDynamicallyQuantizableLinear  # a part that MultiheadAttention never calls
+
+
 def _matrices(module: nn.Module) -> Iterator[tuple[str, str, str]]:
     """Yield the last part of a submodule's name, its weight's name, PEFT's name for it; attention has two weights."""
     for name, part in module.named_modules():
@@ -131,7 +136,7 @@ def _matrices(module: nn.Module) -> Iterator[tuple[str, str, str]]:
         if isinstance(part, nn.MultiheadAttention) and part.in_proj_weight is not None:
             yield target, f"{name}.in_proj_weight", name
             yield target, f"{name}.out_proj.weight", f"{name}.base_layer.out_proj"
-        elif _is_conv1d(part) or (isinstance(part, nn.Linear) and target != "out_proj"):
+        elif _is_conv1d(part) or (isinstance(part, nn.Linear) and not isinstance(part, _OF_ATTENTION)):
             yield target, f"{name}.weight", name
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
@@ -147,6 +147,16 @@ class TestLora:
     def test_unknown_targets_are_named(self, encoder: Network, name: str) -> None:
         with pytest.raises(MergeflowError, match=rf"finetune.lora.targets '{name}': .*Known: attn, c_fc, c_proj"):
             LoraModel.of(encoder, LoraSettings(targets=["c_fc", name]))
+
+    def test_a_linear_layer_may_be_named_like_a_part_of_attention(self) -> None:
+        layers = nn.ModuleDict({"out_proj": nn.Linear(3, 2)})  # so transformers names it in CLIP
+        assert LoraModel.of(Network(layers), LoraSettings(targets=["out_proj"])).module.adapted == {
+            "out_proj.weight": "out_proj"
+        }
+
+    def test_a_model_without_linear_layers_is_refused(self) -> None:
+        with pytest.raises(MergeflowError, match="adapts linear layers, and the model has none"):
+            LoraModel.of(Network(nn.Conv2d(3, 4, 1)), LoraSettings())
 
 
 class TestLinearised:

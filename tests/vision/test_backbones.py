@@ -283,6 +283,9 @@ def test_a_base_of_transformers_goes_through_experts_merge_and_serving(
             transforms={},
         ),
     )
+    required = (root / "served/requirements.txt").read_text()
+    assert "\ntransformers==" in required
+    assert "\ntimm==" in required
     loaded = read_model(root / "served/artifacts/model", torch.device("cpu"))
     images = draw_images(SIZE, 2)
     pictures = [encode_png(Image.fromarray(image.numpy())) for image in images]

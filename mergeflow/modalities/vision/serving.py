@@ -47,5 +47,5 @@ SERVED = Served(
     outputs={"label": "text", "probabilities": "shares"},
     example=_grey,
     answer=_answer,
-    packages=("torchvision", "open_clip_torch", "pillow"),
+    packages=("torchvision", "open_clip_torch", "timm", "transformers", "pillow"),
 )
