@@ -21,7 +21,7 @@ from tasks.project.graph import load_graph
 from tasks.project.parameters import Params, load_study_params
 from tasks.project.stage import CHOICES, Stage
 from tasks.project.stage import STUDIES as STUDY_GRAPH
-from tasks.project.validate_params import validate_params
+from tasks.project.validate_params import check_base, validate_params
 from tasks.training import tuned_model
 
 JUDGING = ("sweep", "select", "evaluate")
@@ -56,6 +56,7 @@ def _runs(root: Path, params: Params, stages: Iterable[Stage]) -> dict[str, Fine
 def check_project(root: Path, wanted: str | None, console: Console) -> None:
     """Validate params.yaml and say what each stage will take of the device's memory."""
     params = validate_params(root)
+    check_base(root, params)
     count = len(params.tasks)
     console.print(
         f"params.yaml is valid: {count} task{'s' * (count > 1)}, regime {params.finetune.regime}.", highlight=False

@@ -10,6 +10,7 @@ from rich.console import Console
 from flows.run_command import bring_up_to_date
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.preparing import find_preparation
+from tasks.memory import check_project
 from tasks.project.new import new_project
 from tasks.project.validate_params import check_base, source_faults, validate_params
 from tests.flows.small_project import run_in
@@ -149,7 +150,7 @@ def test_a_base_that_cannot_be_is_told_before_the_data_are_prepared(
     check_base(tmp_path / "new", validate_params(tmp_path / "new"))
     file.write_text(text.replace(right, wrong))
     with pytest.raises(MergeflowError, match=message):
-        check_base(tmp_path / "new", validate_params(tmp_path / "new"))
+        check_project(tmp_path / "new", None, Console(quiet=True))
     if modality == "toy":  # the run reads all code first, which takes seconds
         with pytest.raises(MergeflowError, match=message):
             bring_up_to_date(tmp_path / "new", Console(quiet=True))
