@@ -41,8 +41,8 @@ def find_place(place: str, root: Path, assets: Path, files: str = _OF_TEXTS) -> 
     embedded = {folder.name: folder for folder in assets.iterdir() if folder.is_dir()} if assets.is_dir() else {}
     if place in embedded:
         return str(embedded[place])
-    if place.startswith((".", "/", "inputs/")) or place.count("/") > 1:
-        raise MergeflowError(f"there is no folder '{place}'; expected one with {files}.")
+    if place.startswith((".", "/", "inputs/")) or place.count("/") > 1 or not ("/" in place or embedded):
+        raise MergeflowError(f"there is no folder '{place}'; expected one with {files}, or the hub's OWNER/NAME.")
     if "/" not in place:
         raise unknown_name("base", place, embedded)
     return place

@@ -182,6 +182,9 @@ def test_a_bare_encoder_is_a_base_too(tmp_path: Path) -> None:
 
 
 def test_what_is_no_base_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(MergeflowError, match=r"no folder 'resnet50'; expected one with .* or the hub's OWNER/NAME"):
+        load_backbone("resnet50", tmp_path)
+
     make_model(tmp_path / "two", "swiftformer", {"image_size": SIZE})
     with pytest.raises(MergeflowError, match=r"with 2 classifiers \(head, dist_head\); expected one"):
         load_backbone("two", tmp_path)
