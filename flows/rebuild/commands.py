@@ -161,9 +161,9 @@ def _tasks(root: Path) -> set[str]:
 
 def _reproduction_lines(done: "Reproduction") -> list[str]:
     arguments = ", ".join(f"{key} {value}" for key, value in done.recipe["args"].items())
-    places = sorted(set(done.paths.values()))
+    places = sorted(set(done.places.values()))
     lines = [f"{done.model} version {done.version}: {done.recipe['method']} {arguments}".rstrip()]
-    lines.append(f"ancestors    {len(done.paths)}, from {' and '.join(places)}")
+    lines.append(f"ancestors    {len(done.places)}, from {' and '.join(places)}")
     if done.experts:
         other = [task for task, same in done.experts.items() if not same]
         said = f"not those recorded: {', '.join(other)}" if other else "all have the recorded digest"

@@ -38,7 +38,7 @@ class Reproduction:
         experts: task to whether the retrained expert has the recorded digest; empty where experts were not retrained.
         differences: tensor to the largest absolute difference, the largest first; None where shapes differ.
         environment: how this machine differs from the recorded one, in words.
-        paths: ancestor's recorded path → the path that has its bytes now.
+        places: ancestor's recorded path → where its bytes were read, such as DVC's cache.
         seconds: of the merge alone.
     """
 
@@ -51,7 +51,7 @@ class Reproduction:
     experts: dict[str, bool]
     differences: dict[str, float | None]
     environment: list[str]
-    paths: dict[str, str]
+    places: dict[str, str]
     seconds: float
 
 
@@ -104,7 +104,7 @@ def reproduce(
             experts={task: task not in made.other_inputs for task in origin["experts"]} if from_data else {},
             differences={} if same else largest_differences(made.path, registered / WEIGHTS),
             environment=environment_changes(origin["environment"], environment()),
-            paths=places,
+            places=places,
             seconds=made.seconds,
         )
 

@@ -83,7 +83,7 @@ class TestReproduce:
         assert show(store, MODEL)["reproducible"] is True  # the register stage has tried
         done = reproduce(home, store, MODEL, "champion")
         assert (done.same, done.environment, done.differences) == (True, [], {})
-        assert set(done.found.values()) == {"the project"}
+        assert set(done.places.values()) == {"the project"}
         assert not (home / ".mergeflow/reproduce").exists()
 
     def test_from_data(self, home: Path, store: Store) -> None:
@@ -94,9 +94,9 @@ class TestReproduce:
         away, cache, remote = home.parent / "away", home / ".dvc/cache", home.parent / "remote"
         (home / "outputs").rename(away)
         try:
-            assert set(reproduce(home, store, MODEL, 1).found.values()) == {"DVC's cache"}
+            assert set(reproduce(home, store, MODEL, 1).places.values()) == {"DVC's cache"}
             shutil.rmtree(cache)
-            assert set(reproduce(home, store, MODEL, 1).found.values()) == {"DVC's remote"}
+            assert set(reproduce(home, store, MODEL, 1).places.values()) == {"DVC's remote"}
             shutil.rmtree(cache)
             remote.rename(home.parent / "gone")
             with pytest.raises(MergeflowError) as caught:
@@ -117,7 +117,7 @@ class TestReproduce:
         try:
             done = reproduce(home, store, MODEL, 1)
             assert done.same
-            assert done.found["outputs/experts/red"] == "DVC's cache"
+            assert done.places["outputs/experts/red"] == "DVC's cache"
         finally:
             path.write_bytes(before)
 
