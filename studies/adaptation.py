@@ -107,22 +107,26 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     `memory`: bytes of tensors by the number of tasks.
     """
     weighed = list(product(options.counts, DIRECTIONS))  # before anything else is in memory
-    memory = [lab.keep(f"memory_{n}_{on}", partial(weigh, lab.first(n), options, on)) for n, on in weighed]
+    first, *_ = seeds = lab.run(RUN).seeds
+    memory = [
+        lab.first(n).by_run([RUN], partial(weigh, options=options, on=on), [first], f"memory_{n}_{on}_")
+        for n, on in weighed
+    ]
     part = lab.first(options.tasks)
-    first, *_ = seeds = part.run(RUN).seeds
-    starts = {seed: part.keep(f"start_{seed}", partial(measure_start, part, options, seed)) for seed in seeds}
-    for rows in starts.values():
-        yield from rows
-    scales = {(seed, row["on"]): row["scale"] for seed, rows in starts.items() for row in rows if "on" in row}
-    tried = {
-        (on, how): part.keep(f"rates_{on}_{how}", partial(try_rates, part, options, on, how, scales[first, on], first))
-        for on, how in product(DIRECTIONS, GRANULARITIES)
-    }
+    starts = part.by_run([RUN], partial(measure_start, options=options), name="start_")
+    yield from starts
+    scales = {(row["seed"], row["on"]): row["scale"] for row in starts if "on" in row}
+    tried = {}
+    for on, how in product(DIRECTIONS, GRANULARITIES):
+        plan = plan_of(options, on, how, "validation", scales[first, on], 1.0, first)
+        measured = partial(try_rates, options=options, plan=plan)
+        tried[on, how] = part.by_run([RUN], measured, [first], f"rates_{on}_{how}_")
     pieces = list(product(DIRECTIONS, GRANULARITIES, IMAGES, seeds))
     for done, (on, how, images, seed) in enumerate(pieces):
         part.io.report("adaptation", done, len(pieces))
         plan = plan_of(options, on, how, images, scales[seed, on], tried[on, how][0]["lr"], seed)
-        rows = part.keep(f"{on}_{how}_{images}_{plan.lr:g}_{seed}", partial(measure_adapted, part, options, plan))
+        adapting = partial(measure_adapted, options=options, plan=plan)
+        rows = part.by_run([RUN], adapting, [seed], f"{on}_{how}_{images}_{plan.lr:g}_")
         yield from rows
         if seed == part.seeds[0]:
             write_recipe(part, plan, rows)
@@ -131,8 +135,9 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
         for run in trials:
             chosen = {"lr": run["lr"], "chosen": run["lr"] == trials[0]["lr"]}
             yield from ({**about, **chosen, "step": int(n), "accuracy": value} for n, value in run["course"].items())
-    yield from part.keep("levels", partial(compare_levels, part, options, scales, first))
-    yield from part.keep("labels", partial(move_labels, part, options, scales[first, "cart"], first))
+    yield from part.by_run([RUN], partial(compare_levels, options=options, scales=scales), [first], "levels_")
+    moved = partial(move_labels, options=options, scale=scales[first, "cart"])
+    yield from part.by_run([RUN], moved, [first], "labels_")
     for rows in memory:
         yield from rows
 
@@ -161,10 +166,9 @@ def with_entropy(lab: Laboratory, state: State, **about: Any) -> list[Row]:
     return [row | {"entropy": entropy[row["task"]]} for row in accuracy_rows(lab.accuracy(state, "test"), **about)]
 
 
-def measure_start(lab: Laboratory, options: Options, seed: int) -> Iterator[Row]:
+def measure_start(lab: Laboratory, run: str, seed: int, options: Options) -> Iterator[Row]:
     """Yield both static merges where adapting starts, and `cart_tuned`, CART with its scale from validation."""
-    lab = lab.with_heads_of(RUN, seed)
-    experts = lab.run(RUN).experts(seed)
+    experts = lab.run(run).experts(seed)
     scorer = lab.blind().scorer(experts)
     about = {"part": "merges", "seed": seed, "granularity": "static", "images": ""}
     best = choose_scale(lab, scorer, "task_arithmetic", SCALES, 0.3, test=False).args["scale"]
@@ -176,23 +180,20 @@ def measure_start(lab: Laboratory, options: Options, seed: int) -> Iterator[Row]
     yield from accuracy_rows(lab.individual(experts, "test"), part="experts", seed=seed)
 
 
-def try_rates(
-    lab: Laboratory, options: Options, on: Direction, granularity: Granularity, init: float, seed: int
-) -> list[Row]:
-    plan, lab = plan_of(options, on, granularity, "validation", init, 1.0, seed), lab.with_heads_of(RUN, seed)
+def try_rates(lab: Laboratory, run: str, seed: int, options: Options, plan: Adaptation) -> list[Row]:
     return choose_rate(lab, lazy_experts(lab, seed), plan, options.rates, options.every)
 
 
-def measure_adapted(lab: Laboratory, options: Options, plan: Adaptation) -> Iterator[Row]:
+def measure_adapted(lab: Laboratory, run: str, seed: int, options: Options, plan: Adaptation) -> Iterator[Row]:
     """Yield one adaptation: the merged model's accuracy and entropy, its coefficients, and the first seed's course."""
-    course, lab = dict[int, float](), lab.with_heads_of(RUN, plan.seed)
+    course = dict[int, float]()
     few = {task: Subset.first(examples, options.images) for task, examples in lab.examples("test").items()}
 
     def watch(step: int, state: Mapping[str, Any]) -> None:
-        if plan.seed == lab.seeds[0] and step % options.every == 0:
+        if seed == lab.seeds[0] and step % options.every == 0:
             course[step] = 100 * mean(lab.scorer({}).state(state, few))
 
-    made = adapt(lab, lazy_experts(lab, plan.seed), plan, watch)
+    made = adapt(lab, lazy_experts(lab, seed), plan, watch)
     watch(options.every * -(-options.steps // options.every), made.state)
     about = {name: getattr(plan, name) for name in ("seed", "on", "granularity", "images", "lr")}
     yield from with_entropy(lab, made.state, part="merges", **about)
@@ -206,9 +207,9 @@ def by_tensor(learned: Learned) -> Iterator[Row]:
             yield {"task": task, "tensor": tensor, "coefficient": value}
 
 
-def weigh(lab: Laboratory, options: Options, on: Direction) -> Iterator[Row]:
+def weigh(lab: Laboratory, run: str, seed: int, options: Options, on: Direction) -> Iterator[Row]:
     """Yield the most bytes of tensors alive while two steps are learned with the laboratory's tasks, images apart."""
-    experts, lab = lazy_experts(lab, lab.seeds[0]), lab.with_heads_of(RUN, lab.seeds[0])
+    experts = lazy_experts(lab, seed)
     lab.examples("test")  # they are there before
     plan = replace(plan_of(options, on, "layer", "test", 0.1, 0.01, 0), steps=2)
     peak = peak_tensor_bytes(lambda: learn_on(lab, experts, plan))
@@ -217,12 +218,11 @@ def weigh(lab: Laboratory, options: Options, on: Direction) -> Iterator[Row]:
 
 
 def compare_levels(
-    lab: Laboratory, options: Options, scales: Mapping[tuple[int, str], float], seed: int
+    lab: Laboratory, run: str, seed: int, options: Options, scales: Mapping[tuple[int, str], float]
 ) -> Iterator[Row]:
     """Yield accuracy and entropy on validation of the static merges around the chosen scale."""
-    lab = lab.with_heads_of(RUN, seed)
     for on in DIRECTIONS:
-        scorer = lab.blind().scorer(lab.run(RUN).experts(seed))
+        scorer = lab.blind().scorer(lab.run(run).experts(seed))
         for factor in options.factors:
             scale = factor * scales[seed, on]
             state = scorer.merge(plan_of(options, on, "task", "validation", scale, 1.0, 0).static)
@@ -240,13 +240,12 @@ class OtherLabels(Laboratory):
         return {task: replace(data, labels=data.labels.roll(1)) for task, data in given.items()}
 
 
-def move_labels(lab: Laboratory, options: Options, scale: float, seed: int) -> Iterator[Row]:
+def move_labels(lab: Laboratory, run: str, seed: int, options: Options, scale: float) -> Iterator[Row]:
     """Yield the coefficients learned with the true labels and with others, and the first's accuracy against either."""
     plan = replace(plan_of(options, "cart", "layer", "test", scale, 0.1, 0), steps=3)
-    worlds = {"true": lab, "moved": OtherLabels(lab.io).first(len(lab.tasks))}
-    laboratories = {labels: world.with_heads_of(RUN, seed) for labels, world in worlds.items()}
-    made = {labels: adapt(world, lazy_experts(world, seed), plan) for labels, world in laboratories.items()}
-    for labels, world in laboratories.items():
+    worlds = {"true": lab, "moved": OtherLabels(lab.io).first(len(lab.tasks)).with_heads(lab.heads)}
+    made = {labels: adapt(world, lazy_experts(world, seed), plan) for labels, world in worlds.items()}
+    for labels, world in worlds.items():
         about = {"part": "labels", "seed": seed, "labels": labels}
         yield from accuracy_rows(world.accuracy(made["true"].state, "test"), **about)
         yield from ({**about, "step": step, "loss": loss} for step, loss in enumerate(made[labels].learned.losses))

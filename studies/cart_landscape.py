@@ -111,9 +111,9 @@ class Model:
 class Site:
     """One seed's experts, and all that is made of them."""
 
-    def __init__(self, lab: Laboratory, options: Options, seed: int) -> None:
-        self.lab, self.options = lab.with_heads_of(options.experts, seed), options
-        self.experts = lab.run(options.experts).experts(seed)
+    def __init__(self, lab: Laboratory, run: str, seed: int, options: Options) -> None:
+        self.lab, self.options = lab, options
+        self.experts = lab.run(run).experts(seed)
         self.scorer: CandidateScorer = self.lab.scorer(self.experts)
         examples = self.lab.examples("validation")
         self.examples = {task: Subset.first(data, options.images) for task, data in examples.items()}
@@ -176,22 +176,21 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     losses that the pictures of the first seed draw, on the plane of the paths (`plane` is "paths") and on each task's.
     """
     part = lab.first(options.tasks)
-    seeds = lab.run(options.experts).seeds
-    rows = {seed: part.keep(f"seed_{seed}", partial(measure_seed, part, options, seed)) for seed in seeds}
-    for group in rows.values():
-        yield from group
-    drawn = {"seed": seeds[0]}
-    models = [row for row in rows[seeds[0]] if row["part"] == "models"]
-    basins = part.keep("basins", partial(draw_basins, part, options, seeds[0], models))
-    paths = part.keep("paths", partial(draw_paths, part, options, seeds[0], models))
+    run, first = options.experts, lab.run(options.experts).seeds[0]
+    measured = part.by_run([run], partial(measure_seed, options=options))
+    yield from measured
+    drawn = {"seed": first}
+    models = [row for row in measured if row["part"] == "models" and row["seed"] == first]
+    basins = part.by_run([run], partial(draw_basins, options=options, models=models), [first], "basins_")
+    paths = part.by_run([run], partial(draw_paths, options=options, models=models), [first], "paths_")
     for row in (*(row for row in basins if row["part"] == "basins"), *paths):
         yield {"part": row["part"], **drawn, **row}
     yield from ({"part": "grid", **drawn, **row} for row in basins if row["part"] == "grid")
 
 
-def measure_seed(lab: Laboratory, options: Options, seed: int) -> Iterator[Row]:
+def measure_seed(lab: Laboratory, run: str, seed: int, options: Options) -> Iterator[Row]:
     """Yield one seed's models: losses, places on the plane of the paths, distances from it and from the average."""
-    site = Site(lab, options, seed)
+    site = Site(lab, run, seed, options)
     addition = site.addition()
     fitted = site.fitted(addition)
     plane, average = plane_of(fitted), fitted[Model("average")]
@@ -254,9 +253,9 @@ def look_at_test(site: Site, best: Model, addition: float) -> Iterator[Row]:
             yield {"model": name, "task": task, "loss": loss, "accuracy": 100 * accuracy[task]}
 
 
-def draw_paths(lab: Laboratory, options: Options, seed: int, models: Sequence[Row]) -> Iterator[Row]:
+def draw_paths(lab: Laboratory, run: str, seed: int, options: Options, models: Sequence[Row]) -> Iterator[Row]:
     """Yield every task's loss on the plane of the paths, on a grid around the models of a seed but its experts."""
-    site, addition = Site(lab, options, seed), addition_of(models)
+    site, addition = Site(lab, run, seed, options), addition_of(models)
     inside = [(row["x"], row["y"]) for row in models if in_picture(row, addition)]
     grid = Grid.around(list(dict.fromkeys(inside)), options.size, options.margin)
     yield from grid_rows("paths", grid, measure_grid(plane_of(site.fitted(addition)), grid, site.losses))
@@ -273,9 +272,9 @@ def in_picture(row: Row, addition: float) -> bool:
     return bool(row["kind"] != "expert" and row["scale"] in (None, 1.0))
 
 
-def draw_basins(lab: Laboratory, options: Options, seed: int, models: Sequence[Row]) -> Iterator[Row]:
+def draw_basins(lab: Laboratory, run: str, seed: int, options: Options, models: Sequence[Row]) -> Iterator[Row]:
     """Yield for each task its loss on the plane of its expert, CART and task arithmetic, and where models lie."""
-    site = Site(lab, options, seed)
+    site = Site(lab, run, seed, options)
     cart = site.state(Model("cart", 1.0, SHOWN))
     addition = site.state(Model("task_arithmetic", addition_of(models)))
     average = site.state(Model("average"))

@@ -65,7 +65,7 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
 
     Times are kept as tables beside the study's cost: they differ from run to run, so no row has them.
     """
-    rates = lab.cached({"rates": partial(try_rates, lab, [options.joint[0], *options.rates])})
+    rates = try_rates(lab, [options.joint[0], *options.rates])
     options = options.model_copy(update={"joint": [best_rate(rates), *options.joint[1:]]})
     names = [*options.joint, *options.iterative, *options.one_shot]
     measured = lab.by_run(names, partial(measure_model, options=options))
@@ -74,16 +74,17 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     yield from rates
 
 
-def try_rates(lab: Laboratory, names: Sequence[str]) -> Iterator[Row]:
-    """Yield mean validation accuracy in % of joint training at every learning rate, of the seeds that all runs have."""
-    blind = lab.blind()
-    runs = {name: blind.run(name) for name in names}
-    seeds = sorted(set.intersection(*(set(run.seeds) for run in runs.values())))
-    for name, run in runs.items():
-        rate = run.joint_settings(seeds[0])["learning_rate"]
-        for seed in seeds:
-            reached = mean_accuracy(blind.with_heads_of(name, seed).accuracy(run.model(seed), "validation"))
-            yield {"part": "rate", "seed": seed, "run": name, "rate": rate, "validation": reached}
+def try_rates(lab: Laboratory, names: Sequence[str]) -> list[Row]:
+    """Return mean validation accuracy in % of joint training at every learning rate, of seeds that all runs have."""
+    seeds = sorted(set.intersection(*(set(lab.run(name).seeds) for name in names)))
+    return lab.blind().by_run(names, try_rate, seeds, "rate_")
+
+
+def try_rate(lab: Laboratory, name: str, seed: int) -> Iterator[Row]:
+    run = lab.run(name)
+    reached = mean_accuracy(lab.accuracy(run.model(seed), "validation"))
+    rate = run.joint_settings(seed)["learning_rate"]
+    yield {"part": "rate", "seed": seed, "run": name, "rate": rate, "validation": reached}
 
 
 def best_rate(rates: Sequence[Row]) -> str:

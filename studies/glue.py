@@ -128,12 +128,13 @@ def measure(lab: Laboratory, options: Options) -> list[Row]:
     in % after so many steps, for the first seed, whose course chose the rate of all.
     """
     first, *others = lab.run(EXPERTS).seeds
-    rows = list(measure_seed(lab, options, first))  # it chooses AdaMerging's rates, which the others read
-    rows += lab.by_seed(partial(measure_seed, lab, options), others)
+    measured = partial(measure_seed, options=options)
+    rows = lab.by_run([EXPERTS], measured, [first])  # it chooses AdaMerging's rates, which the others read
+    rows += lab.by_run([EXPERTS], measured, others)
     return sorted(rows, key=lambda row: row["part"] != "model")
 
 
-def measure_seed(lab: Laboratory, options: Options, seed: int) -> Iterator[Row]:
+def measure_seed(lab: Laboratory, run: str, seed: int, options: Options) -> Iterator[Row]:
     yield from Bench.open(lab, options, seed).measure()
 
 
@@ -150,7 +151,6 @@ class Bench:
     @classmethod
     def open(cls, lab: Laboratory, options: Options, seed: int) -> "Bench":
         experts = lab.run(EXPERTS).experts(seed)
-        lab = lab.with_heads_of(EXPERTS, seed)
         scorer = lab.blind().scorer(experts)
         ratios = [ratio for sweep in options.merges.values() for ratio in sweep.args.get("rank_ratio", [])]
         scorer.renew_cache(max([0.01, *ratios]))
@@ -161,7 +161,7 @@ class Bench:
         measures: dict[tuple[str, str], Callable[[], list[Row]]] = {
             ("base", "base"): lambda: self.look_at("base", self.lab.base, self.lab),
             ("individual", "merged"): self.individual,
-            **{(name, "merged"): partial(self.together, name) for name in self.options.together},
+            **{(name, "merged"): self.lab.of_run(name, self.seed, self.together) for name in self.options.together},
             **{(name, "merged"): partial(self.merged, name, "") for name in self.options.merges},
             **{(name, "own"): partial(self.compressed, name) for name in self.options.compressed},
         }
@@ -200,12 +200,11 @@ class Bench:
         stored = {"part": "stored", "stored": 100 * (needed / size["all_experts"])}
         return [*accuracy_rows(accuracy["test"], part="model", heads="fixed"), stored]
 
-    def together(self, name: str) -> list[Row]:
+    def together(self, lab: Laboratory, name: str, seed: int) -> list[Row]:
         """Measure the one model that a joint or an iterative run ends with, with its own heads."""
-        run = self.lab.run(name)
-        joint = run.is_joint(self.seed)
-        state = run.model(self.seed) if joint else run.merged(self.seed, len(run.rounds(self.seed)))
-        return self.look_at(name, state, self.lab.with_heads_of(name, self.seed))
+        run = lab.run(name)
+        state = run.model(seed) if run.is_joint(seed) else run.merged(seed, len(run.rounds(seed)))
+        return self.look_at(name, state, lab)
 
     def merged(self, model: str, without: str) -> list[Row]:
         """Choose a method's arguments on validation; tensors whose names contain `without` stay the base's."""

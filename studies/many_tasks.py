@@ -120,15 +120,17 @@ def measure(lab: Laboratory, options: Options) -> list[Row]:
     for seeds in ([first], others):  # the first chooses AdaMerging's rates, which the others read
         # the longest first, so that no processor waits long at the end
         asked = [(count, seed) for count in sorted(options.counts, reverse=True) for seed in seeds]
-        pieces = {f"{n}_{seed}": partial(measure_models, lab, options, n, seed) for n, seed in asked}
+        pieces = {
+            f"{n}_{seed}": lab.first(n).of_run("experts", seed, partial(measure_models, options=options))
+            for n, seed in asked
+        }
         rows += lab.cached(pieces, "counts and seeds")
     return sorted(rows, key=lambda row: options.counts.index(row["tasks"]))
 
 
-def measure_models(whole: Laboratory, options: Options, count: int, seed: int) -> Iterator[Row]:
-    """Yield the rows of every model of the first `count` tasks."""
-    lab = whole.first(count).with_heads_of("experts", seed)
-    experts = lab.run("experts").experts(seed)
+def measure_models(lab: Laboratory, run: str, seed: int, options: Options) -> Iterator[Row]:
+    """Yield the rows of every model of the laboratory's tasks."""
+    count, experts = len(lab.tasks), lab.run(run).experts(seed)
     scorer = lab.blind().scorer(experts)
     # The largest ratio that is asked for: factors beyond it need not be kept.
     scorer.renew_cache(max([0.01, *options.methods.get("cart", Sweep()).args.get("rank_ratio", [])]))
@@ -140,7 +142,7 @@ def measure_models(whole: Laboratory, options: Options, count: int, seed: int) -
     measures: dict[str, Callable[[], list[Row]]] = {
         "zero_shot": lambda: accuracy_rows(lab.accuracy(lab.base, "test")),
         "individual": lambda: accuracy_rows(lab.individual(experts, "test")),
-        **{name: partial(measure_trained, lab, run, seed) for name, run in trained.items()},
+        **{name: lab.of_run(together, seed, measure_trained) for name, together in trained.items()},
         **{name: partial(measure_method, lab, scorer, name, sweep) for name, sweep in options.methods.items()},
     }
     if USED in options.methods.get("cart", Sweep()).args.get("rank_ratio", []):
@@ -163,7 +165,7 @@ def measure_trained(lab: Laboratory, name: str, seed: int) -> list[Row]:
     """Return the accuracy of the one model that a joint or an iterative run ends with."""
     run = lab.run(name)
     state = run.model(seed) if run.is_joint(seed) else run.merged(seed, len(run.rounds(seed)))
-    return accuracy_rows(lab.with_heads_of(name, seed).accuracy(state, "test"))
+    return accuracy_rows(lab.accuracy(state, "test"))
 
 
 def measure_method(lab: Laboratory, scorer: CandidateScorer, method: str, sweep: Sweep) -> list[Row]:

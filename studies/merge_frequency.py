@@ -69,8 +69,10 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     """
     seeds = sorted(set.intersection(*(set(lab.run(run_of(*cell)).seeds) for cell in cells(options))))
     pieces = {
-        f"{schedule if rounds > 1 else 'once'}_{multiple}_{rounds}_{seed}": partial(
-            measure_cell, lab, schedule, multiple, rounds, seed
+        f"{schedule if rounds > 1 else 'once'}_{multiple}_{rounds}_{seed}": lab.of_run(
+            run_of(schedule, multiple, rounds),
+            seed,
+            partial(measure_cell, schedule=schedule, multiple=multiple, rounds=rounds),
         )
         for schedule, multiple, rounds in cells(options)
         for seed in seeds
@@ -85,17 +87,16 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     yield from lab.by_run(options.course, measure_course)
 
 
-def measure_cell(lab: Laboratory, schedule: str, multiple: int, rounds: int, seed: int) -> Iterator[Row]:
+def measure_cell(lab: Laboratory, run: str, seed: int, schedule: str, multiple: int, rounds: int) -> Iterator[Row]:
     """Yield accuracy of the merged model of one cell, on validation and on test."""
-    run = lab.run(run_of(schedule, multiple, rounds))
+    trained = lab.run(run)
     if rounds == 1:
         call = configure("task_arithmetic", {"scale": multiple / len(lab.tasks)})
-        merged = lab.scorer(run.experts(seed)).merge(call)
+        merged = lab.scorer(trained.experts(seed)).merge(call)
     else:
-        merged = run.merged(seed, rounds)
-    lab = lab.with_heads_of(run.name, seed)
+        merged = trained.merged(seed, rounds)
     about = {"part": "model", "seed": seed, "schedule": schedule if rounds > 1 else "once", "multiple": multiple}
-    about |= {"rounds": rounds, "steps": run.rounds(seed)[-1]["steps"]}
+    about |= {"rounds": rounds, "steps": trained.rounds(seed)[-1]["steps"]}
     yield from accuracy_rows(lab.accuracy(merged, "validation"), **about, model="validation")
     yield from accuracy_rows(lab.accuracy(merged, "test"), **about, model="merged")
 

@@ -78,12 +78,12 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     """Yield test accuracy of experts and merges for each run, seed and task, with λ where one was chosen."""
     yield from lab.by_run(main_runs(options), partial(measure_merges, keep=options.keep))
     yield from lab.by_run(further_runs(options), measure_average)
-    yield from lab.cached({"base": partial(measure_base, lab, main_runs(options)[0])})
+    first = main_runs(options)[0]
+    yield from lab.by_run([first], measure_base, lab.run(first).seeds[:1], "base_")
 
 
-def measure_base(lab: Laboratory, run: str) -> list[Row]:
-    """Return the accuracy of θ0, which the heads of a run's first seed read where tasks have heads of their own."""
-    lab = lab.with_heads_of(run, lab.run(run).seeds[0])
+def measure_base(lab: Laboratory, run: str, seed: int) -> list[Row]:
+    """Return the accuracy of θ0, which the heads of a run's experts read where tasks have heads of their own."""
     return accuracy_rows(lab.accuracy(lab.base, "test"), model="zero_shot")
 
 

@@ -51,12 +51,11 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     asked = [(SHORT, None), *((LONG, epoch) for epoch in options.epochs), *pairs]
     for name, epoch in dict.fromkeys(asked):
         yield from lab.by_run([name], partial(measure_merge, epoch=epoch), name=f"{epoch}_")
-    yield from lab.cached({"base": partial(measure_base, lab)})
+    yield from lab.by_run([SHORT], measure_base, lab.run(SHORT).seeds[:1], "base_")
 
 
-def measure_base(lab: Laboratory) -> list[Row]:
-    """Return the accuracy of θ0, which the heads of the first seed's experts read where tasks have heads."""
-    lab = lab.with_heads_of(SHORT, lab.run(SHORT).seeds[0])
+def measure_base(lab: Laboratory, run: str, seed: int) -> list[Row]:
+    """Return the accuracy of θ0, which the heads of a run's experts read where tasks have heads."""
     return accuracy_rows(lab.accuracy(lab.base, "test"), seed=None, model="zero_shot")
 
 

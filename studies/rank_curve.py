@@ -89,18 +89,21 @@ class Options(Section):
 def measure(lab: Laboratory, options: Options) -> list[Row]:
     """Return test accuracy for each number of tasks, seed, curve, rule of λ, ratio and task, and of the levels."""
     pieces = {
-        f"{suite.tasks}_{seed}": partial(measure_suite, lab, options, suite, seed)
+        f"{suite.tasks}_{seed}": lab.first(suite.tasks).of_run(
+            options.run, seed, partial(measure_suite, suite=suite, scales=options.scales)
+        )
         for suite in options.suites
         for seed in lab.run(options.run).seeds
     }
     return sorted(lab.cached(pieces, "suites and seeds"), key=lambda row: row["curve"] in LEVELS)
 
 
-def measure_suite(lab: Laboratory, options: Options, suite: Suite, seed: int) -> Iterator[Row]:
+def measure_suite(
+    lab: Laboratory, run: str, seed: int, suite: Suite, scales: Mapping[str, Sequence[float]]
+) -> Iterator[Row]:
     """Yield the curves of one suite and seed, and the levels beside them."""
-    part = lab.first(suite.tasks).with_heads_of(options.run, seed)
-    experts = part.run(options.run).experts(seed)
-    walk = Walk(part, part.blind().scorer(experts), options.scales)
+    experts = lab.run(run).experts(seed)
+    walk = Walk(lab, lab.blind().scorer(experts), scales)
     about = {"seed": seed, "tasks": suite.tasks}
     for kind in USED_AT:
         rows = walk.curve(kind, suite)
@@ -108,10 +111,10 @@ def measure_suite(lab: Laboratory, options: Options, suite: Suite, seed: int) ->
     scale = next(row["scale"] for row in rows if row["rule"] == "once")  # of the original curve
     for ratio in suite.ratios:
         yield from ({**about, **row} for row in walk.point(ALONE, "once", ratio, scale))
-    average = part.accuracy(walk.scorer.merge(configure("average")), "test")
+    average = lab.accuracy(walk.scorer.merge(configure("average")), "test")
     yield from accuracy_rows(average, **about, curve="average")
-    yield from accuracy_rows(part.individual(experts, "test"), **about, curve="experts")
-    yield from accuracy_rows(part.accuracy(part.base, "test"), **about, curve="zero_shot")
+    yield from accuracy_rows(lab.individual(experts, "test"), **about, curve="experts")
+    yield from accuracy_rows(lab.accuracy(lab.base, "test"), **about, curve="zero_shot")
 
 
 @dataclass

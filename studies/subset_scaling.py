@@ -101,19 +101,18 @@ class Options(Section):
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     """Yield test accuracy for each seed, subset, method and task, with what was chosen and the plan of the sample."""
     first, *others = lab.run(options.experts).seeds
-    rows = lab.by_seed(partial(measure_seed, lab, options, None), [first])
+    rows = lab.by_run([options.experts], partial(measure_seed, options=options, plans=None), [first])
     yield from rows
     plans = []  # the first seed decides which subsets all merge
     for _, group in groupby(rows, key=lambda row: row["size"]):
         members = list(group)
         plan = {name: members[0][name] for name in ("size", "a", "b", "epsilon", "population")}
         plans.append(plan | {"subsets": [text.split() for text in dict.fromkeys(row["subset"] for row in members)]})
-    yield from lab.by_seed(partial(measure_seed, lab, options, plans), others)
+    yield from lab.by_run([options.experts], partial(measure_seed, options=options, plans=plans), others)
 
 
-def measure_seed(lab: Laboratory, options: Options, plans: list[Row] | None, seed: int) -> Iterator[Row]:
+def measure_seed(lab: Laboratory, run: str, seed: int, options: Options, plans: list[Row] | None) -> Iterator[Row]:
     """Yield the rows of one seed's experts; which subsets are merged is decided here if no plans are given."""
-    lab = lab.with_heads_of(options.experts, seed)
     splits = [
         {task: Subset.first(data, count) for task, data in opened.items()}
         for opened, count in (
@@ -121,7 +120,7 @@ def measure_seed(lab: Laboratory, options: Options, plans: list[Row] | None, see
             (lab.examples("test"), options.test),
         )
     ]
-    experts = lab.run(options.experts).experts(seed)
+    experts = lab.run(run).experts(seed)
     validation, test = lab.keep(f"known_{seed}", partial(references, lab, experts, splits))
 
     def work(size: int, number: int, subset: Sequence[str]) -> list[Row]:

@@ -36,6 +36,7 @@ from tasks.training import head_file
 
 
 Opened = TypeVar("Opened")
+Measured = TypeVar("Measured")
 Piece = dict[str, Any]
 """JSON values of one piece of measuring."""
 
@@ -305,6 +306,15 @@ class Laboratory:
         chosen = self.seeds if seeds is None else seeds
         return self.cached({f"{name}_{seed}": partial(measure, seed) for seed in chosen}, name)
 
+    def of_run(
+        self, run: str, seed: int, measure: "Callable[[Laboratory, str, int], Measured]"
+    ) -> "Callable[[], Measured]":
+        """Return a piece of `cached` or `keep`: `measure(lab, run, seed)`.
+
+        That laboratory is this one, with the heads that the run left where tasks have heads of their own.
+        """
+        return partial(_of_run, self, measure, run, seed)
+
     def by_run(
         self,
         names: Iterable[str],
@@ -312,9 +322,7 @@ class Laboratory:
         seeds: Sequence[int] | None = None,
         name: str = "",
     ) -> list[Row]:
-        """Return the rows of `measure(lab, run, seed)` for every seed of every training run, each kept as a piece.
-
-        That laboratory is this one, with the heads that the run left where tasks have heads of their own.
+        """Return the rows of `measure(lab, run, seed)` for every seed of every training run, each a piece of `of_run`.
 
         Args:
             names: of the runs.
@@ -323,7 +331,7 @@ class Laboratory:
             name: put before that of every piece, where runs are measured in several ways.
         """
         asked = [(run, seed) for run in names for seed in (self.run(run).seeds if seeds is None else seeds)]
-        pieces = {f"{name}{run}_{seed}": partial(_of_run, self, measure, run, seed) for run, seed in asked}
+        pieces = {f"{name}{run}_{seed}": self.of_run(run, seed, measure) for run, seed in asked}
         return self.cached(pieces, "runs and seeds")
 
     def first(self, count: int) -> "Laboratory":
@@ -363,11 +371,6 @@ class Laboratory:
         part.heads, part._examples, part._judged = heads, {}, {}
         return part
 
-    def with_heads_of(self, run: str, seed: int) -> "Laboratory":
-        """Return the same with the heads that a training run left; itself where tasks are judged with the base's."""
-        heads = self.run(run).heads(seed) if self.trained_heads else {}
-        return self.with_heads(heads) if heads else self
-
     @cached_property
     def trained_heads(self) -> bool:
         """Whether a task's head is trained with the model, so that every expert has its own."""
@@ -386,7 +389,7 @@ class Laboratory:
         """Return every task's examples of a split.
 
         Raises:
-            MergeflowError: A task's head is trained with the model, and `with_heads_of` has not said which counts.
+            MergeflowError: A task's head is trained with the model, and no piece of `of_run` has said which counts.
         """
         for task in self.tasks:
             if (split, task) not in self._examples:
@@ -401,7 +404,7 @@ class Laboratory:
                 raise MergeflowError(
                     f"this study judges models with the base's heads, and the head of task '{task}' is trained beside "
                     "the model: every expert has its own. A study of such tasks says whose heads read its models: it "
-                    "measures by lab.by_run, or with lab.with_heads_of(RUN, seed)."
+                    "measures by lab.by_run, or in a piece lab.of_run(RUN, seed, measure)."
                 )
             head.load_state_dict(self.heads[task])
         return head
@@ -435,10 +438,9 @@ class Laboratory:
         return load_model(self.io, layout.BASE_MODEL, self.device)
 
 
-def _of_run(
-    lab: Laboratory, measure: Callable[[Laboratory, str, int], Iterable[Row]], run: str, seed: int
-) -> Iterable[Row]:
-    return measure(lab.with_heads_of(run, seed), run, seed)
+def _of_run(lab: Laboratory, measure: Callable[[Laboratory, str, int], Measured], run: str, seed: int) -> Measured:
+    heads = lab.run(run).heads(seed) if lab.trained_heads else {}
+    return measure(lab.with_heads(heads) if heads else lab, run, seed)
 
 
 def _listed(measure: Callable[[], Iterable[Row]]) -> dict[str, list[Row]]:

@@ -388,7 +388,7 @@ def test_the_landscape_covers_paths_tasks_and_fits(many_lab: Path, tmp_path: Pat
 
 def test_paths_over_the_rank_start_and_end_where_they_should(many_lab: Path, tmp_path: Path) -> None:
     io = study_io(many_lab, "cart_landscape", tmp_path, **PLANES)
-    site = cart_landscape.Site(Laboratory(io).first(3), cart_landscape.STUDY.chosen(io), 0)
+    site = cart_landscape.Site(Laboratory(io).first(3), "experts", 0, cart_landscape.STUDY.chosen(io))
     model = cart_landscape.Model
     average, base = site.state(model("average")), site.lab.base
     for ends, meant in (

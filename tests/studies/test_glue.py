@@ -1,6 +1,7 @@
 """Study `glue` on a small project of texts."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -89,7 +90,12 @@ def test_the_table_has_every_model_with_its_heads(lab: Path, tmp_path: Path) -> 
 @pytest.fixture
 def bench(lab: Path, tmp_path: Path) -> Bench:
     io = study_io(lab, "glue", tmp_path, **SMALL)
-    return Bench.open(Laboratory(io), STUDY.chosen(io), 0)
+    return Bench.open(with_heads_of("experts", Laboratory(io)), STUDY.chosen(io), 0)
+
+
+def with_heads_of(run: str, lab: Laboratory) -> Laboratory:
+    """Return the laboratory that pieces of the run's first seed get."""
+    return lab.of_run(run, 0, lambda lab, run, seed: lab)()
 
 
 def test_an_expert_is_judged_with_its_own_head_and_a_joint_model_with_its_own(bench: Bench, lab: Path) -> None:
@@ -98,10 +104,10 @@ def test_an_expert_is_judged_with_its_own_head_and_a_joint_model_with_its_own(be
     accuracy = bench.lab.accuracy(bench.experts["mood"], "validation", ["mood"])
     assert accuracy["mood"] == pytest.approx(training["validation_accuracy"], abs=1e-12)
     joint = yaml.safe_load((runs / "joint/seed_0/model/training.json").read_text())
-    scores = bench.lab.with_heads_of("joint", 0).accuracy(bench.lab.run("joint").model(0), "validation")
+    scores = with_heads_of("joint", bench.lab).accuracy(bench.lab.run("joint").model(0), "validation")
     assert fmean(scores.values()) == pytest.approx(joint["validation_accuracy"], abs=1e-12)
     last = read_state(runs / "mima/seed_0/experts/near/head.safetensors")
-    assert torch.equal(bench.lab.with_heads_of("mima", 0).heads["near"]["weight"], last["weight"])
+    assert torch.equal(with_heads_of("mima", bench.lab).heads["near"]["weight"], last["weight"])
 
 
 def test_other_studies_judge_every_expert_with_its_head(lab: Path, tmp_path: Path) -> None:
@@ -109,20 +115,20 @@ def test_other_studies_judge_every_expert_with_its_head(lab: Path, tmp_path: Pat
     inputs = Laboratory(study_io(lab, "glue", tmp_path, **SMALL))
     recorded = inputs.run("mima").training(0, "mood")["validation_accuracy"]
     suite = rank_curve.Suite(tasks=3, ratios=[0, 0.08, 1], tuned=[0.08])
-    options = rank_curve.Options(run="experts", suites=[suite], scales={"centred": [1.0], "original": [1.0]})
-    curve = pd.DataFrame(rank_curve.measure_suite(inputs, options, suite, 0))
-    rounds = pd.DataFrame(mima.measure_merges(inputs.with_heads_of("mima", 0), "mima", 0, 0.2))
+    measure = partial(rank_curve.measure_suite, suite=suite, scales={"centred": [1.0], "original": [1.0]})
+    curve = pd.DataFrame(inputs.of_run("experts", 0, measure)())
+    rounds = pd.DataFrame(mima.measure_merges(with_heads_of("mima", inputs), "mima", 0, 0.2))
     for run, rows in (("experts", select(curve, curve="experts")), ("mima", select(rounds, model="experts"))):
-        judge = inputs.with_heads_of(run, 0)
+        judge = with_heads_of(run, inputs)
         for row in rows.itertuples():
             state = inputs.run(run).expert(0, row.task)
             assert row.accuracy == 100 * judge.accuracy(state, "test", [row.task])[row.task]
-    mood = inputs.with_heads_of("mima", 0).accuracy(inputs.run("mima").expert(0, "mood"), "validation", ["mood"])
+    mood = with_heads_of("mima", inputs).accuracy(inputs.run("mima").expert(0, "mood"), "validation", ["mood"])
     assert mood["mood"] == pytest.approx(recorded, abs=1e-12)
     assert {"average", "zero_shot", "original", "centred"} < set(curve.curve)
     course = inputs.by_run(["mima"], merge_frequency.measure_course, seeds=[0])
     merged = inputs.run("mima").merged(0, 1)
-    expected = inputs.with_heads_of("mima", 0).accuracy(merged, "validation")
+    expected = with_heads_of("mima", inputs).accuracy(merged, "validation")
     assert course[0]["accuracy"] == 100 * fmean(expected.values())
 
 
