@@ -55,19 +55,18 @@ from mergeflow.analysis.provable.conditions import Interval
 from mergeflow.analysis.provable.correlation import correlations, responses
 from mergeflow.analysis.provable.ranges import scales_of_lengths, scales_of_theory, suggested
 from mergeflow.evaluation.averages import draw_subsets, mean
-from mergeflow.modalities.classification import Classification, Subset
+from mergeflow.modalities.classification import Subset
 from mergeflow.search.candidates import score_all
 from mergeflow.search.sweep import optuna_search
 from mergeflow.search.sweep_file import SearchPart
 from studies.lab import Claim, Laboratory, Row, Section, Study, grid
 from studies.lab.claims import Parts, Samples, Verdict, all_within, with_interval
 from studies.lab.digits import (
+    Coloured,
     ColouredWorld,
     Digits,
-    Pretrained,
     accuracy,
     by_seed,
-    coloured,
     name_of,
     pretrained,
     tuned,
@@ -135,7 +134,7 @@ class SuiteOptions(Section):
 class Predictions:
     """What is known of experts before any sum of their task vectors is judged: λ, and what unlearning costs."""
 
-    def __init__(self, answers: Answers, vectors: Mapping[str, State]) -> None:
+    def __init__(self, answers: Answers, vectors: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.names, self.norms = list(vectors), [norm(vector) for vector in vectors.values()]
         self.cosines = cosine_matrix(list(vectors.values()))
         self.alphas, self.changes = correlations(answers.experts).values, correlations(answers.changes).values
@@ -202,36 +201,30 @@ def measure(lab: Laboratory, options: Options) -> list[Row]:
 def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -> Iterator[Row]:
     splits = digits()
     base = pretrained(options.world, splits, seed)
-    validation, test = (
-        {name_of(colour): coloured(splits[split], colour, name_of(colour)) for colour in options.colours}
-        for split in ("validation", "test")
-    )
-    asked = {task: Subset.first(data, options.samples) for task, data in validation.items()}
     for steps in options.lengths:
         experts = tuned(options.world, base, splits["train"], options.colours, steps, seed)
-        vectors = {task: task_vector(state, base.start) for task, state in experts.items()}
-        predicted = Predictions(ask(base.model, base.start, experts, asked), vectors)
-
-        for part in (combination for size in options.sizes for combination in combinations(vectors, size)):
-            on = partial(score_of, base, vectors)
-            scores = on({task: validation[task] for task in part}), on({task: test[task] for task in part})
+        trained = Coloured(base, splits, {task: task_vector(state, base.start) for task, state in experts.items()})
+        asked = {name_of(r): Subset.first(trained.task(r, "validation"), options.samples) for r in options.colours}
+        predicted = Predictions(ask(base.model, base.start, experts, asked), trained.vectors)
+        for colours in (part for size in options.sizes for part in combinations(options.colours, size)):
+            part = [name_of(r) for r in colours]
+            scores = score_of(trained, colours, "validation"), score_of(trained, colours, "test")
             row = set_row(part, predicted.ranges(part), GRID, scores, seed)
             looked_at = {key: value for key, value in row.items() if not key.startswith("validation")}
             yield {"part": "sets", "seed": seed, "steps": steps, **looked_at}
-        alone = {task: accuracy(base.model, experts[task], {task: test[task]})[task] for task in vectors}
-        for keep, forget in permutations(vectors, 2):
-            edited = combined(base.start, vectors, {keep: 1.0, forget: -1.0})
-            left = accuracy(base.model, edited, {task: test[task] for task in (keep, forget)})
-            row = {**predicted.cost(keep, forget), "loss": alone[keep] - left[keep], "left": left[forget]}
+        tests = {r: {name_of(r): trained.task(r, "test")} for r in options.colours}
+        alone = {r: accuracy(base.model, experts[name_of(r)], test)[name_of(r)] for r, test in tests.items()}
+        for keep, forget in permutations(options.colours, 2):
+            left, forgotten = trained.accuracies({keep: 1.0, forget: -1.0}, (keep, forget), "test")
+            row = {**predicted.cost(name_of(keep), name_of(forget)), "loss": alone[keep] - left, "left": forgotten}
             yield {"part": "edits", "seed": seed, "steps": steps, **row}
 
 
-def score_of(base: Pretrained, vectors: Mapping[str, State], tasks: Mapping[str, Classification]) -> Score:
+def score_of(trained: Coloured, colours: Sequence[float], split: str) -> Score:
     """Return mean accuracy over λ, in %, of the sum of some task vectors on their tasks; each λ is judged once."""
 
     def score(scale: float) -> float:
-        merged = combined(base.start, vectors, dict.fromkeys(tasks, scale))
-        return sum(accuracy(base.model, merged, tasks).values()) / len(tasks)
+        return sum(trained.accuracies(dict.fromkeys(colours, scale), colours, split)) / len(colours)
 
     return cache(score)
 

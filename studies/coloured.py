@@ -30,8 +30,7 @@ therefore the second look at test, not the first.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -40,21 +39,18 @@ from matplotlib.axes import Axes
 from matplotlib.collections import QuadMesh
 from matplotlib.figure import Figure
 from pydantic import Field
-from torch import Tensor
 
 from mergeflow.analysis.geometry import cosine_matrix
-from mergeflow.analysis.provable.answers import Answers, ask
+from mergeflow.analysis.provable.answers import ask
 from mergeflow.analysis.provable.correlation import Correlations, correlations
-from mergeflow.modalities.classification import Classification, Subset
+from mergeflow.modalities.classification import Subset
 from studies.lab import Claim, Laboratory, Row, Section, Study, grid, table
 from studies.lab.claims import Parts, Samples, Verdict, all_within, needs, with_interval, within
 from studies.lab.digits import (
+    Coloured,
     ColouredWorld,
     Digits,
-    Pretrained,
-    accuracy,
     by_seed,
-    coloured,
     name_of,
     pretrained,
     tuned,
@@ -62,8 +58,8 @@ from studies.lab.digits import (
 from studies.lab.inputs import Lazy
 from studies.lab.plots import curves, side_by_side
 from studies.lab.rows import samples, select
-from studies.lab.tuning import combined, task_vector
-from studies.theory.coefficients import out_of_domain
+from studies.lab.tuning import task_vector
+from studies.theory.coefficients import BETA, C, out_of_domain
 from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
 from tasks.plotting.panels import OUTLINED, colour_bar, heat_map, numbered, over
 
@@ -72,7 +68,6 @@ CASES = {"irrelevant": 0.5, "aligned": 0.9, "contradictory": 0.05}
 ONTO = (0.85, 0.05)
 SCALES = grid(-1, 2, 0.2)
 MARGINS = (1.0, 0.2)
-BETA, C = 0.01, 0.02
 CHANCE, EVEN = 50.0, 0.5  # % of two labels; r_o at which colour says nothing
 READS = 85.0  # % there; the paper's expert has 94 to 96
 SOLVED = 84.4  # %: twice what 92.21 lacks
@@ -109,8 +104,9 @@ def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -
     colours = sorted({FIRST, TARGET, *CASES.values(), *ONTO})
     for steps in options.lengths:
         experts = tuned(options.world, base, splits["train"], colours, steps, seed)
-        trained = Experts(base, experts, splits)
-        answers = trained.answers(options.samples)
+        trained = Coloured(base, splits, {task: task_vector(state, base.start) for task, state in experts.items()})
+        asked = {name_of(r): Subset.first(trained.task(r, "validation"), options.samples) for r in colours}
+        answers = ask(base.model, base.start, experts, asked)
         alphas = correlations(answers.experts)
         for row in (
             *pair_rows(trained, alphas, correlations(answers.changes)),
@@ -120,42 +116,8 @@ def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -
             yield {"seed": seed, "steps": steps, **row}
 
 
-@dataclass(frozen=True)
-class Experts:
-    """The experts of one seed and length by task, what they were tuned from, and the digits."""
-
-    base: Pretrained
-    weights: Mapping[str, Mapping[str, Tensor]]
-    splits: Mapping[str, Digits]
-
-    @cached_property
-    def vectors(self) -> dict[str, dict[str, Tensor]]:
-        """ΔΨ by task."""
-        return {task: task_vector(state, self.base.start) for task, state in self.weights.items()}
-
-    def answers(self, count: int) -> Answers:
-        """Return the outputs of base and experts on the first validation digits of each task, without labels."""
-        examples = {name: Subset.first(self.task(float(name[1:]), "validation"), count) for name in self.weights}
-        return ask(self.base.model, self.base.start, self.weights, examples)
-
-    def task(self, red_if_odd: float, split: str) -> Classification:
-        return coloured(self.splits[split], red_if_odd, name_of(red_if_odd))
-
-    def accuracies(self, scales: Mapping[float, float], judged: Point, split: str) -> list[float]:
-        """Return the accuracy of Ψ^(0) + Σ λ ΔΨ on tasks, in %.
-
-        Args:
-            scales: r_o → λ.
-            judged: r_o of the tasks.
-            split: train, validation or test.
-        """
-        state = combined(self.base.start, self.vectors, {name_of(colour): scale for colour, scale in scales.items()})
-        scores = accuracy(self.base.model, state, {name_of(colour): self.task(colour, split) for colour in judged})
-        return [scores[name_of(colour)] for colour in judged]
-
-
-def pair_rows(trained: Experts, alphas: Correlations, changes: Correlations) -> Iterator[Row]:
-    names = list(trained.weights)
+def pair_rows(trained: Coloured, alphas: Correlations, changes: Correlations) -> Iterator[Row]:
+    names = list(trained.vectors)
     cosines = cosine_matrix([trained.vectors[name] for name in names])
     for i, first in enumerate(names):
         for j, second in enumerate(names):
@@ -164,7 +126,7 @@ def pair_rows(trained: Experts, alphas: Correlations, changes: Correlations) -> 
             yield {"part": "pair", "first": first, "second": second, **alike, "test_1": score}
 
 
-def case_rows(trained: Experts, case: str) -> Iterator[Row]:
+def case_rows(trained: Coloured, case: str) -> Iterator[Row]:
     """Yield validation accuracies over λ, and test accuracies where λ was chosen."""
     pair = (FIRST, CASES[case])
     scores = {scale: trained.accuracies({FIRST: 1.0, pair[1]: scale}, pair, "validation") for scale in SCALES}
@@ -195,7 +157,7 @@ def middle_of_best(scores: Mapping[Point, float]) -> Point:
     return min(tied, key=lambda point: round(float(np.linalg.norm(middle - point)), 9))
 
 
-def target_rows(trained: Experts, alphas: Correlations, step: float) -> Iterator[Row]:
+def target_rows(trained: Coloured, alphas: Correlations, step: float) -> Iterator[Row]:
     """Yield accuracies on the third task over λ_1 and λ_2, with Equation 7's promise, and what they are to reach."""
     values = grid(-2, 3, step)
     points = [(first, second) for first in values for second in values]

@@ -42,7 +42,6 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from pydantic import Field, field_validator
-from torch import Tensor
 
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import MethodCall
@@ -53,21 +52,30 @@ from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenize
 from mergeflow.modality import State
 from mergeflow.search.candidates import grid, grid_of, score_all
 from studies.lab import Claim, Laboratory, Row, Section, Study, table
-from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, SUM, TRAINED, less, targets_figure, ways_table, with_nearest
+from studies.lab.analogies import (
+    ANALOGY,
+    BASE,
+    LOOKED_AT,
+    NEAREST,
+    SUM,
+    TRAINED,
+    UNLABELLED,
+    less,
+    target_rows,
+    targets_figure,
+    ways_table,
+    with_nearest,
+)
 from studies.lab.claims import Samples
 from studies.lab.plots import ranked_dots
 from studies.lab.rows import samples, select
 from studies.lab.texts import check_places, folder_documents, packed
-from studies.lab.tuning import CosineSteps, best_scale, combined, drawn_weights, task_vector, trained
+from studies.lab.tuning import CosineSteps, combined, drawn_weights, task_vector, trained
 from suites.books.manners import Manner, documents
 
 PLAIN = ("average", "task_arithmetic")  # methods that treat no interference
 
-BASE, INDIVIDUAL, JOINT = "base", "individual", "joint"
-LOOKED_AT = ("validation", "test")
-
-UNLABELLED = f"{ANALOGY}, λ = 1"
-WAYS = (BASE, *SINGLE, NEAREST, SUM, ANALOGY, UNLABELLED, TRAINED)
+INDIVIDUAL, JOINT = "individual", "joint"
 REFERENCES = (BASE, INDIVIDUAL, JOINT)
 BEST, TREATING = "best merge", "best that treats interference"
 NEARER, ABOVE_BASE, BEHIND = 0.05, 0.1, 0.1  # nats a token, of analogies
@@ -259,8 +267,9 @@ def measure_seed(options: Options, seed: int) -> Iterator[Row]:
     experts = {manner: bench.tuned([manner]) for manner in bench.world.tasks}
     for name, tasks in bench.world.attributes.items():
         vectors = {" ".join(task): task_vector(experts[manner], bench.start) for task, manner in tasks.items()}
-        for task in tasks:
-            for row in target_rows(bench, tasks, vectors, task):
+        for task, manner in tasks.items():
+            reached = partial(likelihood_of_sum, bench, vectors, manner)
+            for row in target_rows(reached, options.scales, " ".join(task), others(tasks, task)):
                 yield {"seed": seed, "attributes": name, **row}
     for row in domain_rows(bench, experts):
         yield {"seed": seed, **row}
@@ -289,32 +298,11 @@ def others(tasks: Mapping[tuple[str, str], Task], target: tuple[str, str]) -> tu
     return by_agreement[True, False], by_agreement[False, True], by_agreement[False, False]
 
 
-def target_rows(
-    bench: Bench,
-    tasks: Mapping[tuple[str, str], Task],
-    vectors: Mapping[str, Mapping[str, Tensor]],
-    target: tuple[str, str],
-) -> Iterator[Row]:
-    """Yield the rows of one target: signs of the other tasks' vectors with λ by validation, and what has no λ."""
-    a, b, c = others(tasks, target)
-
-    def likelihood(signs: Mapping[str, float], scale: float, split: str) -> float:
-        state = combined(bench.start, vectors, {task: scale * sign for task, sign in signs.items()})
-        return bench.likelihood(state, tasks[target], split)
-
-    sums: dict[str, dict[str, float]] = {"A": {a: 1}, "B": {b: 1}, "C": {c: 1}, SUM: {a: 1, b: 1}}
-    sums[ANALOGY] = {**sums[SUM], c: -1}
-    picked: dict[str, tuple[dict[str, float], float | None]] = {
-        BASE: ({}, None),
-        UNLABELLED: (sums[ANALOGY], None),
-        TRAINED: ({" ".join(target): 1}, None),
-    }
-    for way, states in sums.items():
-        best = best_scale(bench.options.scales, partial(likelihood, states, split="validation"))
-        picked[way] = (states, best)
-    for way, (signs, scale) in picked.items():
-        scores = {split: likelihood(signs, 1 if scale is None else scale, split) for split in LOOKED_AT}
-        yield {"target": " ".join(target), "way": way, "scale": scale, **scores}
+def likelihood_of_sum(
+    bench: Bench, vectors: Mapping[str, State], manner: Task, scales: Mapping[str, float], split: str
+) -> float:
+    """Return the log-likelihood per token of a task's texts by the base plus Σ λ Δ, in nats."""
+    return bench.likelihood(combined(bench.start, vectors, scales), manner, split)
 
 
 def domain_rows(bench: Bench, experts: Mapping[Task, State]) -> Iterator[Row]:
@@ -433,9 +421,7 @@ STUDY = Study(
     claims=claims,
     tables=lambda options: {
         **{
-            f"{name}: log-likelihood per token of the target's test texts, nats": partial(
-                ways_table, name, WAYS, digits=2
-            )
+            f"{name}: log-likelihood per token of the target's test texts, nats": partial(ways_table, name, digits=2)
             for name in World.of(options.folders).attributes
         },
         "Three domains: log-likelihood per token of their test texts, nats": domain_table,

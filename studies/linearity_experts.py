@@ -28,6 +28,7 @@ from mergeflow.linearity.pairs import measure_pairs
 from mergeflow.modalities.classification import Subset
 from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
 from studies.lab.linearity import (
+    ALPHAS,
     ENDS,
     TunedModels,
     direction,
@@ -44,8 +45,6 @@ from studies.lab.linearity import (
 from studies.lab.rows import Samples
 from studies.linearity_edits import claims_on_edits, measure_edits
 from studies.linearity_stitches import addition_figure, claims_on_stitches, negation_figure, stitch_rows, stitch_table
-
-ALPHAS = (0.25, 0.5, 0.75)
 
 
 class Options(Section):
@@ -67,17 +66,17 @@ class Options(Section):
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     """Yield rows for each seed: `pairs` by layer and α, `paths` of losses, `edits`, `stitches`."""
-    yield from lab.by_seed(partial(experts_of_seed, lab, options), lab.run(options.run).seeds)
+    yield from lab.by_run([options.run], partial(measure_seed, options=options))
 
 
-def experts_of_seed(lab: Laboratory, options: Options, seed: int) -> Iterator[Row]:
+def measure_seed(lab: Laboratory, run: str, seed: int, options: Options) -> Iterator[Row]:
     """Yield the rows of one seed's experts.
 
     Raises:
         MergeflowError: the model has fewer blocks than the choices name.
     """
     tests = {task: Subset.first(examples, options.images) for task, examples in lab.examples("test").items()}
-    done = TunedModels(lab.model, lab.base, lab.run(options.run).experts(seed), tests)
+    done = TunedModels(lab.model, lab.base, lab.run(run).experts(seed), tests)
     layers = find_layers(done.model.module)
     if max(options.blocks) > len(layers) or min(options.blocks) < 1:
         raise MergeflowError(

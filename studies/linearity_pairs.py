@@ -39,6 +39,7 @@ from mergeflow.linearity.affine import Combination, Linearity, affine, combine
 from mergeflow.linearity.layers import find_layers
 from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
 from studies.lab.linearity import (
+    ALPHAS,
     ENDS,
     Tasks,
     Trained,
@@ -61,7 +62,6 @@ from studies.lab.linearity import (
 )
 from studies.lab.rows import Samples
 
-ALPHAS = (0.25, 0.5, 0.75)
 SLACK, SHARE = 0.02, 0.9  # nats above the chord, share of Lemma 1
 
 

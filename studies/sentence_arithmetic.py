@@ -52,7 +52,7 @@ from mergeflow.modalities.text.modality import TextEncoder, check_length, load_e
 from mergeflow.modalities.text.tokenizer import TextTokenizer, load_tokenizer
 from mergeflow.modality import Network, State
 from studies.lab import Claim, Laboratory, Row, Section, Study, table
-from studies.lab.analogies import ANALOGY, SUM
+from studies.lab.analogies import ANALOGY, BASE, LOOKED_AT, SUM, UNLABELLED
 from studies.lab.claims import Samples
 from studies.lab.plots import dots
 from studies.lab.rows import samples, select
@@ -63,15 +63,14 @@ from suites.sentences.suite import COUNTS
 # Choices
 
 ADDITION, NEGATION, ANALOGIES = "addition", "negation", "analogy"  # parts of the study
-BASE, JOINT, AVERAGE, ADDED = "base", "joint training", "average", "Δ_sentiment + λ Δ_acceptability"
+JOINT, AVERAGE, ADDED = "joint training", "average", "Δ_sentiment + λ Δ_acceptability"
 ALONE = {SENTIMENT: "Δ_sentiment", ACCEPTABILITY: "Δ_acceptability"}
 BEFORE, AFTER, RANDOM = "before", "less λ Δ_acceptability", "less a random vector as long"
 TRAINED_HEADS, FITTED = "trained", "fitted"
 PAIR = (SENTIMENT, ACCEPTABILITY)
 RETAINED = 2.0  # points of sentiment on validation that λ may cost where acceptability is taken away
-LOOKED_AT = ("validation", "test")
 
-EXPERTS, UNLABELLED = "each by its own expert", f"{ANALOGY}, λ = 1"
+EXPERTS = "each by its own expert"
 FROM = {BASE: "the base", JOINT: "the encoder of joint training"}
 BELOW, AHEAD, ABOVE_AVERAGE, AS_GOOD = 5, 5, 1, 2  # points, of two tasks by one encoder
 LOST, STAYS = 10, 2  # points, of a task taken away

@@ -45,7 +45,6 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from pydantic import Field, field_validator
-from torch import Tensor
 
 from mergeflow import layout
 from mergeflow.checkpoints import read_state
@@ -60,10 +59,10 @@ from studies.coloured import CASES, FIRST, ONTO, TARGET
 from studies.lab import Claim, Laboratory, Row, Section, Study, grid, table
 from studies.lab.claims import Samples
 from studies.lab.digits import (
+    Coloured,
     ColouredWorld,
     Digits,
     Pretrained,
-    accuracy,
     by_seed,
     coloured,
     name_of,
@@ -210,7 +209,8 @@ def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -
     for row in bimodality_rows(vectors):
         yield {"seed": seed, **row}
     for variant in (*variants(vectors, options.ranks, options.keeps, seed), *lora):
-        for row in (*case_rows(base, splits, variant), *target_rows(base, splits, variant)):
+        reduced = Coloured(base, splits, variant.vectors)
+        for row in (*case_rows(reduced), *target_rows(reduced)):
             yield {"seed": seed, **row, **of_variant(variant)}
 
 
@@ -258,20 +258,12 @@ def memory_rows(world: ColouredWorld, ranks: Sequence[int]) -> Iterator[Row]:
         yield {"part": "memory", "kind": FULL if rank is None else LORA, "amount": rank, "bytes": need.total}
 
 
-def accuracies(
-    base: Pretrained, digits: Digits, variant: Variant, scales: Mapping[float, float], judged: Sequence[float]
-) -> list[float]:
-    """Return the accuracy of Ψ^(0) + Σ λ ΔΨ on tasks, in %; tasks are named by r_o."""
-    state: dict[str, Tensor] = combined(base.start, variant.vectors, {name_of(r): scale for r, scale in scales.items()})
-    return list(accuracy(base.model, state, {name_of(r): coloured(digits, r, name_of(r)) for r in judged}).values())
-
-
-def case_rows(base: Pretrained, splits: Mapping[str, Digits], variant: Variant) -> Iterator[Row]:
+def case_rows(reduced: Coloured) -> Iterator[Row]:
     """Yield test accuracies of T1 and T2 where λ was chosen on validation, for addition and for unlearning T2."""
     for case, second in CASES.items():
 
         def judged(scale: float, split: str, second: float = second) -> list[float]:
-            return accuracies(base, splits[split], variant, {FIRST: 1.0, second: scale}, (FIRST, second))
+            return reduced.accuracies({FIRST: 1.0, second: scale}, (FIRST, second), split)
 
         scores = {scale: judged(scale, "validation") for scale in SCALES}
         sums = {scale: first + second for scale, (first, second) in scores.items()}
@@ -282,11 +274,11 @@ def case_rows(base: Pretrained, splits: Mapping[str, Digits], variant: Variant) 
             yield {"part": "case", "case": case, "way": way, "scale": scale, "test_1": first, "test_2": second}
 
 
-def target_rows(base: Pretrained, splits: Mapping[str, Digits], variant: Variant) -> Iterator[Row]:
+def target_rows(reduced: Coloured) -> Iterator[Row]:
     """Yield test accuracy on the third task where λ_1 and λ_2 were chosen on validation."""
 
     def judged(point: tuple[float, float], split: str) -> float:
-        return accuracies(base, splits[split], variant, dict(zip(ONTO, point, strict=True)), [TARGET])[0]
+        return reduced.accuracies(dict(zip(ONTO, point, strict=True)), [TARGET], split)[0]
 
     best = max(product(ONTO_SCALES, ONTO_SCALES), key=lambda point: judged(point, "validation"))
     at = {"scale_1": best[0], "scale": best[1]}

@@ -50,6 +50,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Model, State
 from studies.lab import Claim, Laboratory, Row, Section, Study, table
+from studies.lab.analogies import NEAREST
 from studies.lab.claims import Samples
 from studies.lab.digits import (
     Adapting,
@@ -68,18 +69,17 @@ from studies.lab.inputs import Lazy
 from studies.lab.plots import curves
 from studies.lab.rows import samples, select
 from studies.lab.tuning import combined, task_vector, trained
-from studies.theory.coefficients import unseen_coefficients
+from studies.theory.coefficients import BETA, C, unseen_coefficients
 
 COLOURS, ANGLES = "colourings", "rotations"
 EXPERTS = {COLOURS: (0.95, 0.75, 0.5, 0.05), ANGLES: (0.0, 30.0, 60.0, 90.0)}
 PARTS = 3  # of the samples, each left out once
 TARGETS = {COLOURS: (0.9, 0.6, 0.2), ANGLES: (15.0, 45.0, 75.0)}
 
-BETA, C = 0.01, 0.02
 PENALTIES = tuple(10.0**power for power in range(-3, 4))
 TRIALS, STEP = 60, 0.5
 
-NEAREST, THEORY, RIDGE, SEARCH, TUNED = "nearest expert", "theory", "ridge", "search", "tuned on the samples"
+THEORY, RIDGE, SEARCH, TUNED = "theory", "ridge", "search", "tuned on the samples"
 FEW = (NEAREST, THEORY, RIDGE, SEARCH, TUNED)
 WITHOUT = ("base", "mean of the experts", "trained on all")
 BEHIND = 1

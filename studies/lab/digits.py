@@ -25,7 +25,7 @@ from mergeflow.modality import Model, Network, State
 from mergeflow.training import FineTuneSettings
 from studies.lab.inputs import Laboratory, Lazy
 from studies.lab.rows import Row
-from studies.lab.tuning import drawn_weights, trained
+from studies.lab.tuning import combined, drawn_weights, trained
 from suites.pocket.drawn.digits import NUMBERS
 from tasks.project.sections import Section
 
@@ -261,6 +261,35 @@ def tuned(
         name_of(colour): trained(base.model, base.start, coloured(digits, colour, name_of(colour)), adapting, seed)
         for colour in colours
     }
+
+
+@dataclass(frozen=True)
+class Coloured:
+    """Task vectors of experts on coloured digits, by task, and what sums of them are judged on.
+
+    Attributes:
+        base: what the experts were tuned from.
+        splits: of the digits.
+        vectors: ΔΨ by the task's name.
+    """
+
+    base: Pretrained
+    splits: Mapping[str, Digits]
+    vectors: Mapping[str, State]
+
+    def task(self, red_if_odd: float, split: str) -> Classification:
+        return coloured(self.splits[split], red_if_odd, name_of(red_if_odd))
+
+    def accuracies(self, scales: Mapping[float, float], judged: Sequence[float], split: str) -> list[float]:
+        """Return the accuracy of Ψ^(0) + Σ λ ΔΨ on tasks, in %.
+
+        Args:
+            scales: r_o → λ.
+            judged: r_o of the tasks.
+            split: train, validation or test.
+        """
+        state = combined(self.base.start, self.vectors, {name_of(colour): scale for colour, scale in scales.items()})
+        return list(accuracy(self.base.model, state, {name_of(r): self.task(r, split) for r in judged}).values())
 
 
 def name_of(red_if_odd: float) -> str:

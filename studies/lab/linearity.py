@@ -270,6 +270,7 @@ def train_world(
 # Rows of the measurement, their worst cases, paths of loss, a figure
 
 FLAT = 0.1  # nats of LMC
+ALPHAS = (0.25, 0.5, 0.75)  # of averages of two nets
 ENDS = "no path has a barrier: it fails because the losses of its ends differ, as those of nets of two tasks do"
 
 

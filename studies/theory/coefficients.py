@@ -7,6 +7,7 @@ import numpy as np
 from mergeflow.analysis.provable.conditions import check_numbers
 from mergeflow.errors import MergeflowError
 
+BETA, C = 0.01, 0.02  # β and c of the paper's Figure 2
 _Rows = Sequence[Sequence[float]] | np.ndarray
 
 

@@ -6,18 +6,16 @@ import pytest
 import torch
 
 from mergeflow.merging.catalog import methods
-from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, TRAINED
+from studies.lab.analogies import ANALOGY, BASE, NEAREST, SINGLE, TRAINED, UNLABELLED
 from studies.lab.rows import per_seed, select
 from studies.lab.study import Result
 from studies.language_arithmetic import (
     ATTRIBUTES,
-    BASE,
     BEST,
     DOMAINS,
     INDIVIDUAL,
     JOINT,
     TREATING,
-    UNLABELLED,
     Bench,
     Options,
     World,

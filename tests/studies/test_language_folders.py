@@ -9,10 +9,10 @@ import yaml
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.tokenizer import ASSETS
-from studies.lab.analogies import TRAINED
+from studies.lab.analogies import BASE, TRAINED
 from studies.lab.rows import per_seed, select
 from studies.lab.texts import check_places
-from studies.language_arithmetic import BASE, INDIVIDUAL, JOINT, Folders, World, written
+from studies.language_arithmetic import INDIVIDUAL, JOINT, Folders, World, written
 from tests.causal.small_project import SIZES, tale
 from tests.causal.test_unlearning_examples import CLASSES
 from tests.studies.small_lab import ROOT, run_result

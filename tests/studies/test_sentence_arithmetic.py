@@ -11,7 +11,7 @@ import yaml
 
 from mergeflow.modalities.text.tokenizer import ASSETS
 from mergeflow.modality import State
-from studies.lab.analogies import ANALOGY
+from studies.lab.analogies import ANALOGY, BASE, UNLABELLED
 from studies.lab.rows import Row, select
 from studies.lab.study import Result
 from studies.sentence_arithmetic import (
@@ -19,13 +19,11 @@ from studies.sentence_arithmetic import (
     ADDITION,
     AFTER,
     ANALOGIES,
-    BASE,
     BEFORE,
     FITTED,
     JOINT,
     NEGATION,
     TRAINED_HEADS,
-    UNLABELLED,
     Bench,
     Options,
     Weights,
