@@ -23,7 +23,7 @@ theory's exponent. The rules beside the findings were written before the run, af
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -43,6 +43,7 @@ from studies.lab.inputs import grid
 from studies.lab.plots import scatter
 from studies.theory.coefficients import closed_form, out_of_domain, predicted_outputs
 from studies.theory.laboratory import (
+    Judged,
     PatternTask,
     Training,
     Weights,
@@ -59,7 +60,7 @@ from studies.theory.laboratory import (
     row_pruned,
     truncated,
 )
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels
 from tasks.plotting.palette import INK
 from tasks.plotting.panels import colour_bar, heat_map, over
 from tasks.project.sections import Section
@@ -131,30 +132,42 @@ class Options(Section):
     keep: list[float] = Field([0.05, 0.1, 0.25, 0.5, 0.75, 0.9], min_length=1)
 
 
-def start(options: Options, seed: int) -> tuple[Weights, Tensor]:
-    """Return Ψ^(0) and a."""
-    return initial(options.dimensions, options.width, seed)
+@dataclass(frozen=True)
+class Bench:
+    """The choices and one seed's Ψ^(0), which all its tasks share, with a, [width]."""
 
+    options: Options
+    seed: int
+    begin: Weights
+    output: Tensor
 
-def task_of(options: Options, pattern: Tensor, irrelevant: Tensor) -> PatternTask:
-    """Return the task of a pattern with the study's usual counts; the vectors are [width] and [number, width]."""
-    return PatternTask(pattern, irrelevant, options.tokens, options.relevant, options.confusing)
+    @classmethod
+    def open(cls, options: Options, seed: int, width: int | None = None, spread: float = 0.5) -> "Bench":
+        return cls(options, seed, *initial(options.dimensions, width or options.width, seed, spread))
 
+    def task(self, pattern: Tensor, irrelevant: Tensor) -> PatternTask:
+        """Return the task of a pattern [d] with the usual counts; the irrelevant patterns are [M, d]."""
+        return PatternTask(pattern, irrelevant, self.options.tokens, self.options.relevant, self.options.confusing)
 
-def trained(options: Options, begin: Weights, output: Tensor, task: PatternTask, seed: int) -> Weights:
-    """Return ΔΨ of a task after the study's usual training; `output` is [width]."""
-    settings = Training(options.step, options.batch, options.steps, seed)
-    return fine_tune(begin, output, task, settings).minus(begin)
+    def training(self, seed: int) -> Training:
+        return Training(self.options.step, self.options.batch, self.options.steps, seed)
 
+    def vector(self, task: PatternTask, training: Training) -> Weights:
+        """Return ΔΨ of a task."""
+        return fine_tune(self.begin, self.output, task, training).minus(self.begin)
 
-def test_set(options: Options, task: PatternTask, seed: int) -> tuple[Tensor, Tensor]:
-    """Return a task's test sequences [n, P, d] and labels [n], which no training saw."""
-    return task.draw(options.samples, torch.Generator().manual_seed(1_000_003 + seed))
+    def judge(self, models: Weights, task: PatternTask, seed: int) -> Judged:
+        """Judge a stack of models on test sequences of a task, which no training saw."""
+        return judge(models, self.output, *self.test(task, seed))
 
+    def test(self, task: PatternTask, seed: int) -> tuple[Tensor, Tensor]:
+        """Return sequences [n, P, d] and labels [n]."""
+        return task.draw(self.options.samples, torch.Generator().manual_seed(1_000_003 + seed))
 
-def column(values: Sequence[float]) -> Tensor:
-    """Return numbers as a tensor [n] in float64."""
-    return torch.tensor(values, dtype=torch.float64)
+    def sums(self, vectors: Sequence[Weights], scales: Sequence[float]) -> Weights:
+        """Return the stack Ψ^(0) + ΔΨ_1 + λ ΔΨ_2 over λ."""
+        by = torch.tensor(scales, dtype=torch.float64)
+        return combined(self.begin, vectors, torch.stack([torch.ones_like(by), by], 1))
 
 
 def phase_rows(options: Options, seed: int) -> Iterator[Row]:
@@ -163,20 +176,24 @@ def phase_rows(options: Options, seed: int) -> Iterator[Row]:
     The kinds are the whole vectors (`whole`), their best approximations of rank 1 and 2, and vectors whose MLP keeps a
     share of its rows: the largest (`rows …`), or the smallest, as a control (`smallest …`).
     """
-    begin, output = start(options, seed)
+    bench = Bench.open(options, seed)
     first, _, rest = related_patterns(0.0, options.dimensions)  # both are the same for every α
-    first_task = task_of(options, first, rest)
-    vector = trained(options, begin, output, first_task, 2 * seed)
+    first_task = bench.task(first, rest)
+    vector = bench.vector(first_task, bench.training(2 * seed))
     for alpha in options.alphas:
-        second = related_patterns(alpha, options.dimensions)[1]
-        tasks = [first_task, task_of(options, second, rest)]
-        vectors = [vector, trained(options, begin, output, tasks[1], 2 * seed + 1)]
-        yield from _structure(options, seed, alpha, begin, vectors, tasks)
-        tests = [test_set(options, task, 2 * seed + number) for number, task in enumerate(tasks)]
+        second = bench.task(related_patterns(alpha, options.dimensions)[1], rest)
+        vectors = [vector, bench.vector(second, bench.training(2 * seed + 1))]
+        about: Row = {"seed": seed, "alpha": alpha}
+        yield {"part": "structure", **about, **_structure(bench, vector, first_task, second.pattern)}
         for kind, change in _kinds(options, alpha).items():
             scales = options.scales if kind == "whole" else [scale for scale in options.scales if -2 <= scale <= 2]
-            changed = [change(vector) for vector in vectors]
-            yield from _sweep(seed, alpha, kind, scales, begin, output, changed, tests)
+            models = bench.sums([change(vector) for vector in vectors], scales)
+            judged = [bench.judge(models, task, 2 * seed + n) for n, task in enumerate((first_task, second))]
+            for index, scale in enumerate(scales):
+                row: Row = {"part": "phase", **about, "kind": kind, "scale": scale}
+                for number, judgement in enumerate(judged, 1):
+                    row |= {f"{name}_{number}": float(values[index]) for name, values in vars(judgement).items()}
+                yield row
 
 
 def _kinds(options: Options, alpha: float) -> dict[str, Callable[[Weights], Weights]]:
@@ -190,60 +207,30 @@ def _kinds(options: Options, alpha: float) -> dict[str, Callable[[Weights], Weig
     return kinds
 
 
-def _sweep(
-    seed: int,
-    alpha: float,
-    kind: str,
-    scales: list[float],
-    begin: Weights,
-    output: Tensor,
-    vectors: list[Weights],
-    tests: list[tuple[Tensor, Tensor]],
-) -> Iterator[Row]:
-    by = column(scales)
-    models = combined(begin, vectors, torch.stack([torch.ones_like(by), by], 1))
-    judged = [judge(models, output, *test) for test in tests]
-    for index, scale in enumerate(scales):
-        row: Row = {"part": "phase", "seed": seed, "alpha": alpha, "kind": kind, "scale": scale}
-        for number, judgement in enumerate(judged, 1):
-            row[f"hinge_{number}"] = float(judgement.hinge[index])
-            row[f"accuracy_{number}"] = float(judgement.accuracy[index])
-            row[f"margin_{number}"] = float(judgement.margin[index])
-        yield row
-
-
-def _structure(
-    options: Options, seed: int, alpha: float, begin: Weights, vectors: list[Weights], tasks: list[PatternTask]
-) -> Iterator[Row]:
-    """Yield the structure of the first task's vector, seen from both patterns."""
-    vector, (task, other) = vectors[0], tasks
-    pattern_of_task, across = task.pattern, other.pattern
-    inputs, labels = test_set(options, task, seed)
-    quadratic = [float(pattern @ vector.attention @ pattern) for pattern in (pattern_of_task, across)]
-    values = [float((vector.value @ pattern).norm()) for pattern in (pattern_of_task, across)]
-    yield {
-        "part": "structure",
-        "seed": seed,
-        "alpha": alpha,
+def _structure(bench: Bench, vector: Weights, task: PatternTask, across: Tensor) -> Row:
+    """Return the structure of the first task's vector, seen from its own pattern and from the other's."""
+    inputs, labels = bench.test(task, bench.seed)
+    patterns = (task.pattern, across)
+    quadratic = [float(pattern @ vector.attention @ pattern) for pattern in patterns]
+    values = [float((vector.value @ pattern).norm()) for pattern in patterns]
+    return {
         "attention_ratio": quadratic[1] / quadratic[0],
         "value_ratio": values[1] / values[0],
-        "attention_mass": attention_mass(begin.plus(vector), inputs[labels > 0], pattern_of_task),
-        "value_cosine": leading_cosine(vector.value, pattern_of_task),
-        "attention_cosine": leading_cosine(vector.attention, pattern_of_task),
+        "attention_mass": attention_mass(bench.begin.plus(vector), inputs[labels > 0], task.pattern),
+        "value_cosine": leading_cosine(vector.value, task.pattern),
+        "attention_cosine": leading_cosine(vector.attention, task.pattern),
         "value_left_1": frobenius_left(vector.value, 1),
         "value_left_2": frobenius_left(vector.value, 2),
-        "attention_left_1": frobenius_left(vector.attention, 1),
-        "irrelevant_energy": irrelevant_energy(vector, pattern_of_task, task.irrelevant),
+        "irrelevant_energy": irrelevant_energy(vector, task.pattern, task.irrelevant),
         "large_rows": large_rows(vector),
     }
 
 
 def convergence_rows(options: Options, seed: int) -> Iterator[Row]:
     """Yield the steps until the task is solved over η, δ_*, c and B, and over B the loss early and at the end."""
-    begin, output = start(options, seed)
+    bench = Bench.open(options, seed)
     first, _, rest = related_patterns(0.0, options.dimensions)
-    task = task_of(options, first, rest)
-    usual = Training(options.step, options.batch, options.steps, seed)
+    task, usual = bench.task(first, rest), bench.training(seed)
     varied = [
         *(("step", step, task, replace(usual, step=step)) for step in options.step_sizes),
         *(("relevant", count / options.tokens, _clean(task, count), usual) for count in options.shares),
@@ -251,56 +238,44 @@ def convergence_rows(options: Options, seed: int) -> Iterator[Row]:
         *(("batch", batch, task, replace(usual, batch=batch)) for batch in options.batches),
     ]
     for name, at, changed, training in varied:
-        steps = steps_to(options, begin, output, changed, training)
-        losses: dict[str, float] = {}
+        row = _row(seed, name, at, steps=steps_to(bench, changed, training))
         if name == "batch":
-            early = _ended(options, begin, output, changed, replace(training, steps=options.early))
-            losses = _ended(options, begin, output, changed, training) | {"early_hinge": early["hinge"]}
-        yield _row(seed, name, at, steps=steps, **losses)
+            early = _ended(bench, changed, replace(training, steps=options.early))
+            row |= _ended(bench, changed, training) | {"early_hinge": early["hinge"]}
+        yield row
 
 
 def row_norm_rows(options: Options, seed: int) -> Iterator[Row]:
     """Yield the share of large rows of ΔV over the width and over the spread of the initial weights."""
     first, _, rest = related_patterns(0.0, options.dimensions)
-    task = task_of(options, first, rest)
-    training = Training(options.step, 64, options.steps, seed)
-    for name, at, width, spread in [
-        *(("width", width, width, 0.5) for width in options.widths),
-        *(("spread", spread, options.width, spread) for spread in options.spreads),
+    for name, at, bench in [
+        *(("width", width, Bench.open(options, seed, width)) for width in options.widths),
+        *(("spread", spread, Bench.open(options, seed, spread=spread)) for spread in options.spreads),
     ]:
-        begin, output = initial(options.dimensions, width, seed, spread)
-        yield _row(seed, name, at, **_ended(options, begin, output, task, training))
+        yield _row(seed, name, at, **_ended(bench, bench.task(first, rest), replace(bench.training(seed), batch=64)))
 
 
-def steps_to(options: Options, begin: Weights, output: Tensor, task: PatternTask, training: Training) -> float:
-    """Return the number of steps until the test hinge is at most `solved`, interpolated; `output` is [width]."""
-    test = test_set(options, task, training.seed)
-    history: list[tuple[int, float]] = []
-    longest = round(40 / training.step * (options.tokens / task.relevant) ** 2)
+def steps_to(bench: Bench, task: PatternTask, training: Training) -> float:
+    """Return the number of steps until the test hinge is at most `solved`, interpolated."""
+    solved, history = bench.options.solved, list[tuple[int, float]]()
+    longest = round(40 / training.step * (bench.options.tokens / task.relevant) ** 2)
     every = max(1, round(longest / 160))
 
     def watch(done: int, model: Weights) -> bool:
         if done % every:
             return False
-        history.append((done, _mean_hinge(model, output, test)))
-        return history[-1][1] <= options.solved
+        history.append((done, _hinge(bench, model, task, training.seed)))
+        return history[-1][1] <= solved
 
-    fine_tune(begin, output, task, replace(training, steps=longest), watch)
+    fine_tune(bench.begin, bench.output, task, replace(training, steps=longest), watch)
     (before, above), (after, below) = history[-2:]
-    assert below <= options.solved, f"not solved after {after} steps"
-    return before + (after - before) * (above - options.solved) / (above - below)
+    assert below <= solved, f"not solved after {after} steps"
+    return before + (after - before) * (above - solved) / (above - below)
 
 
 def _clean(task: PatternTask, relevant: int) -> PatternTask:
     """Return a task with other counts and no confusing tokens, so that δ_* alone varies."""
     return replace(task, relevant=relevant, confusing=0)
-
-
-def _ended(options: Options, begin: Weights, output: Tensor, task: PatternTask, training: Training) -> dict[str, float]:
-    """Return the test hinge after all steps, and the share of large rows of ΔV."""
-    model = fine_tune(begin, output, task, training)
-    loss = _mean_hinge(model, output, test_set(options, task, training.seed))
-    return {"hinge": loss, "large_rows": large_rows(model.minus(begin))}
 
 
 def _one_bit(options: Options, bits: int) -> PatternTask:
@@ -314,8 +289,14 @@ def _one_bit(options: Options, bits: int) -> PatternTask:
     return PatternTask(pattern, torch.cat([others, -others, rest]), options.tokens, 12 // bits, 0)
 
 
-def _mean_hinge(model: Weights, output: Tensor, test: tuple[Tensor, Tensor]) -> float:
-    return float(judge(Weights(model.attention[None], model.value[None]), output, *test).hinge[0])
+def _ended(bench: Bench, task: PatternTask, training: Training) -> dict[str, float]:
+    """Return the test hinge after all steps, and the share of large rows of ΔV."""
+    model = fine_tune(bench.begin, bench.output, task, training)
+    return {"hinge": _hinge(bench, model, task, training.seed), "large_rows": large_rows(model.minus(bench.begin))}
+
+
+def _hinge(bench: Bench, model: Weights, task: PatternTask, seed: int) -> float:
+    return float(bench.judge(Weights(model.attention[None], model.value[None]), task, seed).hinge[0])
 
 
 def _row(seed: int, varied: str, at: float, **measured: float) -> Row:
@@ -328,26 +309,24 @@ def target_rows(options: Options, seed: int) -> Iterator[Row]:
     λ are drawn, and both closed forms are tried: `printed` and `derived`. β is measured: what the loss of task 1 rises
     per unit of λ when an orthogonal task is added or taken away, at most over λ in [−3, 3].
     """
-    begin, output = start(options, seed)
-    most = max(len(gammas) for gammas in options.targets)
+    bench, most = Bench.open(options, seed), max(len(gammas) for gammas in options.targets)
     axes = torch.eye(options.dimensions, dtype=torch.float64)
     patterns, beyond, rest = axes[:most], axes[most], axes[most + 1 :]
-    tasks = [task_of(options, pattern, rest) for pattern in patterns]
-    vectors = [trained(options, begin, output, task, 10 * seed + number) for number, task in enumerate(tasks)]
-    inputs, labels = test_set(options, tasks[0], seed)
-    tried = column([-3, -2, -1, 1, 2, 3])
-    cost = judge(combined(begin, vectors[:2], torch.stack([torch.ones_like(tried), tried], 1)), output, inputs, labels)
-    beta = float((cost.hinge / tried.abs()).max())
+    tasks = [bench.task(pattern, rest) for pattern in patterns]
+    vectors = [bench.vector(task, bench.training(10 * seed + number)) for number, task in enumerate(tasks)]
+    tried = [-3, -2, -1, 1, 2, 3]
+    cost = bench.judge(bench.sums(vectors[:2], tried), tasks[0], seed)
+    beta = float((cost.hinge / torch.tensor(tried).abs()).max())
     draw = np.random.default_rng(seed)
     for number, gammas in enumerate(options.targets):
-        towards = column(gammas)
+        towards = torch.tensor(gammas, dtype=torch.float64)
         kappa = float((1 - towards.square().sum()).clamp_min(0).sqrt())
-        target = task_of(options, towards @ patterns[: len(gammas)] + kappa * beyond, rest)
+        target = bench.task(towards @ patterns[: len(gammas)] + kappa * beyond, rest)
         chance = draw.uniform(-1, 3, (options.drawn, len(gammas)))
         kinds = [*(("drawn", scales) for scales in chance), *_closed(gammas, options.c)]
         by = np.stack([scales for _, scales in kinds])
-        models = combined(begin, vectors[: len(gammas)], torch.from_numpy(by))
-        judged = judge(models, output, *test_set(options, target, 100 + seed))
+        models = combined(bench.begin, vectors[: len(gammas)], torch.from_numpy(by))
+        judged = bench.judge(models, target, 100 + seed)
         promised = out_of_domain(by, gammas, beta, options.c)
         for index, (kind, scales) in enumerate(kinds):
             yield {
@@ -390,7 +369,7 @@ NOTES = [
     "numerator must be √Σγ². No λ exists where all γ that are not 0 are one negative number; the paper names the case "
     "in which all γ are equal. The condition is sufficient and far from necessary.",
     "*Equations 90 and 132* lack the mask 1[y f < 1] of the hinge; with it they agree with automatic differentiation "
-    "to 1e-10, and without it they do not (tests/analysis/test_provable.py).",
+    "to 1e-10, and without it they do not (tests/studies/theory/test_provable.py).",
     "*Corollaries.* ΔV has rank 2, not 1: the mean of the irrelevant patterns is its second direction. The two kinds "
     "of rows do not show: nearly all rows of ΔV are large, because a row whose ReLU is closed on μ is open on −μ. "
     "Pruning then costs in proportion to what is cut, whichever rows go.",
@@ -774,14 +753,6 @@ def claims(options: Options) -> list[Claim]:
 # What is shown
 
 
-def phase_table(rows: pd.DataFrame, task: int) -> pd.DataFrame:
-    """Return hinge loss, and accuracy in % in brackets, over α and λ."""
-    phases = select(whole(rows), scale=[-3, -2, -1, -0.5, 0, 0.2, 0.5, 0.8, 1, 2])
-    means = phases.groupby(["alpha", "scale"])[[f"hinge_{task}", f"accuracy_{task}"]].mean()
-    texts = means.apply(lambda row: f"{row.iloc[0]:.2f} ({100 * row.iloc[1]:.0f})", axis=1)
-    return texts.unstack("scale")
-
-
 def convergence_table(rows: pd.DataFrame) -> pd.DataFrame:
     convergence, digits = select(rows, part="convergence"), {"steps": 0, "early_hinge": 4, "hinge": 4, "large_rows": 3}
     order = convergence[["varied", "at"]].drop_duplicates()
@@ -838,23 +809,18 @@ def _boundaries(panel: Axes, alphas: Sequence[float]) -> None:
 
 def curve_figure(rows: pd.DataFrame) -> Figure:
     """Draw y f over λ on both tasks, measured and predicted, for a contradictory, an irrelevant and an aligned pair."""
-    alphas = sorted(whole(rows).alpha.unique())
+    points = whole(rows)[["seed", "alpha", "scale", "margin_1", "margin_2"]]
+    alphas = sorted(points.alpha.unique())
     chosen = [min(alphas, key=lambda alpha, near=near: abs(alpha - near)) for near in (-0.5, 0.0, 0.5)]  # type: ignore[misc]
-    figure, axes = panels(3, 3, 3.4, sharey=True)
-    for panel, alpha in zip(axes, chosen, strict=True):
-        at_alpha = select(whole(rows), alpha=alpha)
-        means = at_alpha[at_alpha.scale >= -8].groupby("scale")[["margin_1", "margin_2"]].mean()
-        dress(panel, f"α = {alpha:g}", "λ", "mean y f" if panel is axes[0] else "", grid="both")
-        predicted = [predicted_outputs(alpha, scale) for scale in means.index]
-        for number, line in enumerate(zip(*predicted, strict=True), 1):
-            style = series_style(number - 1)
-            panel.plot(means.index, means[f"margin_{number}"], label=f"task {number}, measured", **style)
-            dotted = {**style, "marker": "", "linestyle": ":"}
-            panel.plot(means.index, line, label=f"task {number}, predicted", **dotted)
-        panel.axhline(1, color=INK, linewidth=0.6)
-        panel.set_ylim(-3, 4)
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    points = points[points.alpha.isin(chosen) & points.scale.between(-8, 2)]
+    first, two = predicted_outputs(points.alpha, points.scale)
+    labels = {"margin_1": "task 1, measured", "margin_2": "task 2, measured"}
+    labels |= {"predicted_1": "task 1, predicted", "predicted_2": "task 2, predicted"}
+    long = points.assign(predicted_1=first, predicted_2=two).melt(
+        ["seed", "alpha", "scale"], list(labels), "of", "value"
+    )
+    names = labels | {alpha: f"α = {alpha:g}" for alpha in chosen}
+    return curves(long, "scale", "of", "value", "alpha", labels=names, x_label="λ", y_label="mean y f", columns=3)
 
 
 def convergence_figure(rows: pd.DataFrame) -> Figure:
@@ -899,8 +865,6 @@ STUDY = Study(
     measure=measure,
     claims=claims,
     tables=lambda options: {
-        "P13: hinge loss (and accuracy in %) of Ψ^(0) + ΔΨ_1 + λ ΔΨ_2 on task 1": partial(phase_table, task=1),
-        "P13: hinge loss (and accuracy in %) of Ψ^(0) + ΔΨ_1 + λ ΔΨ_2 on task 2": partial(phase_table, task=2),
         "P12, P17, P23: steps until solved, hinge after some and after all steps, share of large rows of ΔV": (
             convergence_table
         ),
