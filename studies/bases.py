@@ -47,7 +47,8 @@ from mergeflow.modality import Model
 from mergeflow.training import FineTuneSettings, IterativeRun, fine_tune
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid
 from studies.lab.claims import Samples, with_interval, within
-from studies.lab.methods import arguments_of, at_end, ends_note
+from studies.lab.inputs import State
+from studies.lab.methods import USED, arguments_of, at_end, ends_note
 from studies.lab.plots import curves
 from studies.lab.rows import samples, select
 from studies.lab.study import Tables
@@ -67,7 +68,6 @@ NAMES = {
     "mima": "MIMA",
 }
 GAP = 15.0  # points between experts and average that the field's suites have
-SHOWN = 0.08  # CART's rank ratio
 MOST = 0.9  # of a squared norm
 METHODS = ("task_arithmetic", "ties", "cart", "tsv", "iso_c")
 LEVELS = ("individual", "task_arithmetic", "average")
@@ -78,8 +78,6 @@ SCALES = {
     "iso_c": (grid(0.2, 3.0, 0.2), 1.2),
     "cart": ([0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0], 1.5),
 }
-
-State = dict[str, Tensor]
 
 
 class Arm(Section):
@@ -338,7 +336,7 @@ def weight_ranks(base: State, tuned: State) -> dict[str, float]:
     for name, start in base.items():
         if is_matrix(name, start.shape, "attn_mlp"):
             squares = torch.linalg.svdvals((tuned[name] - start).double()).square()
-            retained.append(float(squares[: rank_of(tuple(start.shape), SHOWN, "ceil")].sum()))
+            retained.append(float(squares[: rank_of(tuple(start.shape), USED, "ceil")].sum()))
             sizes.append(float(squares.sum()))
             shares.append(rank_share(squares) * sizes[-1])
     return {"kept": sum(retained) / sum(sizes), "weights": sum(shares) / sum(sizes)}
@@ -385,7 +383,7 @@ def curve_of(rows: pd.DataFrame, base: str) -> pd.DataFrame:
 def bells(labels: Mapping[str, str], rows: pd.DataFrame) -> Samples:
     curves = {base: curve_of(rows, base) - reached(rows, base, "average") for base in labels}
     highest = {f"{label}, highest": curves[base][curves[base].index < 1].max() for base, label in labels.items()}
-    return highest | {f"{label}, at 8 %": curves[base].loc[SHOWN] for base, label in labels.items()}
+    return highest | {f"{label}, at 8 %": curves[base].loc[USED] for base, label in labels.items()}
 
 
 def keeps_rule(rows: pd.DataFrame, base: str) -> bool:

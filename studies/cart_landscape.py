@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, LogNorm
 from matplotlib.figure import Figure
 from pydantic import Field
 
@@ -42,6 +41,8 @@ from mergeflow.modality import Examples
 from studies.lab import Claim, Laboratory, Row, Section, Study, curves, table
 from studies.lab.claims import Samples, Verdict, all_within, with_interval, within
 from studies.lab.inputs import State
+from studies.lab.methods import USED
+from studies.lab.plots import contours
 from studies.lab.rows import select
 from studies.theory.landscape import (
     Grid,
@@ -54,10 +55,9 @@ from studies.theory.landscape import (
     principal_plane,
     roundness,
 )
-from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, legend, panels, series_style
-from tasks.plotting.palette import INK, MUTED, SERIES, SURFACE
+from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
+from tasks.plotting.palette import INK, SERIES, SURFACE
 
-SHOWN = 0.08  # CART's rank ratio that is marked, as in the paper's figures
 LOWER = 0.1  # nat, of Σ L_t: what counts as lower
 TOLERANCE = 1e-3  # of a path's reach: rounding of float32 weights
 LABELS = {
@@ -68,7 +68,6 @@ LABELS = {
     "task_arithmetic": "task arithmetic, best λ",
     "task_arithmetic, largest": "task arithmetic, largest λ",
 }
-COLOURS = LinearSegmentedColormap.from_list("loss", ["#3f97cc", "#b9d9ec", SURFACE])
 MARKS: dict[str, dict[str, Any]] = {
     "base": {"marker": "^", "label": "θ0"},
     "average": {"marker": "o", "label": "θ_avg"},
@@ -142,7 +141,7 @@ class Site:
         return min(tried, key=lambda scale: sum(self.losses(self.state(Model("task_arithmetic", scale))).values()))
 
     def ranks(self) -> list[float]:
-        return sorted({*self.options.ranks, SHOWN, 1.0})
+        return sorted({*self.options.ranks, USED, 1.0})
 
     def additions(self) -> list[float]:
         return sorted({*self.options.additions, 1 / len(self.experts)})
@@ -241,7 +240,7 @@ def look_at_test(site: Site, best: Model, addition: float) -> Iterator[Row]:
     looked = {
         "base": Model("base"),
         "average": Model("average"),
-        "cart": Model("cart", 1.0, SHOWN),
+        "cart": Model("cart", 1.0, USED),
         "cart, best": best,
         "task_arithmetic": Model("task_arithmetic", addition),
         "task_arithmetic, largest": Model("task_arithmetic", site.additions()[-1]),
@@ -275,7 +274,7 @@ def in_picture(row: Row, addition: float) -> bool:
 def draw_basins(lab: Laboratory, run: str, seed: int, options: Options, models: Sequence[Row]) -> Iterator[Row]:
     """Yield for each task its loss on the plane of its expert, CART and task arithmetic, and where models lie."""
     site = Site(lab, run, seed, options)
-    cart = site.state(Model("cart", 1.0, SHOWN))
+    cart = site.state(Model("cart", 1.0, USED))
     addition = site.state(Model("task_arithmetic", addition_of(models)))
     average = site.state(Model("average"))
     for task, expert in site.experts.items():
@@ -294,9 +293,8 @@ def draw_basins(lab: Laboratory, run: str, seed: int, options: Options, models: 
 
 def grid_rows(plane: str, grid: Grid, measured: Mapping[str, np.ndarray]) -> Iterator[Row]:
     for task, values in measured.items():
-        for y, line in zip(grid.ys.tolist(), values.tolist(), strict=True):
-            for x, loss in zip(grid.xs.tolist(), line, strict=True):
-                yield {"part": "grid", "plane": plane, "x": x, "y": y, "task": task, "loss": loss}
+        for x, y, loss in grid.points(values):
+            yield {"part": "grid", "plane": plane, "x": x, "y": y, "task": task, "loss": loss}
 
 
 # What the rows are asked
@@ -334,7 +332,7 @@ def lowest(models: pd.DataFrame) -> pd.DataFrame:
 def named(models: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return one of the models that have a label, a row for each seed."""
     if name == "cart":
-        return select(models, kind="cart", scale=1.0, rank=SHOWN).set_index("seed")
+        return select(models, kind="cart", scale=1.0, rank=USED).set_index("seed")
     if name == "cart, best":
         return lowest(select(models, kind="cart"))
     if name == "task_arithmetic":
@@ -364,7 +362,7 @@ def passes(rows: pd.DataFrame) -> tuple[Verdict, str]:
         f"at its ends it is {ends:.1e} of its reach away from θ_avg; Σ L_t less that at θ_avg: "
         f"{with_interval(gained, 2)} nat at the lowest point (k / full = "
         f"{', '.join(f'{rank:g}' for rank in least['rank'])} by seed), {with_interval(used, 2)} nat at "
-        f"{100 * SHOWN:g} %"
+        f"{100 * USED:g} %"
     )
     parts = {"lowest": (gained, -math.inf, -LOWER), "used": (used, -math.inf, -LOWER)}
     return all_within(parts) if ends < TOLERANCE else False, text
@@ -429,7 +427,7 @@ def mean_losses(rows: pd.DataFrame) -> str:
 CLAIMS = [
     Claim("C8", "CART's path over k starts and ends at θ_avg and passes lower multi-task loss in between.",
           of=f"ends within {TOLERANCE:g} of the reach for every seed, and paired difference of Σ L_t ≤ −{LOWER} nat, "
-             f"at the lowest point as at {100 * SHOWN:g} %, which these losses did not choose", decide=passes),
+             f"at the lowest point as at {100 * USED:g} %, which these losses did not choose", decide=passes),
     Claim("C8", "On the plane fitted to the paths the path over k is a loop, nearer to a circle than to a line out and "
           "back.", lambda rows: {"roundness on the plane of the paths": round_path(rows, "cart")},
           low=0.5, of="roundness, from a line's 0 to a circle's 1,", unit="", digits=2,
@@ -505,7 +503,7 @@ def path_figure(rows: pd.DataFrame) -> Figure:
     models, marked = of_first(rows)
     over_scales = {
         "task arithmetic over λ": select(models, kind="task_arithmetic").sort_values("scale")[["x", "y"]].to_numpy(),
-        "CART, 8 %, over λ": select(models, kind="cart", rank=SHOWN).sort_values("scale")[["x", "y"]].to_numpy(),
+        "CART, 8 %, over λ": select(models, kind="cart", rank=USED).sort_values("scale")[["x", "y"]].to_numpy(),
     }
     grid = select(rows, part="grid", plane="paths")
     panels_of = [
@@ -570,26 +568,17 @@ def rank_figure(rows: pd.DataFrame) -> Figure:
 def scale_figure(rows: pd.DataFrame) -> Figure:
     """Draw the multi-task loss of the models themselves over λ."""
     models = models_of(rows)
-    sums, cart = select(models, kind="task_arithmetic"), select(models, kind="cart", rank=SHOWN)
+    sums, cart = select(models, kind="task_arithmetic"), select(models, kind="cart", rank=USED)
     long = pd.concat([sums.assign(path="task arithmetic"), cart.assign(path="CART, 8 %")])
     return curves(long, "scale", "path", "total", x_label="λ", y_label="Σ L_t, validation", log_y=True)
 
 
 def draw_contours(panel: Axes, grid: pd.DataFrame) -> None:
-    """Fill a panel with the contours of a loss, dense where it is low, which is dark."""
-    wide = grid.groupby(["y", "x"]).loss.sum().unstack("x")
-    xs, ys, values = wide.columns.to_numpy(), wide.index.to_numpy(), wide.to_numpy()
-    low = float(values.min())
-    high = max(float(values.max()), low + 1e-6)
-    levels = low + (high - low) * np.linspace(0, 1, 14) ** 2
-    shown = np.maximum(values - low, 0) + 1e-3 * (high - low)
-    panel.contourf(xs, ys, shown, levels=levels - low + 1e-3 * (high - low), cmap=COLOURS, norm=LogNorm(clip=True))
-    lines = panel.contour(xs, ys, values, levels=levels[1:-1], colors=MUTED, linewidths=0.6)
-    panel.clabel(lines, levels=levels[2:-1:3], fmt="%.3g", fontsize=SMALL - 1.5, colors=INK)
-    panel.set_aspect("equal")
-    panel.set_xlim(xs[0], xs[-1])
-    panel.set_ylim(ys[0], ys[-1])
-    panel.grid(False)
+    """Fill a panel with the contours of a loss, dense where it is low."""
+    plane = grid.groupby(["y", "x"]).loss.sum().unstack("x")
+    low = float(plane.min(axis=None))
+    levels = low + max(float(plane.max(axis=None)) - low, 1e-6) * np.linspace(0, 1, 14) ** 2
+    contours(panel, plane, levels.tolist(), "%.3g", every=3)
 
 
 STUDY = Study(

@@ -22,22 +22,20 @@ from functools import partial
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from pydantic import Field
 
 from mergeflow.merging import configure
 from mergeflow.modalities.classification import Subset
 from studies.lab import Claim, Laboratory, Row, Section, Study, per_seed, select, table
-from studies.lab.plots import side_by_side
+from studies.lab.plots import contours, side_by_side
 from studies.lab.rows import Samples, each, samples, steps
 from studies.theory.landscape import Grid, angle_between, measure_grid, plane_through, valley
-from tasks.plotting.drawing import FULL_WIDTH, SMALL, dress, new_figure
+from tasks.plotting.drawing import FULL_WIDTH, dress, new_figure
 from tasks.plotting.palette import INK, MUTED, SURFACE
 from tasks.plotting.panels import place_labels
 
 LEVELS = (0, 5, 10, 20, 30, 40, 50, 60, 80, 100)  # error in %
-_COLOURS = LinearSegmentedColormap.from_list("error", ["#3f97cc", "#b9d9ec", SURFACE])
 _LABELS = {"base": "θ0", "mean": "mean"}
 Point = tuple[float, float]
 
@@ -94,9 +92,8 @@ def measure_plane(lab: Laboratory, run: str, seed: int, options: Options, pair: 
             point = {"model": name, "task": task, "x": x, "y": y, "accuracy": 100 * (1 - error)}
             yield {"part": "model", **about, **point}
     for task, values in errors.items():
-        for y, line in zip(grid.ys.tolist(), values.tolist(), strict=True):
-            for x, error in zip(grid.xs.tolist(), line, strict=True):
-                yield {"part": "grid", **about, "task": task, "x": x, "y": y, "accuracy": 100 * (1 - error)}
+        for x, y, error in grid.points(values):
+            yield {"part": "grid", **about, "task": task, "x": x, "y": y, "accuracy": 100 * (1 - error)}
 
 
 def geometry(grid: Grid, errors: Mapping[str, np.ndarray], places: Sequence[Point], height: float) -> dict[str, float]:
@@ -248,7 +245,7 @@ def landscape_figure(pair: str, rows: pd.DataFrame) -> Figure:
         for number, (panel, (name, errors)) in enumerate(zip(line, grids.items(), strict=True)):
             title, y_label = f"N = {plane.rounds}, {plane.angle:.2g}°: {name}", "" if number else "y along v"
             dress(panel, title, "x along u", y_label, grid="both")
-            contours(panel, errors.columns.to_numpy(), errors.index.to_numpy(), errors.to_numpy())
+            contours(panel, errors, LEVELS, "%d %%")
             _models(panel, places[plane.rounds], pair, plane.angle)
     figure.draw_without_rendering()  # labels are placed on panels of their final size
     for line, plane in zip(axes, planes, strict=True):
@@ -263,21 +260,6 @@ def landscape_figure(pair: str, rows: pd.DataFrame) -> Figure:
 def _places(models: pd.DataFrame) -> dict[str, Point]:
     placed = models.dropna(subset=["x"]).drop_duplicates("model")
     return {name: (x, y) for name, x, y in placed[["model", "x", "y"]].itertuples(index=False)}
-
-
-def contours(panel: Axes, xs: np.ndarray, ys: np.ndarray, values: np.ndarray) -> None:
-    """Fill a panel with the contours of an error in %, its lines labelled, low errors dark.
-
-    Args:
-        panel: where the contours are drawn.
-        xs, ys: the grid's coordinates, [n] and [m].
-        values: errors in %, [m, n].
-    """
-    panel.contourf(xs, ys, values, levels=LEVELS, cmap=_COLOURS, norm=BoundaryNorm(LEVELS, _COLOURS.N))
-    lines = panel.contour(xs, ys, values, levels=LEVELS[1:], colors=MUTED, linewidths=0.6)
-    panel.clabel(lines, fmt="%d %%", fontsize=SMALL - 1, colors=INK)
-    panel.set_aspect("equal")
-    panel.grid(False)
 
 
 def _models(panel: Axes, places: Mapping[str, Point], pair: str, angle: float) -> None:

@@ -44,6 +44,7 @@ from studies.lab.methods import (
     NOT_WORSE,
     OUTPERFORMS,
     PEAK,
+    USED,
     Adaptation,
     Direction,
     Scales,
@@ -70,7 +71,7 @@ WITH_DATA = ("zero_shot", "individual", *ADAPTED.values())
 # Half of the shares in the paper's Table 1, in % of the headroom, individual less pre-trained
 SUBSTANTIAL = 11.2  # CART less Consensus TA, 8 tasks: 9.5 of 42.5 points
 FAR = 25.0  # individual less average, the smallest: 14.6 of 29.2 points, ViT-L/14, 8 tasks
-USED, FIXED_RANK = 0.08, "cart_8"  # CART at the rank that AdaMerging scales, λ from validation
+FIXED_RANK = "cart_8"  # CART at the rank that AdaMerging scales, λ from validation
 
 
 class Adapting(Section):

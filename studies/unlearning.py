@@ -57,6 +57,7 @@ from mergeflow.training.lora import LoraModel
 from mergeflow.training.settings import FineTuneSettings, LoraSettings
 from studies.lab import Claim, Laboratory, Row, Section, Study
 from studies.lab.claims import Samples, needs, with_interval
+from studies.lab.inputs import State
 from studies.lab.plots import curves, side_by_side
 from studies.lab.rows import samples, select
 from studies.lab.study import Tables
@@ -86,7 +87,6 @@ PRINTED = ("37.2 % and, by LoRA, 35.5 %", "34.7 % and, by LoRA, 24.1 %")
 ALIKE = 17.0  # % of 1 − α̂ with the other author's book: half of the paper's share, .259 of .761
 WAYS = {"full": "all weights", "adapters": "adapters"}
 LIKENESS_BLOCKS = 16  # of each book's validation split, whose tokens' logits give α̂
-State = dict[str, Tensor]
 
 
 class Folders(Section):

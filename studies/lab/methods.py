@@ -138,7 +138,8 @@ FURTHER: dict[str, Any] = {
     "paper": "1.1, 2.8, 6.4 points with 8, 14, 20 tasks",
     "caveat": "80 steps, the paper has 500; the rate is chosen on labelled validation images",
 }
-CART_START = 1.0  # λ of CART where AdaMerging starts from it, as in its paper, at the rank ratio 0.08
+USED = 0.08  # CART's rank ratio, as in its paper
+CART_START = 1.0  # λ of CART where AdaMerging starts from it, as in its paper, at that rank ratio
 Split = Literal["test", "validation"]
 Watch = Callable[[int, Mapping[str, Tensor]], None]
 
@@ -166,7 +167,7 @@ class Adaptation:
     lr: float
     steps: int = 80
     batch_size: int = 16
-    rank_ratio: float = 0.08
+    rank_ratio: float = USED
     seed: int = 0
 
     @property

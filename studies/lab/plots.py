@@ -7,17 +7,29 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from mergeflow.evaluation.averages import mean_interval
 from studies.lab.claims import with_interval
 from studies.lab.rows import samples
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, new_figure, number_ticks, panels, plain, series_style
-from tasks.plotting.palette import MUTED
+from tasks.plotting.drawing import (
+    FULL_WIDTH,
+    SMALL,
+    dress,
+    legend,
+    new_figure,
+    number_ticks,
+    panels,
+    plain,
+    series_style,
+)
+from tasks.plotting.palette import INK, MUTED, SURFACE
 from tasks.plotting.panels import curve, round_axis
 
 Names = str | Sequence[str]
+_DARK = LinearSegmentedColormap.from_list("low is dark", ["#3f97cc", "#b9d9ec", SURFACE])
 DASHES: Any = ((0, (4, 3)), "-.", (0, (1, 2)), (0, (8, 2)))  # of levels
 
 
@@ -247,6 +259,25 @@ def scatter(
             axis.plot(group[column], group[y], label=text, **style)
     legend(figure, figure.get_figwidth() - 0.4, loc="outside lower center")
     return figure
+
+
+def contours(panel: Axes, plane: pd.DataFrame, levels: Sequence[float], form: str, every: int = 1) -> None:
+    """Fill a panel with the contours of a value on a plane, its lines numbered, dark where it is low.
+
+    Args:
+        panel: where they are drawn.
+        plane: the values, by y and x.
+        levels: rising, from the smallest value to the largest.
+        form: of the numbers, as `%d`.
+        every: so many lines have one number.
+    """
+    xs, ys, values = plane.columns.to_numpy(), plane.index.to_numpy(), plane.to_numpy()
+    panel.contourf(xs, ys, values, levels=levels, cmap=_DARK, norm=BoundaryNorm(levels, _DARK.N))
+    shown = levels[1:-1]
+    lines = panel.contour(xs, ys, values, levels=shown, colors=MUTED, linewidths=0.6)
+    panel.clabel(lines, levels=shown[::every], fmt=form, fontsize=SMALL - 1, colors=INK)
+    panel.set(aspect="equal", xlim=(xs[0], xs[-1]), ylim=(ys[0], ys[-1]))
+    panel.grid(False)
 
 
 def by_seed(rows: pd.DataFrame, x: str, value: str = "accuracy") -> dict[Any, list[float]]:

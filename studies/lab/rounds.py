@@ -7,18 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from mergeflow import layout
 from mergeflow.analysis.geometry import cosine_matrix
 from mergeflow.checkpoints import read_state
 from mergeflow.checkpoints.writer import link_or_copy, write_atomically
 from mergeflow.training import Cost, FineTuneSettings, IterativeRun
+from studies.lab.inputs import State
 from tasks.project.stage import StageIO
 from tasks.rounds import tune_round, write_last_round
 from tasks.training import Workbench
-
-State = dict[str, Tensor]
 
 
 def train_in_rounds(

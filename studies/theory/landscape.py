@@ -153,6 +153,16 @@ class Grid:
         xs, ys = (np.linspace(low[side] - room, high[side] + room, size) for side in (0, 1))
         return cls(xs, ys)
 
+    def points(self, values: np.ndarray) -> Iterator[tuple[float, float, float]]:
+        """Yield x, y and value of every point, line by line; `values` are [len(ys), len(xs)].
+
+        Example:
+            >>> list(Grid(np.array([0.0, 1.0]), np.array([5.0])).points(np.array([[0.2, 0.3]])))
+            [(0.0, 5.0, 0.2), (1.0, 5.0, 0.3)]
+        """
+        for y, line in zip(self.ys.tolist(), values.tolist(), strict=True):
+            yield from ((x, y, value) for x, value in zip(self.xs.tolist(), line, strict=True))
+
 
 def measure_grid(plane: Plane, grid: Grid, evaluate: Callable[[State], Mapping[str, float]]) -> dict[str, np.ndarray]:
     """Measure the model at every point of a grid by a callback.
