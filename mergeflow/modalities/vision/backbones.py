@@ -122,7 +122,8 @@ def load_backbone(place: str, root: Path) -> tuple[Backbone, dict[str, str]]:
     config.num_labels = 1  # of the classifier, which is taken off
     if config.model_type == _TIMM:  # timm writes it here too, where it clashes with that of transformers
         config.model_args = {name: value for name, value in (config.model_args or {}).items() if name != "num_classes"}
-    auto = "AutoModelForImageClassification" if _classifies(config) else "AutoModel"
+    classifies = _classifies(config)
+    auto = "AutoModelForImageClassification" if classifies else "AutoModel"
     options = {"config": config, "ignore_mismatched_sizes": True}
     model, lacking = load_pretrained(auto, "the model", place, root, ASSETS, FILES, **options)
     pixels = _read_pixels(place, source)
@@ -132,8 +133,10 @@ def load_backbone(place: str, root: Path) -> tuple[Backbone, dict[str, str]]:
         "pixels": json.dumps(asdict(pixels)),
     }
     backbone = Backbone(model, pixels, place).eval()
-    norm = "pooler." if _classifies(config) else None  # under a classifier a pooler is a norm, else a drawn layer
-    check_whole(place, [name for name in lacking if name in backbone.state_dict() and not (norm and norm in name)])
+    missing = sorted(set(lacking) & backbone.state_dict().keys())
+    if classifies:  # such a model reads no pooler, or one that is a mere norm; alone the pooler is a layer, drawn anew
+        missing = [name for name in missing if "pooler." not in name]
+    check_whole(place, missing)
     return backbone, record
 
 
