@@ -298,23 +298,23 @@ def _is_recorded(root: Path, out: str, entry: Mapping[str, Any]) -> bool:
 REGISTER = "register"
 
 
-def stages_to_run(
-    root: Path, stages: dict[str, Stage], targets: Iterable[str] | None = None, always: Iterable[str] = ()
-) -> list[str]:
+def stages_to_run(root: Path, stages: dict[str, Stage], targets: Iterable[str] | None = None) -> list[str]:
     """List the addresses to run, in running order: stale stages and those that depend on them.
+
+    The stage `register` is among them, although its files are up to date, where the registry lacks their version.
 
     Args:
         targets: only these stages and what they need; `finetune` names all its items, `finetune@digits` one. None: all.
-        always: stages to run although their files are up to date.
 
     Raises:
         MergeflowError: a target is not a stage.
     """
-    todo = downstream_closure(stale_stages(root, stages) | set(always), stages)
-    if targets is None:
-        return todo
-    wanted = needed_for(targets, stages)
-    return [address for address in todo if address in wanted]
+    todo = downstream_closure(stale_stages(root, stages), stages)
+    if targets is not None:
+        wanted = needed_for(targets, stages)
+        todo = [address for address in todo if address in wanted]
+    lost = REGISTER not in todo and are_results_wanted(targets, stages) and registration_lost(root)
+    return [*todo, REGISTER] if lost else todo
 
 
 def are_results_wanted(targets: Iterable[str] | None, stages: dict[str, Stage]) -> bool:

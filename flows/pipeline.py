@@ -195,13 +195,8 @@ def submit(
 
 
 @flow(name="pipeline", validate_parameters=False)
-def pipeline(
-    root: str, force_register: bool = False, push: bool = False, targets: list[str] | None = None
-) -> list[str]:
+def pipeline(root: str, push: bool = False, targets: list[str] | None = None) -> list[str]:
     """Run every stale stage and what depends on it; then record the outputs in DVC, as its only writer.
-
-    Args:
-        force_register: register again although the files are up to date (the registry has lost or never seen them).
 
     Returns:
         The addresses of the stages that were submitted.
@@ -210,30 +205,29 @@ def pipeline(
         MergeflowError: a stage failed; stages that do not depend on it have finished and are kept.
     """
     with tracked_run(Path(root)):
-        return run_project(Path(root), force_register, push, targets)
+        return run_project(Path(root), push, targets)
 
 
-def run_project(root: Path, force_register: bool, push: bool, targets: list[str] | None) -> list[str]:
+def run_project(root: Path, push: bool, targets: list[str] | None) -> list[str]:
     """Run the pipeline within the flow run that calls it, and publish report and results.
 
     Where only other stages are asked for, such as a study, no results are published: those on disk are of another run,
     and what the registry has of it stays as it is.
 
     """
-    done = _run_stages(root, force_register, push, targets)
+    done = _run_stages(root, push, targets)
     if are_results_wanted(targets, load_graph(root, studies=True)):
         publish_report(root)
         publish_results(root)
     return done
 
 
-def _run_stages(root: Path, force_register: bool, push: bool, targets: list[str] | None) -> list[str]:
+def _run_stages(root: Path, push: bool, targets: list[str] | None) -> list[str]:
     params = validate_params(root)  # first: a task whose name is mistyped takes the outputs of the right one away
     wait_for_dvc(root, get_run_logger().warning)
     remove_stale_outputs(root, get_run_logger().info)
     stages = load_graph(root, studies=targets is not None)
-    always = {REGISTER} if force_register else set[str]()
-    todo = stages_to_run(root, stages, targets, always)
+    todo = stages_to_run(root, stages, targets)
     if BASE in todo:
         check_base(root, params)
     with (
@@ -241,9 +235,9 @@ def _run_stages(root: Path, force_register: bool, push: bool, targets: list[str]
         started(task_runner("threads" if machines else params.run.runner, params.run.workers)) as runner,
     ):
         # The registry is told DVC's hashes, so the files are recorded before it is asked.
-        _run_group(root, runner, [address for address in todo if address != REGISTER], stages, always, machines)
+        _run_group(root, runner, [address for address in todo if address != REGISTER], stages, machines)
         if REGISTER in todo:  # it may be stale for DVC alone, while the registry has lost what it registered
-            _run_group(root, runner, [REGISTER], stages, {REGISTER} if registration_lost(root) else always, machines)
+            _run_group(root, runner, [REGISTER], stages, machines, force=registration_lost(root))
     if push:
         push_outputs(root)
     return todo
@@ -254,8 +248,8 @@ def _run_group(
     runner: TaskRunner[Any],
     group: list[str],
     stages: dict[str, Stage],
-    always: set[str],
     machines: Fleet | None,
+    force: bool = False,
 ) -> None:
     """Run stages as soon as what they read is there, record the finished ones, then raise what went wrong.
 
@@ -271,7 +265,7 @@ def _run_group(
                 run_rounds(runner, root, stages[MULTITASK])
             for address in ready:
                 after = [futures[up] for up in above[address]]
-                futures[address] = submit(runner, root, address, after, address in always, machines)
+                futures[address] = submit(runner, root, address, after, force, machines)
             running = {future: address for address, future in futures.items() if address not in states}
             if not running:
                 break

@@ -6,11 +6,8 @@ import typer
 from rich.console import Console
 
 from flows.dvc_commands import (
-    REGISTER,
-    are_results_wanted,
     push_outputs,
     record_outputs,
-    registration_lost,
     remove_stale_outputs,
     stages_to_run,
     wait_for_dvc,
@@ -65,8 +62,6 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     remove_stale_outputs(root, lambda text: console.print(text, highlight=False, markup=False))
     stages = load_graph(root, studies=targets is not None)
     todo = stages_to_run(root, stages, targets)
-    lost = are_results_wanted(targets, stages) and REGISTER not in todo and registration_lost(root)
-    todo = todo or ([REGISTER] if lost else [])
     if BASE in todo:
         check_base(root, params)
     if todo:
@@ -75,15 +70,13 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
 
             print_device_memory(root, params, todo, console)
         console.print(f"[bold]{len(todo)} of {len(stages)} stages to run[/] (starting Prefect)", highlight=False)
-        _run_flow(root, console, todo, lost, push, targets)
+        _run_flow(root, console, todo, push, targets)
     else:
         record_outputs(root, [])  # a stage that this run does not ask for may have other code than dvc.lock says
     return todo
 
 
-def _run_flow(
-    root: Path, console: Console, todo: list[str], force_register: bool, push: bool, targets: list[str] | None
-) -> None:
+def _run_flow(root: Path, console: Console, todo: list[str], push: bool, targets: list[str] | None) -> None:
     from flows.ephemeral_server import embedded_server
     from flows.pipeline import pipeline
     from flows.signals import stoppable
@@ -91,7 +84,7 @@ def _run_flow(
     home = root / STATE / "prefect"
     try:
         with stoppable(), embedded_server(home), progress_bars(root, todo, console):
-            pipeline(str(root), force_register=force_register, push=push, targets=targets)
+            pipeline(str(root), push=push, targets=targets)
     except MergeflowError:
         raise
     except Exception as error:

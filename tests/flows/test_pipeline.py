@@ -125,7 +125,7 @@ def test_lost_files_are_registered_again_and_put_in_service_by_force(project: Pa
     done = run_in(project, "mergeflow", "run")
     assert done.returncode == 0, done.stderr
     assert ran(done) == {"register"}
-    assert "version 2 (@candidate)" in done.stdout
+    assert "version 2 as @candidate" in done.stdout
     assert "mergeflow registry promote mergeflow-pocket8/2 --force" in done.stdout
     forced = run_in(project, "mergeflow", "registry", "promote", "2", "--force", "--who", "ada", "--why", "disk died")
     assert forced.returncode == 0, forced.stderr

@@ -39,6 +39,16 @@ def test_targets_are_run_with_what_they_need_alone(monkeypatch: pytest.MonkeyPat
     assert todo(monkeypatch, stages, {"sweep@cart"}, targets=["finetune"]) == []
 
 
+@pytest.mark.parametrize("targets", [None, ["register"]])
+def test_results_that_the_registry_has_lost_are_registered_again(
+    monkeypatch: pytest.MonkeyPatch, stages: dict[str, Stage], targets: list[str] | None
+) -> None:
+    monkeypatch.setattr(dvc_commands, "registration_lost", lambda root: True)
+    assert todo(monkeypatch, stages, set(), targets=targets) == ["register"]
+    assert todo(monkeypatch, stages, {"sweep@cart"}, targets=targets).count("register") == 1
+    assert todo(monkeypatch, stages, set(), targets=["evaluate"]) == []
+
+
 def test_an_unknown_target(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Stage]) -> None:
     with pytest.raises(MergeflowError, match="did you mean 'select'"):
         todo(monkeypatch, stages, set(), targets=["selekt"])
@@ -83,5 +93,5 @@ def test_results_are_published_by_a_run_that_brings_them_up_to_date(
     monkeypatch.setattr(pipeline, "_run_stages", lambda *_: ["base"])
     monkeypatch.setattr(pipeline, "publish_report", lambda _: published_parts.append("report"))
     monkeypatch.setattr(pipeline, "publish_results", lambda _: published_parts.append("results"))
-    assert pipeline.run_project(ROOT, False, False, targets) == ["base"]
+    assert pipeline.run_project(ROOT, False, targets) == ["base"]
     assert published_parts == (["report", "results"] if published else [])
