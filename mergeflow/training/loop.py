@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.modules import draws, own_generator
@@ -101,7 +102,7 @@ def fine_tune(
     with switches, _random_numbers(model, seed * 1_000_003 + span.first):
         run = _Run(model, data, settings, span, seed, optimiser_state)
         first = run.resume(saved) if saved.exists() else span.first
-        run.modules.train()
+        run.begin_training()
         started = _clocks()
         parts = batches.parts(first)
         for step in range(first, span.last):
@@ -114,7 +115,7 @@ def fine_tune(
                 run.optimiser.zero_grad(set_to_none=True)  # the gradients' memory is the validation's
                 run.close_epoch(step + 1, validate())
                 each_epoch(len(run.trajectory.rows))
-                run.modules.train()
+                run.begin_training()
             if (step + 1) % settings.save_every == 0 and step + 1 < span.last:
                 run.charge(started)
                 started = _clocks()
@@ -150,6 +151,14 @@ class _Run:
             torch.cuda.reset_peak_memory_stats(self.device)
         self.forward = Forward(model, settings.compile)
         self.settle: Callable[[], None] = lambda: None
+
+    def begin_training(self) -> None:
+        """Turn dropout on and, unless its statistics are frozen, BatchNorm's own batches."""
+        self.modules.train()
+        if self.settings.batch_norm == "frozen":
+            for module in self.modules.modules():
+                if isinstance(module, _NormBase):
+                    module.eval()
 
     def step(self, parts: Sequence[Part], coming: Sequence[Part], step: int) -> None:
         """Do one step; `coming` are the parts of the next, after which `_settle` reads this step's numbers.

@@ -77,6 +77,9 @@ class FineTuneSettings(Settings):
         precision: `bfloat16` computes the forward pass under autocast; weights and optimiser stay float32. `tf32` lets
             a CUDA device cut the factors of float32 products to 11 bits; the processor computes as for `float32`.
         fused: AdamW as one kernel a step; without it the last bits differ.
+        batch_norm: `frozen`: BatchNorm normalises with the base's running statistics, which stay, so that experts and
+            merges share them. `updated`: it normalises with those of each batch and follows them, as a net that starts
+            from random weights needs.
         deterministic: the same bits from run to run on a CUDA device too.
         compile: run the model through torch.compile, or without it where it fails.
         save_every: steps between two saved states from which a killed run continues.
@@ -101,6 +104,7 @@ class FineTuneSettings(Settings):
     gradient_clip: float = Field(1.0, ge=0.0)
     precision: Precision = "float32"
     fused: bool = True
+    batch_norm: Literal["frozen", "updated"] = "frozen"
     deterministic: bool = False
     compile: bool = False
     save_every: int = Field(100, ge=1)

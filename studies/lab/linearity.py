@@ -62,6 +62,7 @@ class Tuning(Section):
             warmup=0.0,
             schedule="constant",
             gradient_clip=0.0,
+            batch_norm="updated",  # the nets start from random weights
             save_every=1_000_000,
         )
 

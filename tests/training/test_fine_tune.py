@@ -1,6 +1,7 @@
 """The training loop: against plain torch, deterministic, useful, and resumable to the bit."""
 
 import math
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from mergeflow.errors import MergeflowError
 from mergeflow.modality import Network
 from mergeflow.training import FineTuneSettings, fine_tune, learning_rate_factor
-from tests.training.toy import Fixed, Tiny, data, logits, order, plain, train, weights
+from mergeflow.training.loop import Span
+from tests.training.toy import Fixed, Tiny, data, logits, order, plain, plain_loss, train, weights
 
 SETTINGS = FineTuneSettings(steps=12, batch_size=4, learning_rate=1e-2, warmup=0.25, save_every=5)
 
@@ -109,6 +111,21 @@ def test_the_head_stays_in_float32_under_bfloat16(tmp_path: Path) -> None:
     task = replace(data(), head=Fixed(head))
     train(tmp_path, FineTuneSettings(steps=1, precision="bfloat16"), [task])
     assert seen == [torch.float32]
+
+
+@pytest.mark.parametrize("choice", ["frozen", "updated"])
+def test_batch_norm_keeps_the_bases_statistics_unless_they_are_updated(tmp_path: Path, choice: str) -> None:
+    """Frozen ones normalise too: the first step's loss is that of the base as it is judged."""
+    base = nn.Sequential(Tiny(), nn.BatchNorm1d(5))
+    base[1].running_mean.fill_(0.5)
+    net, settings = deepcopy(base), SETTINGS.model_copy(update={"batch_norm": choice})
+    outcome = fine_tune(Network(net), [data()], settings, 0, tmp_path / "state", lambda: 0.5, span=Span(0, 1, 0, 12))
+    assert all(
+        torch.equal(net[1].get_buffer(name), base[1].get_buffer(name)) == (choice == "frozen")
+        for name in ("running_mean", "running_var", "num_batches_tracked")
+    )
+    expected = float(plain_loss(base.train(choice == "updated"), data(), order(18, 0)[:4]).detach())
+    assert outcome.trajectory.rows[0].loss == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("stop", [1, 4, 5, 6, 10, 11])

@@ -270,6 +270,7 @@ def test_a_base_of_transformers_goes_through_experts_merge_and_serving(
     base = load_file(outputs / "base/model.safetensors")
     expert = load_file(next((outputs / "experts/red").glob("model*.safetensors")))
     assert any(not torch.equal(base[name], expert[name]) for name in base)
+    assert all(torch.equal(base[name], expert[name]) for name in base if "running" in name)
     merged = load_file(outputs / "merged/ties.safetensors")
     model.load_state_dict({**model.state_dict(), **merged})
 
