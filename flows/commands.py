@@ -146,10 +146,8 @@ def _add_stages(app: typer.Typer, root: Path) -> None:
 def _add_accept(app: typer.Typer, root: Path) -> None:
     @app.command("accept")
     def accept(
-        stages: Annotated[
-            list[str], typer.Argument(metavar="STAGE…", help="A stage, or one of its items: sweep@ties.")
-        ],
-        because: Annotated[str, typer.Option(help="Why its outputs need not be made again.")],
+        stages: Annotated[list[str], typer.Argument(metavar="STAGE", help="A stage, or one of its items: sweep@ties.")],
+        because: Annotated[str, typer.Option(metavar="TEXT", help="Why its outputs need not be made again.")],
         who: Annotated[str, typer.Option(help="Who decided; by default the user of this machine.")] = "",
     ) -> None:
         """Accept outputs of older code as up to date; the lineage records who decided it and why."""

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,6 +45,7 @@ def add_commands(app: typer.Typer, root: Path) -> tuple[typer.Typer, Opened]:
         return opened(name, which)
 
     _add_questions(group, asked)
+    _add_history(group, asked)
     _add_lineage(group, asked)
     _add_changes(group, opened, root)
     _add_serving(group, opened)
@@ -80,12 +82,16 @@ def _add_questions(group: typer.Typer, opened: Opened) -> None:
         print_table(Console(), table)
 
     @group.command("show")
-    def show_(which: Which = "champion", name: Name = None) -> None:
-        """Print one version as JSON: figures, decision, recipe, tasks, parent, tags."""
+    def show_(which: Which = "champion", name: Name = None, as_json: AsJson = False) -> None:
+        """Show one version: method, figures, accuracies, decision, where it comes from; with --json all of it."""
         from registry.versions import show
 
         store, model, version = opened(name, which)
-        typer.echo(json.dumps(show(store, model, version), indent=1, default=str))
+        shown = show(store, model, version)
+        if as_json:
+            typer.echo(json.dumps(shown, indent=1, default=str))
+        else:
+            _print_version(shown, Console())
 
     @group.command("compare")
     def compare_(left: Which, right: Which, name: Name = None) -> None:
@@ -105,14 +111,49 @@ def _add_questions(group: typer.Typer, opened: Opened) -> None:
                 )
         print_table(Console(), table)
 
+
+def _add_history(group: typer.Typer, opened: Opened) -> None:
     @group.command("history")
-    def history_(name: Name = None) -> None:
-        """Print every change of champion, oldest first."""
+    def history_(name: Name = None, as_json: AsJson = False) -> None:
+        """List every change of champion, oldest first."""
         from registry.versions import history
 
         store, model, _ = opened(name)
-        for event in history(store, model):
-            typer.echo(json.dumps(asdict(event), default=str))
+        events = history(store, model)
+        if as_json:
+            typer.echo(json.dumps([asdict(event) for event in events], indent=1))
+            return
+        table = Table("when", "action", "champion", "before", "who", "why", box=None, pad_edge=False)
+        for event in events:
+            moment = f"{event.at[:16].replace('T', ' ')} UTC"
+            table.add_row(moment, event.action, event.version, event.before or "–", event.who, event.why)
+        print_table(Console(), table)
+
+
+def _print_version(shown: dict[str, Any], console: Console) -> None:
+    """Print what `registry.versions.show` says of a version."""
+    args = ", ".join(f"{key} {value}" for key, value in ((shown["recipe"] or {}).get("args") or {}).items())
+    names = "".join(f" @{alias}" for alias in shown["aliases"])
+    made = f", {shown['method']}{f' ({args})' if args else ''}" if shown["method"] else ""
+    lines = [f"{shown['name']} version {shown['version']}{names}{made}"]
+    day = datetime.fromtimestamp(shown["created"] / 1000, UTC)
+    facts = {"registered": f"{day:%Y-%m-%d %H:%M} UTC", "weights": short(shown["fingerprint"] or "")}
+    facts |= {"files": shown["source"], "run": shown["run_id"], "made by": shown["kind"]}
+    if parent := shown["parent"]:
+        facts["made by"] += f" of {parent['task']}, from version {parent['version']}"
+    facts |= {"without": ", ".join(shown["removed_tasks"]), **shown["tags"]}
+    facts |= {key: f"{figure:.4f}" for key, figure in shown["metrics"].items()}
+    width = max(map(len, facts))
+    lines += [f"  {key:{width}}  {value}" for key, value in facts.items() if value]
+    if decision := shown["decision"]:
+        lines += [f"The gates {'let it be champion' if decision['promote'] else 'refused it'}:"]
+        lines += [f"  · {reason}" for reason in decision["reasons"]]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    table = Table("task", "validation", "expert's", box=None)
+    for task in shown["tasks"]:
+        scores = (shown[part].get(task) for part in ("accuracy", "expert_accuracy"))
+        table.add_row(task, *("" if score is None else f"{100 * score:.2f} %" for score in scores))
+    print_table(console, table)
 
 
 def _add_lineage(group: typer.Typer, opened: Opened) -> None:
@@ -147,7 +188,7 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
         name: Name = None,
         force: Annotated[bool, typer.Option(help="Promote against the gates; needs --who and --why.")] = False,
         who: Annotated[str, typer.Option(help="Who asks; without --force by default the user of this machine.")] = "",
-        why: Annotated[str, typer.Option(help="The reason, kept with the event.")] = "",
+        why: Annotated[str, typer.Option(metavar="TEXT", help="The reason, kept with the event.")] = "",
     ) -> None:
         """Make a version champion if the gates of params.yaml let it; exit status 1 when they do not."""
         from registry.promotion import Force, promote
@@ -172,7 +213,7 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
     def rollback_(
         name: Name = None,
         who: Annotated[str | None, typer.Option(help="Who decided; by default the user of this machine.")] = None,
-        why: Annotated[str, typer.Option(help="The reason, kept with the event.")] = "",
+        why: Annotated[str, typer.Option(metavar="TEXT", help="The reason, kept with the event.")] = "",
     ) -> None:
         """Return to the champion before the present one; called again, to the one before that."""
         from registry.promotion import rollback
@@ -186,7 +227,7 @@ def _add_serving(group: typer.Typer, opened: Opened) -> None:
     def serve_(
         which: Which = "champion",
         name: Name = None,
-        host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+        host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen on.")] = "127.0.0.1",
         port: Annotated[int, typer.Option(help="Port to listen on.")] = 5001,
         max_rows: Annotated[int, typer.Option(min=1, help="Most rows of one request.")] = 1024,
         max_mib: Annotated[int, typer.Option(min=1, help="Largest size of one request, in MiB.")] = 32,

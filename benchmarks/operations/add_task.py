@@ -99,7 +99,7 @@ def champion(folder: Path) -> dict[str, Any]:
     """Return version, method, arguments and normalised validation accuracy of a copy's champion."""
     command = [sys.executable, "-m", "mergeflow.cli", "registry", "lineage", "--json"]
     tree = json.loads(subprocess.check_output(command, cwd=folder, env=environment(folder), text=True))
-    command[-2:] = ["show"]
+    command[-2] = "show"
     shown = json.loads(subprocess.check_output(command, cwd=folder, env=environment(folder), text=True))
     return {
         "tasks": len(tree["experts"]),

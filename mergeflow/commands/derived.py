@@ -211,7 +211,8 @@ def soup(
         str, typer.Option(help="uniform; linear: the last weighs most; greedy: those that help on validation.")
     ] = "uniform",
     score: Annotated[
-        str | None, typer.Option(help="The scorer on validation: file.py:function, or a command with {model}.")
+        str | None,
+        typer.Option(metavar="SCORER", help="The scorer on validation: file.py:function, or a command with {model}."),
     ] = None,
     force: Force = False,
 ) -> None:

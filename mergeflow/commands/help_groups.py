@@ -1,6 +1,9 @@
 """The groups of `mergeflow --help`, and one example for each command and each group of commands."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from typer.core import TyperCommand, TyperGroup
 
 GROUPS = {
     "Merge": (
@@ -74,10 +77,47 @@ FIRST_OF_GROUP = {
     "vector": "vector extract",
 }
 """The command whose example a group of commands shows."""
+_VALUES = {Path: "PATH", int: "INTEGER", float: "FLOAT", bool: ""}
+"""What the help calls a value of an option; other kinds are names, unless the option has a metavar."""
+
+
+class _InWords:
+    """Help that says what to type for a value (PATH, NAME), where typer shows Python's type (`<list[Path]>`)."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            _name_value(parameter)
+        return parameters
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces: list[str] = super().collect_usage_pieces(ctx)  # type: ignore[misc]
+        return [piece.replace("{", "").replace("}", "") for piece in pieces]  # typer's sign of a required argument
+
+
+class Command(_InWords, TyperCommand):
+    """A command of the command line."""
+
+
+class Group(_InWords, TyperGroup):
+    """A group of commands."""
+
+
+def _name_value(parameter: Any) -> None:
+    annotation = parameter.type_descriptor.annotation
+    repeats = " …" if get_origin(annotation) is list else ""
+    kind = get_args(annotation)[0] if repeats else annotation
+    if parameter.param_type_name == "argument":
+        parameter.metavar = parameter.metavar or parameter.name.upper()
+        value = f"{_VALUES.get(kind, '')}{repeats}".strip()
+    else:
+        value = parameter.metavar = (parameter.metavar or _VALUES.get(kind, "NAME")).removesuffix(" …") + repeats
+    vars(parameter)["display_type"] = lambda ctx: value
 
 
 def arrange(app: Any) -> None:
     """Put every command into its panel of the help; show an example below each command and each group."""
+    app.info.cls = Group
     group_of = {name: title for title, names in GROUPS.items() for name in names.split()}
     order = list(group_of)
     for entries in (app.registered_commands, app.registered_groups):
@@ -87,11 +127,13 @@ def arrange(app: Any) -> None:
     for command in app.registered_commands:
         _add_example(command, command.name)
     for group in app.registered_groups:
+        group.cls = Group
         group.epilog = f"Example: {EXAMPLES[FIRST_OF_GROUP[group.name]]}"
         for command in group.typer_instance.registered_commands:
             _add_example(command, f"{group.name} {command.name or command.callback.__name__.replace('_', '-')}")
 
 
 def _add_example(command: Any, words: str) -> None:
+    command.cls = Command
     if words in EXAMPLES:
         command.epilog = f"Example: {EXAMPLES[words]}"

@@ -18,8 +18,9 @@ from mergeflow.errors import MergeflowError
 Base = Annotated[
     str | None,
     typer.Option(
+        metavar="PATH",
         help="The base of weight files and adapters: a file, a folder or an id; in a project its base. "
-        "A folder with config.json needs none."
+        "A folder with config.json needs none.",
     ),
 ]
 _MOST = 709.0  # nats: the exponential of more is no floating-point number
@@ -42,7 +43,9 @@ def perplexity(
     ] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(help="Texts: folder:, jsonl:, parquet:, hf:, suite: or a prepared folder; repeat."),
+        typer.Option(
+            metavar="SOURCE", help="Texts: folder:, jsonl:, parquet:, hf:, suite: or a prepared folder; repeat."
+        ),
     ] = None,
     base: Base = None,
     split: Annotated[

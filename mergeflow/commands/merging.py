@@ -54,7 +54,7 @@ def merge(
         typer.Option(metavar="FOLDER", help="Join finished parts: the folder that holds them, or each part."),
     ] = None,
     more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PARTS]", help="Further parts behind --join.", hidden=True)
+        list[Path] | None, typer.Argument(metavar="PARTS", help="Further parts behind --join.", hidden=True)
     ] = None,
     force: Force = False,
     files: FromFiles = None,
@@ -115,7 +115,10 @@ def add_check(app: typer.Typer, check_project: CheckProject | None = None) -> No
         wanted: Annotated[
             str | None,
             typer.Option(
-                "--device", help="cpu, cuda, cuda:1 ... instead of the recipe's, or run.device.", callback=checked
+                "--device",
+                metavar="DEVICE",
+                help="cpu, cuda, cuda:1 ... instead of the recipe's, or run.device.",
+                callback=checked,
             ),
         ] = None,
     ) -> None:
@@ -261,7 +264,7 @@ def convert(
     source: Annotated[str, typer.Argument(help="A checkpoint, or a configuration of mergekit (.yml, .yaml).")],
     out: Annotated[Path, typer.Option(help="A .safetensors file or a folder to make; for a configuration, a recipe.")],
     dtype: Annotated[str | None, typer.Option(help="float64, float32, float16 or bfloat16, for all weights.")] = None,
-    shard_size: Annotated[str | None, typer.Option(help="Largest file of a folder, e.g. 5GB.")] = None,
+    shard_size: Annotated[str | None, typer.Option(metavar="SIZE", help="Largest file of a folder, e.g. 5GB.")] = None,
     force: Force = False,
 ) -> None:
     """Dequantise a checkpoint (int8, fp8, nf4, GPTQ, AWQ, MXFP4, GGUF), change its type, or convert a mergekit file.

@@ -99,4 +99,4 @@ def _why(torch: object) -> str:
     return f"torch {version} is built for CUDA {built}; `nvidia-smi` must show a card and a driver for that version."
 
 
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...", callback=checked)]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1 ...", callback=checked)]

@@ -113,7 +113,8 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
         data: Annotated[
             list[str] | None,
             typer.Option(
-                help="Samples without labels, once for all experts or once for each: suite:NAME/TASK, folder:PATH …"
+                metavar="SOURCE",
+                help="Samples without labels, once for all experts or once for each: suite:NAME/TASK, folder:PATH …",
             ),
         ] = None,
         architecture: Annotated[

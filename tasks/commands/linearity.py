@@ -212,11 +212,11 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
                 help="Two experts or more: checkpoints, or in a project names of tasks; all when none is named."
             ),
         ] = None,
-        base: Annotated[str | None, typer.Option(help="Their base; in a project its base by default.")] = None,
+        base: Annotated[str | None, typer.Option(metavar="PATH", help="Their base; a project's by default.")] = None,
         data: Annotated[
             list[str] | None,
             typer.Option(
-                help="Samples: suite:, folder:, parquet: … or text:FILE; repeat. In a project each expert's task."
+                metavar="SOURCE", help="suite:, folder:, parquet: … or text:FILE; repeat. In a project each one's task."
             ),
         ] = None,
         architecture: Annotated[

@@ -1,5 +1,6 @@
 """`mergeflow --help`: every command is in a group and has an example that its own parser takes."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -44,3 +45,19 @@ def test_help_shows_groups_and_examples() -> None:
     assert all(f"─ {title} ─" in shown for title in GROUPS)
     shown = CliRunner().invoke(app, ["registry", "promote", "--help"]).output
     assert f"Example: {EXAMPLES['registry promote']}" in shown
+
+
+@pytest.mark.parametrize("words", ["", *sorted(COMMANDS)])
+def test_help_names_values_in_words_and_not_by_types_of_python(words: str) -> None:
+    shown = CliRunner().invoke(app, [*words.split(), "--help"], env={"COLUMNS": "160"}).output
+    assert re.findall(r"<.*?>|\blist\[|Usage: .*(?:\{|\[\[)", shown) == []
+    for parameter in COMMANDS[words].params if words else ():
+        if parameter.param_type_name == "argument" and not parameter.hidden:
+            assert re.search(rf"\b{parameter.name.upper()}\b", shown) or parameter.metavar in shown, parameter.name
+
+
+def test_help_says_what_an_option_takes_and_whether_it_repeats() -> None:
+    shown = CliRunner().invoke(app, ["linearity", "--help"], env={"COLUMNS": "160"}).output
+    assert "mergeflow linearity [OPTIONS] [EXPERTS]..." in shown
+    for option, value in (("--alpha", "FLOAT …"), ("--out", "PATH"), ("--data", "SOURCE …"), ("--samples", "INTEGER")):
+        assert re.search(rf"{option} +{value} ", shown), option

@@ -129,7 +129,7 @@ def test_lost_files_are_registered_again_and_put_in_service_by_force(project: Pa
     assert "mergeflow registry promote mergeflow-pocket8/2 --force" in done.stdout
     forced = run_in(project, "mergeflow", "registry", "promote", "2", "--force", "--who", "ada", "--why", "disk died")
     assert forced.returncode == 0, forced.stderr
-    shown = json.loads(run_in(project, "mergeflow", "registry", "show").stdout)
+    shown = json.loads(run_in(project, "mergeflow", "registry", "show", "--json").stdout)
     assert (shown["version"], shown["tasks"]) == ("2", ["blue", "red"])
     assert ran(run_in(project, "mergeflow", "run")) == set()
 

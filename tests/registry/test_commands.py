@@ -61,6 +61,26 @@ def test_promote_keeps_who_and_why_and_says_when_nothing_changes(store, make_can
     assert len(history(store, "merged")) == 1
 
 
+@pytest.mark.slow
+def test_show_and_history_are_read_by_people_and_with_json_by_programs(store, make_candidate, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    candidate = make_candidate(1)
+    register(store, "merged", replace(candidate, evidence=replace(candidate.evidence, reproducible=True)))
+    assert command("promote", "merged/1", "--who", "ada", "--why", "first light").exit_code == 0
+    shown = command("show", "merged/1").output
+    assert shown.startswith("merged version 1 @champion, ties\n")
+    assert ["digits", "80.00", "%", "95.00", "%"] in [line.split() for line in shown.splitlines()]
+    assert ["normalised", "0.8000"] in [line.split() for line in shown.splitlines()]
+    assert "The gates let it be champion:" in shown
+    assert "{" not in shown
+    heads, row = command("history", "--model", "merged").output.splitlines()
+    assert heads.split() == ["when", "action", "champion", "before", "who", "why"]
+    assert row.split()[3:9] == ["promote", "1", "–", "ada", "first", "light;"]
+    assert json.loads(command("show", "merged/1", "--json").output)["accuracy"]["digits"] == 0.8
+    (event,) = json.loads(command("history", "--model", "merged", "--json").output)
+    assert (event["action"], event["version"], event["who"]) == ("promote", "1", "ada")
+
+
 def test_a_picture_is_svg_and_stands_beside_json(store, make_candidate, command):
     register(store, "merged", make_candidate(1))
     refused = command("lineage", "merged/1", "--picture", "tree.png")
