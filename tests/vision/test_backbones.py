@@ -218,6 +218,15 @@ def test_what_is_no_base_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(MergeflowError, match=r"the image processor of 'null' cannot be read \(TypeError"):
         load_backbone("null", tmp_path)
 
+    for mean, std in (([0.5], [0.5]), (MEAN, [0.2, 0.0, 0.3])):
+        transformers.ViTImageProcessor(image_mean=mean, image_std=std).save_pretrained(tmp_path / "null")
+        with pytest.raises(MergeflowError, match=r"the image processor of 'null' cannot be read .*no normalisation"):
+            load_backbone("null", tmp_path)
+
+    make_model(tmp_path / "grey", "vit", {**PATCHES, "num_channels": 1})
+    with pytest.raises(MergeflowError, match=r"'grey' takes images of 1 channels, but a project's have 3: choose"):
+        load_backbone("grey", tmp_path)
+
     weights = tmp_path / "vit/model.safetensors"
     state = load_file(weights)
     save_file(

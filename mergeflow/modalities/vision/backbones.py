@@ -33,12 +33,21 @@ class Pixels:
 
     Args:
         flip: Whether the model then takes blue, green, red.
+
+    Raises:
+        ValueError: There are not three means and three spreads above 0, or `rescale` is not above 0.
     """
 
     rescale: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flip: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != _RGB or len(self.std) != _RGB or not 0 < min(self.rescale, *self.std):
+            raise ValueError(
+                f"{self.rescale} · x, less {self.mean}, by {self.std}, is no normalisation of three channels"
+            )
 
 
 class Backbone(nn.Module):
@@ -119,6 +128,10 @@ def load_backbone(place: str, root: Path) -> tuple[Backbone, dict[str, str]]:
     """
     source = find_place(place, root, ASSETS, FILES)
     config: Any = from_place("the model", place, lambda: transformers("AutoConfig").from_pretrained(source), FILES)
+    if (channels := getattr(config, "num_channels", _RGB)) != _RGB:
+        raise MergeflowError(
+            f"model.pretrained '{place}' takes images of {channels} channels, and a project's have 3: choose another base."
+        )
     config.num_labels = 1  # of the classifier, which is taken off
     if config.model_type == _TIMM:  # timm writes it here too, where it clashes with that of transformers
         config.model_args = {name: value for name, value in (config.model_args or {}).items() if name != "num_classes"}
