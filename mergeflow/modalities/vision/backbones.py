@@ -44,10 +44,8 @@ class Pixels:
     flip: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.mean) != _RGB or len(self.std) != _RGB or not 0 < min(self.rescale, *self.std):
-            raise ValueError(
-                f"{self.rescale} · x, less {self.mean}, by {self.std}, is no normalisation of three channels"
-            )
+        if len(self.mean) != _RGB or len(self.std) != _RGB or min(self.rescale, *self.std) <= 0:
+            raise ValueError(f"({self.rescale} · x − {self.mean}) / {self.std} is no normalisation of three channels")
 
 
 class Backbone(nn.Module):
@@ -130,7 +128,7 @@ def load_backbone(place: str, root: Path) -> tuple[Backbone, dict[str, str]]:
     config: Any = from_place("the model", place, lambda: transformers("AutoConfig").from_pretrained(source), FILES)
     if (channels := getattr(config, "num_channels", _RGB)) != _RGB:
         raise MergeflowError(
-            f"model.pretrained '{place}' takes images of {channels} channels, and a project's have 3: choose another base."
+            f"model.pretrained '{place}' takes images of {channels} channels, but a project's have 3: choose another."
         )
     config.num_labels = 1  # of the classifier, which is taken off
     if config.model_type == _TIMM:  # timm writes it here too, where it clashes with that of transformers
