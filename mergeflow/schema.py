@@ -118,7 +118,7 @@ _WORDS = {
     **dict.fromkeys(("float_parsing", "float_type"), _NUMBER),
     **dict.fromkeys(("bool_parsing", "bool_type"), "must be true or false"),
     "string_type": "must be a text",
-    "list_type": "must be a list",
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
     **dict.fromkeys(("dict_type", "mapping_type", "model_type"), "must be keys with values"),
     "too_short": "must have {min_length} or more items",
     "too_long": "must have {max_length} or fewer items",

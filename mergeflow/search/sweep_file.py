@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, fi
 
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import Recipe, get, make_recipe
-from mergeflow.merging.files.fields import Paths
+from mergeflow.merging.files.fields import Paths, Patterns
 from mergeflow.merging.files.recipe import TOKENIZER_SOURCE
 from mergeflow.merging.vocabulary.companions import TokenizerChoice, tokenizer_choice
 from mergeflow.modalities.catalog import is_recorded
@@ -214,7 +214,7 @@ class Sweep(Frozen):
     data: dict[str, Paths] = Field(default={})
     tokenizer: Annotated[TokenizerChoice | None, BeforeValidator(tokenizer_choice)] = None
     chat_template: str | None = None
-    allow: tuple[str, ...] | None = None
+    allow: Patterns | None = None
 
     @field_validator("experts", mode="before")
     @classmethod
@@ -249,12 +249,13 @@ class Sweep(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _short_tokenizer(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or values.get(TOKENIZER_SOURCE) is None:
+        if not isinstance(values, Mapping) or TOKENIZER_SOURCE not in values:
             return values
-        if values.get("tokenizer") is not None:
-            raise ValueError(f"'{TOKENIZER_SOURCE}' and 'tokenizer' are both in the sweep; keep one")
         rest = {key: value for key, value in values.items() if key != TOKENIZER_SOURCE}
-        return {**rest, "tokenizer": values[TOKENIZER_SOURCE]}
+        source = values[TOKENIZER_SOURCE]
+        if source is not None and values.get("tokenizer") is not None:
+            raise ValueError(f"'{TOKENIZER_SOURCE}' and 'tokenizer' are both in the sweep; keep one")
+        return rest if source is None else {**rest, "tokenizer": source}
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":

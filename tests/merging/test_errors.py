@@ -39,6 +39,10 @@ from tests.merging.helpers import awkward, fitting, recipe, statistics
         ({"device": "tpu"}, "device"),
         ({"shard_size": "big"}, "expected a size such as 5GB"),
         ({"experts": {"base": "x"}}, "cannot be named 'base'"),
+        ({"only": []}, "only: an empty list merges no tensor: give patterns .* or leave `only` out"),
+        ({"only": {}}, "only: must be a list, found {}"),
+        ({"weights": []}, r"weights: expected numbers, one per expert, .* found \[\]"),
+        ({"out": " "}, "out: a path must hold some character"),
     ],
 )
 def test_recipes_are_validated_whole_before_any_file_is_opened(changes, message, tmp_path):

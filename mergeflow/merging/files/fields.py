@@ -38,7 +38,7 @@ def _path(value: Any) -> Any:
     """Return a path as text; what cannot be one is refused."""
     if not isinstance(value, str | Path):
         raise ValueError(f"a path is text, found {shown(value)}")
-    if not str(value) or "\0" in str(value):
+    if not str(value).strip() or "\0" in str(value):
         raise ValueError("a path must hold some character, and no NUL")
     return str(value)
 
@@ -88,11 +88,11 @@ def _statistics(value: Any) -> Any:
 
 def _weights(value: Any) -> Any:
     """Return weights as numbers in order, or as pairs of name and number."""
-    if value is None:
+    if value is None or value == {}:
         return None
     if isinstance(value, Mapping):
         return tuple((str(name), _number(weight, f"of '{name}'")) for name, weight in sorted(value.items(), key=str))
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"expected numbers, one per expert, in a list or by name, found {shown(value)}")
     return tuple(_number(weight, f"{place + 1} of the list") for place, weight in enumerate(value))
 

@@ -138,6 +138,13 @@ class Recipe(Frozen):
             args[key] = values.pop(key)
         return {**values, "args": args}
 
+    @field_validator("only")
+    @classmethod
+    def _names_some(cls, only: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if only == ():
+            raise ValueError("an empty list merges no tensor: give patterns of names, or leave `only` out to merge all")
+        return only
+
     @field_validator("steps", mode="plain")
     @classmethod
     def _parse_steps(cls, value: Any) -> Any:
