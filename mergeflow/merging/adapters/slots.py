@@ -246,7 +246,7 @@ def slot_of(
 def _is_wrapped(module: torch.nn.Module) -> bool:
     """Whether PEFT's wrapper computes what a module does: plainly linear, or an embedding, maybe scaled."""
     plain = type(module).forward in (torch.nn.Linear.forward, torch.nn.Embedding.forward)
-    return plain or type(module).__name__ == "Conv1D" or hasattr(module, "embed_scale")
+    return plain or type(module).__name__ in ("Conv1D", "FalconLinear") or hasattr(module, "embed_scale")
 
 
 def bias_key(name: str, slots: Mapping[str, Slot]) -> str | None:

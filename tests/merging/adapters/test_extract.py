@@ -194,6 +194,15 @@ def test_modules_and_ties_are_those_of_the_class(tmp_path, name, embeddings):
     check_of_class(tmp_path, *of_class(tmp_path, name), embeddings)
 
 
+def test_a_linear_layer_of_a_class_of_its_own_gets_factors(tmp_path):
+    base, expert = saved(tmp_path, "falcon")
+    extracted(tmp_path)
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    assert {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"} <= set(config["target_modules"])
+    close = {"rtol": 1e-4, "atol": 2e-5}
+    torch.testing.assert_close(outputs(loaded(tmp_path, base), "falcon"), outputs(expert, "falcon"), **close)
+
+
 def test_a_refusal_of_experts_names_patterns_that_leave_them_out(tmp_path):
     assert of_class(tmp_path, "JetMoeForCausalLM")
     with pytest.raises(MergeflowError, match="experts of a mixture that no adapter can hold") as error:
