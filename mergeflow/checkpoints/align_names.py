@@ -16,8 +16,8 @@ from mergeflow.checkpoints.folders import adapter_config_of, config_of
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import EXPERT_STACKS, AddedEntry, DoraEntry, ExpertsEntry, LoraEntry, TokensEntry
 from mergeflow.checkpoints.names import (
-    IN_OUT_EXPERTS,
     converted,
+    in_out_experts,
     loaded_name,
     may_be_tied,
     names_in_memory,
@@ -170,7 +170,7 @@ def _as_in_memory(config: Mapping[str, object], base: LazyStateDict, state: Lazy
 def _turned(config: Mapping[str, object], state: LazyStateDict) -> LazyStateDict:
     """Return an adapter whose stacked experts are turned as the architecture holds them."""
     stacks = {name: entry for name, entry in state.entries.items() if isinstance(entry, ExpertsEntry)}
-    if not stacks or config.get("model_type") not in IN_OUT_EXPERTS:
+    if not stacks or not in_out_experts(config):
         return state
     infos = {
         name: TensorInfo((entry.experts, *entry.shape[::-1]), state.infos[name].dtype) for name, entry in stacks.items()

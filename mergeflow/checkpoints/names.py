@@ -134,7 +134,20 @@ def module_of(name: str) -> str:
 
 
 # Architectures whose classes declare stacked experts as [experts, in, out]; PEFT follows the declaration.
-IN_OUT_EXPERTS = ("gpt_oss", "aria", "openai_privacy_filter")
+_IN_OUT_EXPERTS = {"gpt_oss", "aria_text", "aria", "openai_privacy_filter"}
+
+
+def in_out_experts(config: Mapping[str, Any]) -> bool:
+    """Whether a model, or a part of it such as the language model of a vision-language model, is of such a type.
+
+    Example:
+        >>> in_out_experts({"model_type": "internvl", "text_config": {"model_type": "gpt_oss"}})
+        True
+    """
+    parts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
+    return any(part.get("model_type") in _IN_OUT_EXPERTS for part in parts)
+
+
 # What transformers 5 renames when it reads a file, by `model_type`; it writes the file's names again.
 _LOADED = {
     "gpt_neox": (("embed_out.", "lm_head."),),

@@ -147,7 +147,10 @@ OTHERS: dict[str, tuple[str, Sizes]] = {
     ),
 }
 NAMES = (*CAUSAL, *MASKED, *OTHERS)
-APART: dict[str, Sizes] = {"ctrl": {**_GPT, "dff": 48}}  # not of NAMES
+APART: dict[str, Sizes] = {  # not of NAMES
+    "ctrl": {**_GPT, "dff": 48},
+    "aria_text": {**_EXPERTS, "moe_num_experts": 4, "moe_topk": 2},
+}
 
 
 def tiny(name: str, seed: int = 0, **changes: Any) -> nn.Module:

@@ -12,7 +12,7 @@ from torch import Tensor
 from mergeflow.checkpoints.align_names import is_conv1d
 from mergeflow.checkpoints.checks import pattern_of
 from mergeflow.checkpoints.lora import EXPERT_STACKS, INNER, PREFIX
-from mergeflow.checkpoints.names import IN_OUT_EXPERTS, module_in_memory, module_of
+from mergeflow.checkpoints.names import in_out_experts, module_in_memory, module_of
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.factors import Factors
 from mergeflow.merging.architectures.architecture import Architecture
@@ -211,7 +211,7 @@ def slot_of(
     role = architecture.role(name, shape)
     place = place_of(name)
     if place is not None or (len(shape) == 3 and name.endswith(EXPERT_STACKS)):
-        in_out = architecture.config.get("model_type") in IN_OUT_EXPERTS
+        in_out = in_out_experts(architecture.config)
         return Slot(place.stack if place else name, "stack", in_out)
     if len(shape) > 2 and factored and name.endswith(".weight"):
         return Slot(name.removesuffix(".weight"), "convolution", False)
@@ -235,8 +235,10 @@ def slot_of(
         return None
     if isinstance(holder, torch.nn.Embedding) if holder is not None else role in ("embedding", "position"):
         return Slot(module, "embedding", True)
-    transposed = architecture.form(name, shape, split_fused=False).transposed or bool(
-        is_conv1d(architecture.config, name)
+    transposed = (
+        _is_conv1d(holder)
+        if holder is not None
+        else architecture.form(name, shape, split_fused=False).transposed or bool(is_conv1d(architecture.config, name))
     )
     # Where a model has stacks of experts, PEFT takes modules of these names for experts of transformers 4.
     mistaken = module.rpartition(".")[2] in _EXPERT_MODULES and any(".experts." in other for other in names)
@@ -246,7 +248,12 @@ def slot_of(
 def _is_wrapped(module: torch.nn.Module) -> bool:
     """Whether PEFT's wrapper computes what a module does: plainly linear, or an embedding, maybe scaled."""
     plain = type(module).forward in (torch.nn.Linear.forward, torch.nn.Embedding.forward)
-    return plain or type(module).__name__ in ("Conv1D", "FalconLinear") or hasattr(module, "embed_scale")
+    return plain or _is_conv1d(module) or type(module).__name__ == "FalconLinear" or hasattr(module, "embed_scale")
+
+
+def _is_conv1d(module: torch.nn.Module) -> bool:
+    """Whether a module is a linear layer that stores its weight as [in, out]."""
+    return type(module).__name__ == "Conv1D"
 
 
 def bias_key(name: str, slots: Mapping[str, Slot]) -> str | None:

@@ -203,6 +203,19 @@ def test_a_linear_layer_of_a_class_of_its_own_gets_factors(tmp_path):
     torch.testing.assert_close(outputs(loaded(tmp_path, base), "falcon"), outputs(expert, "falcon"), **close)
 
 
+def test_a_part_of_a_model_stores_its_weights_as_its_own_type(tmp_path):
+    encoder, decoder = (tiny(name, add_cross_attention=name == "gpt2").config for name in ("vit", "gpt2"))
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    for seed, name in enumerate(("base", "expert")):
+        torch.manual_seed(seed)
+        transformers.VisionEncoderDecoderModel(config).save_pretrained(tmp_path / name)
+    base, expert = (transformers.AutoModelForImageTextToText.from_pretrained(tmp_path / n) for n in ("base", "expert"))
+    extracted(tmp_path)
+    given = {"pixel_values": torch.ones(1, 3, 16, 16), "decoder_input_ids": torch.arange(6)[None]}
+    got, wanted = (model.eval()(**given).logits for model in (loaded(tmp_path, base), expert))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=2e-5)
+
+
 def test_a_refusal_of_experts_names_patterns_that_leave_them_out(tmp_path):
     assert of_class(tmp_path, "JetMoeForCausalLM")
     with pytest.raises(MergeflowError, match="experts of a mixture that no adapter can hold") as error:

@@ -23,6 +23,7 @@ KINDS = {
     "qwen3_moe-one": ("qwen3_moe", {"target_modules": ["q_proj"], "target_parameters": STACKS[1:]}),
     "deepseek_v3": ("deepseek_v3", {"target_modules": "all-linear"}),
     "gpt_oss": ("gpt_oss", {"target_modules": ["q_proj"], "target_parameters": STACKS, "rank_pattern": {STACKS[0]: 3}}),
+    "aria_text": ("aria_text", {"target_modules": ["q_proj"], "target_parameters": STACKS}),
     "qwen2_moe": ("qwen2_moe", {"target_modules": ["q_proj"], "target_parameters": [*STACKS, "mlp.gate.weight"]}),
 }
 
@@ -60,7 +61,7 @@ def test_adapters_count_as_what_peft_makes_of_them(tmp_path, kind):
     assert sum(not torch.equal(merged[tensor], base[tensor]) for tensor in base) >= 2
 
 
-@pytest.mark.parametrize("kind", ["mixtral", "mixtral-experts", "qwen3_moe-one", "gpt_oss", "vit"])
+@pytest.mark.parametrize("kind", ["mixtral", "mixtral-experts", "qwen3_moe-one", "gpt_oss", "aria_text", "vit"])
 def test_one_adapter_of_weight_1_gives_itself_back(tmp_path, kind):
     name, config = KINDS[kind]
     tiny(name).save_pretrained(tmp_path / "base")
