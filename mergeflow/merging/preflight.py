@@ -530,8 +530,11 @@ def compare(
     ]
 
 
-_PREPROCESSING = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
-_NAMES = re.compile(r"(?:.*\.)?(?:\w+_(?:class|type|version)|auto_map.*|_?name_or_path)")
+_PREPROCESSING = (
+    *("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"),
+    *("sentence_bert_config.json", "config_sentence_transformers.json"),  # longest text, prompts
+)
+_NAMES = re.compile(r"(?:.*\.)?(?:\w+_(?:class|type|version)|auto_map.*|_?name_or_path)|__version__\..*")
 
 
 def preprocessing_findings(base: Path | None, experts: Folders) -> list[Finding]:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Weights = Literal["uniform", "linear", "greedy"]
-_ENDS = "|".join(map(re.escape, (".safetensors", *PICKLES)))
-_CHECKPOINT = re.compile(rf"(?:checkpoint|step|epoch)[-_]?(\d+)(?:{_ENDS})?$")
+_ENDS = "|".join(map(re.escape, (".safetensors", ".pth.tar", *PICKLES)))
+# Lightning writes `epoch=3-step=120.ckpt`.
+_CHECKPOINT = re.compile(rf"(?:epoch=\d+-)?(?:checkpoint|step|epoch)[-_=]?(\d+)(?:{_ENDS})?$")
 
 
 @dataclass(frozen=True)

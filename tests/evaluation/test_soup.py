@@ -49,6 +49,13 @@ def test_checkpoints_are_in_the_order_of_the_run(run):
     assert list(checkpoints_of(Path(run), 2)) == ["checkpoint-20", "checkpoint-100"]
 
 
+def test_names_that_training_programs_give_are_in_order_of_steps(tmp_path):
+    names = ["epoch=0-step=90.ckpt", "epoch=1-step=180.ckpt", "checkpoint_0200.pth.tar"]
+    for name in (*names, "last.ckpt", "epoch=1-step=180-v1.ckpt"):
+        (tmp_path / name).touch()
+    assert list(checkpoints_of(tmp_path)) == names
+
+
 @pytest.mark.parametrize("end", ["safetensors", "pt", "pth", "bin", "ckpt"])
 def test_files_of_every_kind_that_can_be_read_are_checkpoints(tmp_path, end):
     for epoch in (1, 2):

@@ -169,6 +169,17 @@ def test_other_preprocessing_is_warned_of(pair):
     ]
 
 
+def test_other_prompts_and_lengths_of_sentence_transformers_are_warned_of(pair):
+    for name in ("base", "a"):
+        prompts = {"__version__": {"pytorch": name}, "prompts": {"query": f"{name}: "}}
+        (pair / name / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+        (pair / name / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": len(name)}))
+    assert [line.partition("; the")[0] for line in said(pair)] == [
+        "warning       preprocessing.max_seq_length: base 4; 'a' 1",
+        "warning       preprocessing.prompts.query: base 'base: '; 'a' 'a: '",
+    ]
+
+
 def test_rows_of_other_tokens_are_refused_with_the_way_out(pair):
     words = tokenizer("BPE", TEXT)
     order = [*range(10), *reversed(range(10, words.get_vocab_size()))]

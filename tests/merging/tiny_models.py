@@ -70,6 +70,8 @@ Sizes = dict[str, Any]
 CAUSAL: dict[str, Sizes] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), _GROUPED),
     **dict.fromkeys(("olmo", "olmo2", "stablelm", "cohere", "starcoder2", "phi3", "glm", "glm4"), _GROUPED),
+    **dict.fromkeys(("olmo3", "ministral", "ministral3", "seed_oss", "helium", "arcee", "apertus"), _GROUPED),
+    **dict.fromkeys(("nemotron", "exaone4", "vaultgemma", "cwm", "hunyuan_v1_dense"), _GROUPED),
     **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe", "granitemoe", "phimoe"), _EXPERTS),
     **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _LATENT),

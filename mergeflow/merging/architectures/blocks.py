@@ -29,10 +29,10 @@ _BY_INDEX: dict[str, tuple[Any, ...]] = {
 }
 # Without a list per block these have a rule by index of their own.
 _LISTED = {
-    "gemma2": "layer_types",
-    "gemma3_text": "layer_types",
-    "cohere2": "layer_types",
-    "gpt_oss": "layer_types",
+    **dict.fromkeys(
+        ("gemma2", "gemma3_text", "cohere2", "gpt_oss", "olmo3", "ministral", "exaone4", "vaultgemma", "cwm"),
+        "layer_types",
+    ),
     "smollm3": "no_rope_layers",
 }
 # What may differ between models whose blocks run in one: the first one's counts.

@@ -63,7 +63,8 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "llama",
         ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "stablelm", "cohere",
-         "cohere2", "granite", "ernie4_5", "smollm3"),
+         "cohere2", "granite", "ernie4_5", "smollm3", "olmo3", "ministral", "ministral3", "seed_oss", "helium", "arcee",
+         "apertus", "nemotron", "exaone4", "vaultgemma", "cwm", "hunyuan_v1_dense"),
     ),
     Family("mixture", ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "phimoe", "granitemoe", "jamba"), _STACKED),
     Family("deepseek", ("deepseek_v2", "deepseek_v3"), _STACKED + _LATENT),
