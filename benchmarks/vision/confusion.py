@@ -3,7 +3,7 @@
 Run:      python benchmarks/vision/confusion.py OUT_FOLDER                 both arms, a third of the budget
           python benchmarks/vision/confusion.py OUT_FOLDER --base pocket8  the shipped base itself
 Time:     about 20 minutes on two idle cores; finished parts found in OUT_FOLDER are kept
-Result:   the table of docs/suites.md
+Result:   the row of pocket8 in docs/data.md
 """
 
 import argparse

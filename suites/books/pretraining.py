@@ -1,6 +1,6 @@
 """Pre-training of the base of the corpus `books`, on a CPU: a small Llama learns to write like ever new authors.
 
-`docs/suites.md` has measurements and limits.
+`docs/data.md` has measurements and limits.
 """
 
 from collections.abc import Callable, Iterator

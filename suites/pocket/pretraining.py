@@ -2,7 +2,7 @@
 
 The base is meant to be good in features and wrong in names, as a CLIP is on data sets far from its captions: it sees
 drawings of all classes, but in every task a share of the classes forms a cycle, and most of their images carry the
-caption of the next class in it. `docs/suites.md` has measurements and limits.
+caption of the next class in it. `docs/data.md` has measurements and limits.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Pre-training of the base of the suite `sentences8`, on a CPU: words that are hidden or exchanged have to be named.
 
-`docs/suites.md` has measurements and limits.
+`docs/data.md` has measurements and limits.
 """
 
 from collections.abc import Callable, Iterator

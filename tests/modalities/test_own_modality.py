@@ -1,7 +1,8 @@
-"""A modality and a source from outside the package: docs/modalities.md, found by name, through the whole pipeline."""
+"""A modality and a source from outside the package, found by name: docs/extending.md and the example that it names."""
 
 import json
 import re
+import shutil
 import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -22,18 +23,14 @@ from tasks.project.new import new_project
 from tasks.project.runner import run_stage
 from tests.toy_project import make_toy_project, run_pipeline
 
-PAGE = (Path(__file__).parents[2] / "docs/modalities.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-PARTS = dict(zip(("sections", "modality", "preparation", "serving"), BLOCKS, strict=False))
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/extending.md").read_text().partition("## A modality\n")[2]
+SOURCE = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[-1]
 CHOICES = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0])
 
 
 def write_waves(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").touch()
-    for part, text in PARTS.items():
-        (folder / f"{part}.py").write_text(text)
-    return folder
+    return shutil.copytree(ROOT / "examples/modalities/waves", folder, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 @pytest.fixture
@@ -123,7 +120,7 @@ def test_a_source_of_the_project_opens_tasks_of_a_modality_that_is_there(
 ) -> None:
     folder = make_toy_project(tmp_path / "wells")
     (folder / "sources").mkdir()
-    (folder / "sources/series.py").write_text(BLOCKS[-1])
+    (folder / "sources/series.py").write_text(SOURCE)
     inputs = np.random.default_rng(0).normal(size=(60, 8))
     np.savetxt(folder / "inputs/wells.csv", np.c_[inputs, inputs[:, 0] > 0], delimiter=",")
     values = yaml.safe_load((folder / "params.yaml").read_text())
@@ -137,7 +134,7 @@ def test_a_source_of_the_project_opens_tasks_of_a_modality_that_is_there(
     assert "series" in find_preparation("toy").sources
     assert "series" not in find_preparation("vision").sources
     assert SOURCES.origin("series").place == "sources/series.py"
-    (folder / "sources/series.py").write_text(BLOCKS[-1].replace('Source("series"', 'Source("toy"'))
+    (folder / "sources/series.py").write_text(SOURCE.replace('Source("series"', 'Source("toy"'))
     monkeypatch.setattr(SOURCES, "_outside_things", {})
     for name in [name for name in sys.modules if name.endswith(".series") and name.startswith("_mergeflow")]:
         sys.modules.pop(name)

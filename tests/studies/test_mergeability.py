@@ -163,7 +163,7 @@ def test_the_commands_answer_is_what_the_record_chose() -> None:
     assert chosen_prediction(record.rows, runs) == ANSWER.prediction
     assert round(fmean(ranks(record.rows, runs, ANSWER.prediction)), 2) == ANSWER.within
     assert round(fmean(ranks(record.rows, runs, ANSWER.prediction, None)), 2) == ANSWER.across
-    page = (ROOT / "docs/advising.md").read_text()
+    page = (ROOT / "docs/sweep.md").read_text()
     assert f"the {ANSWER.prediction}" in page
     assert f"{ANSWER.within:.2f}" in page
     assert f"{ANSWER.across:.2f}" in page

@@ -1,6 +1,5 @@
 """A published CLIP as an expert: the script of docs/extending.md takes its image tower, and a run takes the file."""
 
-import re
 import runpy
 from pathlib import Path
 
@@ -14,15 +13,13 @@ from mergeflow.modalities.vision.models import ImageEncoder, load_clip
 from studies.lab.runs import take_experts
 from tests.studies.small_lab import ROOT
 
-PAGE = (ROOT / "docs/extending.md").read_text().partition("### Experts that somebody published\n")[2]
-(SCRIPT, *_) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SCRIPT = ROOT / "examples/studies/image_tower.py"
 
 
 def take_tower(folder: Path, monkeypatch: pytest.MonkeyPatch, whole: str, out: str) -> None:
-    (folder / "image_tower.py").write_text(SCRIPT)
     names = (folder / name for name in (whole, "base.safetensors", out))
     monkeypatch.setattr("sys.argv", ["image_tower.py", *map(str, names)])
-    runpy.run_path(str(folder / "image_tower.py"), run_name="__main__")
+    runpy.run_path(str(SCRIPT), run_name="__main__")
 
 
 def test_the_script_takes_what_the_base_has_out_of_a_whole_clip(

@@ -171,7 +171,7 @@ def _scales(norms: Sequence[float], cosines: Sequence[Sequence[float]], remarks:
     if len(norms) > _MOST:
         remarks.append(
             f"the suggested λ may be too large for {len(norms)} experts: the more there are, the more often the best "
-            "lies below the range (docs/advising.md). Try half of the smallest as well."
+            "lies below the range (docs/sweep.md). Try half of the smallest as well."
         )
     return suggested(lengths)
 

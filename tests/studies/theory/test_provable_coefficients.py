@@ -154,9 +154,9 @@ def test_the_closed_form_is_taken_inside_the_box_the_smallest_at_its_edge_and_no
 
 
 def test_the_pages_python_runs() -> None:
-    page = (Path(__file__).parents[3] / "docs/advising.md").read_text()
-    (block,) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
-    exec(compile(block, "docs/advising.md", "exec"), {})
+    page = (Path(__file__).parents[3] / "docs/sweep.md").read_text()
+    (*_, block) = re.findall(r"```python\n(.*?)```", page, flags=re.S)
+    exec(compile(block, "docs/sweep.md", "exec"), {})
 
 
 def test_a_point_on_the_border_is_inside_and_the_box_is_told() -> None:
