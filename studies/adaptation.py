@@ -412,18 +412,6 @@ def course_figure(rows: pd.DataFrame) -> Figure:
     return curves(variants, "step", "variant", panel="on", labels=NAMES, x_label="steps", y_label="test accuracy, %")
 
 
-def memory_figure(rows: pd.DataFrame) -> Figure:
-    """Draw peak bytes of tensors of a step over the number of tasks."""
-    memory = select(rows, part="memory")
-    memory = memory.assign(line=memory.on.map(NAMES), megabytes=memory.peak / 1e6, seed=0)
-    held = memory.drop_duplicates("tasks").assign(line="all experts", megabytes=memory.tasks * memory.model / 1e6)
-    both = pd.concat([memory, held])
-    figure = curves(both, "tasks", "line", "megabytes", title="Peak of tensors", y_label="MB", height=3.4)
-    figure.axes[0].set_ylim(bottom=0)
-    figure.axes[0].set_xticks(sorted(held.tasks))
-    return figure
-
-
 def rates_at_ends(rows: pd.DataFrame) -> Iterator[str]:
     """Yield the chosen learning rates at an end of those tried."""
     rates = select(rows, part="rates")
@@ -444,7 +432,6 @@ STUDY = Study(
         "accuracy": accuracy_figure,
         "coefficients": coefficient_figure,
         "course": course_figure,
-        "memory": memory_figure,
     },
     notes=lambda rows, options: ends_note(rates_at_ends(rows)),
 )

@@ -193,10 +193,6 @@ def lengths_table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(tables, axis=1)
 
 
-def rounds_table(rows: pd.DataFrame) -> pd.DataFrame:
-    return side_by_side(pairs(rows, mima=False), ["run", "round", "steps"], ["tau", "delta"], 3)
-
-
 def boxes_figure(rows: pd.DataFrame, x: str, x_label: str, panel: str | None = None) -> Figure:
     """Draw the pairwise cosines of τ and of δ over x as boxes; whiskers reach the extremes.
 
@@ -242,18 +238,11 @@ def matrix_figure(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    last = select(rows, part="last")
-    parts = [
-        f"{run}: ρ = {with_interval(group.sort_values('seed').increment / group.sort_values('seed').shared, 4)}"
-        for run, group in last.groupby("run", sort=False)
-        if group.shared.all()
-    ]
-    return [
-        "Lengths go with the cosine: it follows 1/(1 + ρ²), ρ = ‖δ‖/‖s‖ of the last round, and where ρ is not small it "
-        f"lies above that, because δ keeps pointing along s ({'; '.join(parts)}). With one schedule over the whole "
-        "budget the last rounds hardly move; with a schedule per round and α = 2/T ρ is larger."
-    ]
+NOTES = [
+    "Lengths go with the cosine: it follows 1/(1 + ρ²), ρ = ‖δ‖/‖s‖ of the last round, and where ρ is not small it "
+    "lies above that, because δ keeps pointing along s. With one schedule over the whole budget the last rounds hardly "
+    "move; with a schedule per round and α = 2/T ρ is larger.",
+]
 
 
 def figures(options: Options) -> dict[str, Callable[[pd.DataFrame], Figure]]:
@@ -275,8 +264,7 @@ STUDY = Study(
     claims=claims,
     tables={
         "The last round: mean pairwise cosines, and the lengths of τ = s + δ": lengths_table,
-        "Mean pairwise cosines over the rounds": rounds_table,
     },
     figures=figures,
-    notes=notes,
+    notes=lambda rows, options: NOTES,
 )

@@ -444,11 +444,6 @@ def accuracy_table(labels: Mapping[str, str], rows: pd.DataFrame) -> pd.DataFram
     return pd.DataFrame(cells)
 
 
-def curve_table(labels: Mapping[str, str], rows: pd.DataFrame) -> pd.DataFrame:
-    cells = {label: curve_of(rows, base).apply(with_interval, axis=1) for base, label in labels.items()}
-    return pd.DataFrame(cells).rename(index="{:g}".format).rename_axis("k / r")
-
-
 def rank_table(labels: Mapping[str, str], rows: pd.DataFrame) -> pd.DataFrame:
     words = {
         "kept": "of ‖τ‖² in the leading 8 % of the rank, %",
@@ -473,7 +468,6 @@ def tables(options: Options) -> Tables:
     labels = labels_of(options)
     return {
         "Mean test accuracy by base, %": partial(accuracy_table, labels),
-        "CART over its rank, λ chosen on validation for each: mean test accuracy, %": partial(curve_table, labels),
         "The rank of what fine-tuning changes, mean over tasks": partial(rank_table, labels),
         "Chosen on validation, one value per seed": partial(choice_table, labels),
     }

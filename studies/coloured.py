@@ -106,22 +106,21 @@ def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -
         experts = tuned(options.world, base, splits["train"], colours, steps, seed)
         trained = Coloured(base, splits, {task: task_vector(state, base.start) for task, state in experts.items()})
         asked = {name_of(r): Subset.first(trained.task(r, "validation"), options.samples) for r in colours}
-        answers = ask(base.model, base.start, experts, asked)
-        alphas = correlations(answers.experts)
+        alphas = correlations(ask(base.model, base.start, experts, asked).experts)
         for row in (
-            *pair_rows(trained, alphas, correlations(answers.changes)),
+            *pair_rows(trained, alphas),
             *(row for case in CASES for row in case_rows(trained, case)),
             *target_rows(trained, alphas, options.step),
         ):
             yield {"seed": seed, "steps": steps, **row}
 
 
-def pair_rows(trained: Coloured, alphas: Correlations, changes: Correlations) -> Iterator[Row]:
+def pair_rows(trained: Coloured, alphas: Correlations) -> Iterator[Row]:
     names = list(trained.vectors)
     cosines = cosine_matrix([trained.vectors[name] for name in names])
     for i, first in enumerate(names):
         for j, second in enumerate(names):
-            alike = {"alpha": alphas.values[i][j], "change": changes.values[i][j], "cosine": cosines[i][j]}
+            alike = {"alpha": alphas.values[i][j], "cosine": cosines[i][j]}
             [score] = trained.accuracies({float(first[1:]): 1.0}, (float(second[1:]),), "test")
             yield {"part": "pair", "first": first, "second": second, **alike, "test_1": score}
 
@@ -384,18 +383,10 @@ def chosen_table(rows: pd.DataFrame) -> pd.DataFrame:
     return side_by_side(less, ["steps", "case", "way"], shown)
 
 
-def pair_table(rows: pd.DataFrame) -> pd.DataFrame:
-    shown = {"alpha": "α̂", "change": "α̂ of changes", "cosine": "cosine", "test_1": "test, %"}
-    pairs = select(rows, part="pair").rename(columns={"first": "expert", "second": "task"})
-    return side_by_side(pairs, ["steps", "expert", "task"], shown, dict.fromkeys(("alpha", "change", "cosine"), 2))
-
-
 TABLES = {
     "Addition and unlearning, λ chosen on validation, test accuracy": chosen_table,
     "A task that neither expert was tuned on (r_o = 0.9), %": lambda rows: table(
         select(rows, part="target"), "way", "steps", value="test_1"),
-    "All pairs: α̂ of two experts beside the cosine of their task vectors; the expert's accuracy on the task":
-        pair_table,
 }
 # fmt: on
 

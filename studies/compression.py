@@ -299,41 +299,12 @@ def bits_table(ratio: float, rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines).T
 
 
-def curve_table(rows: pd.DataFrame) -> pd.DataFrame:
-    lines: dict[tuple[str, str], dict[str, str]] = {}
-    for (count, kind, ratio), group in select(suites(rows), split="test", kind=list(CURVES)).groupby(
-        ["tasks", "kind", "rank_ratio"]
-    ):
-        line = lines.setdefault((f"{count} tasks", f"{ratio:g}"), {})
-        line[f"{CURVES[kind]}, relative %"] = with_interval(group.relative)
-        line[f"{CURVES[kind]}, storage %"] = f"{100 * group.with_base_share.iloc[0]:.1f}"
-    return pd.DataFrame(lines).T.rename_axis(["", "rank ratio"]).fillna("")
-
-
-def width_table(ratio: float, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a task's part as a share of an expert's attention and MLP weights, by the formulas, over the width."""
-    lines = {}
-    for name, width in (("pocket-clip", 128), ("ViT-B/32", 768), ("ViT-L/14", 1024), ("", 4096)):
-        block = {"attn.in": [3 * width, width], "attn.out": [width, width]}
-        block |= {"mlp.in": [4 * width, width], "mlp.out": [width, 4 * width]}
-        whole = 32 * mask_bits(block)
-        lines[f"{width} {name}".strip()] = {
-            f"rank {100 * ratio:g} % of M, %": f"{100 * low_rank_bits(block, ratio) / whole:.2f}",
-            "rank 11, %": f"{100 * low_rank_bits(block, 11 / width) / whole:.2f}",
-            "mask, %": f"{100 * mask_bits(block) / whole:.2f}",
-            "rank of equal bits": f"{mask_bits(block) / (low_rank_bits(block, 1 / width)):.1f}",
-        }
-    return pd.DataFrame(lines).T.rename_axis("width M")
-
-
 def tables(options: Options) -> Tables:
     ratio, few = options.rank_ratio, min(options.counts)
     percent = "file and θ0 in % of all experts, what reading one task takes in % of one expert"
     return {
         f"Accuracy and storage; {percent}": partial(accuracy_table, ratio),
         f"Bits counted in the file of {few} tasks, first seed": partial(bits_table, ratio),
-        "Over the rank: relative test accuracy, and storage with θ0 where it is needed": curve_table,
-        "A task's part as a share of an expert's blocks, by the formulas": partial(width_table, ratio),
     }
 
 
@@ -363,15 +334,12 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     ratio, few, most = options.rank_ratio, counts(rows)[0], counts(rows)[-1]
     first = {kind: of(rows, kind, few, ratio).iloc[0] for kind in ("cart", "emr")}
     part = {kind: row.own * few / row.all_experts for kind, row in first.items()}
-    chosen = select(suites(rows), kind="tall")
-    own_less_mean = []
+    chosen, own_less_mean = select(suites(rows), kind="tall"), []
     for count in counts(rows):
         separate, shared = (of(rows, kind, count, ratio) for kind in ("own", "cart"))
-        gain, size = (
-            separate.relative.mean() - shared.relative.mean(),
-            separate.file_share.iloc[0] - shared.file_share.iloc[0],
-        )
-        own_less_mean.append(f"{count} tasks {gain:+.1f} points for {100 * size:.1f} % more")
+        gained = separate.relative.mean() - shared.relative.mean()
+        more = 100 * (separate.file_share.iloc[0] - shared.file_share.iloc[0])
+        own_less_mean.append(f"{count} tasks {gained:+.1f} points for {more:.1f} % more")
     return [
         f"Per task, {100 * ratio:g} % rank costs {100 * part['cart']:.1f} % of an expert and a mask "
         f"{100 * part['emr']:.1f} %. The paper's formulas give 32 · 2Mk bits for k = ρM against M² for a mask: their "
@@ -380,7 +348,7 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
         "M = 64k on. The printed break-even at M ≈ 1024 holds for k = 16, a ratio of 1.6 %. Other shapes differ.",
         f"The shared part is paid once: a mean or a merged vector is {100 / few:.1f} % of {few} experts and "
         f"{100 / most:.1f} % of {most}. The masks and TSV-C need θ0 beside the file, CART-Indexing does not.",
-        "Whether other tensors than matrices are the mean's or each task's own is the row `own`: "
+        "With each task's own tensors beside the matrices in place of the mean's (the row `own`): "
         f"{'; '.join(own_less_mean)}.",
         "TALL's threshold, from validation: "
         + ", ".join(f"{row.threshold:g} ({row.tasks} tasks)" for row in chosen.itertuples())

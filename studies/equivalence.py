@@ -378,26 +378,6 @@ def log_figure(rows: pd.DataFrame, x: str, y_label: str, x_label: str, values: l
     )  # fmt: skip
 
 
-def factor_figure(rows: pd.DataFrame) -> Figure:
-    """Draw the measured task factor and what is claimed of it over α."""
-    factors = first_seed(part(rows, "task_factor"))
-    long = factors.melt(["scale", "model"], ["measured", "statement", "proof", "derived"], "of", "factor").assign(
-        seed=0
-    )
-    return curves(
-        long, "scale", "of", "factor", panel="model", x_label="α", y_label="‖C‖ / (T · pairs · H · G)", columns=3
-    )
-
-
-def coefficient_figure(rows: pd.DataFrame) -> Figure:
-    """Draw the coefficient of η²C in the gap over α, measured and claimed."""
-    coefficients = first_seed(part(rows, "coefficient"))
-    long = coefficients.melt(["scale", "model"], ["measured", "derived", "halved", "printed"], "of", "value").assign(
-        seed=0
-    )
-    return curves(long, "scale", "of", "value", panel="model", x_label="α", y_label="coefficient of η²C", columns=3)
-
-
 NETWORK = {"norm": "‖C‖", "statement": "main text", "appendix": "appendix", "derived": "derived"}
 NETWORK |= {"gradient": "G, measured", "gradient_printed": "G, printed", "gradient_derived": "G, derived"}
 NETWORK |= {"hessian": "H, measured", "hessian_printed": "H, printed", "hessian_derived": "H, derived"}
@@ -427,8 +407,6 @@ STUDY = Study(
     },
     figures={
         "gap": lambda rows: log_figure(first_seed(part(rows, "gap")), "step", "‖gap‖", "η", list(SLOPES)),
-        "coefficient": coefficient_figure,
-        "factors": factor_figure,
         "bounds": lambda rows: log_figure(
             first_seed(part(rows, "network")).query("gain > 0"), "gain", "norm", "weights ×", list(NETWORK)[:4]
         ),

@@ -247,15 +247,6 @@ STUDY = Study(
     measure=measure,
     claims=lambda options: [claim for run in options.runs for claim in claims_of(run)],
     tables={
-        "Share of each epoch in the sum of the norms: mean over tasks": lambda rows: table(
-            rows, ["run", "kind"], "epoch", value="share", digits=2
-        ),
-        "Cosine with the first epoch's gradient: mean over tasks": lambda rows: table(
-            rows, ["run", "kind"], "epoch", value="cosine", digits=2
-        ),
-        "‖θ − θ0‖ after the first epoch": lambda rows: table(
-            select(rows, epoch=1), ["run", "kind"], value="moved", digits=3
-        ),
         "Cosine of the task vector after each epoch: mean over tasks": vector_table,
         f"Per task, run {PAPER}": task_table,
     },

@@ -199,27 +199,13 @@ def error_table(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    models, numbers = select(rows, part="model"), sorted(rows["rounds"].unique())
-    few, many = numbers[0], numbers[-1]
-
-    def error(n: int, model: str) -> float:
-        return float(100 - select(models, rounds=n, model=model).accuracy.mean())
-
-    experts = models[models.model == models.task]
-    errors = {n: float(100 - select(experts, rounds=n).accuracy.mean()) for n in numbers}
-    ends = select(experts, rounds=many)[["pair", "seed", "x", "y"]].groupby(["pair", "seed"])
-    between = ends.agg(lambda pair: pair.iloc[0] - pair.iloc[1])
-    lengths = select(rows, part="plane", rounds=many).set_index(["pair", "seed"]).length
-    apart = float((np.hypot(between.x, between.y) / lengths).mean())
-    off = float(select(rows, part="plane", rounds=few).off.mean())
+    models = select(rows, part="model")
+    errors = 100 - models[models.model == models.task].groupby("rounds").accuracy.mean()
     return [
-        f"At N = {few} the mean of two experts is a merge of these two tasks alone; its error is "
-        f"{error(few, 'mean'):.1f} %, that of the merge of all tasks {error(few, 'merged'):.1f} %. The merge of all "
-        f"tasks lies {off:.2f} off the plane and is not in the picture. With more rounds each expert holds the mean of "
-        f"all tasks and the two errors come closer: {error(many, 'mean'):.1f} and {error(many, 'merged'):.1f} % at "
-        f"N = {many}.",
-        f"At N = {many} the experts of a pair lie {apart:.3f} ‖τ‖ apart (`alignment` has the lengths). The price is in "
-        f"the experts: their own error is {', '.join(f'{value:.1f} % (N = {n})' for n, value in errors.items())}.",
+        "At the smallest N the mean of two experts is a merge of these two tasks alone; the merge of all tasks lies "
+        "off the plane and is not in the picture. With more rounds each expert holds the mean of all tasks, so that "
+        "the errors of the two merges come closer. The price is in the experts: their own error is "
+        f"{', '.join(f'{value:.1f} % (N = {n})' for n, value in errors.items())}."
     ]
 
 

@@ -45,10 +45,9 @@ from studies.lab.linearity import (
     by_seed,
     train_world,
 )
-from studies.lab.plots import side_by_side
+from studies.lab.plots import scatter, side_by_side
 from studies.lab.rows import Samples
 from studies.theory.linearity import front, stitch
-from tasks.plotting.drawing import FULL_WIDTH, dress, legend, panels, series_style
 
 BETTER, FROM = 0.8, 0.3  # share of (pair, λ ≥ .3) in which the average has the better minimum
 DROP, GAP = 4.0, 5.0  # drop on D_i in drops on the control; points between the two kinds of negation for λ ≤ 1
@@ -248,12 +247,8 @@ def addition_figure(rows: pd.DataFrame) -> Figure:
     additions = select(middle_layer(rows), what="addition")
     additions = additions[additions.scale >= FROM]
     means = additions.groupby(["kind", "tasks"], sort=False)[["first", "second"]].mean().reset_index()
-    figure, (panel,) = panels(1, 1, 4.2)
-    dress(panel, "Addition", "accuracy on D_i, %", "accuracy on D_j, %", grid="both")
-    for number, (kind, points) in enumerate(means.groupby("kind", sort=False)):
-        panel.plot(points["first"], points.second, label=kind, **series_style(number) | {"linestyle": ""})
-    legend(figure, FULL_WIDTH, loc="outside lower center")
-    return figure
+    on_i = {"first": "accuracy on D_i, %"}
+    return scatter(means, on_i, "second", "kind", y_label="accuracy on D_j, %", height=4.2)
 
 
 def negation_figure(rows: pd.DataFrame) -> Figure:

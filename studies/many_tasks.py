@@ -32,7 +32,7 @@ from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure
 from mergeflow.search.candidates import grid_of
-from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid, table
+from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, curves, grid, table
 from studies.lab.claims import Samples, with_interval
 from studies.lab.inputs import Accuracy, ChosenScale, State
 from studies.lab.methods import (
@@ -59,9 +59,8 @@ from studies.lab.methods import (
 )
 from studies.lab.rows import select, shares
 from studies.lab.study import Tables
-from tasks.plotting.drawing import FULL_WIDTH, NORMAL, SMALL, dress, legend, new_figure, plain, series_style
+from tasks.plotting.drawing import FULL_WIDTH, NORMAL, SMALL, dress, new_figure, plain, series_style
 from tasks.plotting.palette import INK
-from tasks.plotting.panels import curve
 
 BASELINES = ("task_arithmetic", "ties", "consensus")
 LADDER = ("zero_shot", "average", "task_arithmetic", "cart", "individual")
@@ -425,16 +424,11 @@ def radar_figure(options: Options, rows: pd.DataFrame) -> Figure:
 
 def loss_figure(options: Options, rows: pd.DataFrame) -> Figure:
     """Draw normalised accuracy over the number of tasks, a line per model (Figure 9)."""
-    figure = new_figure(0.75 * FULL_WIDTH, 5.6)
-    panel = figure.subplots()
-    dress(panel, "Accuracy and number of tasks", "tasks", "normalised test accuracy, %", grid="both")
-    drawn = [(m, name) for m, name in names_of(rows, options).items() if m != "individual"]  # 100 by definition
-    for number, (model, name) in enumerate(drawn):
-        frame = relative(rows, model)
-        curve(panel, {count: list(frame.loc[count].dropna()) for count in frame.index}, name, number)
-    panel.set_xticks(sorted(rows.tasks.unique()))
-    legend(figure, 7.0, loc="outside lower center")
-    return figure
+    names = {m: name for m, name in names_of(rows, options).items() if m != "individual"}  # 100 by definition
+    shares = {name: relative(rows, model).stack() for model, name in names.items()}
+    long = pd.concat(shares, names=["model"]).rename("share").reset_index()
+    return curves(long, "tasks", "model", "share", title="Accuracy and number of tasks", x_label="tasks",
+                  y_label="normalised test accuracy, %", ticks=sorted(rows.tasks.unique()), height=5.6)  # fmt: skip
 
 
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:

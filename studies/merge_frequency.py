@@ -128,21 +128,10 @@ def schedules_compared(rows: pd.DataFrame) -> Samples:
     return {f"per round less whole, N = {most:g}": per_round.loc[most] - whole.loc[most]}
 
 
-def worth(rows: pd.DataFrame) -> pd.Series:
-    """Return mean accuracy by schedule and α at the largest N."""
-    return select(rows, model="merged", rounds=rows["rounds"].max()).groupby(["schedule", "multiple"]).accuracy.mean()
-
-
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
-    most, means = rows["rounds"].max(), worth(rows)
-    parts = [
-        f"{label}: " + ", ".join(f"{value:.1f} (α = {m:g}/T)" for m, value in means[schedule].items())
-        for schedule, label in SCHEDULES.items()
-    ]
     merged = tuned(rows).drop_duplicates(["schedule", "rounds", "seed"]).query("rounds > 1")
     edge, largest = sum(merged.multiple == max(options.multiples)), max(options.multiples)
     return [
-        f"What α is worth at N = {most:g}, in %: {'; '.join(parts)}.",
         f"With more than one round the best α on validation is the largest tried, {largest}/T, in {edge} of "
         f"{len(merged)} cases (schedule, N and seed).",
     ]
@@ -162,11 +151,7 @@ CLAIMS = [
 TABLES = {
     "Merged model after the whole budget: mean test accuracy, %": lambda rows: table(
         select(rows, model="merged"), ["schedule", "multiple"], "rounds"),
-    "α chosen on validation for each schedule, N and seed: mean test accuracy, %": lambda rows: table(
-        tuned(rows), ["schedule", "rounds", "steps"]),
     "That α, in 1/T": lambda rows: table(tuned(rows), "schedule", "rounds", value="multiple", cell=listed),
-    "The merge over the steps: mean validation accuracy, %": lambda rows: table(
-        select(rows, part="course"), "steps", "run"),
 }
 # fmt: on
 

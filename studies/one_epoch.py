@@ -189,9 +189,6 @@ def compared(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 TABLES = {
-    "Test accuracy of experts and of their merge by task arithmetic, %": lambda rows: table(
-        compared(rows), "task", "model"
-    ),
     "Mean test accuracy, %": lambda rows: table(trained_for(rows), ["trained", "steps"], "model"),
     "λ chosen on validation": lambda rows: table(trained_for(rows), "trained", value="scale", cell=listed),
     "Mean ‖τ‖": lambda rows: table(trained_for(rows), "trained", value="length", digits=2),
@@ -209,14 +206,9 @@ def curve_figure(rows: pd.DataFrame) -> Figure:
 def notes(rows: pd.DataFrame, options: Options) -> list[str]:
     merges, steps = epochs_of(rows, "merged"), select(rows, run=SHORT).steps.mean()
     lag = [f"{epoch:g}: {with_interval(merges.loc[epoch] - merges.iloc[-1])}" for epoch in merges.index[:-1]]
-    gains = sorted(by_task(rows).items(), key=lambda item: -item[1].mean())
-    best = merges.mean(axis=1).idxmax()
     return [
         f"An epoch has {steps:.0f} steps on average, and a schedule of its own spends part of them near a rate of 0. "
-        f"Against the end of the long schedule the merge stands, after epoch {'; '.join(lag)} points.",
-        f"The merge with the highest mean is the one after epoch {best:g}. By task, one epoch less converged is "
-        + ", ".join(f"{with_interval(gain)} ({task})" for task, gain in gains)
-        + " points.",
+        f"Against the end of the long schedule the merge stands, after epoch {'; '.join(lag)} points."
     ]
 
 

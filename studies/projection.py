@@ -419,15 +419,6 @@ def model_table(rows: pd.DataFrame) -> pd.DataFrame:
     return made.replace("nan.*", "", regex=True)
 
 
-def drop_table(rows: pd.DataFrame) -> pd.DataFrame:
-    columns, digits = ("distance", "expected", "accuracy"), {"distance": 3, "expected": 3}
-    return side_by_side(select(rows, part="drop"), "drop", dict(zip(columns, columns, strict=True)), digits)
-
-
-def seeds_table(rows: pd.DataFrame) -> pd.DataFrame:
-    return select(rows, part="seeds").groupby("model", sort=False)[["distance"]].mean().round(2)
-
-
 def plane_figure(rows: pd.DataFrame) -> Figure:
     """Draw the first seed's models on the plane of the methods compared, fitted to all or without DARE (Figure 4)."""
     space = next(iter(spaces(rows).values()))
@@ -490,8 +481,6 @@ STUDY = Study(
     claims=CLAIMS,
     tables={
         "Models made with one budget: lengths, cosines, distances, test accuracy in %, Σ L_t": model_table,
-        "Distance between the same model of two seeds: what another order of the data does": seeds_table,
-        "DARE beside task arithmetic at the same λ: distance, expected, validation accuracy in %": drop_table,
     },
     figures={"planes": plane_figure, "cosines": cosine_figure},
 )

@@ -27,10 +27,9 @@ accuracy, and with this λ test is looked at once, for each task f in turn:
 - a third task: f where its vector is left out (out of domain).
 
 Storage counts factors, kept rows with an index, kept entries with a bit for each place, of DARE the entries alone,
-whose places a seed tells, and on the suite LoRA's adapters alone. The memory of a step is foretold on tensors without
-values. The learning rate of LoRA was chosen by two experts' validation accuracies with a seed that is not among these.
-The paper's LoRA has rank 32, and its large rows are Θ(m), a constant share that it does not name; rank 8 and 50 % are
-our choices. Rules were written before the first run.
+whose places a seed tells, and on the suite LoRA's adapters alone. The learning rate of LoRA was chosen by two experts'
+validation accuracies with a seed that is not among these. The paper's LoRA has rank 32, and its large rows are Θ(m), a
+constant share that it does not name; rank 8 and 50 % are our choices. Rules were written before the first run.
 
 **Source.** Li et al. 2025, Corollaries 1 and 2, Section 4; Hu et al. 2022 (LoRA); Yadav et al. 2023 (TIES); Yu et al.
 2024 (DARE).
@@ -42,17 +41,13 @@ from functools import partial
 from itertools import product
 
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 from pydantic import Field, field_validator
 
 from mergeflow import layout
 from mergeflow.checkpoints import read_state
 from mergeflow.evaluation.averages import mean
-from mergeflow.memory import Workload
-from mergeflow.modalities.classification import Classification, Subset
-from mergeflow.modalities.nets import on_pixels
-from mergeflow.modality import Model
+from mergeflow.modalities.classification import Subset
 from mergeflow.training import LoraModel
 from mergeflow.training.settings import LoraSettings
 from studies.coloured import CASES, FIRST, ONTO, TARGET
@@ -194,10 +189,9 @@ class SuiteOptions(Section):
 # Measurement: coloured digits
 
 
-def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
-    """Yield the effect of each variant of the task vectors, and the memory that tuning takes of a device."""
-    yield from by_seed(lab, options.world, partial(measure_seed, options), options.seeds)
-    yield from memory_rows(options.world, options.lora)
+def measure(lab: Laboratory, options: Options) -> list[Row]:
+    """Return the effect of each variant of the task vectors."""
+    return by_seed(lab, options.world, partial(measure_seed, options), options.seeds)
 
 
 def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -> Iterator[Row]:
@@ -240,22 +234,6 @@ def lora_variant(options: Options, base: Pretrained, digits: Digits, rank: int, 
     }
     numbers: int = sum(value.numel() for value in (*model.module.down, *model.module.up))
     return Variant(LORA, rank, dict(vectors), numbers / sum(value.numel() for value in base.start.values()))
-
-
-def memory_rows(world: ColouredWorld, ranks: Sequence[int]) -> Iterator[Row]:
-    """Yield the predicted peak memory of a step of tuning, of all weights and of adapters."""
-
-    def build(rank: int | None) -> Model:
-        net = small_transformer(world, 2, 0)
-        return net if rank is None else LoraModel.of(net, adapter_settings(rank), 0)
-
-    def blank(model: Model, count: int) -> Classification:
-        images = torch.zeros(count, world.size, world.size, 3, dtype=torch.uint8)
-        return Classification("blank", images, torch.zeros(count, dtype=torch.int64), encode=on_pixels)
-
-    for rank in (None, *ranks):
-        need, _ = Workload(partial(build, rank), blank).training(world.tune.settings())
-        yield {"part": "memory", "kind": FULL if rank is None else LORA, "amount": rank, "bytes": need.total}
 
 
 def case_rows(reduced: Coloured) -> Iterator[Row]:
@@ -414,21 +392,8 @@ def score_table(rows: pd.DataFrame) -> pd.DataFrame:
     return side_by_side(scores, keys, {"stored": "stored, %"}).join(table(scores, keys, "way", value="score"))
 
 
-def memory_table(rows: pd.DataFrame) -> pd.DataFrame:
-    memory = select(rows, part="memory").set_index(["kind", "amount"]) if "bytes" in rows else rows[:0]
-    if not len(memory):
-        return memory
-    trained = select(rows, part="case").groupby(["kind", "amount"], dropna=False).stored.first()
-    return pd.DataFrame({
-        "trained numbers, %": trained.reindex(memory.index).map("{:.1f}".format),
-        "peak memory of a step, MiB": (memory.bytes / 2**20).map("{:.1f}".format),
-        "of all weights', %": (100 * memory.bytes / memory.bytes.iloc[0]).map("{:.0f}".format),
-    })
-
-
 TABLES = {
     "Test accuracy of addition, T1 above T2 in unlearning, and accuracy on a third task, %": score_table,
-    "What tuning takes, foretold for a CUDA device": memory_table,
 }
 # fmt: on
 

@@ -69,11 +69,11 @@ def test_the_study_measures_every_base_from_its_pretraining_on(io: StageIO, monk
     options = bases.STUDY.chosen(io)
     rows = read_rows(io.scratch / "building/outputs/studies/bases/rows.parquet")
     result = Result(bases.STUDY, options, rows)
-    accuracy, over_rank, ranks, chosen = result.tables.values()
+    accuracy, ranks, chosen = result.tables.values()
     columns = ["confused names", "right names, another style"]
-    assert [list(table.columns) for table in result.tables.values()] == [columns] * 4
+    assert [list(table.columns) for table in result.tables.values()] == [columns] * 3
     assert list(accuracy.index) == [*bases.NAMES.values(), "experts less average"]
-    assert list(over_rank.index) == ["0.08", "1"]
+    assert list(bases.curve_of(rows, "confused").index) == [0.08, 1]
     assert len(ranks) == 3
     assert "rank_ratio" in chosen.loc["CART", columns[0]]
     full, average = (select(rows, part="model", model=model).accuracy for model in ("cart 1", "average"))
