@@ -21,18 +21,30 @@ from mergeflow import layout
 ROOT = Path(__file__).parents[1]
 MODALITIES = ("vision", "text", "causal", "toy")
 API = {
-    "mergeflow": "merge prepare configure methods load_recipe check_recipe open_checkpoint write_checkpoint",
-    "mergeflow.search.sweep": "run_sweep",
-    "mergeflow.search.soup": "soup",
+    "mergeflow": "merge prepare configure methods load_recipe make_recipe check_recipe open_checkpoint "
+    "write_checkpoint MergeflowError",
+    "mergeflow.merging": "configure Direction Merged Plan",
+    "mergeflow.merging.method": "method Args Parts Stack",
     "mergeflow.merging.contract": "check",
+    "mergeflow.search.sweep_file": "load_sweep",
+    "mergeflow.search.sweep": "run_sweep SweepResult",
+    "mergeflow.search.soup": "soup Soup",
+    "mergeflow.analysis.provable.correlation": "correlations",
     "mergeflow.modality": "Model Predictions Examples Base Modality",
-    "mergeflow.data": "load_split",
+    "mergeflow.modalities.catalog": "open_recorded",
+    "mergeflow.modalities.causal.modality": "perplexity",
+    "mergeflow.modalities.vision.preparation": "image_decoding open_images",
+    "mergeflow.data": "load_split Split",
     "mergeflow.data.prepare": "prepare_task",
+    "mergeflow.data.task": "Example RawTask",
+    "mergeflow.data.decoding": "Source",
+    "mergeflow.application": "make_importable",
     "registry.store": "connect",
     "registry.versions": "current list_models list_versions show compare history download load",
     "registry.promotion": "register promote rollback",
-    "registry.gates": "decide",
+    "registry.gates": "decide Evidence GateSettings",
     "registry.lineage": "lineage lineage_nodes tree_lines",
+    "registry.commands": "lineage_svg",
 }
 FIGURES = {
     "mima": ("accuracy", "Rounds of merging while tuning"),
@@ -153,10 +165,14 @@ def api_page() -> str:
     parts = ["# Python API", "[The merge tutorial](../merge-tutorial.md#in-python) shows how these are used."]
     for module, names in API.items():
         home = importlib.import_module(module)  # here, because Sphinx would import it as a type checker does
-        kinds = [(name, "class" if isinstance(getattr(home, name), type) else "function") for name in names.split()]
+        kinds = [(name, _directive(getattr(home, name))) for name in names.split()]
         lines = [f".. auto{kind}:: {module}.{name}\n{'   :members:' * (kind == 'class')}\n" for name, kind in kinds]
         parts.append(f"## `{module}`\n\n```{{eval-rst}}\n" + "\n".join(lines) + "```")
     return "\n\n".join(parts) + "\n"
+
+
+def _directive(value: Any) -> str:
+    return "class" if inspect.isclass(value) else "function" if inspect.isroutine(value) else "data"
 
 
 def draw_gallery(folder: Path) -> None:

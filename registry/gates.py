@@ -75,6 +75,9 @@ def decide(
 ) -> Decision:
     """Decide by the gates. All are asked, so that the answer is complete.
 
+    gain = 1/T Σ_t (a_t − b_t) / e_t over the T shared tasks, with the validation accuracies a of the candidate, b of
+    the champion and e of the candidate's experts; its interval is a paired bootstrap over examples
+
     With the same tasks on both sides the candidate must gain; where its tasks differ (one was added, or removed on
     purpose) it is judged on the shared ones, where it must lose no more than the tolerance on average and on each.
 

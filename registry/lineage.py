@@ -390,7 +390,7 @@ def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, A
 
 
 def lineage_nodes(tree: dict[str, Any]) -> Node:
-    """Turn the lineage into nested texts, for a terminal and for a picture."""
+    """Turn what `lineage` returns into nested texts, for a terminal and for a picture."""
     aliases = "".join(f" @{alias}" for alias in tree["aliases"])
     top = Node(f"{tree['model']} version {tree['version']}{aliases}, weights {_short(tree['fingerprint'])}")
     parent = tree["parent"]
@@ -419,7 +419,7 @@ def lineage_nodes(tree: dict[str, Any]) -> Node:
 
 
 def tree_lines(tree: dict[str, Any]) -> Iterator[str]:
-    """Yield the lineage as indented lines for a terminal.
+    """Yield what `lineage` returns as indented lines for a terminal.
 
     Example:
         >>> empty = {"model": "m", "version": "1", "aliases": ["champion"], "fingerprint": "ab12", "recipe": None,

@@ -125,6 +125,9 @@ class Candidate:
 def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion:
     """Register the model once per fingerprint and point `candidate` at it, unless it is champion.
 
+    Args:
+        name: of the registered model, which is made where it does not exist.
+
     Returns:
         The version; `new` says whether this call made it.
 

@@ -407,7 +407,11 @@ def list_models(store: Store) -> list[Current]:
 
 
 def list_versions(store: Store, name: str) -> list[RegisteredVersion]:
-    """List all versions of a model, oldest first."""
+    """List all versions of a model, oldest first.
+
+    Raises:
+        MergeflowError: no model has this name.
+    """
     model = snapshot(store, name)
     return [describe(version, model.aliases) for version in model.versions.values()]
 
@@ -521,7 +525,7 @@ def read_document(store: Store, version: ModelVersion, stem: str) -> dict[str, A
 
 
 def compare(store: Store, name: str, left: str | int, right: str | int) -> dict[str, Any]:
-    """Compare two versions: metrics and validation accuracies of each, and right minus left.
+    """Compare two versions: metrics and validation accuracies (fractions) of each, and right minus left.
 
     Returns:
         `name`, the numbers `left` and `right`, and by `metrics` and `accuracy` for every key that either has: `left`,
@@ -543,7 +547,11 @@ def compare(store: Store, name: str, left: str | int, right: str | int) -> dict[
 
 
 def history(store: Store, name: str) -> list[Event]:
-    """List every committed change of champion, oldest first."""
+    """List every committed change of champion, oldest first.
+
+    Raises:
+        MergeflowError: no model has this name.
+    """
     model = snapshot(store, name)
     last = resolve(model).sequence
     return [event for number, event in model.events.items() if number <= last]

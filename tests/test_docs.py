@@ -131,6 +131,17 @@ def test_the_page_of_parameters_explains_each(monkeypatch: pytest.MonkeyPatch) -
     assert [row for row in rows if not row.split(" | ")[-1].strip()] == []
 
 
+def test_the_page_of_the_api_has_every_name_that_a_page_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    page = importlib.import_module("pages_of_code").api_page()
+    text = "\n".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    imports = re.findall(r"^ *from ((?:mergeflow|registry)\b[\w.]*) import ([\w, ]+)", text, re.MULTILINE)
+    assert len(imports) > 15
+    for module, names in imports:
+        for name in names.split(", "):
+            assert f"{module}.{name}\n" in page or f"## `{module}.{name}`" in page, f"{module}.{name}"
+
+
 @pytest.mark.slow
 def test_no_file_names_a_package_host_or_this_machine() -> None:
     import subprocess

@@ -78,6 +78,9 @@ def load_split(folder: str | Path, split: str, verify: bool = False) -> Split:
         folder: what `prepare_task` wrote.
         verify: also read every array whole and compare it with the manifest's SHA-256.
 
+    Returns:
+        The arrays by name, a row per example: of images `images` uint8 [N, S, S, 3] and `labels` int64 [N].
+
     Raises:
         MergeflowError: unknown split; missing, truncated or altered array; a count that differs from the manifest's; a
             label outside the class names.

@@ -143,10 +143,12 @@ def prepare(
 ) -> Direction:
     """Compute a method's anchor and direction once, to be used at any number of scales.
 
+    θ = anchor + scale · direction, with the anchor θ0 for most methods and a direction made of τ_t = θ_t − θ0
+
     Args:
         call: The configured method, or a method's name; its scale is ignored.
-        base: θ0, a state dict in memory or lazy, or a module.
-        experts: State dicts or modules by name; their order matters for `slerp` only.
+        base: θ0, a state dict in memory or lazy, or a module; arithmetic is float32, float64 where an input is.
+        experts: State dicts or modules with the base's names and shapes, by name; their order matters for `slerp` only.
         weights: Per-expert factors, by name or in the order of `experts`; all 1 when missing.
         cache: Shared by the calls of a sweep, so that a grid over (rank, scale) factors each matrix once.
         data: Statistics of data for methods that need them, by kind, then expert, then tensor.

@@ -59,6 +59,7 @@ def merge(
         recipe: A record, a mapping, or the path of a file; it is checked whole, with the headers of all files, before
             any weight is read.
         out: Where to write instead of the recipe's `out`: a `.safetensors` file, or a folder.
+        progress: Called with the bytes that are read and those to read.
         resume: Continue a stopped sharded merge and keep its finished shards; without it an unfinished merge starts
             again.
         resolve: Turns references such as models:/name@alias into local paths; the version it means now is recorded.

@@ -29,7 +29,11 @@ def is_recorded(architecture: str) -> bool:
 
 
 def open_recorded(base: str | Path, device: str | torch.device) -> tuple[Modality, Model]:
-    """Return the modality and the model of a base, with the base's weights."""
+    """Open a base that a project's stage `base` wrote: its modality, and the model with the base's weights.
+
+    Raises:
+        MergeflowError: the file is no checkpoint, or does not record what kind of model it is.
+    """
     modality, section, record = read_record(base)
     with open_checkpoint(base) as state:
         model = modality.build(section, record)

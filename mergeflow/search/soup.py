@@ -92,7 +92,7 @@ def soup(
     Args:
         run: A folder of `checkpoint-N`.
         out: A `.safetensors` file, or a folder, which gets the last checkpoint's configuration and tokenizer.
-        window: How many of the last checkpoints; all by default.
+        window: How many of the last checkpoints, k, at least 2; all by default.
         score: The scorer on validation, as in a sweep's file; greedy needs it.
         force: Replace an output file even if mergeflow did not make it.
 

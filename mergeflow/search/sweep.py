@@ -452,12 +452,16 @@ def run_sweep(
 ) -> SweepResult:
     """Score every candidate of a sweep on validation and write the results.
 
+    mean: 1/T Σ_t a_t;  normalised: 1/T Σ_t a_t / e_t, with a_t the accuracy in [0, 1] (or a scorer's number) of a
+    candidate on task t, and e_t that of the task's expert; the winner has the largest objective
+
     A killed sweep goes on where it stopped and ends with the same files. Values added to the sweep later are scored in
     addition; changed checkpoints, data or heads are refused.
 
     Args:
         folder: For trials.jsonl (the journal), trials.parquet, winner.yaml and prepared sources.
         resolve: Turns references such as models:/name@alias into local paths.
+        progress: Called with what is being done, trials done and trials in all.
 
     Raises:
         MergeflowError: inputs that are missing or do not fit, a folder with results of other inputs, or a candidate

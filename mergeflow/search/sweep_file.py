@@ -329,7 +329,7 @@ def _check_tasks(sweep: Sweep) -> None:
 
 
 def load_sweep(path: str | Path) -> Sweep:
-    """Read and validate a sweep file. Paths inside it are relative to the current folder, as in a recipe."""
+    """Read and validate a sweep file; errors are those of `load_recipe`. Paths start at the current folder."""
     place = Path(path)
     values = read_yaml(place, "sweep")
     if not isinstance(values, dict):

@@ -669,6 +669,7 @@ def check_recipe(
     """Validate a recipe against its files and return the plan of the merge; reads headers only.
 
     Args:
+        recipe, resolve: As `merge` takes them.
         buffer: Bytes the merge may hold beyond its largest stack.
         force: Whether the merge may replace a file that mergeflow did not make.
 

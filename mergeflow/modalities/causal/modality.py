@@ -275,7 +275,7 @@ class Questions:
 def perplexity(
     model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None, start: int | None = None
 ) -> float:
-    r"""Return exp(−(1/M) Σ_j log p(x_j | x_<j)) over all M predicted tokens of a split, at least 1.
+    r"""Compute exp(−(1/M) Σ_j log p(x_j | x_<j)) over all M predicted tokens of a split, at least 1.
 
     Without a stride x_<j are the tokens before x_j in its block, and the first token of a block is not predicted. With
     one they are at least the block − stride tokens before x_j, or all there are, and only the first token of the split

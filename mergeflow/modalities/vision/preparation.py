@@ -117,7 +117,11 @@ TRANSFORMS: Mapping[str, Maker] = {**LABEL_TRANSFORMS, "rotate": rotate, "colour
 
 
 def image_decoding(image_size: int) -> Decoding:
-    """Return how labelled images become the arrays `images` (uint8 [N, S, S, 3]) and `labels` (int64 [N])."""
+    """Describe how labelled images become the arrays `images` (uint8 [N, S, S, 3]) and `labels` (int64 [N]).
+
+    Args:
+        image_size: S in pixels, at least 1: the shorter side is resized to it, the longer one cropped at its centre.
+    """
     if image_size < 1:
         raise MergeflowError(f"image_size is {image_size}; expected at least 1 pixel.")
 
