@@ -12,13 +12,16 @@ from studies.commands.study import find_studies
 from studies.lab.inputs import Laboratory
 from studies.lab.records import recorded
 from studies.lab.rows import select
+from studies.lab.tuning import task_vector
 from studies.mergeability import (
     COSINE,
     DISTANCE,
     LAST,
     PREDICTIONS,
+    TangentFeatures,
     chosen_prediction,
     ctl_errors,
+    in_tangent_space,
     of_weights,
     ranks,
     within_suite,
@@ -179,3 +182,49 @@ def test_the_prediction_is_the_one_of_the_study() -> None:
 def test_one_pair_is_not_told_that_it_loses_most() -> None:
     assert merge_sentence({"a – b": 1.0, "a – c": 2.0}).startswith("a – c will lose most")
     assert "will lose most" not in merge_sentence({"a – b": 1.0})
+
+
+# Linearised experts in the tangent space of the base
+
+
+@pytest.fixture
+def inputs(toy_lab: Path, tmp_path: Path) -> Laboratory:
+    return Laboratory(study_io(toy_lab, "mergeability", tmp_path, **SMALL))
+
+
+def test_an_expert_reaches_the_accuracy_that_its_training_ended_with(inputs: Laboratory) -> None:
+    linear, run = in_tangent_space(inputs), inputs.run("linearised")
+    for task in inputs.tasks:
+        trained = run.training(0, task)
+        state = run.expert(0, task)
+        assert linear.accuracy(state, "validation", [task])[task] == pytest.approx(trained["validation_accuracy"])
+        assert inputs.accuracy(state, "validation", [task])[task] == pytest.approx(
+            trained["validation_accuracy_nonlinear"]
+        )
+
+
+def test_features_are_those_of_the_first_order_expansion(inputs: Laboratory) -> None:
+    linear, rows, step = in_tangent_space(inputs), torch.arange(5), 1e-3
+    data, expert = inputs.examples("validation")["north"], inputs.run("linearised").expert(0, "north")
+    linear.model.load(expert)
+    layers = [name for name, part in inputs.model.module.named_modules() if isinstance(part, torch.nn.ReLU)]
+    features = TangentFeatures(data).features(linear.model, rows, layers)
+    tau = task_vector(expert, inputs.base)
+    near = []
+    for sign in (1, -1):
+        inputs.model.load({name: value + sign * step * tau[name] for name, value in inputs.base.items()})
+        near.append(data.features(inputs.model, rows, layers))
+    inputs.model.load(inputs.base)
+    origin = data.features(inputs.model, rows, layers)
+    for layer in layers:
+        expected = origin[layer] + (near[0][layer] - near[1][layer]) / (2 * step)
+        torch.testing.assert_close(features[layer], expected.flatten(1), atol=2e-3, rtol=2e-3)
+
+
+def test_what_was_opened_before_is_left_alone(inputs: Laboratory) -> None:
+    state = inputs.run("linearised").expert(0, "north")
+    before = inputs.accuracy(state, "test")
+    linear = in_tangent_space(inputs)
+    assert linear.accuracy(state, "test") != before
+    assert inputs.accuracy(state, "test") == before
+    assert all(part.requires_grad for part in inputs.model.module.parameters())
