@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -286,6 +287,23 @@ def test_a_stage_computes_on_one_thread_wherever_a_runner_places_it(project: Pat
     many = {**os.environ, "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
     subprocess.run([sys.executable, "-c", before + code, str(ROOT)], cwd=project, env=many, check=True)
     assert (project / "made/one.txt").read_text() == "1"
+
+
+def test_stopped_between_two_outputs_the_next_run_puts_the_others_in_place(
+    project: Path, run: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "sync_folder", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    assert len(list((project / "made").iterdir())) == 1
+    starts = (project / "starts.txt").read_text()
+    assert run() is True
+    assert len(tree(project / "made")) == 21
+    assert (project / "starts.txt").read_text() == starts
 
 
 def test_a_build_that_was_stopped_is_not_taken_for_the_finished_one_before_it(  # type: ignore[no-untyped-def]
