@@ -131,13 +131,14 @@ _IGNORED = re.compile(
 # The same weights compute something else.
 _MEANING = re.compile(
     r"model_type|rope_(?:theta|scaling|parameters)\b.*|\w*rotary\w*|rope_interleave"
-    r"|hidden_act\w*|activation\w*|\w+_activation\w*|feed_forward_proj|is_gated_act"
+    r"|hidden_act\w*|activation\w*|\w+_activation\w*|feed_forward_proj|is_gated_act|act_layer|global_pool"
     r"|num_attention_heads|num_key_value_heads|n_heads?|num_heads|num_kv_heads|head_dim|d_kv|qk_\w+_head_dim"
     r"|num_experts_per_tok|num_experts_per_token|moe_top_?k|norm_topk_prob|routed_scaling_factor|scoring_func|topk_\w+"
     r"|\w*softcapping|query_pre_attn_scalar|\w+_multiplier|logits?_scaling|logit_scale|scale_\w+|scale_embedding"
     r"|position_embedding_type|alibi|relative_attention\w*|layer_types|use_parallel_residual|parallel_attn|multi_query"
     r"|new_decoder_architecture|clip_qkv|id2label|use_sliding_window|sliding_window\w*|attention_chunk_size|no_rope\w*"
 )
+_TIMM = "model_args."  # arguments of its classes, whose defaults are not in the file
 _LABELS = re.compile(r"(?:^|\.)(?:classifier|score|classification_head|qa_outputs)\b")
 
 
@@ -173,7 +174,7 @@ def config_findings(base: Config, experts: Mapping[str, Config], tensors: Mappin
         if unlike:
             mine = Default(base_settings[key], classes.get("", "")) if key not in given[""] else base_settings[key]
             findings.append(difference(key, mine, unlike, meaning))
-        elif meaning and not classes:
+        elif (meaning or key.startswith(_TIMM)) and not classes:
             findings += _not_compared(key, base_settings, settings)
     return findings
 

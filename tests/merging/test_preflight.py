@@ -180,6 +180,15 @@ def test_other_prompts_and_lengths_of_sentence_transformers_are_warned_of(pair):
     ]
 
 
+def test_arguments_of_timm_s_classes_are_compared():
+    base = {"architecture": "vit_tiny_patch16_224", "global_pool": "token", "model_args": {"img_size": 32}}
+    findings = config_findings(base, {"e": {**base, "model_args": {"img_size": 32, "qk_norm": True}}}, {})
+    assert [finding.text.partition(":")[0] for finding in findings] == ["model_args.qk_norm"]
+    assert not findings[0].refused
+    assert [finding.refused for finding in config_findings(base, {"e": {**base, "global_pool": "avg"}}, {})] == [True]
+    assert not config_findings(base, {"e": base}, {})
+
+
 def test_rows_of_other_tokens_are_refused_with_the_way_out(pair):
     words = tokenizer("BPE", TEXT)
     order = [*range(10), *reversed(range(10, words.get_vocab_size()))]
