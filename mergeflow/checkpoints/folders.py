@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # Files that a folder's config.json describes; next to any other file it may describe something else.
-_WEIGHTS = re.compile(r"(?:model|pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|bin)(?:\.index\.json)?$")
+_WEIGHTS = re.compile(r"(?:model|(?:diffusion_)?pytorch_model)(?:-\d+-of-\d+)?\.(?:safetensors|bin)(?:\.index\.json)?$")
 
 
 def folder_of(state: Mapping[str, Tensor]) -> Path | None:

@@ -310,6 +310,9 @@ _TRANSFORMERS = (
     "pytorch_model.bin.index.json",
 )
 _OPEN_CLIP = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+DIFFUSERS = "diffusion_pytorch_model"
+# diffusers looks for an index first.
+_DIFFUSERS = tuple(f"{DIFFUSERS}.{end}" for end in ("safetensors.index.json", "safetensors", "bin.index.json", "bin"))
 _INDEX_SUFFIX = ".index.json"
 _SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
 _DESCRIBED = ("config.json", ADAPTER_CONFIG)  # what tells a folder with a model or an adapter
@@ -390,7 +393,7 @@ def _no_weights(folder: Path) -> MergeflowError:
     elif inner:
         way = f"Name a folder below it: {', '.join(dict.fromkeys(map(str, inner[:5])))}."
     listed = ", ".join(files[:5]) or "no safetensors file"
-    expected = ", ".join((*_TRANSFORMERS, *_OPEN_CLIP, ADAPTER_CONFIG))
+    expected = ", ".join((*_TRANSFORMERS, *_OPEN_CLIP, f"{DIFFUSERS}.safetensors", ADAPTER_CONFIG))
     return MergeflowError(
         f"folder '{folder}' holds no checkpoint: expected one of {expected} or a single safetensors file, found "
         f"{listed}. {way}"
@@ -404,7 +407,7 @@ def weights_in(folder: Path) -> list[str]:
     """
     open_clip_first = (folder / "open_clip_config.json").exists() and not (folder / "config.json").exists()
     order = (*_OPEN_CLIP, *_TRANSFORMERS) if open_clip_first else (*_TRANSFORMERS, *_OPEN_CLIP)
-    names = [name for name in order if (folder / name).exists()]
+    names = [name for name in (*order, *_DIFFUSERS) if (folder / name).exists()]
     if names:
         return names
     others = [path.name for path in folder.glob("*.safetensors")]

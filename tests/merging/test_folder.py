@@ -8,8 +8,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
@@ -273,3 +275,27 @@ def test_a_half_copied_companion_is_copied_again(files, monkeypatch):
     assert written(files, monkeypatch, base=base)[1] == []
     assert (files / "out" / "config.json").read_text() == "{}"
     merge(sharded(files, base=base))
+
+
+@pytest.mark.parametrize("shard_size", [None, 80])
+def test_a_folder_of_diffusers_has_the_names_that_diffusers_looks_for(tmp_path, shard_size):
+    stem = "diffusion_pytorch_model"
+    files = [f"{stem}-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    for value, name in enumerate(("base", "a", "b")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"_class_name": "UNet2DConditionModel"}')
+        for file in files:
+            save_file({file[24:29]: torch.full((4, 4), float(value))}, tmp_path / name / file)
+        index = {"weight_map": {file[24:29]: file for file in files}}
+        (tmp_path / name / f"{stem}.safetensors.index.json").write_text(json.dumps(index))
+    experts = {name: str(tmp_path / name) for name in "ab"}
+    given_size = {} if shard_size is None else {"shard_size": shard_size}
+    made = merge(
+        {"method": "average", "base": str(tmp_path / "base"), "experts": experts, **given_size}, tmp_path / "out"
+    )
+    weight_map = json.loads((made.path / f"{stem}.safetensors.index.json").read_text())["weight_map"]
+    assert sorted(weight_map.values()) == files
+    for name, file in weight_map.items():
+        assert torch.equal(load_file(made.path / file)[name], torch.full((4, 4), 1.5))
+    merge({"method": "average", "experts": [f"{made.path}"], "shard_size": "1GB", "out": str(tmp_path / "one")})
+    assert load_file(tmp_path / f"one/{stem}.safetensors").keys() == weight_map.keys()

@@ -31,6 +31,7 @@ from mergeflow.merging.files.output import (
     removed_on_failure,
     shard_file,
     shard_names,
+    weights_stem,
     write_index,
 )
 
@@ -170,7 +171,8 @@ class _Job:
     def into_folder(self, target: Path, shard_size: int | None) -> str:
         """Write a folder beside its final name and rename it when it is whole."""
         names = shard_names(self.infos, shard_size)
-        shards = {shard_file(index, len(names)): list(held) for index, held in enumerate(names)}
+        stem = weights_stem(Path(self.state.path))
+        shards = {shard_file(index, len(names), stem): list(held) for index, held in enumerate(names)}
         plan = {file: {name: self.infos[name] for name in held} for file, held in shards.items()}
         digests: dict[str, str] = {}
         with OutputFolder(target) as folder, removed_on_failure(folder.partial):

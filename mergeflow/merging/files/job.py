@@ -26,6 +26,7 @@ from mergeflow.merging.files.output import (
     output_infos,
     shard_file,
     untie,
+    weights_stem,
     write_index,
 )
 from mergeflow.merging.files.parts import (
@@ -177,8 +178,8 @@ class Job:
     @property
     def shards(self) -> dict[str, dict[str, TensorInfo]]:
         """The tensors of each file of a folder, in order."""
-        count = len(self.plan.shards)
-        return {shard_file(index, count): _only(self.infos, names) for index, names in enumerate(self.plan.shards)}
+        count, stem = len(self.plan.shards), weights_stem(Path(self.inputs.base.path))
+        return {shard_file(at, count, stem): _only(self.infos, names) for at, names in enumerate(self.plan.shards)}
 
     def into_folder(self, resume: bool, joined: Sequence[Path] = ()) -> tuple[str, dict[str, str]]:
         """Write a folder beside its final name, shard by shard, and rename it when it is whole.

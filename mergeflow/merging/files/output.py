@@ -28,7 +28,7 @@ from mergeflow.checkpoints.fingerprint import (
     tensor_digest_of,
 )
 from mergeflow.checkpoints.folders import named_folders
-from mergeflow.checkpoints.formats import PICKLES, read_json_if_whole
+from mergeflow.checkpoints.formats import DIFFUSERS, PICKLES, read_json_if_whole
 from mergeflow.checkpoints.header import FLOATS, TensorInfo
 from mergeflow.checkpoints.names import tied_weights, untied_config
 from mergeflow.checkpoints.reader import KIND, LazyStateDict, open_safetensors
@@ -469,9 +469,14 @@ def identity_of(paths: Mapping[str, str]) -> dict[str, list[Any]]:
     return identity
 
 
-def shard_file(index: int, count: int) -> str:
+def weights_stem(base: Path) -> str:
+    """Return what the names of a result's weights begin with: what the library that made the base looks for."""
+    return DIFFUSERS if base.is_dir() and any(base.glob(f"{DIFFUSERS}*")) else "model"
+
+
+def shard_file(index: int, count: int, stem: str = "model") -> str:
     """Return the name of one file of a model folder."""
-    return "model.safetensors" if count == 1 else f"model-{index + 1:05d}-of-{count:05d}.safetensors"
+    return f"{stem}.safetensors" if count == 1 else f"{stem}-{index + 1:05d}-of-{count:05d}.safetensors"
 
 
 def output_infos(infos: Mapping[str, TensorInfo], dtype: str | None) -> dict[str, TensorInfo]:
@@ -509,7 +514,8 @@ def write_index(folder: Path, shards: Mapping[str, Iterable[str]], size: int) ->
     if len(shards) > 1:
         places = {name: file for file, names in shards.items() for name in names}
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
-        write_text(folder / "model.safetensors.index.json", json.dumps(index, indent=2))
+        stem = next(iter(shards)).rpartition("-of-")[0].rpartition("-")[0]
+        write_text(folder / f"{stem}.safetensors.index.json", json.dumps(index, indent=2))
 
 
 def copy_companions(
