@@ -6,7 +6,7 @@ import pytest
 
 from mergeflow.errors import MergeflowError
 from tasks.project.digests import CODE_STAGE
-from tasks.project.graph import downstream_closure, find_stage, load_graph, training_settings, upstream
+from tasks.project.graph import downstream_closure, find_stage, load_graph, removed_items, training_settings, upstream
 from tasks.project.stage import Stage
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +70,11 @@ def test_closure_holds_what_depends_and_no_more(project: Path) -> None:
     stages = load_graph(project)
     assert downstream_closure({"each@b"}, stages) == ["each@b", "last"]
     assert downstream_closure({"never"}, stages) == []
+
+
+def test_removed_are_items_that_params_lacks_and_nothing_else(project: Path) -> None:
+    removed = removed_items(project, ["each@a", "each@gone", "each@../a", "first", "last", "none@gone"])
+    assert [stage.outs for stage in removed] == [("made/gone",)]
 
 
 def test_wrong_names_get_the_nearest(project: Path) -> None:

@@ -470,7 +470,7 @@ def identity_of(paths: Mapping[str, str]) -> dict[str, list[Any]]:
 
 
 def weights_stem(base: Path) -> str:
-    """Return what the names of a result's weights begin with: what the library that made the base looks for."""
+    """Return the beginning of the names of a result's weights, by which the library that made the base finds them."""
     return DIFFUSERS if base.is_dir() and any(base.glob(f"{DIFFUSERS}*")) else "model"
 
 
