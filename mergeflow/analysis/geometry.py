@@ -29,8 +29,16 @@ def cosine_matrix(vectors: Sequence[Mapping[str, Tensor]]) -> list[list[float]]:
         >>> cosine_matrix([{"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 2.0])}])
         [[1.0, 0.0], [0.0, 1.0]]
     """
-    norms = [norm(vector) for vector in vectors]
-    return [
-        [dot(a, b) / (na * nb) if na and nb else 0.0 for b, nb in zip(vectors, norms, strict=True)]
-        for a, na in zip(vectors, norms, strict=True)
-    ]
+    count = len(vectors)
+    products = [[0.0] * count for _ in vectors]
+    for name in vectors[0] if vectors else ():
+        for s, vector in enumerate(vectors):  # each pair once: converting the tensors takes as long as multiplying them
+            row = vector[name].double().flatten()
+            for t in range(s, count):
+                products[s][t] += float(row @ (row if t == s else vectors[t][name].double().flatten()))
+    norms = [products[t][t] ** 0.5 for t in range(count)]
+
+    def cosine(s: int, t: int) -> float:
+        return products[min(s, t)][max(s, t)] / (norms[s] * norms[t]) if norms[s] and norms[t] else 0.0
+
+    return [[cosine(s, t) for t in range(count)] for s in range(count)]
