@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mergeflow.checkpoints import LazyStateDict, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.merging.files.output import copy_companions
+from mergeflow.merging.files.output import copy_companions, weights_stem
 from mergeflow.search.sweep_file import CommandScore, FunctionScore, LmEvalScore, name_of
 from mergeflow.training.arithmetic import arithmetic
 
@@ -72,7 +72,8 @@ class CandidateModel:
             copy_companions(self.base, Path(made))
             _write_recorded(self.base, Path(made))
             self.complete(Path(made))
-            write_checkpoint(Path(made) / "model.safetensors", self.state, {"format": "pt"})
+            weights = f"{weights_stem(self.base)}.safetensors"
+            write_checkpoint(Path(made) / weights, self.state, {"format": "pt"})
             yield Path(made)
 
 

@@ -18,7 +18,7 @@ import torch
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import catalog, configure, merge, prepare
-from mergeflow.search.scorer import _metric_score, find_tasks, metrics_of
+from mergeflow.search.scorer import CandidateModel, _metric_score, find_tasks, metrics_of
 from mergeflow.search.sweep import SweepResult, run_sweep
 from mergeflow.search.sweep_file import LmEvalScore, load_sweep, make_sweep
 
@@ -445,3 +445,11 @@ def test_the_example_of_a_causal_model_runs(tmp_path: Path, monkeypatch: pytest.
     assert "On test, looked at once: mean score -" in Path("sweeps/causal/winner.yaml").read_text()
     merge("sweeps/causal/winner.yaml", out="merged")
     assert Path("merged/config.json").exists()
+
+
+@pytest.mark.parametrize("stem", ["model", "diffusion_pytorch_model"])
+def test_a_candidate_s_folder_has_the_base_s_name_of_weights(tmp_path: Path, stem: str) -> None:
+    write_checkpoint(tmp_path / f"{stem}.safetensors", {"w": torch.zeros(2)})
+    with CandidateModel({"w": torch.ones(2)}, tmp_path, tmp_path).folder() as folder, open_checkpoint(folder) as state:
+        assert [path.name for path in folder.iterdir()] == [f"{stem}.safetensors"]
+        assert state["w"].tolist() == [1.0, 1.0]
