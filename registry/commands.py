@@ -123,10 +123,11 @@ def _add_history(group: typer.Typer, opened: Opened) -> None:
         if as_json:
             typer.echo(json.dumps([asdict(event) for event in events], indent=1))
             return
-        table = Table("when", "action", "champion", "before", "who", "why", box=None, pad_edge=False)
+        table = Table("when (UTC)", "action", "champion", "before", "who", "why", box=None, pad_edge=False)
         for event in events:
-            moment = f"{event.at[:16].replace('T', ' ')} UTC"
-            table.add_row(moment, event.action, event.version, event.before or "–", event.who, event.why)
+            table.add_row(
+                event.at[:16].replace("T", " "), event.action, event.version, event.before or "–", event.who, event.why
+            )
         print_table(Console(), table)
 
 

@@ -220,8 +220,8 @@ def check_order(recipe: Recipe, order: AdamergeOrder, place: Path) -> None:
     if other := sorted(order.heads.keys() - order.tasks.keys()):
         raise unknown_name("task of --head", other[0], order.tasks)
     if not order.tasks or (not is_recorded(order.architecture) and order.tasks.keys() != order.heads.keys()):
-        named = f"tasks {sorted(order.tasks)}, heads {sorted(order.heads)}"
-        raise MergeflowError(f"every task needs a folder and a head: found {named}.")
+        tasks, heads = (", ".join(sorted(names)) or "none" for names in (order.tasks, order.heads))
+        raise MergeflowError(f"every task needs a folder and a head: found the tasks {tasks}; the heads {heads}.")
     _files(recipe, place)
     check_device(recipe.device)
 

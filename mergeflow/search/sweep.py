@@ -260,7 +260,7 @@ class Scoreboard:
                 continue
             checked = call
             try:
-                with _named(f"candidate {method} {args}"):
+                with _named(f"candidate {_in_words(method, args)}"):
                     self._merger.check(call)
             except MergeflowError as error:
                 faults[method] = str(error)
@@ -281,9 +281,9 @@ class Scoreboard:
         if any(entry.startswith(_TEST) and entry != key for entry in self._journal.entries):
             code = " of this code" if code_of(call) else ""
             raise MergeflowError(
-                f"test was looked at already, for another winner than {call.name} {call.args}{code}: to choose again "
-                "after that would be to choose on test. Keep that winner, or use other test data and another folder "
-                "(--out)."
+                f"test was looked at already, for another winner than {_in_words(call.name, call.args)}{code}: to "
+                "choose again after that would be to choose on test. Keep that winner, or use other test data and "
+                "another folder (--out)."
             )
 
     def look_at_test(self, call: MethodCall) -> Score:
@@ -295,7 +295,7 @@ class Scoreboard:
         candidate = Candidate(call.name, call.args, split)
         # Only the scorer of images keeps its model on the sweep's device: all others are given files or functions.
         judged_on = torch.device("cpu" if self._sweep.score is not None else self._sweep.device)
-        with _named(f"candidate {call.name} {call.args}" + " on test" * (split == "test")):
+        with _named(f"candidate {_in_words(call.name, call.args)}" + " on test" * (split == "test")):
             return self._known(key, lambda: self._score(self._merger.merge_for(call, judged_on), candidate))
 
     def _score(self, state: Mapping[str, Tensor], candidate: Candidate, only: str | None = None) -> Mapping[str, float]:
@@ -308,6 +308,10 @@ class Scoreboard:
         scores: dict[str, float] = self._journal.cached(key, lambda: dict(compute()))
         # In this sweep's order of tasks, whatever it was when the journal was written.
         return {task: scores[task] for task in self._inputs.score.tasks or scores if task in scores}
+
+
+def _in_words(method: str, args: Mapping[str, Any]) -> str:
+    return f"{method} ({', '.join(f'{name} {value}' for name, value in args.items())})" if args else method
 
 
 def _test_key(call: MethodCall) -> str:

@@ -74,8 +74,8 @@ def test_show_and_history_are_read_by_people_and_with_json_by_programs(store, ma
     assert "The gates let it be champion:" in shown
     assert "{" not in shown
     heads, row = command("history", "--model", "merged").output.splitlines()
-    assert heads.split() == ["when", "action", "champion", "before", "who", "why"]
-    assert row.split()[3:9] == ["promote", "1", "–", "ada", "first", "light;"]
+    assert heads.split() == ["when", "(UTC)", "action", "champion", "before", "who", "why"]
+    assert row.split()[2:8] == ["promote", "1", "–", "ada", "first", "light;"]
     assert json.loads(command("show", "merged/1", "--json").output)["accuracy"]["digits"] == 0.8
     (event,) = json.loads(command("history", "--model", "merged", "--json").output)
     assert (event["action"], event["version"], event["who"]) == ("promote", "1", "ada")
