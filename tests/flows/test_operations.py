@@ -68,8 +68,8 @@ def test_without_servers(stand: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "@champion" in output
     assert run_in(stand, "git", "log", "--oneline").stdout.count("\n") == 1
     assert (stand / "lineage.svg").read_text().startswith("<")
-    history = follow(stand, ["mergeflow", "registry", "history"])[1]
-    assert [history.count(f" {what} ") for what in ("rollback", "force")] == [1, 1]
+    history = follow(stand, ["mergeflow", "registry", "history", "--json"])[1]
+    assert [history.count(f'"action": "{what}"') for what in ("rollback", "force")] == [1, 1]
 
 
 def follow(folder: Path, words: list[str]) -> tuple[int, str]:
