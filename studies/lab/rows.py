@@ -128,9 +128,9 @@ def each(names: Iterable[str], measure: Callable[[str], Samples]) -> dict[str, A
 
 
 def least(measured: Samples) -> dict[str, Any]:
-    """Return the quantity with the smallest mean, under its name."""
-    name = min(measured, key=lambda what: float(pd.Series(list(measured[what])).mean()))
-    return {name: measured[name]}
+    """Return the quantity with the smallest mean, under its name; nothing of nothing."""
+    ascending = sorted(measured, key=lambda what: float(pd.Series(list(measured[what])).mean()))
+    return {name: measured[name] for name in ascending[:1]}
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> list[float]:
