@@ -19,6 +19,7 @@ Parts: TypeAlias = Mapping[str, tuple[Values, float, float]]
 Verdict: TypeAlias = bool | None
 WORDS: dict[Verdict, str] = {True: "holds", False: "does not hold", None: "undecided"}
 UNTESTED = "not testable here"
+UNMEASURED = "not measured with these choices"
 VERDICTS = (*WORDS.values(), UNTESTED)
 LEVEL = 0.025  # of a claim, one-sided: what a 95 % interval leaves out on one side
 SHOWN = 8  # parts of a claim that are printed: those nearest to the limits or farthest beyond
@@ -135,7 +136,7 @@ class Claim:
         """
         need = self.needs.judge(rows) if self.needs else None
         holds, measured = self.decide(rows) if self.decide else self._measured(rows)
-        testable = need is None or need.holds is True
+        testable = measured != UNMEASURED and (need is None or need.holds is True)
         return Finding(
             self.system,
             self.says if isinstance(self.says, str) else self.says(rows),
@@ -154,7 +155,7 @@ class Claim:
     def _measured(self, rows: pd.DataFrame) -> tuple[Verdict, str]:
         parts: Parts = {name: (values, self.low, self.high) for name, values in self.measure(rows).items()}
         if not parts:
-            return None, "not measured with these choices"
+            return None, UNMEASURED
         shown = list(parts) if len(parts) <= SHOWN else sorted(parts, key=lambda name: p_outside(*parts[name]))[:SHOWN]
         unit = f" {self.unit}".rstrip()
         texts = [f"{name}: {with_interval(parts[name][0], self.digits)}{unit}" for name in shown]
