@@ -40,10 +40,10 @@ from mergeflow.plugins import load_file
 from studies.lab.records import write_record
 from studies.lab.study import ROWS, write_rows
 from tasks.project.graph import load_graph
-from tasks.project.runner import run_stage
 from tasks.project.stage import CHOICES, MAIN, STUDIES
 from tasks.project.studies import Study
 from tasks.project.study_graph import write_study_graph
+from tasks.running.runner import run_stage
 
 WORLD = ROOT / "worlds/pictures-vit-s"
 MAKE = ROOT / "worlds/real-pictures/inputs/make.py"

@@ -117,8 +117,8 @@ def _add_stages(app: typer.Typer, root: Path) -> None:
     ) -> None:
         """Run one stage; it is skipped when its inputs, parameters and outputs are unchanged."""
         from tasks.project.graph import find_stage, load_graph
-        from tasks.project.progress import progress_bars
-        from tasks.project.runner import run_stage
+        from tasks.running.progress import progress_bars
+        from tasks.running.runner import run_stage
 
         stage = find_stage(load_graph(root, studies=True), name, item)
         console = Console()
@@ -130,7 +130,7 @@ def _add_stages(app: typer.Typer, root: Path) -> None:
     @stages.command("digests")
     def stage_digests() -> None:
         """Write the digest of the code that each stage depends on, for DVC."""
-        from tasks.project.digests import write_digests
+        from tasks.running.digests import write_digests
 
         write_digests(root)
 
@@ -174,8 +174,8 @@ def _add_release(app: typer.Typer) -> None:
         """Run small projects by the previous release and by this code, and compare the bits that each stage makes."""
         from tempfile import TemporaryDirectory
 
-        from tasks.project.digests import write_equivalents
-        from tasks.project.release import check_release
+        from tasks.running.digests import write_equivalents
+        from tasks.running.release import check_release
 
         with TemporaryDirectory(prefix="mergeflow-release-") as folder:
             proofs = check_release(older, Path(folder), project or [])

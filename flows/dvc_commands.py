@@ -16,11 +16,11 @@ import psutil  # type: ignore[import-untyped]  # DVC needs it too
 from mergeflow import layout
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.layout import CODE
-from tasks.project.digests import CODE_STAGE, accept, digest_key, strict_digest, write_digests
 from tasks.project.graph import downstream_closure, load_graph, needed_for, removed_items
 from tasks.project.recorded import digest_as_dvc, locked_stages, md5_of, whole_stages
-from tasks.project.runner import has_run, remove_output
 from tasks.project.stage import MAIN, STATE, STUDIES, Stage, covers
+from tasks.running.digests import CODE_STAGE, accept, digest_key, strict_digest, write_digests
+from tasks.running.runner import has_run, remove_output
 
 RUNNING = ".dvc/tmp/rwlock"  # DVC's list of which process reads and writes which paths
 

@@ -14,7 +14,7 @@ from prefect.context import refresh_global_settings_context
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME
 
 from mergeflow.errors import MergeflowError
-from tasks.project.runner import check_disk
+from tasks.running.runner import check_disk
 
 if TYPE_CHECKING:
     import uvicorn

@@ -14,7 +14,7 @@ from flows.runners import Cluster, cluster
 from mergeflow.errors import MergeflowError
 from tasks.project.sections import RunSection
 from tasks.project.stage import MAIN, Stage, StageIO
-from tasks.project.stage_log import add_to_log
+from tasks.running.stage_log import add_to_log
 from tasks.travel.parcel import Parcel, Result, carry_out, pack, read_log, read_progress, unpack
 from tasks.travel.store import Store, StoreError
 

@@ -38,10 +38,10 @@ from mergeflow.documents import Test, read_registration, read_test
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph, upstream
 from tasks.project.parameters import load_params
-from tasks.project.runner import check_worker, is_up_to_date, open_stage, progress_file, run_stage, running_code
 from tasks.project.stage import STATE, STUDIES, Stage
 from tasks.project.validate_params import BASE, check_base, validate_params
 from tasks.rounds import open_rounds, tune
+from tasks.running.runner import check_worker, is_up_to_date, open_stage, progress_file, run_stage, running_code
 
 if TYPE_CHECKING:
     from registry.gates import Decision
@@ -75,7 +75,7 @@ def gpu_slot(root: Path, stage: Stage) -> Iterator[None]:
 def _uses_cuda(root: Path, stage: Stage) -> bool:
     if "model" not in stage.params:  # it computes no features
         return False
-    from tasks.project.devices import device_names  # torch comes with it
+    from tasks.running.devices import device_names  # torch comes with it
 
     return device_names(load_params(root / "params.yaml").run.device) != ["cpu"]
 

@@ -16,10 +16,10 @@ from flows.status import own_traceback, print_summary, reported
 from mergeflow import layout
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
-from tasks.project.progress import progress_bars
-from tasks.project.runner import check_disk
 from tasks.project.stage import STATE
 from tasks.project.validate_params import BASE, check_base, validate_params
+from tasks.running.progress import progress_bars
+from tasks.running.runner import check_disk
 
 
 def run_pipeline(

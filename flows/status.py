@@ -30,9 +30,9 @@ from mergeflow.merging import configure
 from tasks.plotting.rows import experts_behind_base, task_title
 from tasks.project.files import file_lock, read_yaml
 from tasks.project.graph import downstream_closure, load_graph, upstream
-from tasks.project.runner import failure_note, has_finished, progress_lock
 from tasks.project.stage import STATE, Stage
 from tasks.project.studies import EMBEDDED
+from tasks.running.runner import failure_note, has_finished, progress_lock
 
 SHOWN = 4  # reasons in a line
 

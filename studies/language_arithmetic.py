@@ -45,7 +45,7 @@ from pydantic import Field, field_validator
 
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import MethodCall
-from mergeflow.merging.direction import CandidateMerger
+from mergeflow.merging.execution.direction import CandidateMerger
 from mergeflow.modalities.causal.modality import PackedText, perplexity
 from mergeflow.modalities.causal.model import LanguageModel, load_model
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenizer

@@ -13,15 +13,15 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
 from mergeflow.memory import Forecast, Need, Work, Workload, blank_model, same_result
-from mergeflow.merging.device_memory import fits, free_bytes
+from mergeflow.merging.execution.device_memory import fits, free_bytes
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.training.settings import TOGETHER, FineTuneSettings
-from tasks.project.devices import device_names
 from tasks.project.graph import load_graph
 from tasks.project.parameters import Params, load_study_params
 from tasks.project.stage import CHOICES, Stage
 from tasks.project.stage import STUDIES as STUDY_GRAPH
 from tasks.project.validate_params import check_base, validate_params
+from tasks.running.devices import device_names
 from tasks.training import tuned_model
 
 JUDGING = ("sweep", "select", "evaluate")

@@ -12,8 +12,8 @@ from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import Head, read_head
 from mergeflow.modality import Examples, Modality, Model
 from mergeflow.training.arithmetic import arithmetic
-from tasks.project.devices import device_names, device_slot
 from tasks.project.stage import StageIO
+from tasks.running.devices import device_names, device_slot
 
 
 def choose_device(io: StageIO) -> torch.device:

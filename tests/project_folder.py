@@ -36,7 +36,7 @@ def link_code(folder: Path) -> None:
 def run_pipeline(folder: Path, stages: tuple[str, ...] = PIPELINE) -> Path:
     """Run stages, each with all its items, in the order of the graph; return the folder."""
     from tasks.project.graph import load_graph
-    from tasks.project.runner import run_stage
+    from tasks.running.runner import run_stage
 
     for stage in load_graph(folder).values():
         if stage.name in stages:

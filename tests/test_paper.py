@@ -19,9 +19,9 @@ from studies.lab.records import recorded
 from studies.lab.study import ROWS, read_rows
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
-from tasks.project.runner import run_stage
 from tasks.project.stage import STUDIES
 from tasks.project.study_graph import check_study_options, write_study_graph
+from tasks.running.runner import run_stage
 from tests.studies.small_lab import ROOT
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from flows.status import keep_traceback, own_traceback, reported
 from mergeflow.errors import SECRETS, MergeflowError, without_passwords
-from tasks.project.runner import _failure_noted
-from tasks.project.stage_log import stage_log
+from tasks.running.runner import _failure_noted
+from tasks.running.stage_log import stage_log
 
 PASSWORDS = st.text("abcXYZ0189-._~%!$*+,;/:@#?", min_size=8, max_size=20).map(lambda text: f"q{text}q")
 ADDRESSES = (

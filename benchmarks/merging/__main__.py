@@ -31,7 +31,7 @@ from benchmarks.merging.peers import CONFIGS, MECHA, mecha_command, mergekit_com
 from benchmarks.merging.places import cold_table, memory_table
 from benchmarks.merging.shapes import MODELS, make_checkpoints, shapes_of
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.device import check_device
+from mergeflow.merging.execution.device import check_device
 
 WORK: dict[str, tuple[str, dict[str, Any]]] = {
     "ta": ("task_arithmetic", {}),

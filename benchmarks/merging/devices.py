@@ -73,9 +73,9 @@ def moving(recipe: Any, base: Path, experts: dict[str, Path]) -> float:
     """
     from mergeflow.checkpoints import open_checkpoint
     from mergeflow.merging.catalog import MethodCall
-    from mergeflow.merging.engine import Engine
+    from mergeflow.merging.execution.engine import Engine
+    from mergeflow.merging.execution.reader import Stacks, model_of
     from mergeflow.merging.method import Args, Method
-    from mergeflow.merging.reader import Stacks, model_of
 
     real = recipe.call()
     mover = Method(

@@ -65,7 +65,7 @@ def _run(folder: Path, device: str, rehearse: bool) -> None:
     import yaml
 
     from tasks.project.graph import load_graph
-    from tasks.project.runner import run_stage
+    from tasks.running.runner import run_stage
 
     values = yaml.safe_load((ROOT / "params.yaml").read_text())
     values["run"]["device"] = device

@@ -36,9 +36,9 @@ from tasks.project.files import file_lock
 from tasks.project.graph import load_graph, upstream
 from tasks.project.new import add_task_line, remove_task_line, write_whole
 from tasks.project.parameters import Params, load_params
-from tasks.project.runner import DiskFull, has_finished, remove_outputs, run_stage
-from tasks.project.scratch_project import scratch_project
 from tasks.project.stage import STATE, Stage
+from tasks.running.runner import DiskFull, has_finished, remove_outputs, run_stage
+from tasks.running.scratch_project import scratch_project
 
 Report = Callable[[str], None]
 Watch = Callable[[list[str]], AbstractContextManager[None]]

@@ -128,7 +128,7 @@ def _add_add_task(app: typer.Typer, opened: Opened, root: Path, console: Console
     ) -> None:
         """Add a task: train its expert, merge it with the champion's, ask the gates; exit status 1 if refused."""
         from flows.rebuild.add_task import add_task, read_address
-        from tasks.project.progress import progress_bars
+        from tasks.running.progress import progress_bars
 
         name, address = (None, name_or_source) if source is None else (name_or_source, source)
         task, place = read_address(root, address, name)

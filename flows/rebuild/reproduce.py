@@ -20,8 +20,8 @@ from registry.store import Store
 from registry.versions import describe, download_model, find_stored, head_files, read_documents
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph
-from tasks.project.runner import run_stage
-from tasks.project.scratch_project import scratch_project, write_params
+from tasks.running.runner import run_stage
+from tasks.running.scratch_project import scratch_project, write_params
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from registry.versions import ModelVersion, download_model, head_files
 from tasks.project.files import read_yaml
 from tasks.project.graph import find_stage, load_graph
 from tasks.project.parameters import load_params
-from tasks.project.runner import open_stage, run_stage
-from tasks.project.scratch_project import link, write_params
 from tasks.project.stage import STATE, Stage, StageIO, covers
+from tasks.running.runner import open_stage, run_stage
+from tasks.running.scratch_project import link, write_params
 from tasks.sweep import sweep_near
 
 

@@ -28,9 +28,9 @@ from registry.versions import find_stored, read_documents
 from tasks.models import choose_device, expert_summary, load_for_experts, load_model
 from tasks.project.files import read_yaml
 from tasks.project.graph import find_stage, load_graph
-from tasks.project.runner import open_stage
-from tasks.project.scratch_project import scratch_project, write_params
 from tasks.report.texts import keep_unlearned
+from tasks.running.runner import open_stage
+from tasks.running.scratch_project import scratch_project, write_params
 
 if TYPE_CHECKING:
     from mergeflow.modalities.causal.tokenizer import CausalTokenizer

@@ -9,7 +9,7 @@ from registry.stage import Rebuilt, register_rebuilt
 from registry.store import Store
 from registry.versions import find_stored, read_documents
 from tasks.project.parameters import load_params
-from tasks.project.scratch_project import scratch_project
+from tasks.running.scratch_project import scratch_project
 
 
 def unmerge(

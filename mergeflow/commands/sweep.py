@@ -74,7 +74,7 @@ def _run(sweep: "Sweep", folder: Path, resolve: Callable[[str], str] | None, con
     from mergeflow.search.sweep import run_sweep
 
     if sweep.device != "cpu":
-        from mergeflow.merging.device import check_device
+        from mergeflow.merging.execution.device import check_device
         from mergeflow.search.forecast import estimate_sweep_memory
 
         check_device(sweep.device)

@@ -13,7 +13,7 @@ from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.merging import Recipe, make_recipe
-from mergeflow.merging.device import check_device
+from mergeflow.merging.execution.device import check_device
 from mergeflow.merging.files.plan import open_inputs
 from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.merging.learned.adamerging import Learned, learn

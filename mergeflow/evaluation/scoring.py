@@ -10,7 +10,7 @@ from torch import Tensor
 from mergeflow.evaluation.accuracy import Judge
 from mergeflow.evaluation.averages import mean, normalised
 from mergeflow.merging import MethodCall
-from mergeflow.merging.direction import CandidateMerger
+from mergeflow.merging.execution.direction import CandidateMerger
 from mergeflow.modality import Examples, Model, State, device_of
 
 

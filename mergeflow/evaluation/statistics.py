@@ -16,7 +16,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.evaluation.adamerging import RECIPE, open_headed
 from mergeflow.merging import Recipe, load_recipe
-from mergeflow.merging.device import check_device
+from mergeflow.merging.execution.device import check_device
 from mergeflow.merging.files.output import check_file
 from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.modalities.catalog import is_recorded, open_recorded

@@ -9,14 +9,14 @@ from mergeflow.late import late_names
 from mergeflow.merging.catalog import MethodCall, configure, get, methods
 
 if TYPE_CHECKING:
-    from mergeflow.merging.direction import Direction, prepare
+    from mergeflow.merging.execution.direction import Direction, prepare
     from mergeflow.merging.files.plan import Plan, check_recipe
     from mergeflow.merging.files.recipe import Recipe, load_recipe, make_recipe
     from mergeflow.merging.linalg.cache import FactorCache
     from mergeflow.merging.streaming import Merged, merge
 
 _HOMES = {
-    "Direction": "mergeflow.merging.direction",
+    "Direction": "mergeflow.merging.execution.direction",
     "FactorCache": "mergeflow.merging.linalg.cache",
     "Merged": "mergeflow.merging.streaming",
     "Plan": "mergeflow.merging.files.plan",
@@ -25,7 +25,7 @@ _HOMES = {
     "load_recipe": "mergeflow.merging.files.recipe",
     "make_recipe": "mergeflow.merging.files.recipe",
     "merge": "mergeflow.merging.streaming",
-    "prepare": "mergeflow.merging.direction",
+    "prepare": "mergeflow.merging.execution.direction",
 }
 
 __all__ = [

@@ -14,10 +14,10 @@ from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import MethodCall, arguments_of, get
-from mergeflow.merging.direction import prepare
-from mergeflow.merging.engine import Engine, treats_elements_alone
+from mergeflow.merging.execution.direction import prepare
+from mergeflow.merging.execution.engine import Engine, treats_elements_alone
+from mergeflow.merging.execution.reader import Stacks, Unit, model_of
 from mergeflow.merging.method import Args, Method, Parts, Stack
-from mergeflow.merging.reader import Stacks, Unit, model_of
 from mergeflow.plugins import last_place
 
 State = dict[str, Tensor]

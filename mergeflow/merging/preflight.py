@@ -20,7 +20,7 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.cuts import Config
 from mergeflow.merging.architectures.settings import comparable, flattened
-from mergeflow.merging.direction import RUNNING
+from mergeflow.merging.execution.direction import RUNNING
 from mergeflow.merging.vocabulary.alignment import vocab_sizes
 from mergeflow.merging.vocabulary.companions import (
     TOKENIZER,

@@ -8,7 +8,7 @@ from threading import Lock
 
 from mergeflow.checkpoints.fingerprint import SCHEME
 from mergeflow.merging.adapters.job import AdapterJob, Made
-from mergeflow.merging.engine import BUFFER
+from mergeflow.merging.execution.engine import BUFFER
 from mergeflow.merging.files.job import Job, after_steps
 from mergeflow.merging.files.parts import Part, check_parts, find_parts
 from mergeflow.merging.files.plan import Inputs, check_target, choose_device, make_plan, open_inputs, twice

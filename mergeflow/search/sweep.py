@@ -19,8 +19,8 @@ from mergeflow.evaluation.scoring import Score, score_of
 from mergeflow.late import quiet
 from mergeflow.merging import MethodCall, Recipe, configure, make_recipe, prepare
 from mergeflow.merging.catalog import code_of
-from mergeflow.merging.device import check_device
-from mergeflow.merging.direction import CandidateMerger
+from mergeflow.merging.execution.device import check_device
+from mergeflow.merging.execution.direction import CandidateMerger
 from mergeflow.merging.files.plan import Inputs, open_inputs
 from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.search.candidates import (

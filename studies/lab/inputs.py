@@ -27,9 +27,9 @@ from mergeflow.processes import worker_pool
 from mergeflow.search.candidates import best_on_line, line, score_all
 from studies.lab.rows import Row
 from tasks.models import choose_device, load_base_head, load_examples, load_model
-from tasks.project.devices import device_names
 from tasks.project.parameters import params_of
 from tasks.project.stage import CHOICES, STUDIES, Stage, StageIO
+from tasks.running.devices import device_names
 from tasks.training import head_file
 
 # Pieces of measuring are cached until the study is complete, so that a killed study continues

@@ -22,11 +22,11 @@ from mergeflow.checkpoints import write_text
 from mergeflow.errors import MergeflowError
 from studies.lab.study import ROWS, Result, read_rows
 from studies.lab.study import Study as Declared
-from tasks.project.digests import code_digest
 from tasks.project.files import read_yaml
 from tasks.project.parameters import params_of
 from tasks.project.stage import CHOICES, RECORDS, STUDIES, read_record
 from tasks.project.studies import Study, load_declaration
+from tasks.running.digests import code_digest
 
 
 @dataclass(frozen=True)

@@ -95,8 +95,8 @@ def train_experts(root: Path, values: Mapping[str, Any], target: Path, console: 
     from tasks.memory import print_device_memory
     from tasks.project.graph import find_stage, load_graph
     from tasks.project.parameters import load_params
-    from tasks.project.progress import progress_bars
-    from tasks.project.runner import run_stage
+    from tasks.running.progress import progress_bars
+    from tasks.running.runner import run_stage
 
     check_places(root, target, values["tasks"])
     with _view(root, values) as folder:
@@ -169,7 +169,7 @@ def _check_free(place: Path) -> None:
 def _view(root: Path, values: Mapping[str, Any]) -> Iterator[Path]:
     """Open the scratch project with these parameters; after a kill, the same one again."""
     from tasks.project.parameters import load_params
-    from tasks.project.scratch_project import scratch_project, write_params
+    from tasks.running.scratch_project import scratch_project, write_params
 
     choices = {key: values[key] for key in ("seed", "tasks", "data", "model", "finetune", "evaluation")}
     key = hashlib.sha256(json.dumps(choices, sort_keys=True).encode()).hexdigest()[:12]
@@ -186,9 +186,9 @@ def _view(root: Path, values: Mapping[str, Any]) -> Iterator[Path]:
 def _bring_inputs(root: Path, folder: Path, tasks: list[str], console: Console) -> None:
     """Bring base and data up to date in the project, and link them."""
     from tasks.project.graph import load_graph, needed_for
-    from tasks.project.progress import progress_bars
-    from tasks.project.runner import run_stage
-    from tasks.project.scratch_project import link
+    from tasks.running.progress import progress_bars
+    from tasks.running.runner import run_stage
+    from tasks.running.scratch_project import link
 
     stages = load_graph(root)
     needed = needed_for([MULTITASK], stages) - {MULTITASK}

@@ -1,1 +1,1 @@
-"""A project: its parameters, its graph of stages, and how one stage is run."""
+"""A project: its parameters, its graph of stages, and its studies."""

@@ -20,13 +20,13 @@ from typing import Any
 from mergeflow.application import HOME
 from mergeflow.errors import MergeflowError
 from mergeflow.layout import ACCEPTED
-from tasks.project.digests import code_files
 from tasks.project.files import file_lock
 from tasks.project.graph import load_graph
 from tasks.project.recorded import files_of
-from tasks.project.runner import HOST, check_worker, open_stage, paths_read, run_stage, running_code
 from tasks.project.stage import INPUTS, MAIN, STATE, Stage, StageIO, file_name, read_record
-from tasks.project.stage_log import log_path
+from tasks.running.digests import code_files
+from tasks.running.runner import HOST, check_worker, open_stage, paths_read, run_stage, running_code
+from tasks.running.stage_log import log_path
 from tasks.travel.lease import forget_state, lease, lease_name, mirrored, restore_state
 from tasks.travel.store import Store, StoreError
 

@@ -21,7 +21,7 @@ from fsspec.utils import get_protocol
 from mergeflow.checkpoints.writer import link_or_copy
 from mergeflow.errors import MergeflowError, first_line
 from tasks.project.recorded import files_of, md5_of
-from tasks.project.runner import remove_output
+from tasks.running.runner import remove_output
 
 OBJECTS, DOCUMENTS = "files/md5", "mergeflow"
 LISTING = ".dir"  # how DVC ends the name of an object that lists a folder's files

@@ -26,7 +26,7 @@ from mergeflow.modality import Examples, Model
 from tasks.commands.advise import make_advice
 from tasks.commands.expert_inputs import ExpertInputs
 from tasks.project.graph import load_graph
-from tasks.project.runner import run_stage
+from tasks.running.runner import run_stage
 from tests.causal.small_project import TASKS, make_causal_project, save_tokenizer
 from tests.project_folder import SWEPT
 

@@ -7,7 +7,7 @@ import torch
 
 from mergeflow.evaluation import CandidateScorer, accuracies
 from mergeflow.merging import configure, prepare
-from mergeflow.merging.direction import CandidateMerger
+from mergeflow.merging.execution.direction import CandidateMerger
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.search.sweep import largest_rank_ratio
 from tests.card import card

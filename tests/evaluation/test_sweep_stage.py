@@ -16,7 +16,7 @@ from mergeflow import layout
 from mergeflow.evaluation import CandidateScorer
 from mergeflow.merging import MethodCall
 from tasks.project.graph import load_graph
-from tasks.project.runner import open_stage, run_stage
+from tasks.running.runner import open_stage, run_stage
 from tasks.sweep import JOURNAL, sweep_near
 from tests.evaluation.small import TASKS
 
@@ -28,7 +28,7 @@ RUN = """
 import sys
 from pathlib import Path
 from tasks.project.graph import load_graph
-from tasks.project.runner import run_stage
+from tasks.running.runner import run_stage
 root = Path(sys.argv[1])
 run_stage(root, load_graph(root)["sweep@cart"])
 """

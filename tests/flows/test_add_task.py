@@ -7,7 +7,7 @@ import pytest
 from flows.rebuild.add_task import _line_in_params
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
-from tasks.project.runner import DiskFull, run_stage
+from tasks.running.runner import DiskFull, run_stage
 from tests.toy_project import make_toy_project
 
 SOURCE = "toy:clouds"

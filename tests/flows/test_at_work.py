@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from flows.status import at_work
-from tasks.project.runner import progress_file
 from tasks.project.stage import STATE
+from tasks.running.runner import progress_file
 
 
 def test_a_stage_at_work_is_named_with_its_progress_until_it_ends(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ STEPS = 800  # of fine-tuning: enough to be killed in, with the state saved a hu
 SLOT = """
 import time
 from pathlib import Path
-import tasks.project.devices
-tasks.project.devices.device_names = lambda wanted: ["cuda:0"]  # as on a machine with a GPU
+import tasks.running.devices
+tasks.running.devices.device_names = lambda wanted: ["cuda:0"]  # as on a machine with a GPU
 import flows.pipeline
 from flows.pipeline import gpu_slot
 from tasks.project.graph import load_graph

@@ -19,7 +19,7 @@ from flows.status import print_status
 from mergeflow.cli import _message_of
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
-from tasks.project.runner import DiskFull, check_disk, run_stage
+from tasks.running.runner import DiskFull, check_disk, run_stage
 from tests.flows.kill_driver import make_toy_repository
 
 pytestmark = pytest.mark.slow

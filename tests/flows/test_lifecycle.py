@@ -32,7 +32,7 @@ from registry.stage import Replay, replay
 from registry.store import Store, connect
 from registry.versions import current, history, show
 from tasks.project.graph import load_graph
-from tasks.project.runner import run_stage
+from tasks.running.runner import run_stage
 from tests.flows.small_project import draw_task, run_in
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from voluptuous import Invalid
 from flows.dvc_commands import is_whole, record_outputs, remove_stale_outputs, stale_stages
 from tasks.project.graph import load_graph
 from tasks.project.recorded import locked_stages
-from tasks.project.runner import run_stage
+from tasks.running.runner import run_stage
 from tests.flows.kill_driver import make_toy_repository
 from tests.flows.small_project import ROOT, run_in
 

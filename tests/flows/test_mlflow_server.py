@@ -15,7 +15,7 @@ import yaml
 from flows.dvc_commands import record_outputs, stages_to_run
 from flows.status import publish_report
 from tasks.project.graph import load_graph
-from tasks.project.runner import run_stage
+from tasks.running.runner import run_stage
 from tests.flows.small_project import environment
 from tests.loopback import free_port, mlflow_server, post, server
 from tests.postgres import POSTGRES, postgres_server

@@ -14,8 +14,8 @@ from flows.pipeline import stage
 from flows.status import outcome, reported
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
-from tasks.project.progress import progress_bars
-from tasks.project.runner import check_worker, failure_note, run_stage, running_code
+from tasks.running.progress import progress_bars
+from tasks.running.runner import check_worker, failure_note, run_stage, running_code
 from tests.toy_project import make_toy_project
 
 

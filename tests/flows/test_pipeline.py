@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import find_stage, load_graph
-from tasks.project.runner import run_stage
+from tasks.running.runner import run_stage
 from tests.flows.small_project import make_project, run_in
 
 BASE = "mergeflow/modalities/vision/assets/pocket8-base.safetensors"

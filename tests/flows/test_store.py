@@ -28,9 +28,9 @@ from mergeflow.modalities.sections import SECTIONS
 from mergeflow.modalities.served import SERVED
 from tasks.project.graph import load_graph
 from tasks.project.recorded import digest_as_dvc, md5_of
-from tasks.project.runner import do_here, open_stage, run_stage, running_code
 from tasks.project.sections import RunSection
 from tasks.project.stage import Stage, StageIO
+from tasks.running.runner import do_here, open_stage, run_stage, running_code
 from tasks.travel import lease as leases
 from tasks.travel import parcel as parcels
 from tasks.travel.lease import forget_state, lease, lease_name, mirrored, restore_state

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from mergeflow.commands.merging import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, merge, methods, prepare
-from mergeflow.merging.device_memory import device_bytes, held_elements
-from mergeflow.merging.engine import BUFFER
+from mergeflow.merging.execution.device_memory import device_bytes, held_elements
+from mergeflow.merging.execution.engine import BUFFER
+from mergeflow.merging.execution.reader import Unit, model_of
 from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.merging.method import SOME_COPIES
-from mergeflow.merging.reader import Unit, model_of
 from tests.card import card, counted, driver
 from tests.merging.helpers import fitting, recipe, statistics
 

@@ -65,7 +65,7 @@ import json, os, sys, torch
 from pathlib import Path
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.merging import check_recipe, make_recipe, merge
-from mergeflow.merging.engine import default_workers
+from mergeflow.merging.execution.engine import default_workers
 from mergeflow.merging.files.plan import process_bytes
 folder = Path(sys.argv[1])
 state = {"0.mlp.weight": torch.eye(64), "token_embedding": torch.ones(4096, 1024)}
@@ -128,9 +128,9 @@ def test_inner_products_of_many_blocks_leave_no_holes_in_memory():
 import torch
 from pathlib import Path
 from mergeflow.merging import configure
-from mergeflow.merging.engine import Engine
-from mergeflow.merging.reader import model_of
-from mergeflow.merging.reader import Stacks
+from mergeflow.merging.execution.engine import Engine
+from mergeflow.merging.execution.reader import model_of
+from mergeflow.merging.execution.reader import Stacks
 base, *experts = ({"w": torch.full((1,), float(n)).expand(2**26)} for n in range(3))
 named = dict(zip("ab", experts))
 engine = Engine(configure("slerp"), Stacks(base, named, model_of(base, named)), workers=2)

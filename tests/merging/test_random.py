@@ -11,9 +11,9 @@ from mergeflow.checkpoints import fingerprint
 from mergeflow.checkpoints.checks import infos_of
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
-from mergeflow.merging.engine import units_of
+from mergeflow.merging.execution.engine import units_of
+from mergeflow.merging.execution.reader import model_of
 from mergeflow.merging.methods.dropout import uniform_bits
-from mergeflow.merging.reader import model_of
 from tests.merging.helpers import single_tensor
 
 N = 60_000

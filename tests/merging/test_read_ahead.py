@@ -6,7 +6,8 @@ from itertools import pairwise
 import pytest
 
 from mergeflow.checkpoints import reader
-from mergeflow.merging import engine, merge
+from mergeflow.merging import merge
+from mergeflow.merging.execution import engine
 from tests.merging.helpers import recipe
 
 

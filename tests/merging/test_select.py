@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from mergeflow.checkpoints.header import dtype_of
 from mergeflow.merging.catalog import configure
-from mergeflow.merging.engine import Engine
-from mergeflow.merging.reader import Stacks, model_of
+from mergeflow.merging.execution.engine import Engine
+from mergeflow.merging.execution.reader import Stacks, model_of
 from mergeflow.merging.stack import Pass
 from mergeflow.merging.thresholds import kth_largest_passes, kth_smallest, ordered_bits
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mergeflow.merging import engine as engine_module
 from mergeflow.merging import prepare
 from mergeflow.merging import thresholds as module
 from mergeflow.merging.catalog import MethodCall, configure
-from mergeflow.merging.engine import Engine
-from mergeflow.merging.reader import Stacks, model_of
+from mergeflow.merging.execution import engine as engine_module
+from mergeflow.merging.execution.engine import Engine
+from mergeflow.merging.execution.reader import Stacks, model_of
 
 State = dict[str, Tensor]
 

@@ -11,10 +11,10 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, configure, make_recipe, merge
 from mergeflow.merging.compression.compressor import configure_compressor
 from mergeflow.merging.compression.suite_file import compress
+from mergeflow.merging.execution.reader import common_ties
 from mergeflow.merging.files.diff import diff
 from mergeflow.merging.files.vectors import add, analogy, extract, negate, scale
 from mergeflow.merging.learned.adamerging import learn
-from mergeflow.merging.reader import common_ties
 from tests.merging.helpers import awkward
 
 

@@ -6,11 +6,12 @@ from math import prod
 import pytest
 import torch
 
-from mergeflow.merging import configure, engine, methods, prepare, reader
-from mergeflow.merging.engine import BUFFER, Engine, sampled_units, treats_elements_alone, unit_bytes
+from mergeflow.merging import configure, methods, prepare
+from mergeflow.merging.execution import engine, reader
+from mergeflow.merging.execution.engine import BUFFER, Engine, sampled_units, treats_elements_alone, unit_bytes
+from mergeflow.merging.execution.reader import Stacks, Unit, model_of
 from mergeflow.merging.linalg import outside, spectra
 from mergeflow.merging.methods import dropout, inner_products, optimised, sparse, subspace, ties
-from mergeflow.merging.reader import Stacks, Unit, model_of
 from studies.theory.peak_memory import peak_tensor_bytes
 from tests.merging.helpers import EDGE, fitting
 

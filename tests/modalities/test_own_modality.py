@@ -17,10 +17,10 @@ from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.preparing import SOURCES, find_preparation
 from mergeflow.modalities.sections import SECTIONS
 from mergeflow.modalities.served import SERVED
-from tasks.project.digests import Code
 from tasks.project.graph import load_graph
 from tasks.project.new import new_project
-from tasks.project.runner import run_stage
+from tasks.running.digests import Code
+from tasks.running.runner import run_stage
 from tests.toy_project import make_toy_project, run_pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def test_an_installed_package_brings_a_modality(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "site/acme_waves/params.yaml").write_text("registry: {model: $NAME}\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
     point = EntryPoint("waves", "acme_waves", "mergeflow.modalities")
-    for module in (mergeflow.plugins, sys.modules["tasks.project.digests"]):
+    for module in (mergeflow.plugins, sys.modules["tasks.running.digests"]):
         monkeypatch.setattr(module, "entry_points", lambda group: [point] if group == point.group else [])
     assert MODALITIES.names() == ["causal", "text", "toy", "vision", "waves"]
     assert MODALITIES.get("waves").name == "waves"

@@ -15,7 +15,7 @@ from mergeflow.modalities.toy.preparation import open_toy
 from tasks.project.graph import load_graph
 from tasks.project.new import new_project
 from tasks.project.parameters import load_params
-from tasks.project.runner import is_up_to_date, open_stage, run_stage
+from tasks.running.runner import is_up_to_date, open_stage, run_stage
 from tests.toy_project import SWEPT, make_toy_project, run_pipeline
 
 PARTS = ("base/model", "vectors/left", "experts/left/model")

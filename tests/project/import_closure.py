@@ -32,7 +32,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 def closure(root: Path, start: str) -> set[str]:
     """Return the modules that count for the module `start`."""
-    paths, met, queue = modules(root), set[str](), [start, "tasks.project.determinism"]
+    paths, met, queue = modules(root), set[str](), [start, "tasks.running.determinism"]
     while queue:
         name = queue.pop()
         if name in met or name not in paths or doors(root).get(name) is not None:
@@ -126,7 +126,7 @@ def main(root: Path, stages: dict[str, str], seed: int, count: int) -> None:
 
     Modules in `root` are edited one after the other, and put back.
     """
-    from tasks.project.digests import Code
+    from tasks.running.digests import Code
 
     def digests() -> dict[str, str]:
         code = Code(root)

@@ -9,9 +9,9 @@ import yaml
 from flows.dvc_commands import accept_outputs
 from mergeflow.errors import MergeflowError
 from registry.lineage import accepted, lineage_nodes
-from tasks.project import digests as table
-from tasks.project.digests import code_digest, strict_digest, write_digests
 from tasks.project.graph import load_graph
+from tasks.running import digests as table
+from tasks.running.digests import code_digest, strict_digest, write_digests
 from tests.toy_project import make_toy_project
 
 OLDER = "0123456789abcdef"
@@ -49,7 +49,7 @@ def test_accepted_outputs_count_and_the_lineage_says_who_and_why(project: Path) 
 
 def test_it_lasts_until_the_code_changes_again(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accept_outputs(project, ["vectors"], because="checked by hand")
-    monkeypatch.setattr("tasks.project.digests.strict_digest", lambda *_: "fedcba9876543210")
+    monkeypatch.setattr("tasks.running.digests.strict_digest", lambda *_: "fedcba9876543210")
     assert digest_of(project, "vectors") == "fedcba9876543210"
     write_digests(project)
     assert accepted(project) == []  # the lineage of what is made next does not speak of it

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from mergeflow.errors import MergeflowError
-from tasks.project.digests import Code, code_files, read_source
 from tasks.project.graph import load_graph
 from tasks.project.stage import RECORDS, STATE
+from tasks.running.digests import Code, code_files, read_source
 from tests.project import import_closure
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +63,7 @@ def untouched(copy: Path, choices: str) -> dict[str, str]:
 
 def digests(copy: Path) -> dict[str, str]:
     script = (
-        "import json; from pathlib import Path; from tasks.project.digests import stage_digests\n"
+        "import json; from pathlib import Path; from tasks.running.digests import stage_digests\n"
         "print(json.dumps(stage_digests(Path.cwd())))"
     )
     command = [sys.executable, "-c", script]
@@ -125,7 +125,7 @@ ROUNDS = {f"train.{name}" for name, run in RUNS.items() if run["regime"] == "ite
         ("mergeflow/merging/methods/rows.py", set(), set()),
         ("mergeflow/merging/methods/ties.py", set(), {"ties"}),
         ("mergeflow/merging/methods/linear.py", ROUNDS, {"average", "task_arithmetic"}),
-        ("mergeflow/merging/engine.py", ROUNDS, {"average", "task_arithmetic", "ties", "cart"}),
+        ("mergeflow/merging/execution/engine.py", ROUNDS, {"average", "task_arithmetic", "ties", "cart"}),
     ],
 )
 def test_a_merge_method_makes_stale_its_sweep_and_the_runs_that_merge_by_it(
@@ -261,8 +261,8 @@ def test_code_of_the_project_counts(remembered: Path, tmp_path: Path, monkeypatc
 @pytest.mark.slow
 def test_digests_need_no_torch_and_well_under_a_second() -> None:
     script = (
-        "import sys, time; from pathlib import Path; from tasks.project.digests import stage_digests\n"
-        "stage_digests(Path.cwd()); import tasks.project.digests as code; code.code_of.cache_clear()\n"
+        "import sys, time; from pathlib import Path; from tasks.running.digests import stage_digests\n"
+        "stage_digests(Path.cwd()); import tasks.running.digests as code; code.code_of.cache_clear()\n"
         "start = time.process_time(); stage_digests(Path.cwd()); print(time.process_time() - start)\n"
         "print('torch' in sys.modules)"
     )

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.project.digests import code_digest
 from tasks.project.graph import load_graph
 from tasks.project.stage import Stage
+from tasks.running.digests import code_digest
 from tests.studies.small_lab import ROOT
 
 

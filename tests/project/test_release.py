@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from mergeflow.errors import MergeflowError
-from tasks.project import release
-from tasks.project.digests import meaning_of_functions
-from tasks.project.release import check_release
+from tasks.running import release
+from tasks.running.digests import meaning_of_functions
+from tasks.running.release import check_release
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.project import stage_log as logs
 from tasks.project.graph import load_graph
-from tasks.project.runner import failure_note, run_stage
-from tasks.project.stage_log import stage_log
+from tasks.running import stage_log as logs
+from tasks.running.runner import failure_note, run_stage
+from tasks.running.stage_log import stage_log
 from tests.toy_project import make_toy_project
 
 

@@ -18,11 +18,11 @@ from mergeflow.modalities.vision.models import build_head, image_model, load_cli
 from studies.commands.study import find_studies
 from studies.lab import runs
 from studies.lab.study import ROWS, Result, Study, read_rows
-from tasks.project.determinism import compute_on_one_thread
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.stage import Stage, StageIO
 from tasks.project.studies import find_study_modules, load_declaration
+from tasks.running.determinism import compute_on_one_thread
 from tests.evaluation.small import TASKS, prepare
 
 ROOT = Path(__file__).parents[2]

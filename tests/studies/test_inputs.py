@@ -12,7 +12,7 @@ from mergeflow.checkpoints import fingerprint, read_state, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import CandidateScorer
 from mergeflow.merging import MethodCall, configure
-from mergeflow.merging.direction import CandidateMerger
+from mergeflow.merging.execution.direction import CandidateMerger
 from studies.lab import runs
 from studies.lab.inputs import Laboratory, choose_scale
 from studies.lab.runs import take_experts

@@ -13,12 +13,12 @@ import yaml
 from mergeflow.errors import MergeflowError
 from studies.commands.study import find_studies, run_studies
 from studies.lab.study import ROWS, read_rows
-from tasks.project.digests import stage_digests
 from tasks.project.graph import load_graph
 from tasks.project.new import new_study
 from tasks.project.parameters import load_params, load_study_params
-from tasks.project.runner import run_stage
 from tasks.project.study_graph import check_study_options, names_differ, study_graph, write_study_graph
+from tasks.running.digests import stage_digests
+from tasks.running.runner import run_stage
 from tests.toy_project import ROOT, make_toy_project, run_pipeline
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ def run_afresh(root: Path) -> tuple[str, bool]:
         from pathlib import Path
         from mergeflow.errors import MergeflowError
         from tasks.project.graph import find_stage, load_graph
-        from tasks.project.runner import run_stage
+        from tasks.running.runner import run_stage
         from tasks.project.study_graph import write_study_graph
         run = lambda: run_stage(Path.cwd(), find_stage(load_graph(Path.cwd(), studies=True), "how_far", None))
         try:
@@ -148,7 +148,7 @@ def test_all_that_is_wrong_is_told_before_anything_runs(project: Path) -> None:
 
 def test_its_code_makes_it_stale_alone_and_the_projects_methods_whoever_finds_them(project: Path) -> None:
     def digests() -> dict[str, str]:
-        from tasks.project.digests import code_of
+        from tasks.running.digests import code_of
 
         code_of.cache_clear()  # a process keeps what it has read
         return stage_digests(project)

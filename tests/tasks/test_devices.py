@@ -14,10 +14,10 @@ import yaml
 from mergeflow.errors import MergeflowError
 from mergeflow.modality import Model, device_of
 from mergeflow.training import fine_tune
-from tasks.project import devices
-from tasks.project.devices import device_names, device_slot
 from tasks.project.graph import load_graph
-from tasks.project.runner import run_stage
+from tasks.running import devices
+from tasks.running.devices import device_names, device_slot
+from tasks.running.runner import run_stage
 from tests.card import card
 from tests.toy_project import make_toy_project, run_pipeline
 

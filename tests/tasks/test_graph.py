@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from mergeflow.errors import MergeflowError
-from tasks.project.digests import CODE_STAGE
 from tasks.project.graph import downstream_closure, find_stage, load_graph, removed_items, training_settings, upstream
 from tasks.project.stage import Stage
+from tasks.running.digests import CODE_STAGE
 
 ROOT = Path(__file__).parents[2]
 

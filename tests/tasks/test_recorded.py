@@ -11,8 +11,8 @@ from flows.dvc_commands import record_outputs
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph, upstream
 from tasks.project.recorded import check_inputs, digest_as_dvc, md5_of
-from tasks.project.runner import run_stage
 from tasks.project.stage import STUDIES, Stage, covers, read_record
+from tasks.running.runner import run_stage
 from tests.flows.kill_driver import make_toy_repository
 from tests.text.small_project import make_text_project
 from tests.toy_project import make_toy_project, run_pipeline

@@ -15,12 +15,12 @@ import yaml
 
 from mergeflow.errors import MergeflowError
 from mergeflow.layout import CODE
-from tasks.project import runner
-from tasks.project.digests import code_of
 from tasks.project.graph import load_graph
 from tasks.project.recorded import digest
-from tasks.project.runner import DiskFull, run_stage
 from tasks.project.stage import StageIO
+from tasks.running import runner
+from tasks.running.digests import code_of
+from tasks.running.runner import DiskFull, run_stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -221,7 +221,7 @@ def test_killed_at_any_moment_it_resumes(project: Path, run, delay: float) -> No
     (project / "params.yaml").write_text(text)
     code = (
         "import sys; from pathlib import Path; sys.path[:0] = ['.', sys.argv[1]]\n"
-        "from tasks.project.graph import load_graph; from tasks.project.runner import run_stage\n"
+        "from tasks.project.graph import load_graph; from tasks.running.runner import run_stage\n"
         "import mergeflow.merging; print('ready', flush=True)\n"
         "run_stage(Path('.'), load_graph(Path('.'))['work'])"
     )
@@ -280,7 +280,7 @@ def test_a_stage_computes_on_one_thread_wherever_a_runner_places_it(project: Pat
     code = (
         "import sys; from pathlib import Path; sys.path[:0] = ['.', sys.argv[1]]\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
-        "from tasks.project.graph import load_graph; from tasks.project.runner import run_stage\n"
+        "from tasks.project.graph import load_graph; from tasks.running.runner import run_stage\n"
         "with ThreadPoolExecutor() as pool:\n"
         "    pool.submit(run_stage, Path('.'), load_graph(Path('.'))['work']).result()"
     )

@@ -13,8 +13,8 @@ from mergeflow.errors import MergeflowError
 from studies.commands.study import find_studies, run_studies
 from tasks.project.graph import load_graph
 from tasks.project.parameters import load_params, load_study_params
-from tasks.project.runner import run_stage
 from tasks.project.study_graph import check_study_options
+from tasks.running.runner import run_stage
 
 ROOT = Path(__file__).parents[2]
 CHOSEN = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"]["mima"]

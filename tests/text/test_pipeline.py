@@ -21,7 +21,7 @@ from mergeflow.modalities.text.modality import MODALITY, build, open_examples
 from mergeflow.modalities.text.sections import ModelSection
 from tasks.commands.expert_inputs import ExpertInputs
 from tasks.project.graph import load_graph
-from tasks.project.runner import run_stage
+from tasks.running.runner import run_stage
 from tests.project_folder import SWEPT, run_pipeline
 from tests.text.small_project import TASKS, make_text_project
 

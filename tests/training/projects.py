@@ -14,7 +14,7 @@ from tests.flows.small_project import ROOT, draw_task, small_params
 def make_project(folder: Path) -> Path:
     """Make a small project whose base and data are up to date; the code is that of this checkout."""
     from tasks.project.graph import load_graph
-    from tasks.project.runner import run_stage
+    from tasks.running.runner import run_stage
 
     for name in ("mergeflow", "tasks", "dvc.yaml"):
         (folder / name).symlink_to(ROOT / name)
@@ -37,7 +37,7 @@ def set_finetune(folder: Path, **changes: Any) -> None:
 
 def run_stage_here(folder: str, name: str, item: str | None) -> None:
     from tasks.project.graph import find_stage, load_graph
-    from tasks.project.runner import run_stage
+    from tasks.running.runner import run_stage
 
     os.chdir(folder)
     run_stage(Path(folder), find_stage(load_graph(Path(folder)), name, item))

@@ -32,13 +32,13 @@ from mergeflow.merging.adapters.slots import (
     whole_modules,
     whole_roles,
 )
-from mergeflow.merging.direction import settled
-from mergeflow.merging.engine import Engine
+from mergeflow.merging.execution.direction import settled
+from mergeflow.merging.execution.engine import Engine
+from mergeflow.merging.execution.reader import Stacks, Unit
 from mergeflow.merging.files.card import model_card, published, write_licences
 from mergeflow.merging.files.output import RECORD, Digests, OutputFolder, removed_on_failure
 from mergeflow.merging.files.plan import Inputs, Plan, output_infos
 from mergeflow.merging.files.recipe import Recipe
-from mergeflow.merging.reader import Stacks, Unit
 from mergeflow.merging.stack import Stack
 from mergeflow.merging.vocabulary.companions import copy_tokenizer
 

@@ -18,10 +18,10 @@ from mergeflow.checkpoints.reader import KIND
 from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.compression.compressor import CompressorCall, Payload, Stored, configure_compressor
-from mergeflow.merging.engine import Engine
+from mergeflow.merging.execution.engine import Engine
+from mergeflow.merging.execution.reader import Stacks, Unit, model_of
 from mergeflow.merging.files.plan import check_origin
 from mergeflow.merging.matrices import survey
-from mergeflow.merging.reader import Stacks, Unit, model_of
 from mergeflow.merging.stack import Stack
 
 _WHOLE = "@whole"

@@ -14,8 +14,9 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import BASE, TIED, infos_of_file
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.direction import settled
-from mergeflow.merging.engine import Engine
+from mergeflow.merging.execution.direction import settled
+from mergeflow.merging.execution.engine import Engine
+from mergeflow.merging.execution.reader import Stacks, Unit
 from mergeflow.merging.files.card import model_card, published, write_licences
 from mergeflow.merging.files.output import (
     RECORD,
@@ -42,7 +43,6 @@ from mergeflow.merging.files.parts import (
 from mergeflow.merging.files.plan import Inputs, Plan, another_base, make_plan, open_inputs, step_folder
 from mergeflow.merging.files.recipe import Recipe, Resolve
 from mergeflow.merging.files.steps import PREFIX
-from mergeflow.merging.reader import Stacks, Unit
 from mergeflow.merging.stack import Stack
 from mergeflow.version import version
 

@@ -17,7 +17,7 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.checkpoints.writer import link_or_copy, write_text
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.engine import default_workers
+from mergeflow.merging.execution.engine import default_workers
 from mergeflow.merging.files.output import RECORD, OutputFolder, held_digests
 from mergeflow.merging.files.plan import Inputs
 from mergeflow.merging.files.recipe import Recipe

@@ -25,10 +25,10 @@ from mergeflow.errors import MergeflowError, together
 from mergeflow.late import torch
 from mergeflow.merging.alignment import match_experts
 from mergeflow.merging.catalog import MethodCall
-from mergeflow.merging.device import check_device
-from mergeflow.merging.device_memory import check_room
-from mergeflow.merging.direction import settled
-from mergeflow.merging.engine import (
+from mergeflow.merging.execution.device import check_device
+from mergeflow.merging.execution.device_memory import check_room
+from mergeflow.merging.execution.direction import settled
+from mergeflow.merging.execution.engine import (
     BUFFER,
     Engine,
     default_workers,
@@ -37,6 +37,7 @@ from mergeflow.merging.engine import (
     unit_bytes,
     units_of,
 )
+from mergeflow.merging.execution.reader import OnPiece, Stacks, Unit, model_of
 from mergeflow.merging.files.output import (
     check_adapter_place,
     check_card,
@@ -50,7 +51,6 @@ from mergeflow.merging.files.steps import Mixture, Slices, mixed, stacked, step_
 from mergeflow.merging.linalg.lapack import one_thread
 from mergeflow.merging.matrices import Treatment, survey
 from mergeflow.merging.preflight import adapter_findings, check_findings, compare, running_findings
-from mergeflow.merging.reader import OnPiece, Stacks, Unit, model_of
 from mergeflow.merging.stack import Model, Pass
 from mergeflow.merging.values import check_depth, idle_filters
 from mergeflow.merging.vocabulary.alignment import fit_vocabularies

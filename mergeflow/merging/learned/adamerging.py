@@ -16,12 +16,12 @@ from torch import Tensor
 from mergeflow.checkpoints.checks import check_compatible
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import MethodCall
-from mergeflow.merging.device import check_device
+from mergeflow.merging.execution.device import check_device
+from mergeflow.merging.execution.reader import Stacks, model_of
 from mergeflow.merging.files.plan import check_origin
 from mergeflow.merging.learned.directions import Directions, LowRank, TaskVectors
 from mergeflow.merging.matrices import survey
 from mergeflow.merging.methods.informed import AdamergingArgs
-from mergeflow.merging.reader import Stacks, model_of
 
 State = Mapping[str, Tensor]
 Loss = Callable[[dict[str, Tensor], int], tuple[float, Mapping[str, Tensor]]]

@@ -14,9 +14,9 @@ from torch import Tensor
 from mergeflow.checkpoints.reader import LazyStateDict, open_safetensors
 from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.merging.architectures.cuts import Form
+from mergeflow.merging.execution.reader import Stacks
 from mergeflow.merging.linalg.spectra import low_rank_factors
 from mergeflow.merging.methods.informed import AdamergingArgs
-from mergeflow.merging.reader import Stacks
 
 
 class Directions(Protocol):

@@ -26,15 +26,15 @@ import tasks
 from mergeflow.checkpoints.writer import sync_folder, write_atomically
 from mergeflow.commands.allocation import return_freed_memory
 from mergeflow.errors import MergeflowError, first_line, is_full, not_permitted, without_passwords
-from tasks.project.determinism import compute_on_one_thread
-from tasks.project.digests import code_digest
 from tasks.project.files import file_lock
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
 from tasks.project.recorded import check_inputs, digest, digest_of_times, read_manifest, sha256_of
 from tasks.project.stage import CHOICES, INPUTS, MAIN, STATE, Progress, Stage, StageIO, file_name, named_inputs
-from tasks.project.stage_log import log_path, stage_log
 from tasks.project.studies import declared_study, load_module
 from tasks.project.study_graph import check_study_graph
+from tasks.running.determinism import compute_on_one_thread
+from tasks.running.digests import code_digest
+from tasks.running.stage_log import log_path, stage_log
 
 HOST = "host"
 

@@ -21,10 +21,10 @@ import yaml
 from mergeflow.application import HOME, TEMPLATE
 from mergeflow.errors import MergeflowError
 from mergeflow.training.settings import Regime
-from tasks.project.digests import code_files, meaning_of_functions
 from tasks.project.graph import load_graph
 from tasks.project.new import modalities
-from tasks.project.scratch_project import link, write_params
+from tasks.running.digests import code_files, meaning_of_functions
+from tasks.running.scratch_project import link, write_params
 
 _STAGES = ("prepare", "base", "multitask", "finetune", "vectors", "sweep", "select", "evaluate", "figures")
 _DRIVER = """
@@ -39,9 +39,9 @@ threading.setprofile(enter)
 sys.setprofile(enter)
 from mergeflow.application import HOME, make_importable
 make_importable()
-from tasks.project.digests import code_digest
+from tasks.running.digests import code_digest
 from tasks.project.graph import load_graph
-from tasks.project.runner import digest, run_stage
+from tasks.running.runner import digest, run_stage
 
 report, homes = {}, (str(HOME), str(Path(sys.modules["mergeflow"].__file__).parent.parent))
 for root in map(Path, sys.argv[3:]):
@@ -157,6 +157,6 @@ def _unpacked(older: Path, folder: Path) -> Path:
         with zipfile.ZipFile(older) as files:
             files.extractall(folder)
         older = folder / "mergeflow/application"
-    if not (older / "tasks/project/runner.py").exists():
+    if not (older / "tasks/running/runner.py").exists():
         raise MergeflowError(f"'{older}' is not mergeflow: give a wheel of the previous release, or its checkout.")
     return older.resolve()

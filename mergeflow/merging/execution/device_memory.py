@@ -12,9 +12,9 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.catalog import Call
-from mergeflow.merging.engine import BUFFER, default_workers, unit_bytes, units_of
+from mergeflow.merging.execution.engine import BUFFER, default_workers, unit_bytes, units_of
+from mergeflow.merging.execution.reader import Unit
 from mergeflow.merging.method import Copies
-from mergeflow.merging.reader import Unit
 from mergeflow.merging.stack import Model
 
 

@@ -13,11 +13,11 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.catalog import MethodCall, check_inputs, configure, weights_by_name
-from mergeflow.merging.device_memory import fits
-from mergeflow.merging.engine import Engine
+from mergeflow.merging.execution.device_memory import fits
+from mergeflow.merging.execution.engine import Engine
+from mergeflow.merging.execution.reader import Stacks, Unit, model_of
 from mergeflow.merging.linalg.cache import FactorCache
 from mergeflow.merging.matrices import survey
-from mergeflow.merging.reader import Stacks, Unit, model_of
 from mergeflow.merging.stack import Model, Stack
 from mergeflow.merging.values import check_depth
 

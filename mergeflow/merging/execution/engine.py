@@ -21,10 +21,10 @@ from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.late import torch
 from mergeflow.merging.catalog import Call
-from mergeflow.merging.device import check_device, start_linear_algebra
+from mergeflow.merging.execution.device import check_device, start_linear_algebra
+from mergeflow.merging.execution.reader import Stacks, Unit, piece_of
+from mergeflow.merging.execution.schedule import Schedule, work_through
 from mergeflow.merging.linalg.lapack import one_thread
-from mergeflow.merging.reader import Stacks, Unit, piece_of
-from mergeflow.merging.schedule import Schedule, work_through
 from mergeflow.merging.stack import Model, Pass, Stack
 from mergeflow.merging.values import resolved
 

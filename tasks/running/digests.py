@@ -476,7 +476,7 @@ def _literal(node: ast.expr) -> Any:
         return None
 
 
-ALWAYS = "tasks.project.determinism"  # decides the bits of every stage, although no stage imports it
+ALWAYS = "tasks.running.determinism"  # decides the bits of every stage, although no stage imports it
 RULES = "2"  # which rules made a digest; part of each
 LENGTH = 16
 MOST = 3000  # files that are remembered, some 700 bytes each

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from tasks.project.runner import failure_note
 from tasks.project.stage import STATE, file_name, read_record
+from tasks.running.runner import failure_note
 
 SECONDS = 0.3
 

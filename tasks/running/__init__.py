@@ -1,0 +1,1 @@
+"""How stages run: digests of their code, the runner, progress, logs, devices, releases compared."""
