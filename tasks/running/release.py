@@ -39,9 +39,13 @@ threading.setprofile(enter)
 sys.setprofile(enter)
 from mergeflow.application import HOME, make_importable
 make_importable()
-from tasks.running.digests import code_digest
 from tasks.project.graph import load_graph
-from tasks.running.runner import digest, run_stage
+try:
+    from tasks.running.digests import code_digest
+    from tasks.running.runner import digest, run_stage
+except ModuleNotFoundError:  # before these modules had a folder of their own
+    from tasks.project.digests import code_digest
+    from tasks.project.runner import digest, run_stage
 
 report, homes = {}, (str(HOME), str(Path(sys.modules["mergeflow"].__file__).parent.parent))
 for root in map(Path, sys.argv[3:]):
@@ -157,6 +161,6 @@ def _unpacked(older: Path, folder: Path) -> Path:
         with zipfile.ZipFile(older) as files:
             files.extractall(folder)
         older = folder / "mergeflow/application"
-    if not (older / "tasks/running/runner.py").exists():
+    if not (older / "tasks/project/graph.py").exists():
         raise MergeflowError(f"'{older}' is not mergeflow: give a wheel of the previous release, or its checkout.")
     return older.resolve()
