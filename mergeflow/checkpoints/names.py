@@ -475,6 +475,11 @@ def module_in_memory(config: Mapping[str, Any], module: str) -> Any:
         return None
 
 
+def stores_inputs_first(module: Any) -> bool:
+    """Whether a module is transformers' Conv1D, a linear layer with its weight stored as [in, out]."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
 def unknown_in_memory(config: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """Return the names that no tensor has in memory, such as three weights of memory that a file fuses."""
     tables = _tables(config)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from mergeflow.checkpoints import write_checkpoint
+from mergeflow.checkpoints.names import stores_inputs_first
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modality import Model, State
 from mergeflow.training.settings import LoraSettings
@@ -136,13 +137,8 @@ def _matrices(module: nn.Module) -> Iterator[tuple[str, str, str]]:
         if isinstance(part, nn.MultiheadAttention) and part.in_proj_weight is not None:
             yield target, f"{name}.in_proj_weight", name
             yield target, f"{name}.out_proj.weight", f"{name}.base_layer.out_proj"
-        elif _is_conv1d(part) or (isinstance(part, nn.Linear) and not isinstance(part, _OF_ATTENTION)):
+        elif stores_inputs_first(part) or (isinstance(part, nn.Linear) and not isinstance(part, _OF_ATTENTION)):
             yield target, f"{name}.weight", name
-
-
-def _is_conv1d(part: nn.Module) -> bool:
-    """Return whether a submodule is transformers' Conv1D, a linear layer with its weight stored [inputs, outputs]."""
-    return type(part).__name__ == "Conv1D" and hasattr(part, "nf")
 
 
 def _inputs_first(module: nn.Module, weights: Iterable[str]) -> bool:
@@ -153,7 +149,7 @@ def _inputs_first(module: nn.Module, weights: Iterable[str]) -> bool:
     """
     names = {True: list[str](), False: list[str]()}
     for weight in weights:
-        names[_is_conv1d(module.get_submodule(weight.rpartition(".")[0]))].append(weight)
+        names[stores_inputs_first(module.get_submodule(weight.rpartition(".")[0]))].append(weight)
     if names[True] and names[False]:
         raise MergeflowError(
             f"finetune.lora.targets: {names[True][0]} is stored [inputs, outputs] and {names[False][0]} the other way, "

@@ -12,7 +12,7 @@ from torch import Tensor
 from mergeflow.checkpoints.align_names import is_conv1d
 from mergeflow.checkpoints.checks import pattern_of
 from mergeflow.checkpoints.lora import EXPERT_STACKS, INNER, PREFIX
-from mergeflow.checkpoints.names import in_out_experts, module_in_memory, module_of
+from mergeflow.checkpoints.names import in_out_experts, module_in_memory, module_of, stores_inputs_first
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.factors import Factors
 from mergeflow.merging.architectures.architecture import Architecture
@@ -236,7 +236,7 @@ def slot_of(
     if isinstance(holder, torch.nn.Embedding) if holder is not None else role in ("embedding", "position"):
         return Slot(module, "embedding", True)
     transposed = (
-        _is_conv1d(holder)
+        stores_inputs_first(holder)
         if holder is not None
         else architecture.form(name, shape, split_fused=False).transposed or bool(is_conv1d(architecture.config, name))
     )
@@ -248,12 +248,8 @@ def slot_of(
 def _is_wrapped(module: torch.nn.Module) -> bool:
     """Whether PEFT's wrapper computes what a module does: plainly linear, or an embedding, maybe scaled."""
     plain = type(module).forward in (torch.nn.Linear.forward, torch.nn.Embedding.forward)
-    return plain or _is_conv1d(module) or type(module).__name__ == "FalconLinear" or hasattr(module, "embed_scale")
-
-
-def _is_conv1d(module: torch.nn.Module) -> bool:
-    """Whether a module is a linear layer that stores its weight as [in, out]."""
-    return type(module).__name__ == "Conv1D"
+    falcon = type(module).__name__ == "FalconLinear"
+    return plain or falcon or stores_inputs_first(module) or hasattr(module, "embed_scale")
 
 
 def bias_key(name: str, slots: Mapping[str, Slot]) -> str | None:
