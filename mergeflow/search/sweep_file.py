@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PlainValidator, ValidationError, fi
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import Recipe, get, make_recipe
 from mergeflow.merging.files.fields import Paths, Patterns
-from mergeflow.merging.files.recipe import TOKENIZER_SOURCE
+from mergeflow.merging.files.recipe import with_tokenizer
 from mergeflow.merging.vocabulary.companions import TokenizerChoice, tokenizer_choice
 from mergeflow.modalities.catalog import is_recorded
 from mergeflow.schema import Frozen, Seed, faults_of, validated
@@ -249,13 +249,7 @@ class Sweep(Frozen):
     @model_validator(mode="before")
     @classmethod
     def _short_tokenizer(cls, values: Any) -> Any:
-        if not isinstance(values, Mapping) or TOKENIZER_SOURCE not in values:
-            return values
-        rest = {key: value for key, value in values.items() if key != TOKENIZER_SOURCE}
-        source = values[TOKENIZER_SOURCE]
-        if source is not None and values.get("tokenizer") is not None:
-            raise ValueError(f"'{TOKENIZER_SOURCE}' and 'tokenizer' are both in the sweep; keep one")
-        return rest if source is None else {**rest, "tokenizer": source}
+        return with_tokenizer(values, "sweep") if isinstance(values, Mapping) else values
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":

@@ -54,6 +54,19 @@ LIFTED = ("matrices", "split_qkv")
 TOKENIZER_SOURCE = "tokenizer_source"  # short for `tokenizer: {source: …}`
 
 
+def with_tokenizer(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Put the short form `tokenizer_source` of a recipe or sweep where the long one stands; null counts as not given.
+
+    Raises:
+        ValueError: Both are given.
+    """
+    rest = {key: value for key, value in values.items() if key != TOKENIZER_SOURCE}
+    source = values.get(TOKENIZER_SOURCE)
+    if source is not None and rest.get("tokenizer") is not None:
+        raise ValueError(f"'{TOKENIZER_SOURCE}' and 'tokenizer' are both in the {kind}; keep one")
+    return rest if source is None else {**rest, "tokenizer": source}
+
+
 class Recipe(Frozen):
     """A merge, as a frozen record.
 
@@ -117,11 +130,7 @@ class Recipe(Frozen):
         """Move `matrices` and `split_qkv` into the arguments, where the method has them, and `slices` into a step."""
         if not isinstance(values, dict):
             return values
-        values = lifted(values)
-        source = values.pop(TOKENIZER_SOURCE, None)
-        if source is not None and values.get("tokenizer") is not None:
-            raise ValueError(f"'{TOKENIZER_SOURCE}' and 'tokenizer' are both in the recipe; keep one")
-        values["tokenizer"] = values.get("tokenizer") if source is None else source
+        values = with_tokenizer(lifted(values), "recipe")
         args = {} if values.get("args") is None else values["args"]
         if not isinstance(args, Mapping):
             return values
