@@ -194,10 +194,12 @@ def listed_intervals(samples: Samples) -> str:
 
 def claims(options: Options) -> list[Claim]:
     few, many = min(options.at), max(options.at)
-    settled = needs(partial(loss_change, few=few, many=many), "change of what experts lose when the budget doubles",
-                    low=-SETTLED, high=SETTLED)
-    if not options.budgets:  # one budget alone shows what rounds do only where it is as long as the paper's
-        settled = needs(budget, "budget", low=PAPERS_STEPS, unit="steps")
+    settled = (
+        needs(partial(loss_change, few=few, many=many), "change of what experts lose when the budget doubles",
+              low=-SETTLED, high=SETTLED)
+        if options.budgets
+        else needs(budget, "budget", low=PAPERS_STEPS, unit="steps")  # one alone tells where it is the paper's
+    )
     to_next, from_average = "paired difference from each N to the next", "paired difference from the average"
     paper_claims = [
         Claim("M2", "The average and task arithmetic improve monotonically with N.",

@@ -514,7 +514,7 @@ def write_index(folder: Path, shards: Mapping[str, Iterable[str]], size: int) ->
     if len(shards) > 1:
         places = {name: file for file, names in shards.items() for name in names}
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}
-        stem = next(iter(shards)).rpartition("-of-")[0].rpartition("-")[0]
+        stem = next(iter(shards)).partition("-")[0]
         write_text(folder / f"{stem}.safetensors.index.json", json.dumps(index, indent=2))
 
 
