@@ -1,7 +1,7 @@
 """mergekit's configurations as recipes: equal settings are carried over, all others are named.
 
-The records below are the form that mergekit documents. Keys that it does not know it passes over in silence; here they
-are noted, and refused where they look like a slip.
+Three parts: configurations as mergekit documents them; their normal form, slices whose sources have all parameters that
+count for them; the recipe.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.blocks import BLOCK, COUNTS
 from mergeflow.merging.files.recipe import make_recipe
 from mergeflow.merging.files.steps import ASSEMBLED, PREFIX
-from mergeflow.merging.mergekit_names import METHODS
+from mergeflow.merging.mergekit_names import METHODS, is_configuration
 from mergeflow.merging.vocabulary.companions import NAMED
 from mergeflow.schema import faults_of
 from mergeflow.yaml_text import read_documents
+
+# --- configurations ---
 
 Setting = tuple[tuple[str, tuple[float, ...]], ...]
 """A parameter: filters, `*` for all tensors, each with its number or numbers over depth."""
@@ -54,7 +56,7 @@ def _filter(value: Any) -> tuple[str, tuple[float, ...]]:
         raise ValueError(f"expected a number, a list of them, or filters with a `value`, found {value!r:.60}") from None
 
 
-def _reference(value: Any) -> Any:
+def _reference(value: Any) -> str:
     """Return a model as one text: `path`, `path@revision`, or `path+adapter`.
 
     Example:
@@ -65,23 +67,21 @@ def _reference(value: Any) -> Any:
         return value
     if not isinstance(value, Mapping):
         raise ValueError(f"expected a path, or a mapping with `path`, found {value!r:.60}")
+    given = {key: item for key, item in value.items() if item is not None}
     inner = "path" if "path" in value else "model"
-    if value.get(inner) is None:
+    if inner not in given:
         raise ValueError(f"`{inner}` is missing")
-    strange = sorted(
-        value.keys() - {"path", "revision", "model", "lora"} - {key for key in value if value[key] is None}
-    )
-    if strange:
+    if strange := sorted(given.keys() - {"path", "revision", "model", "lora"}):
         raise ValueError(f"`{strange[0]}` of a model has no counterpart in a recipe")
     if inner == "path":
-        return f"{value['path']}@{value['revision']}" if value.get("revision") else str(value["path"])
-    return _reference(value["model"]) + (f"+{_reference(value['lora'])}" if value.get("lora") else "")
+        return "@".join(str(given[key]) for key in ("path", "revision") if given.get(key))
+    return "+".join(_reference(given[key]) for key in ("model", "lora") if given.get(key))
 
 
 def _row(value: Any) -> Any:
     """Return whose row a token has: a model's, or what a mapping with `kind` says."""
     if isinstance(value, Mapping) and "kind" in value:
-        return {**value, "model": _reference(value["model"])} if "model" in value else dict(value)
+        return {key: _reference(item) if key == "model" else item for key, item in value.items()}
     return value if value is None else _reference(value)
 
 
@@ -94,7 +94,6 @@ def _range(value: Any) -> Any:
     return tuple(ends)
 
 
-_MODELS = ("model", "base_model", "source_model")
 Reference = Annotated[str, BeforeValidator(_reference)]
 Settings = Annotated[
     dict[str, Annotated[Any, BeforeValidator(_setting)]], BeforeValidator(lambda value: {} if value is None else value)
@@ -201,19 +200,15 @@ def write_recipe(
     """Write the recipe of a configuration in a file, with its notes as comments.
 
     Args:
-        source: The configuration: one document, or several as `mergekit-multi` takes them, or one of `mergekit-moe`.
-        out: The `.yaml`, `.yml` or `.json` file to make.
+        source: One document, or several as `mergekit-multi` takes them, or one of `mergekit-moe`.
         dtype: Type of the result, instead of the configuration's.
         shard_size: Largest shard of the result, such as 5GB.
 
     Returns:
         The notes: what means something else here.
-
-    Raises:
-        MergeflowError: As `converted`; the file cannot be read or is not a configuration, or `out` exists.
     """
     documents, target = read_documents(Path(source), "configuration"), Path(out)
-    if not documents or not all(map(_is_configuration, documents)):
+    if not documents or not all(map(is_configuration, documents)):
         raise MergeflowError(f"'{source}' is not a configuration of mergekit: it has no merge_method.")
     if target.suffix not in (".yaml", ".yml", ".json"):
         raise MergeflowError(f"out '{out}': a recipe is a text file, end its name in .yaml.")
@@ -231,13 +226,6 @@ def write_recipe(
     return notes
 
 
-def _is_configuration(document: Any) -> bool:
-    """Whether it says how to merge; a mixture names its experts' `source_model`, and need not name a `gate_mode`."""
-    experts = document.get("experts") if isinstance(document, dict) else None
-    mixed = isinstance(experts, list) and any(isinstance(each, dict) and "source_model" in each for each in experts)
-    return isinstance(document, dict) and (mixed or bool({"merge_method", "gate_mode"} & document.keys()))
-
-
 def converted(
     documents: Sequence[Mapping[str, Any]], origin: str = "configuration"
 ) -> tuple[dict[str, Any], list[str]]:
@@ -245,9 +233,6 @@ def converted(
 
     Args:
         documents: Its documents: merges, all but one with a name by which others read their results.
-
-    Raises:
-        MergeflowError: What cannot be carried over, all of it, or a form that mergekit does not document.
     """
     work = _Conversion()
     parsed = _parsed(documents, origin, work.notes)
@@ -264,14 +249,19 @@ def converted(
     for document in inner:
         work.names[str(document.name)] = _free(str(document.name), work.names.values())
     for document in inner:
-        work.steps[work.names[str(document.name)]] = work.inner(document)
+        work.steps[work.names[str(document.name)]] = step = work.passed(work.document(document))
+        work.faults += [f"`{key}` of a merge that another one reads" for key in ("chat_template", "tokenizer")
+                        if step.pop(key, None) is not None]  # fmt: skip
     recipe = work.document(last[0])
     if work.faults:
-        listed = "\n".join(f"  - {fault}" for fault in dict.fromkeys(work.faults))
-        raise MergeflowError(f"{origin} cannot be carried over whole; a recipe has nothing for:\n{listed}")
+        raise _listing(f"{origin} cannot be carried over whole; a recipe has nothing for", work.faults)
     if work.steps:
         recipe = work.passed(recipe) | {"steps": work.steps}
     return recipe, list(dict.fromkeys(work.notes))
+
+
+def _listing(what: str, faults: Iterable[str]) -> MergeflowError:
+    return MergeflowError("\n  - ".join([f"{what}:", *dict.fromkeys(faults)]))
 
 
 def _parsed(documents: Sequence[Mapping[str, Any]], origin: str, notes: list[str]) -> list[_Merge | _Mixture]:
@@ -279,7 +269,8 @@ def _parsed(documents: Sequence[Mapping[str, Any]], origin: str, notes: list[str
     records: list[_Merge | _Mixture] = []
     faults: list[str] = []
     for document in documents:
-        kind = _Merge if "merge_method" in (document or ()) else _Mixture
+        keys = {*(document or ())}
+        kind = _Merge if "merge_method" in keys or not keys & {"experts", "gate_mode"} else _Mixture
         try:
             records.append(kind.model_validate(document))
         except ValidationError as error:
@@ -293,8 +284,7 @@ def _parsed(documents: Sequence[Mapping[str, Any]], origin: str, notes: list[str
                 else:
                     notes.append(f"`{key}`{of_it} means nothing to mergekit, and is left out")
     if faults:
-        listed = "\n".join(f"  - {fault}" for fault in dict.fromkeys(faults))
-        raise MergeflowError(f"{origin} is not of the form that mergekit documents:\n{listed}")
+        raise _listing(f"{origin} is not of the form that mergekit documents", faults)
     return records
 
 
@@ -310,19 +300,173 @@ def _inside(record: BaseModel, place: str = "") -> Iterator[tuple[str, BaseModel
 
 def _models(document: BaseModel) -> set[str]:
     """Return the models that a document reads, without their adapters."""
-    paths = (getattr(record, key, None) for _, record in _inside(document) for key in _MODELS)
+    keys = ("model", "base_model", "source_model")
+    paths = (getattr(record, key, None) for _, record in _inside(document) for key in keys)
     return {path.partition("+")[0] for path in paths if path is not None}
 
 
-def _free(name: str, taken: Collection[str]) -> str:
-    """Return a name of a step or expert that is not taken, with a number where it is."""
-    name = re.sub(r"[^\w.-]", "-", name).lstrip("-.") or "model"
-    return name if name not in taken else next(f"{name}_{i}" for i in range(2, 9999) if f"{name}_{i}" not in taken)
+# --- normal form ---
+
+
+@dataclass
+class _Part:
+    """A slice in normal form, or a whole model.
+
+    Attributes:
+        sources: Models whose layers are merged, with all parameters that count for them.
+        shared: Parameters of all sources.
+        whole: Whether it is the whole model.
+    """
+
+    document: _Merge
+    sources: Sequence[_Source]
+    shared: Scope
+    base: str | None
+    whole: bool
+
+    @property
+    def settings(self) -> list[Setting]:
+        """All values of parameters."""
+        scopes = [self.shared, *(source.parameters for source in self.sources)]
+        return [setting for scope in scopes for setting in scope.values()]
+
+    def of_whole_models(self) -> _Part:
+        """Return it without layers."""
+        sources = [each.model_copy(update={"layer_range": None}) for each in self.sources]
+        return replace(self, sources=sources, whole=True)
+
+
+def _parts(document: _Merge, module: _Module, notes: list[str]) -> list[_Part]:
+    """Return the slices of a module; models are one slice."""
+    above = module.parameters if module is document else _over(module.parameters, document.parameters)
+    base, slices = document.base_model, module.slices or [_of_models(module.models or [], document.base_model)]
+    if any(each.residual_weight is not None for each in slices):
+        notes.append("`residual_weight` means nothing to mergekit, and is left out")
+    if len(slices[0].sources) < len(slices[-1].sources):
+        notes.append(
+            "what follows the last block is merged of all sources of the last slice; mergekit takes as many "
+            "of them as the first slice has"
+        )
+    scaled = any(each.parameters or any(source.parameters for source in each.sources) for each in slices)
+    stacked = module.slices and document.merge_method == "passthrough" and not document.modules and not scaled
+    parts = []
+    for each in slices:
+        shared = _over(each.parameters, above)
+        _note_unread(document.merge_method, each.sources, shared, notes)
+        scopes = [_over(source.parameters, shared) for source in each.sources]
+        sources = [source.model_copy(update={"parameters": scope})
+                   for source, scope in zip(each.sources, scopes, strict=True)]  # fmt: skip
+        part = _Part(document, sources, shared, each.base_model or base, whole=False)
+        whole = not stacked and len(slices) == 1 and _is_whole(each, notes)
+        parts.append(part.of_whole_models() if whole else part)
+    return parts
+
+
+def _of_models(models: Sequence[_Input], base: str | None) -> _Slice:
+    sources = [_Source.model_construct(**dict(model)) for model in models]
+    if base is not None and all(source.model != base for source in sources):
+        sources.append(_Source(model=base))  # mergekit adds it
+    return _Slice.model_construct(sources=sources)
 
 
 def _over(inner: Scope, outer: Scope) -> dict[str, Setting]:
     """Return the parameters of two scopes; an outer one follows the filters of an inner one."""
     return {key: inner.get(key, ()) + outer.get(key, ()) for key in {**inner, **outer}}
+
+
+def _note_unread(theirs: str, sources: Sequence[_Source], shared: Scope, notes: list[str]) -> None:
+    """Note the parameters that mergekit does not read for this method, or not of one model."""
+    of_one = dict.fromkeys(key for source in sources for key in source.parameters)
+    for key in {**of_one, **shared}:
+        if key not in METHODS[theirs].reads:
+            notes.append(f"mergekit's {theirs} does not read `{key}`: it is left out")
+        elif key in of_one and key not in METHODS[theirs].by_model:
+            notes.append(f"mergekit's {theirs} does not read `{key}` of one model: there it is left out")
+
+
+def _is_whole(part: _Slice, notes: list[str]) -> bool:
+    """Whether a slice is its models as they are."""
+    ranges = {source.layer_range for source in part.sources}
+    layers = next(iter(ranges))
+    if layers is None or len(ranges) > 1 or layers[0] != 0:
+        return ranges == {None}
+    counts = [numbers for source in part.sources if (numbers := _counts(_config(source.model)))]
+    if not counts:
+        notes.append(f"layer_range {list(layers)} is taken for the whole model, whose config.json is not here")
+    return all(layers[1] in numbers for numbers in counts)
+
+
+def _in_place(parts: Sequence[_Part], counts: Collection[int]) -> bool:
+    """Whether slices are a module's layers in their order, of all models alike, without lists over depth."""
+    end = 0
+    for part in parts if not parts[0].whole else ():
+        ranges = {source.layer_range or (0, 0) for source in part.sources}
+        if ranges != {(end, stop := max(ranges)[1])} or any(map(_over_depth, part.settings)):
+            return False
+        end = stop
+    return parts[0].whole or end in counts
+
+
+def _config(path: str) -> dict[str, Any]:
+    """Return a model folder's config.json, empty where it is not here."""
+    return read_json_if_whole(Path(path).expanduser() / "config.json")
+
+
+def _counts(config: Any) -> set[int]:
+    """Return the numbers of blocks that a config.json says of a model's parts."""
+    if not isinstance(config, dict):
+        return set()
+    counts = {config[key] for key in (*COUNTS, "depth") if isinstance(config.get(key), int)}
+    return counts.union(*map(_counts, config.values()))
+
+
+# What final norms and heads are called, and what follows the blocks of a module.
+_TAILS = (
+    *("model.norm.weight", "lm_head.weight", "model.final_layernorm.weight", "transformer.ln_f.bias"),
+    "embed_out.weight",
+)
+_BEHIND = re.compile(r"lm_head|norm\.(?:weight|bias)$|layernorm_post|vision_adapter")
+
+
+def _pattern(module: str, model_type: str) -> str:
+    """Return the pattern of a module's tensors, where it lies over modules with all the rest; empty if not known."""
+    patterns = dict.fromkeys(("default", "text_decoder", "shared"), "*")
+    apart = ("vision_tower", "vision_model", "multi_modal_projector", "encoder", "decoder")
+    patterns |= {name: f"*{name}.*" for name in apart}
+    if model_type.startswith("qwen"):
+        patterns |= {"vision_tower": "*visual.*", "multi_modal_projector": "*visual.*merger*"}
+    return patterns.get(module, f"{module}.*" if "." in module else "")
+
+
+def _laid(parts: Sequence[_Part], model: str, pattern: str) -> Iterator[tuple[list[str], _Part]]:
+    """Yield merges of whole models with the tensors that a module has of each, those that win last.
+
+    Args:
+        model: One that has the module.
+        pattern: Of the module's tensors.
+    """
+    wholes = [part.of_whole_models() for part in parts]
+    yield [pattern], wholes[0]
+    if parts[0].whole:
+        return
+    names = fnmatch.filter(open_checkpoint(Path(model).expanduser()), pattern)
+    blocks = {name: match for name in names if (match := BLOCK.match(name))}
+    if behind := [name for name in names if name not in blocks and _BEHIND.search(name)]:
+        yield behind, wholes[-1]
+    for part, whole in zip(parts, wholes, strict=True):
+        inside = range(*(part.sources[0].layer_range or (0, 0)))
+        yield sorted({f"{match[0]}*" for match in blocks.values() if int(match[2]) in inside}), whole
+
+
+# --- recipes ---
+
+# What a router's rows are for each `gate_mode`.
+_ROUTERS = {
+    "hidden": "means of what the MLPs see of the prompts, in mergekit layers' inputs at the last token",
+    "cheap_embed": "means over prompts less those over negative ones; mergekit counts each token of several prompts "
+    "alike, and scales both sides to length 1 first",
+    "random": "drawn by another generator",
+}
 
 
 @dataclass
@@ -341,13 +485,6 @@ class _Conversion:
     notes: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
-    def inner(self, document: _Merge | _Mixture) -> dict[str, Any]:
-        """Return a document as a step."""
-        step = self.passed(self.document(document))
-        self.faults += [f"`{key}` of a merge that another one reads" for key in ("chat_template", "tokenizer")
-                        if step.pop(key, None) is not None]  # fmt: skip
-        return step
-
     def passed(self, recipe: Mapping[str, Any]) -> dict[str, Any]:
         """Return a recipe with its slices or mixture as a step, which a type or a scale needs a merge around."""
         for key in ASSEMBLED:
@@ -365,64 +502,13 @@ class _Conversion:
             self.faults.append(f"merge_method '{document.merge_method}'")
             return {}
         modules = document.modules or {"default": document}
-        parts = {name: self._parts(document, module) for name, module in modules.items()}
+        parts = {name: _parts(document, module, self.notes) for name, module in modules.items()}
         first, *others = parts.values()
         if any(other != first or not first[0].whole for other in others):
             return self._layered(document, parts)
         if len(parts) == 1 and (name := next(iter(parts))) != "default":
             self.notes.append(f"the module `{name}` is taken for the whole model; mergekit writes its tensors alone")
         return self._module(first)
-
-    def _parts(self, document: _Merge, module: _Module) -> list[_Part]:
-        """Return the slices of a module; models are one slice."""
-        above = module.parameters if module is document else _over(module.parameters, document.parameters)
-        base, slices = document.base_model, module.slices or []
-        if module.models:
-            sources = [_Source.model_construct(**dict(source), layer_range=None) for source in module.models]
-            if base is not None and all(source.model != base for source in sources):
-                sources.append(_Source(model=base))  # mergekit adds it
-            return [self._part(document, sources, above, base, whole=True)]
-        if any(each.residual_weight is not None for each in slices):
-            self.notes.append("`residual_weight` means nothing to mergekit, and is left out")
-        if len(slices[0].sources) < len(slices[-1].sources):
-            self.notes.append(
-                "what follows the last block is merged of all sources of the last slice; mergekit takes as many "
-                "of them as the first slice has"
-            )
-        scaled = any(each.parameters or any(source.parameters for source in each.sources) for each in slices)
-        stacked = document.merge_method == "passthrough" and not document.modules and not scaled
-        parts = []
-        for each in slices:
-            whole = not stacked and len(slices) == 1 and self._whole(each)
-            scope = _over(each.parameters, above)
-            parts.append(self._part(document, each.sources, scope, each.base_model or base, whole))
-        return parts
-
-    def _part(
-        self, document: _Merge, sources: Sequence[_Source], shared: Scope, base: str | None, whole: bool
-    ) -> _Part:
-        """Return a slice, and note the parameters that mergekit does not read for this method, or not of one model."""
-        theirs, here = document.merge_method, METHODS[document.merge_method]
-        of_one = dict.fromkeys(key for source in sources for key in source.parameters)
-        for key in {**of_one, **shared}:
-            if key not in here.reads:
-                self.notes.append(f"mergekit's {theirs} does not read `{key}`: it is left out")
-            elif key in of_one and key not in here.by_model:
-                self.notes.append(f"mergekit's {theirs} does not read `{key}` of one model: there it is left out")
-        changes: dict[str, Any] = {"layer_range": None} if whole else {}
-        listed = [each.model_copy(update={"parameters": _over(each.parameters, shared), **changes}) for each in sources]
-        return _Part(self, document, listed, shared, base, whole)
-
-    def _whole(self, part: _Slice) -> bool:
-        """Whether a slice is its models as they are."""
-        ranges = {source.layer_range for source in part.sources}
-        layers = next(iter(ranges))
-        if layers is None or len(ranges) > 1 or layers[0] != 0:
-            return ranges == {None}
-        counts = [numbers for source in part.sources if (numbers := _counts(_config(source.model)))]
-        if not counts:
-            self.notes.append(f"layer_range {list(layers)} is taken for the whole model, whose config.json is not here")
-        return all(layers[1] in numbers for numbers in counts)
 
     def _module(self, parts: Sequence[_Part]) -> dict[str, Any]:
         """Return one module, or several that are alike, as a recipe."""
@@ -431,11 +517,10 @@ class _Conversion:
         if document.merge_method == "passthrough" and plain and all(scale == scales[0] for scale in scales):
             if document.tokenizer or document.tokenizer_source not in (None, "base"):
                 self.faults.append("a tokenizer of its own for slices of layers (it is the first model's)")
-            first = parts[0].sources[0].model_copy(update={"layer_range": None})
-            taken = replace(parts[0], sources=[first], base=None).recipe()
+            taken = self.merge(replace(parts[0].of_whole_models(), base=None, whole=False))
             slices = [self.layers(part.sources[0]) for part in parts]
             return {"slices": slices} | {key: taken[key] for key in ("args", "dtype", "chat_template") if key in taken}
-        recipes = [part.recipe() for part in parts]
+        recipes = [self.merge(part) for part in parts]
         if len(recipes) == 1:
             return recipes[0]
         around = self._around(recipes, "slices of layers that are merged one by one")
@@ -445,7 +530,7 @@ class _Conversion:
         """Return modules that are merged in different ways: merges of whole models, laid over each other."""
         first = document.base_model or next(iter(modules.values()))[0].sources[0].model
         config = _config(first)
-        patterns = {name: _tensors_of(name, str(config.get("model_type"))) for name in modules}
+        patterns = {name: _pattern(name, str(config.get("model_type"))) for name in modules}
         reasons = [f"'{name}' is no module that is known here" for name in modules if not patterns[name]]
         if not config:
             reasons.append(f"the config.json of '{first}' is not here, and says what they are called")
@@ -457,7 +542,9 @@ class _Conversion:
             return {}
         order = sorted(modules, key=lambda name: (patterns[name] != "*", "merger" in patterns[name]))
         merges = [
-            (name, only, part.recipe()) for name in order for only, part in _laid(modules[name], first, patterns[name])
+            (name, only, self.merge(part))
+            for name in order
+            for only, part in _laid(modules[name], first, patterns[name])
         ]
         around = self._around([recipe for *_, recipe in merges], "modules that are merged in different ways")
         below, _, recipe = merges[0]
@@ -469,12 +556,34 @@ class _Conversion:
 
     def _around(self, parts: Sequence[dict[str, Any]], of_what: str) -> dict[str, Any]:
         """Take from the parts of a merge what belongs to the whole."""
-        around: dict[str, Any] = {
-            key: part.pop(key) for part in parts for key in ("dtype", "chat_template", "tokenizer") if key in part
-        }
+        keys = ("dtype", "chat_template", "tokenizer")
+        around: dict[str, Any] = {key: part.pop(key) for part in parts for key in keys if key in part}
         if "tokenizer" in around:
             self.faults.append(f"a tokenizer for {of_what}")
         return around
+
+    def merge(self, part: _Part) -> dict[str, Any]:
+        """Return a merge of whole models, or of layers of each."""
+        if not part.whole:
+            part = self._of_layers(part)
+        return _Merging(self, part).recipe()
+
+    def _of_layers(self, part: _Part) -> _Part:
+        """Return a slice of layers as one that its merge by itself reads alike."""
+        lengths = {stop - start for source in part.sources for start, stop in [source.layer_range or (0, 0)]}
+        if len(lengths) > 1:
+            self.faults.append("a slice whose sources have different numbers of layers (mergekit refuses it, too)")
+        if any(re.search(r"\b\d", name) for setting in part.settings for name, _ in setting):
+            self.faults.append("a filter that names a layer's number, for slices of layers")
+        if lengths != {1} or not any(map(_over_depth, part.settings)):
+            return part
+        self.notes.append("a list over depth in a slice of one layer is its last value; in mergekit only in that layer")
+
+        def last(scope: Scope) -> Scope:
+            return {key: tuple((name, values[-1:]) for name, values in setting) for key, setting in scope.items()}
+
+        sources = [each.model_copy(update={"parameters": last(each.parameters)}) for each in part.sources]
+        return replace(part, sources=sources, shared=last(part.shared))
 
     def layers(self, source: _Source) -> dict[str, Any]:
         """Return layers of a model as an entry of `slices`."""
@@ -521,74 +630,51 @@ class _Conversion:
         return {key: value for key, value in prompts.items() if value} | {"model": self.path(expert.source_model)}
 
 
-@dataclass
-class _Part:
-    """One slice of the result on its way to a recipe.
+def _free(name: str, taken: Collection[str]) -> str:
+    """Return a name of a step or expert that is not taken, with a number where it is."""
+    name = re.sub(r"[^\w.-]", "-", name).lstrip("-.") or "model"
+    return name if name not in taken else next(f"{name}_{i}" for i in range(2, 9999) if f"{name}_{i}" not in taken)
 
-    Attributes:
-        sources: Models whose layers are merged, with all parameters that count for them.
-        shared: Parameters of all sources.
-        whole: Whether it is the whole model.
-        models: Parameters of each model, by its path in the recipe.
-        experts: Paths of those that are merged, by name.
-    """
 
-    work: _Conversion
-    document: _Merge
-    sources: Sequence[_Source]
-    shared: Scope
-    base: str | None
-    whole: bool
-    models: dict[str, Scope] = field(default_factory=dict, compare=False)
-    experts: dict[str, str] = field(default_factory=dict, compare=False)
+class _Merging:
+    """One merge on its way to a recipe: whole models, or steps of their layers."""
 
-    def __post_init__(self) -> None:
+    def __init__(self, work: _Conversion, part: _Part) -> None:
+        self.work, self.document, self.shared = work, part.document, part.shared
+        self.note, self.fault = work.notes.append, work.faults.append
         self.theirs, self.here = self.document.merge_method, METHODS[self.document.merge_method]
-        self.scopes = [self.shared, *(source.parameters for source in self.sources)]
-        self.note, self.fault = self.work.notes.append, self.work.faults.append
-
-    def recipe(self) -> dict[str, Any]:
-        """Return a merge of the whole models, or of the layers of each."""
-        return (self if self.whole else self._of_layers())._recipe()
-
-    def _of_layers(self) -> _Part:
-        """Return a slice of layers as one that its merge by itself reads alike."""
-        lengths = {stop - start for source in self.sources for start, stop in [source.layer_range or (0, 0)]}
-        if len(lengths) > 1:
-            self.fault("a slice whose sources have different numbers of layers (mergekit refuses it, too)")
-        settings = [setting for scope in self.scopes for setting in scope.values()]
-        if any(re.search(r"\b\d", name) for setting in settings for name, _ in setting):
-            self.fault("a filter that names a layer's number, for slices of layers")
-        if lengths != {1} or not any(map(_over_depth, settings)):
-            return self
-        self.note("a list over depth in a slice of one layer is its last value; in mergekit only in that layer")
-        shared, *last = (
-            {key: tuple((name, values[-1:]) for name, values in setting) for key, setting in scope.items()}
-            for scope in self.scopes
-        )
-        sources = [
-            each.model_copy(update={"parameters": scope}) for each, scope in zip(self.sources, last, strict=True)
-        ]
-        return replace(self, sources=sources, shared=shared)
-
-    def _recipe(self) -> dict[str, Any]:
-        paths = [self.work.step([self.work.layers(source)], "layers") if source.layer_range else
-                 self.work.path(source.model) for source in self.sources]  # fmt: skip
+        paths = [work.step([work.layers(source)], "layers") if source.layer_range else work.path(source.model)
+                 for source in part.sources]  # fmt: skip
         for path in sorted({path for path in paths if paths.count(path) > 1}):
             self.fault(f"the model '{path}' twice in one merge (mergekit refuses it, too)")
-        self.models = {path: source.parameters for path, source in zip(paths, self.sources, strict=True)}
-        places = {source.model: path for path, source in zip(paths, self.sources, strict=True)}
-        if self.base and self.base not in places and not self.here.base_is_model:
-            self.fault(f"a slice without layers of the base '{self.base}'")
-        self.base = self.base and (places.get(self.base) or self.work.path(self.base))
-        self.experts = self._experts()
+        self.models = {path: source.parameters for path, source in zip(paths, part.sources, strict=True)}
+        places = {source.model: path for path, source in zip(paths, part.sources, strict=True)}
+        if part.base and part.base not in places and not self.here.base_is_model:
+            self.fault(f"a slice without layers of the base '{part.base}'")
+        self.base = part.base and (places.get(part.base) or work.path(part.base))
+        self.experts = _named(self._merged(paths))
+
+    def _merged(self, paths: list[str]) -> list[str]:
+        """Return the paths of what is merged."""
+        others = [path for path in paths if path != self.base]
+        if self.theirs == "slerp" and self.base is None:
+            self.fault("slerp without a `base_model` (mergekit refuses it, too)")
+        if self.theirs == "slerp" and self.base is not None:
+            return [self.base, *others]
+        if self.theirs == "linear" and self.base in paths and "weight" not in self.models[self.base]:
+            # mergekit stops here; with a tokenizer the base is still of use
+            self.note(f"`base_model` '{self.base}' has no weight: it is left out of the average")
+            return others
+        return paths if self.here.base_is_model else others
+
+    def recipe(self) -> dict[str, Any]:
+        """Return the merge as a recipe."""
         if not self.experts:
             self.fault("a merge of no models but the base: there is nothing to merge")
             return {}
-        recipe: dict[str, Any] = {"method": self.here.method}
-        if self.base and not self.here.base_is_model:
-            recipe["base"] = self.base
-        recipe["experts"], args = self.experts, self._arguments()
+        base = {"base": self.base} if self.base and not self.here.base_is_model else {}
+        recipe = {"method": self.here.method, **base, "experts": self.experts}
+        args = self._arguments()
         weights = self._of_each("weight", 1.0) if "weight" in self.here.reads else {}
         if any(weight != _constant(1.0) for weight in weights.values()):
             recipe["weights"] = {name: _written(weight) for name, weight in weights.items()}
@@ -596,38 +682,18 @@ class _Part:
             recipe["args"] = args
         if dtype := self.document.out_dtype or self.document.dtype:
             recipe["dtype"] = dtype.removeprefix("torch.")
-        self._tokens(recipe)
+        self._add_tokens(recipe)
         return recipe
-
-    def _experts(self) -> dict[str, str]:
-        """Return the experts by name: the ends of their paths, or the paths where two end alike."""
-        paths = list(self.models)
-        if self.theirs == "slerp" and self.base is None:
-            self.fault("slerp without a `base_model` (mergekit refuses it, too)")
-        elif self.theirs == "slerp":
-            paths = [str(self.base), *(path for path in paths if path != self.base)]
-        elif not self.here.base_is_model:
-            paths = [path for path in paths if path != self.base]
-        elif self.theirs == "linear" and self.base in paths and "weight" not in self.models[self.base]:
-            paths.remove(self.base)  # mergekit stops here; with a tokenizer the base is still of use
-            self.note(f"`base_model` '{self.base}' has no weight: it is left out of the average")
-        plain = [path.removeprefix(PREFIX) for path in paths]
-        ends = [Path(path).stem if path.endswith(".safetensors") else Path(path).name for path in plain]
-        names = {"base": ""}  # a recipe keeps `base` for the base
-        for end, whole, path in zip(ends, plain, paths, strict=True):
-            name = end if len(set(ends)) == len(ends) else whole.replace("/", "_")
-            names[_free("base_model" if name == "base" else name, names)] = path
-        del names["base"]
-        return names
 
     def _value(self, key: str, default: float | None = None, path: str | None = None) -> Setting:
         """Return a parameter of all models, or of one, up to the value for all tensors; empty where there is none."""
         given = (self.shared if path is None else self.models[path]).get(key, ())
         closed = next((place for place, (name, _) in enumerate(given, 1) if name == "*"), None)
-        if closed is None and key in ("t", "weight") and given:
-            self.fault(f"`{key}` for tensors that none of its filters names (mergekit refuses it, too)")
-        elif closed is None and key in ("t", "weight"):
-            self.note(f"mergekit refuses {self.theirs} without `{key}`; here the default is taken")
+        if closed is None and key in ("t", "weight"):
+            if given:
+                self.fault(f"`{key}` for tensors that none of its filters names (mergekit refuses it, too)")
+            else:
+                self.note(f"mergekit refuses {self.theirs} without `{key}`; here the default is taken")
         if closed is None and default is not None:
             given += _constant(default)
         if any(
@@ -667,9 +733,8 @@ class _Part:
                 return self._sparsity(here)
             case "rescale" if self.theirs != "task_arithmetic":
                 dropped = "drop" in self.here.reads["density"]
-                if self._flag(key, dropped) != dropped and any(
-                    share < 1 for share in _numbers(self._shares().values())
-                ):
+                shares = _numbers(self._of_each("density", 1.0).values())
+                if self._flag(key, dropped) != dropped and min(shares) < 1:
                     rule = "what DARE and DELLA leave is always rescaled" if dropped else "nothing else is rescaled"
                     self.fault(f"rescale: {str(not dropped).lower()} ({rule})")
             case "normalize" | "normalize_weights" if here == "normalize":
@@ -686,23 +751,20 @@ class _Part:
                 self.fault("eps of multislerp")
             case _ if here.isidentifier() and here not in ("weights", "gamma"):
                 path = next(iter(self.experts.values())) if key == "scale" else None
-                if value := self._value(key, 1.0 if key == "lambda" else None, path):
-                    value = _capped(value) if here == "keep" else value
-                    return {here: _written(_mapped(value, _integer) if here == "iterations" else value)}
+                value = self._value(key, 1.0 if key == "lambda" else None, path)
+                if here == "iterations":
+                    value = _mapped(value, lambda number: int(number) if number.is_integer() else number)
+                return {here: _written(_capped(value) if here == "keep" else value)} if value else {}
         return {}
-
-    def _shares(self) -> dict[str, Setting]:
-        """Return the density of each expert."""
-        return {name: _capped(share) for name, share in self._of_each("density", 1.0).items()}
 
     def _sparsity(self, here: str) -> dict[str, Any]:
         """Return the arguments that say which entries of each task vector stay."""
-        shares = self._shares()
+        shares = {name: _capped(share) for name, share in self._of_each("density", 1.0).items()}
         if here == "keep":
             return {here: _by_expert(shares)}
         if "beta" in here:
             return self._cuts(shares)
-        drops = {name: _mapped(share, _less) for name, share in shares.items()}
+        drops = {name: _mapped(share, lambda number: round(1 - number, 12)) for name, share in shares.items()}
         if any(_numbers(drops.values())):
             self.note("masks are drawn by another generator, and rescaled by 1/(1 - drop) instead of the L1 norm")
         window = {"window": self._window(_numbers(drops.values()))} if "epsilon" in self.here.reads else {}
@@ -724,7 +786,7 @@ class _Part:
         betas, gammas = {}, {}
         for name, share in shares.items():
             gamma, *more = dict.fromkeys(_numbers([self._value("gamma", 0.01, self.experts[name])]))
-            least = min(max(0.0, _less(number)) for number in _numbers([share]))  # the smallest share that goes
+            least = min(max(0.0, round(1 - number, 12)) for number in _numbers([share]))  # the smallest share that goes
             if more:
                 self.fault("breadcrumbs with a gamma that varies over the model")
             elif len(_numbers([share])) > 1 and gamma > least:
@@ -735,7 +797,7 @@ class _Part:
         self.note("each cut of breadcrumbs is rounded to whole entries, in mergekit the number that is kept")
         return {"beta": _by_expert(betas), "gamma": _by_expert(gammas)}
 
-    def _tokens(self, recipe: dict[str, Any]) -> None:
+    def _add_tokens(self, recipe: dict[str, Any]) -> None:
         """Carry over whose tokenizer and chat template the result has."""
         names = {path: name for name, path in self.experts.items()}
         tokenizer, template = self.document.vocabulary, self.document.chat_template
@@ -763,6 +825,18 @@ class _Part:
             self.fault(f"chat_template: {template}, which is not known here (give its Jinja text or file)")
 
 
+def _named(paths: Sequence[str]) -> dict[str, str]:
+    """Return experts by name: the ends of their paths, or the paths where two end alike."""
+    plain = [path.removeprefix(PREFIX) for path in paths]
+    ends = [Path(path).stem if path.endswith(".safetensors") else Path(path).name for path in plain]
+    alike = len(set(ends)) < len(ends)
+    names: dict[str, str] = {}
+    for end, whole, path in zip(ends, plain, paths, strict=True):
+        name = whole.replace("/", "_") if alike else end
+        names[_free("base_model" if name == "base" else name, ["base", *names])] = path  # `base` is the recipe's base
+    return names
+
+
 def _token(token: _Token, named: Callable[[str], str]) -> dict[str, Any]:
     """Return a token with the models' names here; mergekit adds one that no vocabulary has."""
     source = token.source
@@ -772,103 +846,8 @@ def _token(token: _Token, named: Callable[[str], str]) -> dict[str, Any]:
     return {key: value for key, value in written.items() if value}
 
 
-# What final norms and heads are called.
-_TAILS = (
-    *("model.norm.weight", "lm_head.weight", "model.final_layernorm.weight", "transformer.ln_f.bias"),
-    "embed_out.weight",
-)
-
-
-def _tensors_of(module: str, model_type: str) -> str:
-    """Return the pattern of a module's tensors, where it stands over modules with all the rest; empty if not known."""
-    patterns = dict.fromkeys(("default", "text_decoder", "shared"), "*")
-    apart = ("vision_tower", "vision_model", "multi_modal_projector", "encoder", "decoder")
-    patterns |= {name: f"*{name}.*" for name in apart}
-    if model_type.startswith("qwen"):
-        patterns |= {"vision_tower": "*visual.*", "multi_modal_projector": "*visual.*merger*"}
-    return patterns.get(module, f"{module}.*" if "." in module else "")
-
-
-def _in_place(parts: Sequence[_Part], counts: Collection[int]) -> bool:
-    """Whether slices are a module's layers in their order, of all models alike, without lists over depth."""
-    end = 0
-    for part in parts if not parts[0].whole else ():
-        settings = [setting for scope in part.scopes for setting in scope.values()]
-        ranges = {source.layer_range or (0, 0) for source in part.sources}
-        if ranges != {(end, stop := max(ranges)[1])} or any(map(_over_depth, settings)):
-            return False
-        end = stop
-    return parts[0].whole or end in counts
-
-
-def _laid(parts: Sequence[_Part], model: str, pattern: str) -> Iterator[tuple[list[str], _Part]]:
-    """Yield merges of whole models with the tensors that a module has of each, those that win last.
-
-    Args:
-        model: One that has the module.
-        pattern: Of the module's tensors.
-    """
-    laid = [
-        replace(part, sources=[each.model_copy(update={"layer_range": None}) for each in part.sources], whole=True)
-        for part in parts
-    ]
-    yield [pattern], laid[0]
-    if parts[0].whole:
-        return
-    names = fnmatch.filter(open_checkpoint(Path(model).expanduser()), pattern)
-    blocks = {name: match for name in names if (match := BLOCK.match(name))}
-    if behind := [name for name in names if name not in blocks and _BEHIND.search(name)]:
-        yield behind, laid[-1]
-    for part, whole in zip(parts, laid, strict=True):
-        inside = range(*(part.sources[0].layer_range or (0, 0)))
-        yield sorted({f"{match[0]}*" for match in blocks.values() if int(match[2]) in inside}), whole
-
-
-# What follows the blocks of a module.
-_BEHIND = re.compile(r"lm_head|norm\.(?:weight|bias)$|layernorm_post|vision_adapter")
-
-
-def _config(path: str) -> dict[str, Any]:
-    """Return a model folder's config.json, empty where it is not here."""
-    return read_json_if_whole(Path(path).expanduser() / "config.json")
-
-
-def _counts(config: Any) -> set[int]:
-    """Return the numbers of blocks that a config.json says of a model's parts."""
-    if not isinstance(config, dict):
-        return set()
-    counts = {config[key] for key in (*COUNTS, "depth") if isinstance(config.get(key), int)}
-    return counts.union(*map(_counts, config.values()))
-
-
-# What a router's rows are for each `gate_mode`.
-_ROUTERS = {
-    "hidden": "means of what the MLPs see of the prompts, in mergekit layers' inputs at the last token",
-    "cheap_embed": "means over prompts less those over negative ones; mergekit counts each token of several prompts "
-    "alike, and scales both sides to length 1 first",
-    "random": "drawn by another generator",
-}
-
-
 def _constant(number: float) -> Setting:
     return (("*", (number,)),)
-
-
-def _capped(share: Setting) -> Setting:
-    """Return a share of entries that are kept, where above 1 all are."""
-    return share if _over_depth(share) else _mapped(share, lambda number: min(number, 1.0))
-
-
-def _less(share: float) -> float:
-    return round(1 - share, 12)
-
-
-def _least(most: float, share: float) -> float:
-    return round(max(0.0, 1 - share - most), 12)
-
-
-def _integer(number: float) -> float:
-    return int(number) if number.is_integer() else number
 
 
 def _numbers(settings: Iterable[Setting]) -> list[float]:
@@ -882,6 +861,15 @@ def _over_depth(setting: Setting) -> bool:
 def _mapped(setting: Setting, function: Callable[[float], float]) -> Setting:
     """Return a parameter with every number of it changed."""
     return tuple((name, tuple(map(function, values))) for name, values in setting)
+
+
+def _least(most: float, share: float) -> float:
+    return round(max(0.0, 1 - share - most), 12)
+
+
+def _capped(share: Setting) -> Setting:
+    """Return a share of entries that are kept, where above 1 all are."""
+    return share if _over_depth(share) else _mapped(share, lambda number: min(number, 1.0))
 
 
 def _written(setting: Setting) -> Any:

@@ -72,8 +72,7 @@ METHODS = {
 }
 _HERE = {entry.method for entry in METHODS.values()}
 OTHER_NAMES = {name: entry.label for name, entry in METHODS.items() if name not in _HERE}
-
-_CONFIGURATION = ("merge_method", "models", "base_model", "modules", "output_model")
+_CONFIGURATION = ("merge_method", "gate_mode", "models", "base_model", "modules", "output_model")
 
 
 def argument_hint(method: str, argument: str, accepted: Iterable[str]) -> str:
@@ -89,8 +88,10 @@ def argument_hint(method: str, argument: str, accepted: Iterable[str]) -> str:
     return f"; mergekit's '{argument}' is `{here}` here" if here else ""
 
 
-def is_configuration(values: Mapping[str, Any]) -> bool:
-    """Whether a mapping is one of mergekit's configurations rather than a recipe."""
-    slices = values.get("slices")
-    sources = isinstance(slices, list) and any(isinstance(part, Mapping) and "sources" in part for part in slices)
-    return (sources or any(key in values for key in _CONFIGURATION)) and "method" not in values
+def is_configuration(values: Any) -> bool:
+    """Whether a document is one of mergekit's configurations rather than a recipe."""
+    if not isinstance(values, Mapping) or "method" in values:
+        return False
+    listed = [part for key in ("slices", "experts") if isinstance(values.get(key), list) for part in values[key]]
+    parts = [part for part in listed if isinstance(part, Mapping) and {"sources", "source_model"} & part.keys()]
+    return bool(parts) or any(key in values for key in _CONFIGURATION)
