@@ -3,7 +3,7 @@
 import os
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -100,3 +100,14 @@ def _why(torch: object) -> str:
 
 
 Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1 ...", callback=checked)]
+
+
+def _checked_seed(seed: int | None) -> int | None:
+    if seed is not None and seed >= 2**63:
+        raise typer.BadParameter(f"{seed} is not in the range 0 <= x < 2^63.")
+    return seed
+
+
+def seed_option(help: str) -> Any:
+    """Return the option of a seed that every generator takes; the help shows no bound of 19 digits."""
+    return typer.Option(min=0, callback=_checked_seed, help=help)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from mergeflow.checkpoints.fingerprint import short
-from mergeflow.commands.options import Device, Force, progress_bars, read_pairs
+from mergeflow.commands.options import Device, Force, progress_bars, read_pairs, seed_option
 
 Expert = Annotated[Path, typer.Argument(help="The expert's weights.")]
 Task = Annotated[Path, typer.Option(help="The prepared folder of the expert's task.")]
@@ -20,7 +20,7 @@ Architecture = Annotated[
 Out = Annotated[Path, typer.Option(help="The .safetensors file to make.")]
 Samples = Annotated[int, typer.Option(min=1, help="Number of examples, or all if there are fewer.")]
 Split = Annotated[str, typer.Option(help="The split whose examples are used: train or validation.")]
-Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the drawn examples (and labels).")]
+Seed = Annotated[int, seed_option("Seed of the drawn examples (and labels).")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -90,7 +90,7 @@ def adamerge(
         str, typer.Option(help="The split whose examples are used, without labels; the paper takes test.")
     ] = ("validation"),
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per task and step.")] = 16,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the batches.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the batches.")] = 0,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value, e.g. args.steps=100.")
     ] = None,

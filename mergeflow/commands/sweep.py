@@ -151,7 +151,7 @@ def _remarks(result: "SweepResult") -> list[str]:
     def each(score: "Score") -> str:
         return ", ".join(f"{task} {_number(value, images)}" for task, value in score.accuracy.items())
 
-    counts = f"{len(result.trials)} trials; scored now: {result.scored} models, {result.seconds:.1f} s."
+    counts = f"{len(result.trials)} trials; models scored now: {result.scored}, {result.seconds:.1f} s."
     lines = [counts, f"* the winner: {each(result.winner.score)}."]
     if result.test is not None:
         lines.append(f"On test, looked at once: {each(result.test)}; mean {_number(result.test.mean, images)}.")

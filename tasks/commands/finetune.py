@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mergeflow import layout
-from mergeflow.commands.options import read_pairs
+from mergeflow.commands.options import read_pairs, seed_option
 from mergeflow.documents import read_training
 from mergeflow.errors import MergeflowError, unknown_name
 from tasks.project.files import file_lock
@@ -44,7 +44,7 @@ def add_commands(app: typer.Typer, root: Path) -> None:
         ] = None,
         seed: Annotated[
             int | None,
-            typer.Option(min=0, max=2**63 - 1, help="Seed of batch order and new weights; params.yaml's by default."),
+            seed_option("Seed of batch order and new weights; params.yaml's by default."),
         ] = None,
         out: Annotated[
             Path | None, typer.Option(help="Folder for the experts; outputs/finetuned/REGIME by default.")
