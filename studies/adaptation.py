@@ -233,7 +233,10 @@ def compare_levels(
 
 
 class OtherLabels(Laboratory):
-    """The same examples with every label moved to another example."""
+    """A laboratory on the model and device of another one, with every label moved to another example."""
+
+    def __init__(self, lab: Laboratory) -> None:
+        vars(self).update(vars(lab.with_heads(lab.heads)))
 
     def examples(self, split: str) -> dict[str, Examples]:
         given = {task: data for task, data in super().examples(split).items() if isinstance(data, Classification)}
@@ -243,7 +246,7 @@ class OtherLabels(Laboratory):
 def move_labels(lab: Laboratory, run: str, seed: int, options: Options, scale: float) -> Iterator[Row]:
     """Yield the coefficients learned with the true labels and with others, and the first's accuracy against either."""
     plan = replace(plan_of(options, "cart", "layer", "test", scale, 0.1, 0), steps=3)
-    worlds = {"true": lab, "moved": OtherLabels(lab.io).first(len(lab.tasks)).with_heads(lab.heads)}
+    worlds = {"true": lab, "moved": OtherLabels(lab)}
     made = {labels: adapt(world, lazy_experts(world, seed), plan) for labels, world in worlds.items()}
     for labels, world in worlds.items():
         about = {"part": "labels", "seed": seed, "labels": labels}

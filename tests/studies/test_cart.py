@@ -292,6 +292,8 @@ def test_adaptation_covers_every_variant_and_a_recipe_replays_one(
     assert [len(table) for table in result.tables.values()] == [2 + 8 + 1, 4, 2]
     (labels,) = [finding for finding in result.findings if "Labels have no part" in finding.claim]
     assert labels.holds
+    by_labels = select(result.rows, part="labels").groupby("labels").accuracy.mean()
+    assert by_labels["moved"] < by_labels["true"]
     assert set(select(result.rows, part="rates").step) == {0, 2}
     monkeypatch.chdir(many_lab)
     folder = tmp_path / "building/outputs/studies/adaptation/recipes/cart_layer_test"
