@@ -58,7 +58,7 @@ PIECES: dict[int, dict[str, tuple[int, Any]]] = {
 }
 STOPPED = "stopped after"  # how the fault of a section begins whose time was over
 GOALS = {
-    "judging": "L/14 ≥ 4 × float32, ≥ .4 of the peak",
+    "judging": "L/14 ≥ 4 × float32, ≥ .4 of the peak; accuracy within .1 point",
     "evaluation": "times ours ≥ 1.3",
     "finetune": "of the plain loop ≥ .95, L/14 compiled ≥ .45 of the peak",
     "candidates": "of the forward passes ≤ 1.2",

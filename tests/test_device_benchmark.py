@@ -49,13 +49,20 @@ def test_a_rehearsal_of_three_pieces_fills_the_page(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-def test_judging_and_candidates_rehearsed() -> None:
-    rows = device.rehearsed(device.PIECES[1]["judging"][1])
-    assert not rows["fault"]
-    assert [row["precision"] for row in rows["rows"]][:3] == ["float32", "tf32", "bfloat16"]
-    assert {row["same scores"] for row in rows["rows"][:2]} == {1.0}  # the processor knows no TF32
-    result = device.rehearsed(device.PIECES[2]["candidates"][1])
-    assert [row["method"] for row in result["rows"]] == ["task_arithmetic", "ties"]
+def test_judging_merging_and_candidates_rehearsed() -> None:
+    results = {
+        name: device.rehearsed(piece[name][1])
+        for piece in device.PIECES.values()
+        for name in piece
+        if name in ("judging", "candidates") or name.startswith("merging")
+    }
+    assert not any(result["fault"] for result in results.values())
+    judged = results["judging"]["rows"]
+    assert [row["precision"] for row in judged[:3]] == ["float32", "tf32", "bfloat16"]
+    assert [row["points from float32"] for row in judged[:2]] == [0, 0]  # the processor knows no TF32
+    assert [row["same scores"] for row in judged[3:5]] == [1, 1]
+    assert [row["method"] for row in results["candidates"]["rows"]] == ["task_arithmetic", "ties"]
+    assert all(row["ratio"] > 0 for row in results["merging_1_2b"]["rows"])
 
 
 def test_a_section_that_fails_does_not_end_a_rehearsal_and_is_measured_again(

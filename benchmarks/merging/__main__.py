@@ -112,7 +112,7 @@ def run(scratch: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     if options.cold:
         return cold_table(measure, {**common, "experts": everything}, WORK["ta"])
     if options.device:
-        return table(measure, {**common, "experts": everything}, options.device, options.methods)
+        return list(table(measure, {**common, "experts": everything}, options.device, options.methods))
     measure({**common, "kind": "floor", "experts": everything})  # warms the page cache
     if options.older:
         merges = {f"{options.kind} {name}": {**common, **_job(name, everything), "kind": options.kind}

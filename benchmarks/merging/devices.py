@@ -1,11 +1,11 @@
 """When a CUDA device is worth it: each method's merge on the processor and on the device, and the cost of moving data.
 
-A row is two processes, one for each place, on the same files. Seconds are those of the merge alone: imports and the
-start of the device are left out. The transfer is measured by a method that only moves what the merge moves.
+Both merge the same files. Seconds are those of the merge alone: imports and the start of the device are left out. The
+transfer is measured by a method that only moves what the merge moves.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,17 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def table(
-    measure: Callable[[dict[str, Any]], dict[str, Any]], common: dict[str, Any], device: str, methods: list[str]
-) -> list[Any]:
-    """Print one row for each method and return the rows.
+    measure: Callable[[dict[str, Any]], dict[str, Any]], common: dict[str, Any], device: str, methods: Iterable[str]
+) -> Iterator[dict[str, Any]]:
+    """Print and yield one row for each method.
 
     Args:
-        measure: runs a job in a process of its own and returns its seconds.
+        measure: runs a job and returns its seconds.
         common: what all jobs share: base, experts, out.
         device: the device beside the processor, such as "cuda".
         methods: their names.
     """
     print(f"| method | cpu | {device} | cpu / {device} | share of transfers |\n|---|---|---|---|---|")
-    rows = []
     for method in methods:
         args = DEFAULTS[method]
         chosen = common["experts"][:2] if method == "slerp" else common["experts"]
@@ -40,9 +39,8 @@ def table(
             f"| `{method}` | {here['seconds']:.1f} s | {there['seconds']:.1f} s | {ratio:.2f} | {share:.0%} |",
             flush=True,
         )
-        rows.append({"method": method, "cpu": here, device: there, "share": share})
-    print(f"{device} is {rows[0][device]['device']}.")
-    return rows
+        yield {"method": method, "cpu": here, device: there, "share": share}
+    print(f"{device} is {device_name(device)}.")
 
 
 def merge_there(job: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +57,6 @@ def merge_there(job: dict[str, Any]) -> dict[str, Any]:
         "seconds": seconds,
         "moving": moving(recipe, Path(job["base"]), experts),
         "passes": check_recipe(recipe).passes,
-        "device": device_name(job["device"]),
     }
 
 

@@ -1,7 +1,5 @@
 """Merging on a device: which methods gain by it, and AdaMerging's memory."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -13,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.merging.devices import merge_there, table
-from benchmarks.merging.shapes import make_checkpoints
+from benchmarks.merging.shapes import DECODERS, MODELS, make_checkpoints
 from benchmarks.on_device.common import Row, Shape, fresh, peak_gib, place, task
 from mergeflow.evaluation.adamerging import entropy_gradient
 from mergeflow.evaluation.statistics import diagonal_fisher, input_grams
@@ -28,17 +26,17 @@ _FIRST = ("cart", "tsv", "task_arithmetic", "ties", "dare")
 
 def vit_b_32(rehearse: bool) -> Iterator[Row]:
     """8 experts of ViT-B/32."""
-    yield from _table(rehearse, "--model", "ViT-B-32", "--experts", "8", "--methods", *_FIRST, "della", "iso_c")
+    yield from _table(rehearse, "ViT-B-32", 8, *_FIRST, "della", "iso_c")
 
 
 def vit_l_14(rehearse: bool) -> Iterator[Row]:
     """4 experts of ViT-L/14: 8 would not come through in the time."""
-    yield from _table(rehearse, "--model", "ViT-L-14", "--experts", "4", "--methods", *_FIRST)
+    yield from _table(rehearse, "ViT-L-14", 4, *_FIRST)
 
 
 def decoder(rehearse: bool) -> Iterator[Row]:
     """3 experts of a decoder with 1.2 B parameters in bfloat16."""
-    yield from _table(rehearse, "--model", "decoder-1.2B", "--experts", "3", "--methods", *_FIRST)
+    yield from _table(rehearse, "Llama-3.2-1B", 3, *_FIRST)
 
 
 def profile(rehearse: bool) -> Iterator[Row]:
@@ -78,30 +76,21 @@ def _profiled(recipe: Recipe) -> Row:
     }  # fmt: skip
 
 
-def _table(rehearse: bool, *options: str) -> Iterator[Row]:
-    """Yield the rows of `benchmarks.merging` as it prints them, so that a stopped table keeps its first rows."""
+def _table(rehearse: bool, model: str, count: int, *methods: str) -> Iterator[Row]:
+    """Yield the rows of `benchmarks.merging --device`; a rehearsal takes one method and a tiny model of that kind."""
     if rehearse:
-        yield from _rehearsed("tiny-decoder" if "decoder-1.2B" in options else "tiny")
-        return
-    command = [sys.executable, "-m", "benchmarks.merging", "--device", "cuda:0", *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-            if line.startswith("| `"):
-                yield dict(zip(("method", "processor", "device", "ratio", "share of transfers"), cells, strict=True))
-            else:
-                print(line, end="", flush=True)
-    if process.returncode:
-        sys.exit(process.returncode)
-
-
-def _rehearsed(model: str) -> Iterator[Row]:
+        assert model in MODELS
+        model, count, methods = "tiny-decoder" if model in DECODERS else "tiny", 2, methods[:1]
     with TemporaryDirectory() as folder:
-        base, experts = make_checkpoints(Path(folder), model, 2)
+        base, experts = make_checkpoints(Path(folder), model, count)
         job = {"base": base, "experts": experts, "out": str(Path(folder) / "out.safetensors")}
-        for row in table(merge_there, job, "cpu", ["cart"]):
-            yield {"method": row["method"], "processor": row["cpu"]["seconds"], "share of transfers": row["share"]}
+        device = str(place(rehearse))
+        for row in table(merge_there, job, device, methods):
+            here, there = row["cpu"]["seconds"], row[device]["seconds"]
+            yield {
+                "method": row["method"], "processor": here, "device": there, "ratio": here / there,
+                "share of transfers": row["share"],
+            }  # fmt: skip
 
 
 def statistics(rehearse: bool) -> Iterator[Row]:

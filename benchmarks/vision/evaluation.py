@@ -33,10 +33,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from mergeflow.evaluation import example_scores
+from mergeflow.evaluation import Judge
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.images import encode_png, resize, to_rgb
 from mergeflow.modalities.vision.models import POCKET, ClipModel, build_head, image_model, load_clip
+from mergeflow.training.settings import Precision
 from suites.pocket import SuiteTask, get_suite
 
 Batches = Iterable[tuple[Tensor, Tensor]]
@@ -141,8 +142,11 @@ PLAIN: dict[str, Callable[[Plain], Callable[[], list[Tensor]]]] = {
 class Ours:
     """This project's way, as `CandidateScorer` goes: one model, decoded images and heads; weights are copied in."""
 
-    def __init__(self, clip: ClipModel, pictures: list[Pictures], batch_size: int) -> None:
-        self.model, self.batch_size = image_model(clip), batch_size
+    def __init__(
+        self, clip: ClipModel, pictures: list[Pictures], batch_size: int, precision: Precision = "float32"
+    ) -> None:
+        self.model = image_model(clip)
+        self.judge = Judge(self.model, batch_size, precision)
         self.state = {name: tensor.clone() for name, tensor in self.model.state().items()}
         device = next(clip.model.parameters()).device
         self.tasks = [self._decode(clip, task, device) for task in pictures]
@@ -151,12 +155,12 @@ class Ours:
         pixels = np.stack([resize(to_rgb(file, "file"), clip.image_size) for file in pictures.files])
         head = build_head(clip, pictures.task.class_names, pictures.task.templates).to(device)
         labels = torch.tensor(pictures.labels, device=device)
-        return Classification(pictures.task.name, torch.from_numpy(pixels).to(device), labels, head)
+        return Classification(pictures.task.name, torch.from_numpy(pixels), labels, head)
 
     def predict(self) -> list[Tensor]:
         """Return which predictions are right, bool [N] for each task."""
         self.model.load(self.state)
-        return [torch.from_numpy(example_scores(self.model, task, self.batch_size).astype(bool)) for task in self.tasks]
+        return [torch.from_numpy(self.judge.scores(task).astype(bool)) for task in self.tasks]
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mergeflow.merging.execution.device_memory import has_room
+from mergeflow.modalities.classification import resident
 from mergeflow.modality import Examples, Model, device_of, prefetch
 from mergeflow.training.arithmetic import forward_in
 from mergeflow.training.compiling import Forward
@@ -18,7 +20,7 @@ from mergeflow.training.settings import Precision
 
 @torch.inference_mode()
 def example_scores(
-    model: Model, examples: Examples, batch_size: int = 256, precision: Precision = "float32"
+    model: Model, examples: Examples, batch_size: int = 256, precision: Precision = "float32", pad: bool = False
 ) -> np.ndarray:
     """Return each example's score, [N], in the split's order, whose mean is the task's figure.
 
@@ -28,10 +30,11 @@ def example_scores(
     Args:
         batch_size: examples per forward pass; only rounding depends on it.
         precision: of the forward passes, as `forward_in` takes it.
+        pad: whether the last batch is made as large as the others, so that a compiled model needs no graph for it.
     """
     with forward_in(precision, device_of(model)):
-        outcomes = [examples.scores(model, rows) for rows in _prefetched(examples, batch_size)]
-    scores = torch.cat(outcomes).cpu().numpy()
+        outcomes = [examples.scores(model, rows) for rows in _prefetched(examples, batch_size, pad)]
+    scores = torch.cat(outcomes)[: len(examples)].cpu().numpy()
     return scores if examples.metric is None else examples.metric.shares(scores)
 
 
@@ -44,10 +47,11 @@ def accuracies(
         batch_size: examples per forward pass; only rounding depends on it.
         precision: of the forward passes, as `forward_in` takes it.
     """
-    return {
-        task: float(example_scores(model, examples, batch_size, precision).mean(dtype=np.float64))
-        for task, examples in tasks.items()
-    }
+    return {task: _mean(example_scores(model, examples, batch_size, precision)) for task, examples in tasks.items()}
+
+
+def _mean(scores: np.ndarray) -> float:
+    return float(scores.mean(dtype=np.float64))
 
 
 @torch.inference_mode()
@@ -57,7 +61,7 @@ def losses(
     """Return each task's mean loss L_t; of classes the cross-entropy in nats. A multi-task loss is Σ_t L_t.
 
     Args:
-        batch_size: examples per forward pass; it changes the result by rounding alone.
+        batch_size: examples per forward pass; only rounding depends on it.
         precision: of the forward passes, as `forward_in` takes it.
 
     Example:
@@ -80,12 +84,14 @@ def losses(
 class Judge:
     """A model and how it is judged, as the section `evaluation` of params.yaml says it.
 
+    From their second pass on, inputs stay on a CUDA device that has room for them beside what the first pass took.
+
     Args:
         model: Its weights may change between two calls.
         batch_size: Examples per forward pass; only rounding depends on it.
         precision: Of the forward passes, as `forward_in` takes it.
-        compile: Whether they go through torch.compile, or without it where it fails. One graph is made for the first
-            shape of a batch and one for all others.
+        compile: Whether they go through torch.compile, or without it where it fails. Scores of inputs of one shape take
+            one graph, losses another one for the last batches.
     """
 
     def __init__(
@@ -93,23 +99,35 @@ class Judge:
     ) -> None:
         self._forward = Forward(model, compile, "evaluation.compile")
         self._batch_size, self._precision = batch_size, precision
+        self._judged: dict[int, tuple[Examples, Examples]] = {}  # by id: as they were given, and with inputs in place
 
     def scores(self, examples: Examples) -> np.ndarray:
         """Return each example's score, [N], as `example_scores`."""
-        return self._forward.run(lambda model: example_scores(model, examples, self._batch_size, self._precision))
+        placed, settings = self._placed(examples), (self._batch_size, self._precision, self._forward.compiled)
+        return self._forward.run(lambda model: example_scores(model, placed, *settings))
 
     def accuracies(self, tasks: Mapping[str, Examples]) -> dict[str, float]:
         """Return each task's accuracy."""
-        return self._forward.run(lambda model: accuracies(model, tasks, self._batch_size, self._precision))
+        return {task: _mean(self.scores(examples)) for task, examples in tasks.items()}
 
     def losses(self, tasks: Mapping[str, Examples]) -> dict[str, float]:
         """Return each task's mean loss."""
-        return self._forward.run(lambda model: losses(model, tasks, self._batch_size, self._precision))
+        placed = {task: self._placed(examples) for task, examples in tasks.items()}
+        return self._forward.run(lambda model: losses(model, placed, self._batch_size, self._precision))
+
+    def _placed(self, examples: Examples) -> Examples:
+        placed = examples
+        if id(examples) in self._judged:
+            placed = resident(self._judged[id(examples)][1], has_room)
+        self._judged[id(examples)] = examples, placed
+        return placed
 
 
-def _prefetched(examples: Examples, size: int) -> Iterator[Tensor]:
-    """Yield the rows in batches, the next batch already on its way."""
-    batches = list(in_batches(len(examples), size))
+def _prefetched(examples: Examples, size: int, pad: bool = False) -> Iterator[Tensor]:
+    """Yield the rows in batches, the next one already on its way; with `pad` the last row fills the last batch up."""
+    count = len(examples)
+    padded = -(-count // size) * size if pad else count
+    batches = [rows.clamp(max=count - 1) for rows in in_batches(padded, size)]
     for rows, coming in zip_longest(batches, batches[1:]):
         if coming is not None:
             prefetch(examples, coming)

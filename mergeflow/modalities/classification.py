@@ -5,10 +5,10 @@ They are images, texts or rows of numbers; batches of images go to a CUDA device
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -56,11 +56,17 @@ def _gatherer() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "gather")
 
 
-def pinned_rows(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows [n, ...] of a tensor and their numbers [n] in memory that a device reads without another copy."""
+def pinned_rows(values: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
+    """Return the numbers [n] of rows in memory that a device reads without another copy, and rows that lie elsewhere.
+
+    Args:
+        values: the rows [N, ...], on the processor or on a device, where they are left.
+    """
+    numbers = torch.empty(len(rows), dtype=rows.dtype, pin_memory=True).copy_(rows)
+    if values.is_cuda:
+        return (numbers,)
     room = torch.empty((len(rows), *values.shape[1:]), dtype=values.dtype, pin_memory=True)
-    numbers = torch.empty(len(rows), dtype=rows.dtype, pin_memory=True)
-    return torch.index_select(values, 0, rows, out=room), numbers.copy_(rows)
+    return numbers, torch.index_select(values, 0, rows, out=room)
 
 
 def carry(batch: Tensor, device: torch.device) -> Tensor:
@@ -152,13 +158,8 @@ class Classification:
 
     def prefetch(self, rows: Tensor) -> None:
         """Begin to gather `rows`, int64 [n], for a call after the next one; on the processor do nothing."""
-        if self._carried:
+        if self.labels.is_cuda and isinstance(self.inputs, Tensor):
             self._ahead.expect(rows)
-
-    @property
-    def _carried(self) -> bool:
-        """Whether batches go from the processor's memory to a CUDA device."""
-        return self.labels.is_cuda and isinstance(self.inputs, Tensor) and self.inputs.device.type == "cpu"
 
     @cached_property
     def _ahead(self) -> Ahead:
@@ -168,13 +169,13 @@ class Classification:
 
     def _batch(self, rows: Tensor) -> tuple[Any, Tensor]:
         """Return inputs and labels of `rows`."""
-        if self._carried:  # the rows too: an index on the processor would make the device wait
-            inputs, there = (carry(part, self.labels.device) for part in self._ahead.take(rows))
-            return inputs, self.labels[there]
-        if isinstance(self.inputs, Tensor):
-            # Copies whole rows: 14 times as fast as indexing, for 256 images of 32 pixels a side.
-            return self.inputs.index_select(0, rows.to(self.inputs.device)).to(self.labels.device), self.labels[rows]
-        return self.inputs[rows], self.labels[rows]
+        if not isinstance(self.inputs, Tensor):
+            return self.inputs[rows], self.labels[rows]
+        if self.labels.is_cuda:  # the rows go there too: an index on the processor would make the device wait
+            there, *inputs = (carry(part, self.labels.device) for part in self._ahead.take(rows))
+            return inputs[0] if inputs else self.inputs.index_select(0, there), self.labels[there]
+        # Copies whole rows: 14 times as fast as indexing, for 256 images of 32 pixels a side.
+        return self.inputs.index_select(0, rows.to(self.inputs.device)).to(self.labels.device), self.labels[rows]
 
     def logits(self, model: Model, rows: Tensor) -> Tensor:
         """Return the logits [n, C] of `rows`."""
@@ -311,6 +312,23 @@ class Subset:
         return self.whole.features(model, self.chosen[rows], layers)
 
 
+def resident(examples: Examples, fits: Callable[[torch.device, int], bool]) -> Examples:
+    """Return examples whose inputs stay on the device of their labels, if they fit there; others as they are.
+
+    Args:
+        fits: Whether a device has room for so many bytes.
+    """
+    if isinstance(examples, Regression):
+        return replace(examples, numbered=cast(Classification, resident(examples.numbered, fits)))
+    if isinstance(examples, Subset):
+        return replace(examples, whole=resident(examples.whole, fits))
+    if isinstance(examples, Classification) and isinstance(examples.inputs, Tensor):
+        inputs, device = examples.inputs, examples.labels.device
+        if inputs.device != device and fits(device, inputs.nbytes):
+            return replace(examples, inputs=inputs.to(device))
+    return examples
+
+
 Fold = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Weights [R, D] and bias [R] on standardised features to those on the features themselves."""
 
@@ -347,7 +365,8 @@ def probe(model: Model, examples: Classification, targets: np.ndarray) -> None:
             f"task '{examples.task}': the base gives features that are NaN or infinite: no head can be fitted. "
             "Check its weights, and whether it needs a wider type than the one it is stored in."
         )
-    weight, bias = (ridge if wanted.dtype.kind == "f" else logistic)(features, wanted, len(head.weight))
+    numbers = wanted.dtype.kind == "f"
+    weight, bias = ridge(features, wanted) if numbers else logistic(features, wanted, len(head.weight))
     device = device_of(model)
     head.weight.copy_(torch.from_numpy(weight).to(device))
     assert head.bias is not None
@@ -389,7 +408,7 @@ def logistic(features: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np
     return fold(values[: classes * width].reshape(classes, width), values[classes * width :])
 
 
-def ridge(features: np.ndarray, numbers: np.ndarray, outputs: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def ridge(features: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     r"""Return the weights [1, D] and the bias [1] of a ridge regression.
 
     argmin Σ_i (w·z_i + b − y_i)² + ‖w‖² on features z with mean 0 and variance 1
@@ -397,14 +416,12 @@ def ridge(features: np.ndarray, numbers: np.ndarray, outputs: int = 1) -> tuple[
     Args:
         features: [n, D].
         numbers: y, [n].
-        outputs: 1, what a head of numbers has.
 
     Example:
         >>> weight, bias = ridge(np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 3.0, 5.0]))
         >>> (np.array([[1.0]]) @ weight.T + bias).round(6).tolist()
         [[3.0]]
     """
-    assert outputs == 1
     scaled, fold = _standardised(features)
     centre = numbers.mean()
     slope = np.linalg.solve(scaled.T @ scaled + np.eye(scaled.shape[1]), scaled.T @ (numbers - centre))

@@ -58,6 +58,15 @@ def test_evaluation_goes_through_every_example_once_in_order(batch_size: int) ->
     assert losses(network, {"letters": data}, batch_size)["letters"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(("count", "sizes"), [(9, [4, 4, 4]), (8, [4, 4]), (2, [4]), (0, [0])])
+def test_padded_batches_have_one_size_and_change_no_score(count: int, sizes: list[int]) -> None:
+    network, data, seen = model(), examples(count), list[int]()
+    expected = example_scores(network, data, 4).tolist()
+    network.module.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    assert example_scores(network, data, 4, pad=True).tolist() == expected
+    assert seen == sizes
+
+
 def test_inputs_may_stay_on_disk(tmp_path: Path) -> None:
     network, data = model(), examples()
     np.save(tmp_path / "inputs.npy", data.inputs[:].numpy())

@@ -1,6 +1,7 @@
 """What a device adds to training: batches ahead, numbers read later, switches, torch.compile that may fail."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Barrier, Event, Thread
@@ -9,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mergeflow.evaluation.accuracy import example_scores
-from mergeflow.modalities.classification import Ahead, carry
-from mergeflow.modality import Network
+from mergeflow.evaluation.accuracy import Judge, example_scores, losses
+from mergeflow.modalities.classification import Ahead, Classification, Regression, Subset, carry
+from mergeflow.modalities.metrics import find_metric
+from mergeflow.modality import Examples, Network
 from mergeflow.training import FineTuneSettings, fine_tune
 from mergeflow.training.arithmetic import arithmetic
 from mergeflow.training.compiling import Forward
@@ -39,23 +41,42 @@ def test_what_is_asked_for_ahead_is_gathered_once_and_what_is_not_is_gathered_to
     assert ahead.take(batches[0])[0].tolist() == [0]  # long forgotten, or another task's: never somebody else's rows
 
 
-def test_batches_on_the_card_come_through_pinned_memory_one_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of events: a batch is asked for before the one before it is taken; bits as on the processor."""
-    events: list[tuple[str, list[int]]] = []
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[int]]]:
+    """Which rows are asked for and taken, in order."""
+    noted: list[tuple[str, list[int]]] = []
     expect, take = Ahead.expect, Ahead.take
-    monkeypatch.setattr(Ahead, "expect", lambda self, rows: events.append(("ask", rows.tolist())) or expect(self, rows))
-    monkeypatch.setattr(Ahead, "take", lambda self, rows: events.append(("take", rows.tolist())) or take(self, rows))
-    pinned: list[bool] = []
+    monkeypatch.setattr(Ahead, "expect", lambda self, rows: noted.append(("ask", rows.tolist())) or expect(self, rows))
+    monkeypatch.setattr(Ahead, "take", lambda self, rows: noted.append(("take", rows.tolist())) or take(self, rows))
+    return noted
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each tensor that goes to the card is pinned."""
+    noted: list[bool] = []
     monkeypatch.setattr(
         "mergeflow.modalities.classification.carry",
-        lambda batch, device: pinned.append(batch.is_pinned()) or carry(batch, device),
+        lambda batch, device: noted.append(batch.is_pinned()) or carry(batch, device),
     )
+    return noted
+
+
+def on_device(device: str = "cuda") -> tuple[Network, Classification]:
+    """A model and examples whose inputs are on the processor."""
+    model, examples = network(), data()
+    model.module.to(device)
+    assert examples.head is not None
+    return model, replace(examples, labels=examples.labels.to(device), head=examples.head.to(device))
+
+
+def test_batches_on_the_card_come_through_pinned_memory_one_ahead(
+    events: list[tuple[str, list[int]]], pinned: list[bool]
+) -> None:
+    """The order of events: a batch is asked for before the one before it is taken; bits as on the processor."""
     expected = example_scores(network(), data(), 4)
     with card():
-        model, examples = network(), data()
-        model.module.to("cuda")
-        there = type(examples)(examples.task, examples.inputs, examples.labels.to("cuda"), examples.head.to("cuda"))  # type: ignore[union-attr]
-        assert example_scores(model, there, 4).tolist() == expected.tolist()
+        assert example_scores(*on_device(), 4).tolist() == expected.tolist()
     assert pinned == [True] * 6  # inputs and row numbers of three batches
     batches = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert events == [
@@ -67,18 +88,38 @@ def test_batches_on_the_card_come_through_pinned_memory_one_ahead(monkeypatch: p
     ]
 
 
-def test_training_asks_for_the_next_batch_before_it_takes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[str] = []
-    expect, take = Ahead.expect, Ahead.take
-    monkeypatch.setattr(Ahead, "expect", lambda self, rows: events.append("ask") or expect(self, rows))
-    monkeypatch.setattr(Ahead, "take", lambda self, rows: events.append("take") or take(self, rows))
+def as_subset(examples: Classification) -> Subset:
+    return Subset(examples, torch.arange(10))
+
+
+def as_numbers(examples: Classification) -> Regression:
+    return Regression(replace(examples, labels=examples.labels.float()), find_metric("pearson"))
+
+
+@pytest.mark.parametrize("made", [lambda examples: examples, as_subset, as_numbers])
+@pytest.mark.parametrize(("memory", "carried"), [(80 * 2**30, [6, 9, 12]), (10, [6, 12, 18])])
+def test_inputs_that_are_judged_again_stay_on_a_card_with_room(
+    made: Callable[[Classification], Examples], memory: int, carried: list[int], pinned: list[bool]
+) -> None:
+    """From the second pass on three batches take the numbers of their rows alone."""
+    expected = example_scores(network(), made(data()), 4)
+    with card(memory=memory):
+        model, examples = on_device()
+        judge, there = Judge(model, 4), made(examples)
+        for count in carried:
+            assert judge.scores(there).tolist() == expected.tolist()
+            assert pinned == [True] * count
+        assert judge.losses({"a": there}) == losses(network(), {"a": made(data())}, 4)
+
+
+def test_training_asks_for_the_next_batch_before_it_takes_one(
+    tmp_path: Path, events: list[tuple[str, list[int]]]
+) -> None:
     with card():
-        model, examples = network(), data()
-        model.module.to("cuda")
-        there = type(examples)(examples.task, examples.inputs, examples.labels.to("cuda"), examples.head.to("cuda"))  # type: ignore[union-attr]
+        model, examples = on_device()
         settings = SETTINGS.model_copy(update={"steps": 3, "save_every": 3})
-        fine_tune(model, [there], settings, 0, tmp_path / "state", lambda: 0.5)
-    assert events == ["ask", "take", "ask", "take", "take"]
+        fine_tune(model, [examples], settings, 0, tmp_path / "state", lambda: 0.5)
+    assert [event for event, _ in events] == ["ask", "take", "ask", "take", "take"]
 
 
 @pytest.mark.slow
@@ -88,12 +129,10 @@ def test_resuming_in_deterministic_mode_gives_the_same_bits(tmp_path: Path, devi
 
     def run(name: str, *killed: int) -> dict[str, Tensor]:
         for stop in (*killed, None):
-            model, examples = network(), data()
-            model.module.to(device)
-            there = type(examples)(examples.task, examples.inputs, examples.labels.to(device), examples.head.to(device))  # type: ignore[union-attr]
+            model, examples = on_device(device)
             report = (lambda done, total: None) if stop is None else kill_at(stop)
             try:
-                fine_tune(model, [there], settings, 0, tmp_path / name, lambda: 0.5, report)
+                fine_tune(model, [examples], settings, 0, tmp_path / name, lambda: 0.5, report)
             except Killed:
                 assert torch.are_deterministic_algorithms_enabled() is False
         return {name: value.cpu() for name, value in model.state().items()}

@@ -90,6 +90,11 @@ def fits(count: float, free: int) -> bool:
     return with_torch(count) <= free
 
 
+def has_room(device: torch.device, count: float) -> bool:
+    """Return whether a device is a CUDA one with room for tensors of so many bytes beside all that torch has taken."""
+    return device.type == "cuda" and fits(count, torch.cuda.mem_get_info(device)[0])
+
+
 def free_bytes(device: str) -> int:
     """Return the bytes that this process may still take of a CUDA device; what torch keeps for reuse is among them."""
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

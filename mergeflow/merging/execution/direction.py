@@ -13,7 +13,7 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.catalog import MethodCall, check_inputs, configure, weights_by_name
-from mergeflow.merging.execution.device_memory import fits
+from mergeflow.merging.execution.device_memory import has_room
 from mergeflow.merging.execution.engine import Engine
 from mergeflow.merging.execution.reader import Stacks, Unit, model_of
 from mergeflow.merging.linalg.cache import FactorCache
@@ -321,6 +321,6 @@ class CandidateMerger:
             )
             self._call = call.without_scale()
             self.prepared += 1
-        elif device.type == "cuda" and fits(self._direction.nbytes, torch.cuda.mem_get_info(device)[0]):
+        elif has_room(device, self._direction.nbytes):
             self._direction = self._direction.to(device)
         return self._direction.at(call.scale)
