@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mergeflow.checkpoints.lora import PREFIX
 from mergeflow.checkpoints.names import module_in_memory
 from mergeflow.errors import first_line
 from mergeflow.merging.adapters.slots import Contents
@@ -108,16 +109,15 @@ def _patterns(
 
 
 def loading_notes(
-    model: Mapping[str, Any], adapter: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]
+    model: Mapping[str, Any], adapter: Mapping[str, Any], shapes: Mapping[str, Sequence[int]], resized: Collection[str]
 ) -> list[str]:
     """Say, where transformers and PEFT are installed, why PEFT does not put an adapter's tensors into the model.
-
-    Tables with other rows than the base's are no reason: whoever loads such an adapter resizes the embeddings first.
 
     Args:
         model: config.json of the base.
         adapter: adapter_config.json.
         shapes: Those of the tensors in the adapter's file, by name.
+        resized: The names of tables with other rows than the base's, which people resize before they load an adapter.
     """
     net = module_in_memory(model, "")
     if net is None or find_spec("peft") is None:
@@ -125,7 +125,8 @@ def loading_notes(
     import peft
 
     config = peft.LoraConfig(**{key: value for key, value in adapter.items() if key != "peft_type"})
-    tensors = {name: torch.empty(tuple(shape), device="meta") for name, shape in shapes.items()}
+    tables = {name: net.get_parameter(name.removeprefix(PREFIX)).shape for name in resized}
+    tensors = {name: torch.empty(tuple(shape), device="meta") for name, shape in {**shapes, **tables}.items()}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -136,7 +137,8 @@ def loading_notes(
         strange = [name for name in strange if f"{name.partition('.lora_')[0]}.weight" not in shapes]
         reason = f"it would pass over or lack '{strange[0]}'" if strange else ""
     except Exception as error:  # whatever PEFT or the class raises then
-        reason = "" if "size mismatch" in str(error) else f"{type(error).__name__}: {first_line(error)}"
+        line = re.search(r"size mismatch for .*", str(error))
+        reason = f"{type(error).__name__}: {line[0] if line else first_line(error)}"
     if not reason:
         return []
     return [

@@ -128,7 +128,8 @@ class AdapterJob:
             shapes |= {key: self.infos[self._source(name)].shape for name, key in keys.items()}
             write_text(folder.partial / ADAPTER_CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
             inputs, notes = self._input_fingerprints(), self._notes(modules, biases, keys)
-            notes += tuple(loading_notes(self.config, config, shapes))
+            resized = [key for name, key in keys.items() if self.copies.get(name, name) in self.moved]
+            notes += tuple(loading_notes(self.config, config, shapes, resized))
             self._complete(folder.partial, made, inputs, notes)
             folder.publish()
         return Made(made, inputs, notes)

@@ -16,6 +16,7 @@ from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.commands.derived import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
+from mergeflow.merging.adapters.configuration import loading_notes
 from tests.merging.families import shrunk
 from tests.merging.tiny_models import OTHERS, tiny
 
@@ -370,6 +371,22 @@ def test_bad_options_are_one_message(tmp_path, change, message):
     recipe = {"method": "average", "base": place, "experts": {"e": place}, "adapter": 4}
     with pytest.raises(MergeflowError, match=message):
         merge({**recipe, "out": str(tmp_path / "out"), **change})
+
+
+@pytest.mark.parametrize("columns", [32, 31])
+def test_only_tables_of_another_vocabulary_may_have_another_size_than_peft_expects(columns):
+    """Every "size mismatch" was taken for a table that is resized before the adapter is loaded."""
+    model, key = tiny("llama"), "base_model.model.model.layers.0.self_attn.q_proj"
+    table = "base_model.model.model.embed_tokens.weight"
+    adapter = {"r": 2, "target_modules": ["layers.0.self_attn.q_proj"], "modules_to_save": ["embed_tokens"]}
+    width = model.config.hidden_size
+    shapes = {f"{key}.lora_A.weight": (2, width * columns // 32), f"{key}.lora_B.weight": (width, 2)}
+    shapes[table] = (model.config.vocab_size + 3, width)
+    config = model.config.to_dict() | {"architectures": ["LlamaForCausalLM"]}
+    notes = loading_notes(config, adapter, shapes, [table])
+    assert bool(notes) == (columns == 31)
+    assert not notes or "size mismatch for base_model.model.model.layers.0.self_attn.q_proj.lora_A" in notes[0]
+    assert loading_notes(config, adapter, shapes, [])
 
 
 def test_the_command_writes_the_folder_and_tells_the_error_by_layer(tmp_path):

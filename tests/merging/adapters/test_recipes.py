@@ -57,7 +57,8 @@ def test_experts_may_be_results_of_steps(folder):
 def test_the_vocabulary_of_the_merge_goes_with_the_adapter(folder, source):
     given = recipe(experts=["chat", "a"], tokenizer_source=source)
     merge(given, "whole")
-    merge({**given, "adapter": 64, "chat_template": "{{ messages }}"}, "adapter")
+    made = merge({**given, "adapter": 64, "chat_template": "{{ messages }}"}, "adapter")
+    assert not any("does not load" in note for note in made.notes)
     words, whole = AutoTokenizer.from_pretrained("adapter"), AutoTokenizer.from_pretrained("whole")
     assert words.get_vocab() == whole.get_vocab()
     assert words.chat_template == "{{ messages }}"
