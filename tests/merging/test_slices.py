@@ -9,7 +9,7 @@ from torch import nn
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
-from mergeflow.merging.architectures.blocks import STACKED
+from mergeflow.merging.architectures.blocks import ENCODERS, STACKED
 from mergeflow.merging.architectures.families import family_of
 from tests.merging.tiny_models import CAUSAL, tiny
 
@@ -59,6 +59,35 @@ def test_a_frankenmerge_runs_the_chosen_blocks(name, tmp_path):
         expected = a(TOKENS, use_cache=False).logits
         torch.testing.assert_close(tall(TOKENS, use_cache=False).logits, expected, rtol=1e-5, atol=1e-5)
         assert tall.generate(TOKENS, max_new_tokens=3, do_sample=False).shape == (1, 8)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_whose_blocks_are_alike_stack(name, tmp_path):
+    """Blocks 0 and 1 of a, then 1 of b; what makes tokens is a's, what comes behind the blocks is b's."""
+    a, b = (saved(tmp_path / place, name, seed) for seed, place in enumerate("ab"))
+    merge({"slices": [{"model": f"{tmp_path}/a"}, {"model": f"{tmp_path}/b", "layers": [1, 2]}]}, tmp_path / "tall")
+    tall, loading = type(a).from_pretrained(tmp_path / "tall", output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    row, other = (next(part for part in model.modules() if isinstance(part, nn.ModuleList)) for model in (a, b))
+    row.append(other[1])
+    held = dict(a.named_parameters())
+    for key, value in b.named_parameters():
+        if not any(word in key for word in ("embed", "layer.", "layers.", "decoder.weight")):
+            held[key].data.copy_(value)
+    given = {"input_ids": TOKENS} if "vocab_size" in a.config else {"pixel_values": torch.rand(2, 3, 16, 16)}
+    with torch.no_grad():
+        torch.testing.assert_close(tall.eval()(**given)[0], a.eval()(**given)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_classifier_belongs_to_the_blocks_whatever_the_config_ties(tmp_path):
+    """The rows of classes were the first model's wherever config.json ties a head, which this one is not."""
+    for seed, place in enumerate("ab"):
+        config = tiny("qwen2", tie_word_embeddings=True, num_labels=3).config
+        torch.manual_seed(seed)
+        transformers.Qwen2ForSequenceClassification(config).save_pretrained(tmp_path / place)
+    merge({"slices": [{"model": f"{tmp_path}/{place}", "layers": [0, 1]} for place in "ab"]}, tmp_path / "tall")
+    tall, b = (dict(open_checkpoint(tmp_path / place)) for place in ("tall", "b"))
+    assert torch.equal(tall["score.weight"], b["score.weight"])
 
 
 STACKS = [name for name in CAUSAL if family_of(name, ()).name in STACKED]
@@ -159,7 +188,10 @@ def test_what_cannot_run_in_one_model(changes, layers, message, tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("bert", "model_type bert.*only from models whose blocks are known to be alike"),
+        ("albert", "model_type albert.*only from models that are one row of blocks that are known to be alike"),
+        ("t5", "model_type t5.*only from models that are one row of blocks"),
+        ("clip", "model_type clip.*only from models that are one row of blocks"),
+        ("dinov2", "model_type dinov2.*only from models that are one row of blocks"),
         ("deepseek_v3", "depends on its index \\(first_k_dense_replace: 1"),
         ("gpt_neo", "depends on its index \\(attention_types"),
         ("jamba", "depends on its index \\(attn_layer_period: 8"),

@@ -15,6 +15,8 @@ STACKED = (
     *("llama", "mixture", "deepseek", "gpt_oss", "dbrx", "phi", "phi3", "glm", "gpt2", "gpt_bigcode", "gpt_neo"),
     *("codegen", "gpt_neox", "falcon", "mpt", "opt", "starcoder2", "mamba"),
 )
+# The same of encoders, by `model_type`: other members of their families share or tell apart their blocks.
+ENCODERS = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "vit", "deit")
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 # What a block is depends on its index by these keys; they are harmless with these values.
 _BY_INDEX: dict[str, tuple[Any, ...]] = {
@@ -51,11 +53,12 @@ def count_key(architecture: Architecture, blocks: int, path: str) -> str:
     """
     config = architecture.config
     model_type = config.get("model_type")
-    if architecture.family.name not in STACKED or model_type is None:
+    if model_type is None or (architecture.family.name not in STACKED and model_type not in ENCODERS):
         kind = f"model_type {model_type}" if model_type else "no config.json with a model_type"
         raise MergeflowError(
-            f"'{path}' ({kind}): layers can be taken only from models whose blocks are known to be alike, decoders "
-            "such as llama, mistral, qwen2 or gpt2 in a folder with config.json; see `mergeflow docs architectures`."
+            f"'{path}' ({kind}): layers can be taken only from models that are one row of blocks that are known to be "
+            "alike, such as llama, qwen2, gpt2, bert or vit in a folder with config.json; `mergeflow docs "
+            "architectures` lists them, and says why others are refused."
         )
     key = next((key for key in COUNTS if key in config), None)
     if key is None or config[key] != blocks:

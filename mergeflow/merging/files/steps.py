@@ -15,6 +15,7 @@ from pydantic import Field, PlainSerializer, field_validator, model_validator
 
 from mergeflow.checkpoints.folders import config_of, folder_of
 from mergeflow.checkpoints.header import DType, TensorInfo
+from mergeflow.checkpoints.names import tied_weights
 from mergeflow.checkpoints.reader import Entry, LazyStateDict
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.late import torch
@@ -124,20 +125,15 @@ def stacked(slices: Sequence[Slice], states: Sequence[LazyStateDict]) -> LazySta
 
 
 def _outside(first: _Model, last: _Model) -> dict[str, _Model]:
-    """Return whose each tensor outside the blocks is."""
-    tied = bool(first.architecture.config.get("tie_word_embeddings", False))
-
-    def is_head(name: str, model: _Model) -> bool:
-        return model.architecture.role(name, model.state.infos[name].shape) == "head"
-
+    """Return whose each tensor outside the blocks is; a copy, such as a tied head, is its original's."""
+    copies = [{**tied_weights(config_of(model.state), model.state), **model.state.tied} for model in (first, last)]
     outside = {}
     for name, place in first.outside.items():
-        follows = place == 0 or name in first.state.tied or (tied and is_head(name, first))
+        follows = first.outside.get(copies[0].get(name, name), place) == 0
         if not follows and name not in last.outside:
             raise MergeflowError(f"'{last.path}' lacks '{name}', which '{first.path}' has behind its blocks.")
         outside[name] = first if follows else last
-    extra = sorted(name for name in last.outside.keys() - outside.keys() if not (tied and is_head(name, last)))
-    if extra:
+    if extra := sorted(last.outside.keys() - outside.keys() - copies[1].keys()):
         raise MergeflowError(f"'{last.path}' has '{extra[0]}' outside its blocks, which '{first.path}' lacks.")
     return outside
 
