@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints import write_checkpoint, write_text
-from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.merging import Recipe, make_recipe
@@ -20,7 +19,7 @@ from mergeflow.merging.learned.adamerging import Learned, learn
 from mergeflow.modalities.catalog import is_recorded, open_recorded
 from mergeflow.modalities.classification import Classification, Regression
 from mergeflow.modalities.heads import load_head, read_head
-from mergeflow.modalities.vision.models import ClipModel, check_head, image_model, open_model
+from mergeflow.modalities.vision.models import image_model, open_model, open_prepared
 from mergeflow.modality import Examples, Modality, Model, Predictions
 from mergeflow.schema import check_seed
 from mergeflow.training.arithmetic import arithmetic
@@ -264,12 +263,7 @@ def _recorded(order: AdamergeOrder, device: str) -> tuple[Model, dict[str, Predi
 
 def _pictured(order: AdamergeOrder, device: str) -> tuple[Model, dict[str, Predictions]]:
     clip = open_model(order.architecture, device)
-    return image_model(clip), {task: _open_task(order, task, clip, device) for task in order.tasks}
-
-
-def _open_task(order: AdamergeOrder, task: str, clip: ClipModel, device: str) -> Classification:
-    arrays = load_split(order.tasks[task], order.split)
-    head = load_head(order.heads[task])
-    check_head(task, head, arrays.class_names, clip)
-    labels = torch.from_numpy(arrays.labels).to(device)
-    return Classification(task, torch.from_numpy(arrays.images), labels, head.to(device))  # batches alone go there
+    return image_model(clip), {
+        task: open_prepared(task, Path(folder), order.split, clip, load_head(order.heads[task]), device)
+        for task, folder in order.tasks.items()
+    }

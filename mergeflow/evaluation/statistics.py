@@ -1,7 +1,7 @@
 """Statistics of an expert on its task's examples: Fisher information and Gram matrices, as files for `data:`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from mergeflow.checkpoints import fingerprint, infos_of, open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.reader import open_safetensors
-from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.evaluation.adamerging import RECIPE, open_headed
@@ -21,8 +20,8 @@ from mergeflow.merging.files.output import check_file
 from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.modalities.catalog import is_recorded, open_recorded
 from mergeflow.modalities.classification import Classification, Subset
-from mergeflow.modalities.heads import Head, load_head
-from mergeflow.modalities.vision.models import check_head, image_model, open_model
+from mergeflow.modalities.heads import load_head
+from mergeflow.modalities.vision.models import ClipModel, image_model, open_model, open_prepared
 from mergeflow.modality import Model, Predictions
 from mergeflow.schema import check_seed
 from mergeflow.training.arithmetic import arithmetic
@@ -394,11 +393,7 @@ def _recorded(order: StatisticOrder) -> tuple[Model, Predictions]:
 def _pictured(order: StatisticOrder) -> tuple[Model, Predictions]:
     """Return the image tower of an architecture, and the drawn examples."""
     clip = open_model(order.architecture, order.device)
-    head = None
-    if order.head is not None:
-        head = load_head(order.head)
-        check_head(order.task, head, load_split(order.task, order.split).class_names, clip)
-    return image_model(clip), draw_examples(order, clip.image_size, head)
+    return image_model(clip), draw_examples(order, clip)
 
 
 def _drawn(order: StatisticOrder, count: int) -> Tensor:
@@ -428,26 +423,16 @@ def check_order(order: StatisticOrder, out: Path, force: bool = False) -> None:
     check_estimate(out, inputs, force)
 
 
-def draw_examples(order: StatisticOrder, image_size: int, head: Head | None) -> Classification:
+def draw_examples(order: StatisticOrder, clip: ClipModel) -> Classification:
     """Return examples of a prepared split in an order drawn from the seed.
 
-    Args:
-        image_size: the side that the model takes, in pixels.
-        head: of the task; None where the estimate needs none.
-
     Raises:
-        MergeflowError: the images have another size than the model takes.
+        MergeflowError: the images have another size than the model takes, or the head other classes.
     """
-    split = load_split(order.task, order.split)
-    if split.images.shape[1] != image_size:
-        raise MergeflowError(
-            f"'{order.task}' holds images of {split.images.shape[1]} pixels a side, but the model takes {image_size}: "
-            "prepare the task again with that size."
-        )
-    chosen = _drawn(order, len(split)).numpy()
-    images, labels = torch.from_numpy(split.images[chosen]), torch.from_numpy(split.labels[chosen])
-    head = head if head is None else head.to(order.device)
-    return Classification(order.task, images, labels.to(order.device), head)  # batches alone go to the device
+    head = None if order.head is None else load_head(order.head)
+    whole = open_prepared(order.task, Path(order.task), order.split, clip, head, order.device)
+    chosen = _drawn(order, len(whole))
+    return replace(whole, inputs=whole.inputs[chosen], labels=whole.labels[chosen])
 
 
 def _check_finite(order: StatisticOrder, statistic: dict[str, Tensor]) -> None:

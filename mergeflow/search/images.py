@@ -16,7 +16,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.accuracy import Judge
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import load_head
-from mergeflow.modalities.vision.models import ClipModel, build_head, check_head, image_model, open_model
+from mergeflow.modalities.vision.models import ClipModel, build_head, image_model, open_model, open_prepared
 from mergeflow.modalities.vision.preparation import image_decoding
 from mergeflow.modalities.vision.preparation import open_images as open_source
 from mergeflow.modality import Examples, Model, check_fit
@@ -121,18 +121,10 @@ def _place(sweep: Sweep, task: str, folder: Path, image_size: int) -> Path:
 
 
 def _open_task(sweep: Sweep, task: str, place: Path, clip: ClipModel, split: str) -> tuple[Classification, str]:
-    assert sweep.model is not None
     part, data = sweep.tasks[task], load_split(place, split)
-    if data.images.shape[1] != clip.image_size:
-        raise MergeflowError(
-            f"task '{task}': its images have {data.images.shape[1]} pixels a side, but "
-            f"{sweep.model.architecture} takes {clip.image_size}: prepare it again with that size."
-        )
     head = build_head(clip, data.class_names, data.templates) if part.head is None else load_head(part.head)
-    check_head(task, head, data.class_names, clip)
+    examples = open_prepared(task, place, split, clip, head, sweep.device)
     record = load_manifest(place)["splits"][split]
     weight = fingerprint({"weight": head.weight.detach()}, "sha256")  # part of what journals have recorded
     parts = (*(array["sha256"] for array in record["arrays"].values()), weight, head.logit_scale)
-    digest = hashlib.sha256(repr((parts, head.class_names)).encode()).hexdigest()
-    labels = torch.from_numpy(data.labels).to(sweep.device)
-    return Classification(task, torch.from_numpy(data.images), labels, head.to(sweep.device)), digest
+    return examples, hashlib.sha256(repr((parts, head.class_names)).encode()).hexdigest()

@@ -36,14 +36,14 @@ def examples(task: str, split: str) -> Iterator[Example]:
         yield Example(Image.fromarray(pixels), f"{split}/{index}.png", label)
 
 
-def prepare(folder: Path, task: str) -> None:
+def prepare(folder: Path, task: str, size: int = 32) -> None:
     raw = RawTask(
         task,
         [f"{task} {place}" for place in PLACES],
         ["a photo of a {}."],
         {split: lambda split=split: examples(task, split) for split in COUNTS},
     )
-    prepare_task(raw, folder, image_decoding(32), seed=0)
+    prepare_task(raw, folder, image_decoding(size), seed=0)
 
 
 def shared_world(factory: pytest.TempPathFactory) -> Path:

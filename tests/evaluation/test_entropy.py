@@ -22,7 +22,7 @@ from mergeflow.merging import load_recipe, make_recipe, merge
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.training.arithmetic import arithmetic
-from tests.evaluation.small import TASKS, load_head
+from tests.evaluation.small import TASKS, load_head, prepare
 
 
 def recipe_values(world: Path, **args: Any) -> dict[str, Any]:
@@ -168,6 +168,13 @@ def test_the_command_overwrites_neither_inputs_nor_files_of_others(world: Path, 
     assert {path.name: path.read_bytes() for path in out.iterdir()} == made
     (out / "recipe.yaml").write_bytes(made["recipe.yaml"] + b"# mine\n")
     assert "did not write" in str(adamerge(world, recipe, out).exception)
+
+
+def test_images_of_another_size_are_refused(world: Path, tmp_path: Path):
+    for task in TASKS:
+        prepare(tmp_path / task, task, 16)
+    with pytest.raises(MergeflowError, match="task 'red': its images have 16 pixels a side, but the model takes 32"):
+        learn_coefficients(make_recipe(recipe_values(world)), order(world, tmp_path), tmp_path / "out")
 
 
 def test_bad_orders_are_refused(world: Path, tmp_path: Path):

@@ -58,9 +58,14 @@ def plain_grams(state: dict[str, Tensor], images: Tensor, blocks: int = 4, heads
     return sums
 
 
+def ten_images(world: Path) -> Classification:
+    order = StatisticOrder("gram", "", str(world / "data/red"), "pocket-clip", samples=10)
+    return draw_examples(order, load_clip("pocket-clip"))
+
+
 def test_reference_every_linear_weight_of_the_tower(world: Path):
     path = world / "experts/red.safetensors"
-    images = draw_examples(StatisticOrder("gram", "", str(world / "data/red"), "pocket-clip", samples=10), 32, None)
+    images = ten_images(world)
     estimates = input_grams(model_of(path), images, batch_size=4)
     expected = plain_grams(dict(open_checkpoint(path)), images.inputs)
     assert estimates.keys() == expected.keys()
@@ -101,7 +106,7 @@ def test_out_proj_sees_the_joined_heads(batch_first: bool, masked: bool):
 
 def test_deterministic_and_independent_of_batches(world: Path):
     model = model_of(world / "experts/red.safetensors")
-    images = draw_examples(StatisticOrder("gram", "", str(world / "data/red"), "pocket-clip", samples=10), 32, None)
+    images = ten_images(world)
     first, two, other = (input_grams(model, images, batch_size=size) for size in (4, 4, 10))
     assert all(torch.equal(first[name], two[name]) for name in first)
     assert all((first[name] - other[name]).norm() < 1e-5 * first[name].norm() for name in first)

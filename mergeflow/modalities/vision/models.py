@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from mergeflow.checkpoints import open_checkpoint
+from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head
 from mergeflow.modalities.modules import own_generator
 from mergeflow.modalities.vision.tokenizer import WordTokenizer, knows_vocabulary
@@ -411,3 +413,22 @@ def check_head(task: str, head: Head, class_names: list[str], clip: ClipModel) -
             f"task '{task}': the head takes features of {head.weight.shape[1]} numbers, the model gives {width}: "
             "use a head built with this architecture."
         )
+
+
+def open_prepared(
+    task: str, folder: Path, split: str, clip: ClipModel, head: Head | None, device: str
+) -> Classification:
+    """Return a prepared split of images, which stay on disk, after checking that model and head take it.
+
+    Args:
+        head: moved to the device; None where no answers are asked for.
+    """
+    data = load_split(folder, split)
+    if data.images.shape[1] != clip.image_size:
+        raise MergeflowError(
+            f"task '{task}': its images have {data.images.shape[1]} pixels a side, but the model takes "
+            f"{clip.image_size}: prepare it again with that size."
+        )
+    if head is not None:
+        check_head(task, head.to(device), data.class_names, clip)
+    return Classification(task, torch.from_numpy(data.images), torch.from_numpy(data.labels).to(device), head)
