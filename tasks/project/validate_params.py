@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mergeflow.data.address import Address, column_fault, derived, parse_address
+from mergeflow.data.address import COLUMNS, Address, column_fault, derived, parse_address
 from mergeflow.data.decoding import Preparation
+from mergeflow.data.locations import Location, list_shards
 from mergeflow.data.task import RawTask
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging import configure
@@ -53,10 +54,30 @@ def source_faults(task: str, source: str, preparation: Preparation, root: Path |
         yield f"'{source}' has no address; expected '{address.kind}:ADDRESS'"
     elif root and _is_missing(address.paths[0], root, path=address.kind in _PATHS):
         yield f"'{address.place}': no such file or folder"
-    elif fault := column_fault(address, preparation.sources[address.kind]):
+    elif fault := column_fault(address, preparation.sources[address.kind]) or _unknown_column(task, address, root):
         yield fault
     else:
         yield from _option_faults(task, address, source, preparation, root)
+
+
+def _unknown_column(task: str, address: Address, root: Path | None) -> str | None:
+    """Say that an address chooses a column that local Parquet files lack: their schema is read, no row."""
+    chosen = [name for role, name in address.transforms if role in COLUMNS]
+    if not root or not chosen or address.kind != "parquet" or "://" in address.place:
+        return None
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_schema
+
+    try:
+        location = Location.open(str(root / address.place))
+        path = list_shards(location, task)["train"][0]
+        with location.open_file(path) as stream:
+            names = read_schema(stream).names
+    except (MergeflowError, ArrowException, OSError):
+        return None  # the stage says what is wrong with the files
+    return next(
+        (f"{Path(path).name}: {unknown_name('column', name, names)}" for name in chosen if name not in names), None
+    )
 
 
 _PATHS = ("folder", "parquet", "jsonl", "csv", "tsv")  # kinds whose place is a path or a URI

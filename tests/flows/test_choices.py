@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from rich.console import Console
@@ -68,6 +70,11 @@ def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monk
         ("vision", "parquet:nope.parquet", "'nope.parquet': no such file or folder"),
         ("text", "csv:nope.csv", "'nope.csv': no such file or folder"),
         ("causal", "jsonl:nope", "'nope': no such file or folder"),
+        (
+            "text",
+            "parquet:rows.parquet?text=bdoy&label=tag",
+            "rows.parquet: unknown column 'bdoy': did you mean 'body'?",
+        ),
         ("vision", "suite:pocket8?fraction=2", "fraction=2: found '2'; expected a fraction above 0"),
         ("vision", "suite:pocket8?rotate=abc", "rotate=abc: found 'abc'; expected an angle"),
         ("vision", "suite:pocket8?classes=0-9&rotate=400", "rotate=400: found '400'"),
@@ -83,6 +90,7 @@ def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monk
 def test_names_of_data_that_do_not_exist_are_told_before_anything_runs(
     tmp_path: Path, modality: str, source: str, message: str
 ) -> None:
+    pq.write_table(pa.table({"body": ["a"], "tag": [1]}), tmp_path / "rows.parquet")
     preparation = find_preparation(modality)
     assert [str(fault)[: len(message)] for fault in source_faults("digits", source, preparation, tmp_path)] == [message]
     if source.startswith(("suite", "torchvision")) and "?" not in source:  # a task that is frozen is not prepared again
@@ -101,11 +109,15 @@ def test_names_of_data_that_do_not_exist_are_told_before_anything_runs(
         ("text", "hf:nyu-mll/glue#stsb?metric=spearman"),
         ("text", "csv:inputs/a.csv?text=body&metric=f1"),
         ("causal", "suite:books?fraction=.5"),
+        ("text", "parquet:rows.parquet?text=body&label=tag&fraction=.5"),
+        ("text", "parquet:inputs?text=body"),  # no Parquet: `prepare` says so
+        ("text", "parquet:inputs/a.csv?text=body"),
     ],
 )
 def test_right_options_of_sources_have_no_faults(tmp_path: Path, modality: str, source: str) -> None:
     (tmp_path / "inputs").mkdir()
     (tmp_path / "inputs/a.csv").write_text("body,label\n")
+    pq.write_table(pa.table({"body": ["a"], "tag": [1]}), tmp_path / "rows.parquet")
     task = "harbour" if modality == "causal" else "digits"
     assert list(source_faults(task, source, find_preparation(modality), tmp_path)) == []
 
