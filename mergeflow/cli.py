@@ -3,6 +3,8 @@
 Heavy imports happen inside the commands, so that `mergeflow --help` answers at once.
 """
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -99,6 +101,8 @@ def _run_the_projects_own_library(project: Path | None) -> None:
 
 def main() -> None:
     """Run the command line; a `MergeflowError` is printed as one message and ends with status 2."""
+    # At the end Python would search all modules for garbage: half a second, once torch is imported.
+    atexit.register(gc.freeze)
     _run_the_projects_own_library(find_project(Path.cwd()))
     resolve = add_all_commands(Path.cwd())
     try:
