@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from benchmarks.on_device import judging, merging, pipeline, training
+from mergeflow.training.arithmetic import arithmetic
 
 ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, "-m", "benchmarks.device"]
@@ -89,8 +90,11 @@ def main() -> None:
         sys.exit("torch sees no CUDA device here: --rehearse does all of it with tiny shapes on the processor.")
     if asked.here:
         work = next(piece[asked.here][1] for piece in PIECES.values() if asked.here in piece)
-        for row in work(False):
-            print("ROW " + json.dumps(row), flush=True)
+        with (
+            arithmetic()
+        ):  # as commands do; around a section, because a generator's decorator ends before its first row
+            for row in work(False):
+                print("ROW " + json.dumps(row), flush=True)
         return
     asked.out.mkdir(parents=True, exist_ok=True)
     failed = []
@@ -130,7 +134,8 @@ def rehearsed(work: Any) -> dict[str, Any]:
     began, rows, fault = time.monotonic(), [], ""
     torch.set_num_threads(1)
     try:
-        rows.extend(work(True))
+        with arithmetic():
+            rows.extend(work(True))
     except Exception as error:
         traceback.print_exc()
         fault = f"{type(error).__name__}: {error}"

@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from benchmarks import device
+from benchmarks.merging.shapes import make_checkpoints
+from benchmarks.on_device import judging, merging, pipeline, training
+from tests.card import card
 
 PAGE = "# On a card\n\n## Measured\n\n### A card\n\nold\n\n### Another\n\nstays\n"
 ABOUT = {"device": "A card", "torch": "2"}
@@ -63,6 +66,20 @@ def test_judging_merging_and_candidates_rehearsed() -> None:
     assert [row["same scores"] for row in judged[3:5]] == [1, 1]
     assert [row["method"] for row in results["candidates"]["rows"]] == ["task_arithmetic", "ties"]
     assert all(row["ratio"] > 0 for row in results["merging_1_2b"]["rows"])
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers and PEFT
+def test_sections_follow_the_rules_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but those that start processes, where there is no simulated card."""
+    for module in (judging, merging, pipeline, training):
+        monkeypatch.setattr(module, "place", lambda rehearse: torch.device("cuda:0"))
+    monkeypatch.setattr(merging, "make_checkpoints", lambda *args: make_checkpoints(*args[:3]))  # no generator there
+    with card():
+        for piece in device.PIECES.values():
+            for name in piece.keys() - {"finetune", "pipeline", "tests"}:
+                result = device.rehearsed(piece[name][1])
+                assert (result["fault"], bool(result["rows"])) == ("", True), name
 
 
 def test_a_section_that_fails_does_not_end_a_rehearsal_and_is_measured_again(

@@ -15,11 +15,9 @@ from mergeflow.merging import configure
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import POCKET, load_clip
 from mergeflow.modality import Network
-from mergeflow.training.arithmetic import arithmetic
 from mergeflow.training.settings import Precision
 
 
-@arithmetic()
 def judging(rehearse: bool) -> Iterator[Row]:
     """Accuracy on the embedded suite by precision; then every way on random images, beside float32.
 
@@ -78,7 +76,6 @@ def forward_flops(model: Network, data: Classification) -> float:
     return counter.get_total_flops() / 2
 
 
-@arithmetic()
 def candidates(rehearse: bool) -> Iterator[Row]:
     """Seconds of a candidate of another scale beside those of its forward passes alone; the goal is at most 1.2."""
     shape = Shape("pocket-clip", 4, 1, 8) if rehearse else Shape("ViT-B-32", 256, 1, 2048)

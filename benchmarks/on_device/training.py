@@ -30,6 +30,7 @@ from mergeflow.modalities.vision.modality import MODALITY
 from mergeflow.modalities.vision.sections import DataSection, ModelSection
 from mergeflow.modality import Network
 from mergeflow.training import FineTuneSettings, IterativeRun, fine_tune
+from mergeflow.training.arithmetic import arithmetic
 
 WARM = 0.4  # share of the steps before the clock starts: allocations, autotuning, compilation
 # What says most comes first, and what takes longest last: a section that is stopped keeps the rows that it has.
@@ -60,7 +61,7 @@ def finetune(rehearse: bool) -> Iterator[Row]:
                 with fresh(device, model):
                     ours = ours_per_second(model, data, shape, changes)
                     memory = peak_gib(device)
-                with fresh(device, model):
+                with fresh(device, model), arithmetic(tf32=name == "tf32"):
                     plain = plain_per_second(model, data, shape, changes)
                 yield {
                     "model": shape.architecture,
@@ -137,8 +138,6 @@ def plain_per_second(model: Network, data: Classification, shape: Shape, changes
     loader = DataLoader(
         TensorDataset(pixels, data.labels.cpu()), shape.batch_size, shuffle=True, num_workers=4 * cuda, pin_memory=cuda
     )
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if changes.get("precision") == "tf32" else "ieee"
     warm, done, began = int(shape.steps * WARM), 0, 0.0
     while done < shape.steps:
         for images, labels in loader:
@@ -157,7 +156,6 @@ def plain_per_second(model: Network, data: Classification, shape: Shape, changes
             if done == shape.steps:
                 break
     synchronize(device)
-    torch.backends.cuda.matmul.fp32_precision = before
     return (shape.steps - warm) * shape.batch_size / (time.perf_counter() - began)
 
 

@@ -89,7 +89,7 @@ def test_adamerging_whatever_the_number_of_tasks(world: Path, tmp_path: Path) ->
 
 
 def test_a_sweep(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a sweep needs is predicted; directions and images that stay on the device have to find room by themselves."""
+    """What a sweep needs is predicted; directions and images that stay on the device find room by themselves."""
     for user in ("merging.execution.direction", "evaluation.accuracy"):
         monkeypatch.setattr(f"mergeflow.{user}.has_room", lambda *_: False)
     methods = {"average": {}, "cart": {"rank_ratio": [0.25, 0.5], "scale": [0.5, 1.0]}}
