@@ -8,6 +8,7 @@ of the format is needed.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
@@ -216,9 +217,12 @@ def _from_mxfp4(state: State, part: Packed, declared: Mapping[str, Any]) -> Tens
 
 
 Layout = Literal["scaled", "LLM.int8", "4-bit"]
-_SCALES = ("_scale_inv", "_scale")
+# How a weight's scale is called after the weight, and after its module: ComfyUI, Mistral, DeepSeek.
+_SCALES, _OF_MODULE = ("_scale_inv", "_scale"), (".scale_weight", ".qscale_weight", ".scale")
+_LIKE_A_SCALE = re.compile(r"(.+)\.[^.]*(?:scale|amax)[^.]*")
 # Endings of names that mean nothing without codes: scales of activations and of the key/value cache, notes of formats.
-_NOTES = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".weight_format", ".g_idx", "_g_idx")
+_NOTES = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".weight_format", ".g_idx", "_g_idx",
+          ".scale_input", ".qscale_act", "scaled_fp8", ".comfy_quant")  # fmt: skip
 _STATE = ".quant_state.bitsandbytes__"
 
 
@@ -265,18 +269,28 @@ def quantised(infos: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Qua
             weights[name] = "LLM.int8"
         elif f"{name}.absmax" in infos:
             weights[name] = "4-bit"
-        elif info.dtype in _CODES and any(name + end in infos for end in _SCALES):
+        elif info.dtype in _CODES and _scale_of(name, infos) is not None:
             weights[name] = "scaled"
-    parts = {part for name in weights.keys() - packed.keys() for part in infos if _belongs(part, name)} | packed_parts
+    scaled = {match[1] for name, info in infos.items() if info.dtype not in _CODES
+              and (match := _LIKE_A_SCALE.fullmatch(name))}  # fmt: skip
+    strange = [name for name, info in infos.items() if info.dtype in _CODES and name not in weights
+               and name.endswith((".weight", "._data")) and name.rpartition(".")[0] in scaled]  # fmt: skip
+    formats += (f"codes with scales of an unknown kind ('{strange[0]}')",) if strange else ()
+    plain = weights.keys() - packed.keys()
+    parts = {name + end for name in plain for end in (*_SCALES, "_zero_point")} & infos.keys() | packed_parts
+    parts |= {name.removesuffix(".weight") + end for name in plain for end in (".SCB", *_OF_MODULE)} & infos.keys()
+    parts |= {part for part in infos if any(part[: dot.start()] in plain for dot in re.finditer(r"\.", part))}
     if weights:
         parts |= {name for name in infos if name.endswith(_NOTES)}
     return Quantised(weights, frozenset(parts), formats, declared)
 
 
-def _belongs(part: str, weight: str) -> bool:
-    return part in {weight + end for end in (*_SCALES, "_zero_point")} | {f"{weight.removesuffix('.weight')}.SCB"} or (
-        part.startswith(f"{weight}.")
-    )
+def _scale_of(weight: str, infos: Infos) -> str | None:
+    """Return the name of a weight's scale; one that is named after the module is of another type than the codes."""
+    module = weight.removesuffix(".weight")
+    of_module = [module + end for end in _OF_MODULE if module != weight]
+    of_module = [place for place in of_module if place in infos and infos[place].dtype != infos[weight].dtype]
+    return next((place for place in (*(weight + end for end in _SCALES), *of_module) if place in infos), None)
 
 
 def check_not_quantised(states: Mapping[str, tuple[Mapping[str, TensorInfo], Mapping[str, Any], str]]) -> None:
@@ -337,7 +351,7 @@ def dequantise(state: LazyStateDict, name: str, layout: Layout | Packed, declare
     codes = state[name].float()
     if layout == "LLM.int8":
         return codes * (state[f"{name.removesuffix('.weight')}.SCB"].float() / 127).reshape(-1, 1)
-    scale = next(state[name + end] for end in _SCALES if name + end in state)
+    scale = state[str(_scale_of(name, state.infos))]
     block = _block_size(declared)
     if f"{name}_zero_point" in state:
         codes = codes - _spread(state[f"{name}_zero_point"], codes.shape, block, name)

@@ -86,7 +86,9 @@ def test_deepseeks_blocks_with_a_shorter_last_one(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-ONES = torch.ones(4, 4)
+ONES, TWO = torch.ones(4, 4), torch.tensor(2.0)
+FP8 = ONES.to(torch.float8_e4m3fn)
+UNREADABLE = ("gemv", "nvfp4", "mxfp4", "quanto", "amax")
 AWQ = {
     "a.qweight": torch.zeros(16, 1, dtype=torch.int32),
     "a.qzeros": torch.zeros(1, 1, dtype=torch.int32),
@@ -101,6 +103,11 @@ QUANTISED: dict[str, tuple[dict[str, Tensor], dict[str, object], str]] = {
     "awq": (AWQ, {}, r"'a\.weight'"),
     "gemv": ({**AWQ, "a.qweight": ONES.to(torch.int32)}, {}, r"GPTQ or AWQ layout that is not known.*cannot be"),
     "nvfp4": ({"a.weight_packed": ONES.to(torch.uint8)}, {}, r"not integers \('a\.weight_packed'\)"),
+    "comfy": ({"a.weight": FP8, "a.scale_weight": TWO, "scaled_fp8": torch.zeros(0)}, {}, "scales of 1 weights"),
+    "mistral": ({"a.weight": FP8, "a.qscale_weight": TWO, "a.qscale_act": torch.ones(())}, {}, "scales of 1 weights"),
+    "deepseek": ({"a.weight": FP8, "a.scale": TWO.reshape(1, 1)}, {}, "scales of 1 weights"),
+    "quanto": ({"a.weight._data": FP8, "a.weight._scale": torch.ones(4, 1)}, {}, "scales of an unknown kind.*_data"),
+    "amax": ({"a.weight": FP8, "a.weight_amax": TWO}, {}, r"scales of an unknown kind \('a\.weight'\)"),
     "mxfp4": ({"e.down_blocks": ONES.to(torch.uint8), "e.down_scales": ONES}, {}, "not MXFP4 of stacked"),
 }
 
@@ -114,7 +121,7 @@ def test_quantised_inputs_are_refused(tmp_path, kind):
     for run in (lambda: check_recipe(recipe), lambda: merge(recipe)):
         with pytest.raises(MergeflowError, match=wanted) as raised:
             run()
-    assert ("mergeflow convert IN" in str(raised.value)) == (kind not in ("gemv", "nvfp4", "mxfp4"))
+    assert ("mergeflow convert IN" in str(raised.value)) == (kind not in UNREADABLE)
     with pytest.raises(MergeflowError, match="quantised"):
         vectors.extract(base, expert, tmp_path / "tau.safetensors")
     with open_checkpoint(base) as quantised, open_checkpoint(expert) as other:
@@ -124,9 +131,13 @@ def test_quantised_inputs_are_refused(tmp_path, kind):
             with pytest.raises(MergeflowError, match="quantised"):
                 prepare(configure("average"), dict(quantised), {"a": dict(other)})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "expert"]
-    if kind in ("gemv", "nvfp4", "mxfp4"):
+    if kind in UNREADABLE:
         with pytest.raises(MergeflowError, match="packed weights that cannot be made plain"):
             convert(base, tmp_path / "plain")
+    elif kind in ("comfy", "mistral", "deepseek"):
+        plain = load_file(convert(base, tmp_path / "plain.safetensors").path)
+        assert plain.keys() == {"a.weight"}
+        assert plain["a.weight"].eq(2).all()
 
 
 def test_gpt_oss_in_mxfp4_becomes_what_transformers_makes_of_it(tmp_path):
@@ -174,8 +185,10 @@ def test_tables_of_integers_that_differ_are_refused(tmp_path):
     assert merged["steps"].item() == 1  # counters are the base's
 
 
-def test_plain_names_that_look_like_scales_are_merged():
-    state = {"logit_scale": torch.ones(()), "a.weight": torch.ones(2, 2), "a.weight_scale": torch.ones(2)}
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_plain_names_that_look_like_scales_are_merged(dtype):
+    state = {"logit_scale": torch.ones(()), "a.weight": torch.ones(2, 2, dtype=dtype)}
+    state |= {"a.weight_scale": torch.ones(2)} if dtype == torch.float32 else {"a.scale": torch.ones(2, dtype=dtype)}
     merged = prepare(configure("average"), state, {"x": state}).at(1.0)
     assert merged.keys() == state.keys()
     assert all(torch.equal(merged[name], tensor) for name, tensor in state.items())
