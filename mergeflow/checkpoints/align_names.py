@@ -179,8 +179,8 @@ def _turned(config: Mapping[str, object], state: LazyStateDict) -> LazyStateDict
     return view(state, list(state), {**state.entries, **entries}, {**state.infos, **infos})
 
 
-# The length of a weight under weight norm, as torch and older versions of it name it.
-_NORMED = (".parametrizations.weight.original0", ".weight_g")
+# A part of a weight that torch computes from several: in `parametrizations`, and as older versions of it name them.
+_PART = re.compile(r"(.+)\.(?:parametrizations\.(\w+)\.original\d*|(weight\w*)_(?:g|orig))$")
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def fit_inputs(
         _check_whole(name, base, state, left_out, missing == "base", notes)
     if missing == "base":
         states = {name: _completed(name, base, state, left_out, notes) for name, state in states.items()}
-    return Fitted(base, states, left_out & set(base), (*notes, *_types(base, states), *_weight_norms(base, left_out)))
+    return Fitted(base, states, left_out & set(base), (*notes, *_types(base, states), *_in_parts(base, left_out)))
 
 
 def _types(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> list[str]:
@@ -363,11 +363,12 @@ def _with_those_of(base: LazyStateDict, state: LazyStateDict, names: Sequence[st
     return view(state, list(entries), entries, infos)
 
 
-def _weight_norms(base: LazyStateDict, left_out: frozenset[str]) -> list[str]:
-    """Note that weight norm is merged as length and direction, each by itself, not as their product."""
-    normed = [name for name in base if name.endswith(_NORMED) and name not in left_out]
-    return [f"lengths and directions of {len(normed)} weights with weight norm, such as '{normed[0]}', are "
-            "merged apart: the result is near the merged weights, not equal to them"] if normed else []  # fmt: skip
+def _in_parts(base: LazyStateDict, left_out: frozenset[str]) -> list[str]:
+    """Note that parts of a weight, such as length and direction, are merged each by itself, not as their product."""
+    matches = [match for name in base if (match := _PART.match(name)) and name not in left_out]
+    weights = {f"{match[1]}.{match[2] or match[3]}" for match in matches}
+    return [f"parts of {len(weights)} weights with weight norm, spectral norm or pruning, such as '{min(weights)}', "
+            "are merged apart: the result is near the merged weights at best"] if weights else []  # fmt: skip
 
 
 def _with_ties(

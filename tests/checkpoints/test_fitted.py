@@ -263,6 +263,23 @@ def test_buffers_of_one_side_are_left_out_or_the_base_s(tmp_path, buffer):
         fit_inputs(b, {"e": e}).check()
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("weight_orig", "weight_mask"),  # pruned
+        ("weight_orig", "weight_u", "weight_v"),  # spectral norm
+        ("parametrizations.weight.original", "parametrizations.weight.0._u"),
+        ("weight_hh_l0_g", "weight_hh_l0_v"),
+    ],
+)
+def test_weights_that_are_stored_in_parts_are_noted(tmp_path, parts):
+    """Masks of pruned weights and vectors of spectral norm were averaged without a word."""
+    save_file({f"{layer}.{part}": torch.ones(2) for part in parts for layer in "ab"}, tmp_path / "m.safetensors")
+    with open_checkpoint(tmp_path / "m.safetensors") as base, open_checkpoint(tmp_path / "m.safetensors") as expert:
+        (note,) = fit_inputs(base, {"e": expert}).notes
+    assert note.startswith("parts of 2 weights with weight norm, spectral norm or pruning, such as 'a.weight")
+
+
 def test_weight_norm_and_rows_of_new_tokens_are_told(tmp_path):
     state = {"conv.weight_g": torch.ones(2), "conv.weight_v": torch.ones(2, 2), "lm_head.weight": torch.ones(4, 2)}
     newer = {
@@ -273,7 +290,7 @@ def test_weight_norm_and_rows_of_new_tokens_are_told(tmp_path):
     save_file({**newer, "lm_head.weight": torch.ones(6, 2)}, tmp_path / "e.safetensors")
     with open_checkpoint(tmp_path / "b.safetensors") as b, open_checkpoint(tmp_path / "e.safetensors") as e:
         fit = fit_inputs(b, {"e": e})
-        assert "1 weights with weight norm" in "".join(fit.notes)
+        assert "parts of 1 weights with weight norm" in "".join(fit.notes)
         with pytest.raises(
             MergeflowError, match=r"\[6, 2\], base has \[4, 2\]; its rows are of more tokens: `tokenizer_so"
         ) as raised:
