@@ -1,5 +1,6 @@
 """The order of the tests, and the processor threads of each of their processes."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -9,6 +10,10 @@ from hypothesis import HealthCheck, settings
 # Before anything imports torch. Several processes run tests side by side: threads of one that wait for a processor that
 # another one holds would spin, and the same tests take several times the processor time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Importing torch and transformers makes 10^6 objects. To search them for garbage again and again took a seventh of the
+# tests' time.
+gc.set_threshold(20_000, 20, 50)
 
 # For the same reason no example has a deadline.
 settings.register_profile("shared processor", deadline=None, suppress_health_check=[HealthCheck.too_slow])
