@@ -20,26 +20,39 @@ from mergeflow.modalities.catalog import is_recorded, open_recorded
 from mergeflow.modalities.classification import Classification, Regression
 from mergeflow.modalities.heads import load_head, read_head
 from mergeflow.modalities.vision.models import image_model, open_model, open_prepared
-from mergeflow.modality import Examples, Modality, Model, Predictions
+from mergeflow.modality import Examples, Model, Predictions
 from mergeflow.schema import check_seed
 from mergeflow.training.arithmetic import arithmetic
 
+Opener = Callable[[str, str, str, str | None], Examples]
+"""Task, its prepared folder, the split and the file of its head, or None, to examples."""
 
-def open_headed(modality: Modality, task: str, folder: str, split: str, file: str | None, device: str) -> Examples:
-    """Return a split whose predictions can be asked for.
+
+def open_judged(architecture: str, device: str, headed: bool = True) -> tuple[Model, Opener]:
+    """Return a model, and what opens prepared splits whose predictions can be asked of it.
 
     Args:
-        file: of the task's head, which may say that it has none; None where no file is named.
-
-    Raises:
-        MergeflowError: no file is named, and the task is judged by a head.
+        architecture: Of an image encoder, with any weights; or the file of a base that says itself what it is.
+        headed: Whether predictions are those of the task's head, which is then refused where it is missing.
     """
-    head = None if file is None else read_head(file)
-    head = None if head is None else head.to(device)
-    examples = modality.open(task, Path(folder), split, head, torch.device(device))
-    if file is None and isinstance(examples, Classification | Regression):
-        raise MergeflowError(f"the predictions of task '{task}' need its head: give --head.")
-    return examples
+    place = torch.device(device)
+    if not is_recorded(architecture):
+        clip = open_model(architecture, device)
+
+        def open_images(task: str, folder: str, split: str, file: str | None) -> Examples:
+            return open_prepared(task, Path(folder), split, clip, None if file is None else load_head(file), device)
+
+        return image_model(clip), open_images
+    modality, model = open_recorded(architecture, device)
+
+    def open_recorded_task(task: str, folder: str, split: str, file: str | None) -> Examples:
+        head = read_head(file) if headed and file is not None else None
+        examples = modality.open(task, Path(folder), split, None if head is None else head.to(place), place)
+        if headed and file is None and isinstance(examples, Classification | Regression):
+            raise MergeflowError(f"the predictions of task '{task}' need its head: give --head.")
+        return examples
+
+    return model, open_recorded_task
 
 
 # AdaMerging's loss: the entropy of a merged model's predictions, without labels.
@@ -179,8 +192,8 @@ def learn_coefficients(
     """
     place, recipe = Path(out), with_device(recipe)
     check_order(recipe, order, place)
-    recorded = is_recorded(order.architecture)
-    model, tasks = (_recorded if recorded else _pictured)(order, recipe.device)
+    model, opened = open_judged(order.architecture, recipe.device)
+    tasks = {task: opened(task, folder, order.split, order.heads.get(task)) for task, folder in order.tasks.items()}
     with open_inputs(recipe, resolve) as inputs:
         model.load(inputs.base)
         place.mkdir(parents=True, exist_ok=True)
@@ -250,20 +263,3 @@ def _files(recipe: Recipe, place: Path) -> dict[str, Path]:
     if len(set(files.values())) < len(files):
         raise MergeflowError(f"experts {names} would share a file name: name them apart.")
     return files
-
-
-def _recorded(order: AdamergeOrder, device: str) -> tuple[Model, dict[str, Predictions]]:
-    modality, model = open_recorded(order.architecture, device)
-    tasks: dict[str, Predictions] = {
-        task: open_headed(modality, task, folder, order.split, order.heads.get(task), device)
-        for task, folder in order.tasks.items()
-    }
-    return model, tasks
-
-
-def _pictured(order: AdamergeOrder, device: str) -> tuple[Model, dict[str, Predictions]]:
-    clip = open_model(order.architecture, device)
-    return image_model(clip), {
-        task: open_prepared(task, Path(folder), order.split, clip, load_head(order.heads[task]), device)
-        for task, folder in order.tasks.items()
-    }

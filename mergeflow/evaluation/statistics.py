@@ -1,7 +1,7 @@
 """Statistics of an expert on its task's examples: Fisher information and Gram matrices, as files for `data:`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,15 +13,13 @@ from mergeflow.checkpoints import fingerprint, infos_of, open_checkpoint, write_
 from mergeflow.checkpoints.reader import open_safetensors
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.accuracy import in_batches
-from mergeflow.evaluation.adamerging import RECIPE, open_headed
+from mergeflow.evaluation.adamerging import RECIPE, open_judged
 from mergeflow.merging import Recipe, load_recipe
 from mergeflow.merging.execution.device import check_device
 from mergeflow.merging.files.output import check_file
 from mergeflow.merging.files.recipe import recipe_text
-from mergeflow.modalities.catalog import is_recorded, open_recorded
-from mergeflow.modalities.classification import Classification, Subset
-from mergeflow.modalities.heads import load_head
-from mergeflow.modalities.vision.models import ClipModel, image_model, open_model, open_prepared
+from mergeflow.modalities.catalog import is_recorded
+from mergeflow.modalities.classification import Subset
 from mergeflow.modality import Model, Predictions
 from mergeflow.schema import check_seed
 from mergeflow.training.arithmetic import arithmetic
@@ -351,7 +349,7 @@ def write_statistic(
         MergeflowError: as `check_order`, inputs that are missing or do not fit, or a result that is not finite.
     """
     check_order(order, Path(out), force)
-    model, examples = (_recorded if is_recorded(order.architecture) else _pictured)(order)
+    model, examples = open_drawn(order)
     with open_checkpoint(order.expert) as state:
         model.load(state)
         source, infos = fingerprint(state), infos_of(state)
@@ -379,25 +377,13 @@ def forward_rows(order: StatisticOrder) -> int:
     return 1 if is_recorded(order.architecture) else order.batch_size
 
 
-def _recorded(order: StatisticOrder) -> tuple[Model, Predictions]:
-    """Return the model of a base that says itself what it is, and the drawn examples."""
-    modality, model = open_recorded(order.architecture, order.device)
-    name = Path(order.task).name
-    if order.kind == "gram":
-        examples = modality.open(name, Path(order.task), order.split, None, torch.device(order.device))
-    else:
-        examples = open_headed(modality, name, order.task, order.split, order.head, order.device)
-    return model, Subset(examples, _drawn(order, len(examples)))
-
-
-def _pictured(order: StatisticOrder) -> tuple[Model, Predictions]:
-    """Return the image tower of an architecture, and the drawn examples."""
-    clip = open_model(order.architecture, order.device)
-    return image_model(clip), draw_examples(order, clip)
-
-
-def _drawn(order: StatisticOrder, count: int) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(order.seed))[: order.samples]
+def open_drawn(order: StatisticOrder) -> tuple[Model, Subset]:
+    """Return the model with any weights, and the examples in an order drawn from the seed."""
+    model, opened = open_judged(order.architecture, order.device, headed=order.kind == "fisher")
+    task = Path(order.task).name
+    examples = opened(task, order.task, order.split, order.head)
+    drawn = torch.randperm(len(examples), generator=torch.Generator().manual_seed(order.seed))
+    return model, Subset(examples, drawn[: order.samples])
 
 
 def check_order(order: StatisticOrder, out: Path, force: bool = False) -> None:
@@ -421,18 +407,6 @@ def check_order(order: StatisticOrder, out: Path, force: bool = False) -> None:
     inputs |= {"head": order.head} if order.head is not None else {}
     inputs |= {"architecture": order.architecture} if is_recorded(order.architecture) else {}
     check_estimate(out, inputs, force)
-
-
-def draw_examples(order: StatisticOrder, clip: ClipModel) -> Classification:
-    """Return examples of a prepared split in an order drawn from the seed.
-
-    Raises:
-        MergeflowError: the images have another size than the model takes, or the head other classes.
-    """
-    head = None if order.head is None else load_head(order.head)
-    whole = open_prepared(order.task, Path(order.task), order.split, clip, head, order.device)
-    chosen = _drawn(order, len(whole))
-    return replace(whole, inputs=whole.inputs[chosen], labels=whole.labels[chosen])
 
 
 def _check_finite(order: StatisticOrder, statistic: dict[str, Tensor]) -> None:

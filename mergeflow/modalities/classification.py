@@ -189,13 +189,18 @@ class Classification:
             return features if self.head is None else self.head(features)
 
 
-def check_classes(task: str, head: Head | None, class_names: Sequence[str]) -> None:
+def check_classes(
+    task: str,
+    head: Head | None,
+    class_names: Sequence[str],
+    way_out: str = "Run `mergeflow run` so that both come from the same manifest.",
+) -> None:
     """Refuse a head of other classes than the data's."""
-    if head is not None and head.class_names != list(class_names):
-        raise MergeflowError(
-            f"task '{task}': the head has {len(head.class_names)} classes and the data {len(class_names)}, or "
-            "their names differ: run `mergeflow run` so that both come from the same manifest."
-        )
+    if head is None or (given := head.class_names) == list(class_names):
+        return
+    pairs = (f": {a!r} / {b!r} (head / data)" for a, b in zip(given, class_names, strict=False) if a != b)
+    counts = f"the head has {len(given)} classes and the data {len(class_names)}"
+    raise MergeflowError(f"task '{task}': {counts}{next(pairs, '')}. {way_out}")
 
 
 def open_split(

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.statistics import StatisticOrder, draw_examples, input_grams, write_statistic
+from mergeflow.evaluation.statistics import StatisticOrder, input_grams, open_drawn, write_statistic
 from mergeflow.merging import make_recipe, merge
-from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modalities.vision.models import POCKET_MEAN, POCKET_STD, image_model, load_clip
 from mergeflow.modality import Network
 
@@ -58,16 +58,15 @@ def plain_grams(state: dict[str, Tensor], images: Tensor, blocks: int = 4, heads
     return sums
 
 
-def ten_images(world: Path) -> Classification:
-    order = StatisticOrder("gram", "", str(world / "data/red"), "pocket-clip", samples=10)
-    return draw_examples(order, load_clip("pocket-clip"))
+def ten_images(world: Path) -> Subset:
+    return open_drawn(StatisticOrder("gram", "", str(world / "data/red"), "pocket-clip", samples=10))[1]
 
 
 def test_reference_every_linear_weight_of_the_tower(world: Path):
     path = world / "experts/red.safetensors"
     images = ten_images(world)
     estimates = input_grams(model_of(path), images, batch_size=4)
-    expected = plain_grams(dict(open_checkpoint(path)), images.inputs)
+    expected = plain_grams(dict(open_checkpoint(path)), images.whole.inputs[images.chosen])
     assert estimates.keys() == expected.keys()
     assert len(estimates) == 4 * 4
     for name, gram in estimates.items():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.modalities.classification import Classification
+from mergeflow.modalities.classification import Classification, check_classes
 from mergeflow.modalities.heads import Head
 from mergeflow.modalities.modules import own_generator
 from mergeflow.modalities.vision.tokenizer import WordTokenizer, knows_vocabulary
@@ -394,27 +394,6 @@ def open_model(
     return clip
 
 
-def check_head(task: str, head: Head, class_names: list[str], clip: ClipModel) -> None:
-    """Refuse a head of other classes than the data's, or of other features than the model's.
-
-    Args:
-        head: of C classes on features [n, D].
-    """
-    differing = [f"{a!r} / {b!r}" for a, b in zip(head.class_names, class_names, strict=False) if a != b]
-    if len(head.class_names) != len(class_names) or differing:
-        difference = f": {differing[0]} (head / data)" if differing else ""
-        raise MergeflowError(
-            f"task '{task}': the head has {len(head.class_names)} classes and the data {len(class_names)}{difference}. "
-            "Build the head from this data's class names."
-        )
-    width = clip.model.visual.output_dim
-    if head.weight.shape[1] != width:
-        raise MergeflowError(
-            f"task '{task}': the head takes features of {head.weight.shape[1]} numbers, the model gives {width}: "
-            "use a head built with this architecture."
-        )
-
-
 def open_prepared(
     task: str, folder: Path, split: str, clip: ClipModel, head: Head | None, device: str
 ) -> Classification:
@@ -423,12 +402,17 @@ def open_prepared(
     Args:
         head: moved to the device; None where no answers are asked for.
     """
-    data = load_split(folder, split)
+    data, width = load_split(folder, split), clip.model.visual.output_dim
     if data.images.shape[1] != clip.image_size:
         raise MergeflowError(
             f"task '{task}': its images have {data.images.shape[1]} pixels a side, but the model takes "
             f"{clip.image_size}: prepare it again with that size."
         )
-    if head is not None:
-        check_head(task, head.to(device), data.class_names, clip)
+    check_classes(task, head, data.class_names, "Build the head from this data's class names.")
+    if head is not None and head.weight.shape[1] != width:
+        raise MergeflowError(
+            f"task '{task}': the head takes features of {head.weight.shape[1]} numbers, the model gives {width}: "
+            "use a head built with this architecture."
+        )
+    head = None if head is None else head.to(device)
     return Classification(task, torch.from_numpy(data.images), torch.from_numpy(data.labels).to(device), head)
