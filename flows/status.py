@@ -178,7 +178,7 @@ def print_summary(root: Path, console: Console) -> None:
             f"{task} ({100 * expert:.1f} against {100 * base:.1f})" for task, (expert, base) in behind.items()
         )
         console.print(
-            f"[bold yellow]Experts worse than the base on test:[/] {figures}. Look at how they were trained: the "
+            f"[bold yellow]Experts no better than the base on test:[/] {figures}. Look at how they were trained: the "
             "report shows their courses.",
             highlight=False,
             soft_wrap=True,

@@ -12,7 +12,7 @@ def base_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def experts_behind_base(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Return task → (accuracy of its expert, of the base) for each expert that is worse than what it was tuned from.
+    """Return task → (accuracy of its expert, of the base) for each expert that gained nothing by its training.
 
     Example:
         >>> experts_behind_base(
@@ -25,7 +25,7 @@ def experts_behind_base(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[fl
     """
     base = base_row(rows)["accuracy"]
     experts = next(row for row in rows if row["name"] == "individual")["accuracy"]
-    return {task: (experts[task], base[task]) for task in experts if experts[task] < base[task]}
+    return {task: (experts[task], base[task]) for task in experts if experts[task] < 1 and experts[task] <= base[task]}
 
 
 def model_name(name: str) -> str:

@@ -124,7 +124,7 @@ def _facts(run: RunFiles) -> list[Fact]:
     ]
     behind = experts_behind_base(run.test["rows"])
     if behind:
-        facts.append(Fact("Experts worse than the base", str(len(behind)), ", ".join(behind)))
+        facts.append(Fact("Experts no better than the base", str(len(behind)), ", ".join(behind)))
     if "average" in rows and winner["name"] != "average":
         gain = 100 * (winner["mean"] - rows["average"]["mean"])
         facts.append(Fact("Over averaging", f"{gain:+.1f} points".replace("-", "−"), "of mean test accuracy"))

@@ -13,8 +13,8 @@ from mergeflow.errors import MergeflowError
 
 def printed(root: Path, signs: float) -> str:
     rows = [
-        {"name": name, "args": {}, "accuracy": {"signs": accuracy, "land": 0.9}, "mean": 0.5, "normalised": 0.5}
-        for name, accuracy in (("zero_shot", 0.6), ("individual", signs), ("average", 0.6))
+        {"name": name, "args": {}, "accuracy": {"signs": accuracy, "land": land}, "mean": 0.5, "normalised": 0.5}
+        for name, accuracy, land in (("zero_shot", 0.6, 0.9), ("individual", signs, 0.95), ("average", 0.6, 0.9))
     ]
     path = root / layout.TEST
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,9 +51,9 @@ def test_no_number_of_the_table_is_cut(tmp_path: Path, methods: int, width: int)
     assert shown.get().count("100.0") == 1 + methods
 
 
-@pytest.mark.parametrize(("signs", "named"), [(0.2, True), (0.6, False)])
-def test_an_expert_that_is_worse_than_its_base_is_named(tmp_path: Path, signs: float, named: bool) -> None:
-    line = "Experts worse than the base on test: signs (20.0 against 60.0)."
+@pytest.mark.parametrize(("signs", "named"), [(0.2, True), (0.6, True), (0.7, False)])
+def test_an_expert_that_is_no_better_than_its_base_is_named(tmp_path: Path, signs: float, named: bool) -> None:
+    line = f"Experts no better than the base on test: signs ({100 * signs:.1f} against 60.0)."
     assert (line in printed(tmp_path, signs)) is named
 
 
