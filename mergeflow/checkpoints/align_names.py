@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from threading import local
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.checks import check_compatible, infos_of, lacking, same_values
 from mergeflow.checkpoints.fingerprint import BLOCK
@@ -20,8 +20,10 @@ from mergeflow.checkpoints.names import (
     in_out_experts,
     loaded_name,
     may_be_tied,
+    module_in_memory,
     names_in_memory,
     renamed,
+    stores_inputs_first,
     tied_copies,
     tied_weights,
     untied_config,
@@ -37,8 +39,12 @@ _TYPES = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clv
 _MODULES = re.compile(r"\.(?:c_attn|q_attn|c_proj|c_fc)\.weight$")
 
 
-def is_conv1d(config: Mapping[str, object], name: str) -> bool | None:
-    """Return whether the model's class stores a linear weight as [in, out]; None if `model_type` does not tell."""
+def is_conv1d(config: Mapping[str, Any], name: str) -> bool | None:
+    """Return whether the model's class stores a linear weight as [in, out]; None if config.json does not tell."""
+    (in_memory,) = names_in_memory(config, [name])
+    module = module_in_memory(config, in_memory.removesuffix(".weight"))
+    if module is not None:
+        return stores_inputs_first(module)
     return bool(_MODULES.search(name)) if config.get("model_type") in _TYPES else None
 
 

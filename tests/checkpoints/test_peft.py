@@ -79,6 +79,14 @@ def roberta():
     return transformers.RobertaForMaskedLM(transformers.RobertaConfig(**sizes, vocab_size=40, pad_token_id=0))
 
 
+def translator():
+    """GPT-2 behind BERT: all weights of its cross-attention's queries are square."""
+    torch.manual_seed(1)
+    text = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=40, add_cross_attention=True)
+    both = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(bert().config, text)
+    return transformers.EncoderDecoderModel(config=both)
+
+
 class Convolutions(torch.nn.Module):
     """Convolutions over one, two and three dimensions, of kernels of every shape, and one in groups."""
 
@@ -142,10 +150,11 @@ def whole(base, state):
         (llama, {"target_modules": ["q_proj"], "target_parameters": ["embed_tokens.weight", "o_proj.weight"]}),
         (gpt2, {"target_modules": ["c_attn"], "lora_bias": True, "fan_in_fan_out": True}),
         (gpt2, {"target_modules": ["c_proj"], "lora_bias": True, "bias": "lora_only", "use_rslora": True}),
+        (translator, {"target_modules": "all-linear"}),
     ],
     ids=["dora", "dora-all", "head", "dora-head", "embedding", "both", "dora-gpt2", "wte", "bias-all", "bias-lora",
          "tokens", "tokens-head", "tokens-tied", "square", "square-dora", "said-wrongly", "parameters",
-         "parameters-and-modules", "lora-bias", "lora-bias-and-bias"],
+         "parameters-and-modules", "lora-bias", "lora-bias-and-bias", "gpt2-within"],
 )  # fmt: skip
 def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
     expected = trained(model(), tmp_path, **config)
