@@ -76,8 +76,8 @@ def _served(listener: socket.socket) -> Iterator[None]:
         check_disk(error, PREFECT_HOME.value())
         raise MergeflowError(
             f"Prefect's own server does not start: {str(error).splitlines()[0]}. Its database is in PREFECT_HOME, "
-            f"{PREFECT_HOME.value()}: if it is damaged, move it away, which loses only Prefect's history of runs; or "
-            "set PREFECT_API_URL to a server."
+            f"{PREFECT_HOME.value()}: if it is damaged or a newer Prefect made it, move it away, which loses only "
+            "Prefect's history of runs; or set PREFECT_API_URL to a server."
         ) from error
     try:
         yield

@@ -90,4 +90,4 @@ def test_a_damaged_database_is_one_message(tmp_path: Path) -> None:
         "mergeflow.errors.MergeflowError: Prefect's own server does not start"
     )
     assert "file is not a database" in done.stderr.splitlines()[-1]
-    assert "home: if it is damaged, move it away" in done.stderr.splitlines()[-1]
+    assert "home: if it is damaged or a newer Prefect made it, move it away" in done.stderr.splitlines()[-1]
