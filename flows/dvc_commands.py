@@ -17,10 +17,19 @@ from mergeflow import layout
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.layout import CODE
 from tasks.project.graph import downstream_closure, load_graph, needed_for, removed_items
-from tasks.project.recorded import digest_as_dvc, locked_stages, md5_of, whole_stages
+from tasks.project.recorded import (
+    digest_as_dvc,
+    is_made,
+    listing_file,
+    locked_stages,
+    md5_of,
+    stored_outputs,
+    whole_stages,
+)
 from tasks.project.stage import MAIN, STATE, STUDIES, Stage, covers
 from tasks.running.digests import CODE_STAGE, accept, digest_key, strict_digest, write_digests
 from tasks.running.runner import has_run, remove_output
+from tasks.travel.store import bring
 
 RUNNING = ".dvc/tmp/rwlock"  # DVC's list of which process reads and writes which paths
 
@@ -74,14 +83,7 @@ def is_whole(text: str) -> bool:
 
 
 WAIT = 1.0  # seconds between questions
-# Beside `dvc repro` a question is answered too: its lock of a stage's files, held while the stage runs, guards writers.
-_ASK = """
-import contextlib, sys
-import dvc.rwlock
-dvc.rwlock.rwlock = lambda *_: contextlib.nullcontext()
-from dvc.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
+_DVC = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); from flows.dvc_process import run; run()"
 
 
 def dvc(root: Path, *arguments: str) -> str:
@@ -90,7 +92,7 @@ def dvc(root: Path, *arguments: str) -> str:
     Raises:
         MergeflowError: it failed.
     """
-    return _run_dvc(root, [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments])
+    return _run_dvc(root, ["--wait-for-lock", *arguments])
 
 
 def ask_dvc(root: Path, *arguments: str) -> str:
@@ -99,12 +101,13 @@ def ask_dvc(root: Path, *arguments: str) -> str:
     Raises:
         MergeflowError: it failed.
     """
-    return _run_dvc(root, [sys.executable, "-c", _ASK, "--wait-for-lock", *arguments])
+    return _run_dvc(root, ["ask", "--wait-for-lock", *arguments])
 
 
-def _run_dvc(root: Path, command: list[str]) -> str:
+def _run_dvc(root: Path, arguments: list[str]) -> str:
     announced: set[str] = set()
     while True:
+        command = [sys.executable, "-c", _DVC, *arguments]
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             return done.stdout
@@ -116,7 +119,7 @@ def _run_dvc(root: Path, command: list[str]) -> str:
         elif "not inside of a DVC repository" in text:
             raise MergeflowError(f"{root} lacks the folder .dvc, as a copy may: call `dvc init` there.")
         elif not mend_locks(root):
-            words = " ".join(command[command.index("--wait-for-lock") + 1 :])
+            words = " ".join(arguments[arguments.index("--wait-for-lock") + 1 :])
             raise MergeflowError(f"`dvc {words}` failed: {text or f'it ended with status {done.returncode}'}")
 
 
@@ -228,9 +231,24 @@ def _code_is_recorded(root: Path) -> bool:
 
 
 def push_outputs(root: Path) -> None:
-    """Send the pipeline's outputs to DVC's remote; outputs of studies stay on their machine."""
-    dvc(root, "commit", "--force", CODE_STAGE)  # dvc.lock of a clone names it, the cache may lack it
+    """Send the pipeline's outputs to DVC's remote; outputs of studies stay on their machine.
+
+    What another store has comes into DVC's cache on the way.
+    """
+    brought = bring(root, stored_outputs(root), unless_in=_remote(root))
+    for out in brought:
+        listing_file(root, out).unlink(missing_ok=True)
+    made = [address for address, stage in load_graph(root).items() if set(brought) & set(stage.outs)]
+    dvc(root, "commit", "--force", CODE_STAGE, *made)  # dvc.lock of a clone names the code, the cache may lack it
     dvc(root, "push", MAIN)
+
+
+def _remote(root: Path) -> str:
+    """Return the address of DVC's default remote; an empty one where there is none."""
+    try:
+        return dvc(root, "config", f"remote.{dvc(root, 'config', 'core.remote').strip()}.url").strip()
+    except MergeflowError:
+        return ""
 
 
 def fetch_output(root: Path, path: Path) -> None:
@@ -239,6 +257,8 @@ def fetch_output(root: Path, path: Path) -> None:
     if not whole.is_relative_to(root) or not _is_tracked(root, whole.relative_to(root).as_posix()):
         return
     wanted = whole.relative_to(root).as_posix()
+    if bring(root, [wanted]):
+        return
     try:
         dvc(root, "checkout", wanted)
     except MergeflowError:  # not in the cache
@@ -264,13 +284,17 @@ def remove_stale_outputs(root: Path, report: Callable[[str], object]) -> None:
     # Read before params.yaml: of a task that is being added, the line comes first and the outputs later.
     addresses = has_run(root) | set(locked)
     gone = removed_items(root, addresses)
-    left_over = [(out, stage.address) for stage in gone for out in stage.outs if (root / out).exists()]
-    cached = [out for out, address in left_over if _is_recorded(root, out, locked.get(address, {}))]
+    left_over = [(out, stage.address) for stage in gone for out in stage.outs if is_made(root / out)]
+    cached = [
+        out
+        for out, address in left_over
+        if not (root / out).exists() or _is_recorded(root, out, locked.get(address, {}))
+    ]
     others = [out for out, _ in left_over if out not in cached]
     said = []
     if cached:
         for out in cached:
-            remove_output(root / out)
+            remove_output(root, out)
         said.append(
             f"Removed outputs of what params.yaml no longer has: {', '.join(cached)}. DVC's cache keeps them: where a "
             "name was mistyped, correct it and call `dvc checkout`."
@@ -290,7 +314,9 @@ def remove_stale_outputs(root: Path, report: Callable[[str], object]) -> None:
 
 
 def _is_recorded(root: Path, out: str, entry: Mapping[str, Any]) -> bool:
-    """Whether an output is, byte for byte, the one that DVC's lock has put into the cache."""
+    """Whether an output is, byte for byte, the one that DVC's lock has put into the cache, or in a store alone."""
+    if not (root / out).exists():
+        return True
     recorded = [out_entry.get("md5") for out_entry in entry.get("outs", []) if out_entry["path"] == out]
     return bool(recorded) and recorded == [digest_as_dvc(root / out)]
 

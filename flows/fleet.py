@@ -14,8 +14,8 @@ from flows.runners import Cluster, cluster
 from mergeflow.errors import MergeflowError
 from tasks.project.sections import RunSection
 from tasks.project.stage import MAIN, Stage, StageIO
+from tasks.running.parcel import Parcel, Result, carry_out, pack, read_log, read_progress, unpack
 from tasks.running.stage_log import add_to_log
-from tasks.travel.parcel import Parcel, Result, carry_out, pack, read_log, read_progress, unpack
 from tasks.travel.store import Store, StoreError
 
 PATIENCE = 60.0  # seconds until who waits for a worker is told; one that is new imports torch first
@@ -46,7 +46,7 @@ class Fleet:
         return stage.file == MAIN and stage.name not in DRIVERS_OWN
 
     def work(self, io: StageIO) -> None:
-        """Build the outputs of a stage on some machine, and fetch them.
+        """Build the outputs of a stage on some machine, and take what it says of them.
 
         Raises:
             Exception: what the stage raised there.

@@ -42,6 +42,7 @@ from tasks.project.stage import STATE, STUDIES, Stage
 from tasks.project.validate_params import BASE, check_base, validate_params
 from tasks.rounds import open_rounds, tune
 from tasks.running.runner import check_worker, is_up_to_date, open_stage, progress_file, run_stage, running_code
+from tasks.travel.store import bring, forget_lost
 
 if TYPE_CHECKING:
     from registry.gates import Decision
@@ -110,6 +111,7 @@ def run_rounds(runner: TaskRunner[Any], root: Path, stage: Stage) -> None:
     io, fingerprint = open_stage(root, stage)
     if io.section("finetune").regime != "iterative" or is_up_to_date(root, stage, fingerprint):
         return
+    bring(root, stage.deps)
     rounds = open_rounds(io)
     for number in range(1, rounds.rounds + 1):
         waiting = rounds.waiting(number)
@@ -226,6 +228,8 @@ def _run_stages(root: Path, push: bool, targets: list[str] | None) -> list[str]:
     params = validate_params(root)  # first: a task whose name is mistyped takes the outputs of the right one away
     wait_for_dvc(root, get_run_logger().warning)
     remove_stale_outputs(root, get_run_logger().info)
+    if lost := forget_lost(root):
+        get_run_logger().warning("no longer in the store, so made again: %s", ", ".join(lost))
     stages = load_graph(root, studies=targets is not None)
     todo = stages_to_run(root, stages, targets)
     if BASE in todo:

@@ -20,6 +20,7 @@ from tasks.project.stage import STATE, Stage, StageIO, covers
 from tasks.running.runner import open_stage, run_stage
 from tasks.running.scratch_project import link, write_params
 from tasks.sweep import sweep_near
+from tasks.travel.store import bring
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, st
     places: dict[str, str] = {}
     absent: list[Ancestor] = []
     for ancestor in wanted:
+        bring(root, [ancestor.path])
         if _proven(ancestor, root / ancestor.path):
             there = _all_files(root / ancestor.path)
             names = [name for name in ancestor.files if name in there] or there

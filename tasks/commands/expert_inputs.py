@@ -11,6 +11,7 @@ from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.late import torch
+from tasks.travel.store import bring
 
 if TYPE_CHECKING:
     from mergeflow.checkpoints import LazyStateDict
@@ -120,8 +121,9 @@ class ExpertInputs:
         tasks = self.tasks
         experts: dict[str, str] = {}
         for expert in self.experts or tasks:
-            if expert in tasks:
-                path = str(self.project / layout.expert_model(expert))  # type: ignore[operator]
+            if self.project is not None and expert in tasks:
+                bring(self.project, [layout.expert(expert)])
+                path = str(self.project / layout.expert_model(expert))
                 if not Path(path).exists():
                     raise MergeflowError(f"the expert '{expert}' is not trained yet: run `mergeflow run`.")
             elif self.project and "/" not in expert and "." not in expert and not Path(expert).exists():
@@ -147,6 +149,8 @@ class ExpertInputs:
         base = self.base if self.recipe is None else self.recipe.base
         if base is not None:
             return base
+        if self.project is not None:
+            bring(self.project, [layout.BASE])
         if self.project is None or not (self.project / layout.BASE_MODEL).exists():
             missing = "--base is missing" if self.recipe is None else "`base` is missing in the recipe"
             raise MergeflowError(f"{missing}: name the checkpoint that the experts were tuned from.")
@@ -188,6 +192,7 @@ class ExpertInputs:
         section: Any = self.params.model
         modality = MODALITIES.get(section.modality)
         split, cpu = "validation", torch.device("cpu")
+        bring(self.project, [layout.split(split, task) for task in paths])
         folders = {task: self.project / layout.split(split, task) for task in paths}
         return {
             task: Subset.first(modality.open(task, folder, split, self._head(task), cpu), samples)

@@ -2,17 +2,24 @@
 
 A flipped bit on a disk or in a remote changes neither size nor time, so DVC does not see it, and a merge of it passes
 every gate. The bytes are read for the stage's fingerprint anyway; here they are compared.
+
+An output that a worker has sent into a store has a listing with its files' hashes. They stand for those of its files
+that are not here, so that no stage runs again for their absence.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
+from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.errors import MergeflowError
 from tasks.project.files import parse_yaml
 from tasks.project.stage import MAIN, STATE, STUDIES, Stage, covers
@@ -44,13 +51,98 @@ def digest_as_dvc(path: Path, of_file: Callable[[Path], str] = md5_of) -> str:
     """Return the digest that DVC writes into its lock: of a folder the MD5 of the list of its files with theirs."""
     if path.is_file():
         return of_file(path)
-    listed = [{"md5": of_file(file), "relpath": name} for name, file in files_of(path)]
-    return f"{hashlib.md5(json.dumps(listed, sort_keys=True).encode()).hexdigest()}.dir"
+    if path in (absent := absent_files(path)):
+        return absent[path].md5
+    return f"{hashlib.md5(json.dumps(listing_as_dvc(path, of_file), sort_keys=True).encode()).hexdigest()}.dir"
+
+
+def listing_as_dvc(folder: Path, of_file: Callable[[Path], str] = md5_of) -> list[dict[str, str]]:
+    """Return DVC's list of a folder's files with their MD5."""
+    absent = absent_files(folder)
+    return [
+        {"md5": absent[file].md5 if file in absent else of_file(file), "relpath": name}
+        for name, file in files_of(folder)
+    ]
 
 
 def files_of(folder: Path) -> list[tuple[str, Path]]:
     """Return the files below a folder in DVC's order, with their relative names; links are followed."""
-    return sorted((file.relative_to(folder).as_posix(), file) for file in _below(folder))
+    return sorted((file.relative_to(folder).as_posix(), file) for file in {*_below(folder), *absent_files(folder)})
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """What is recorded of a file in a store."""
+
+    sha256: str
+    md5: str
+    size: int
+
+    @classmethod
+    def of(cls, path: Path) -> "StoredFile":
+        """Read a file's hashes and size."""
+        return cls(sha256_of(path), md5_of(path), path.stat().st_size)
+
+
+@dataclass(frozen=True)
+class StoredOutput:
+    """A folder that a stage has made on a worker.
+
+    Attributes:
+        store: the address of the store that has it.
+        md5: its hash there, as DVC's lock has it.
+        files: by their names below the folder; at least one.
+    """
+
+    store: str
+    md5: str
+    files: Mapping[str, StoredFile]
+
+
+def listing_file(root: Path, out: str) -> Path:
+    """Return the file that lists an output in a store."""
+    return root / STATE / "stored" / f"{quote(out, safe='')}.json"
+
+
+def write_listing(root: Path, out: str, stored: StoredOutput) -> None:
+    """Record that a store has an output."""
+    path = listing_file(root, out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(asdict(stored)))
+
+
+def stored_outputs(root: Path) -> dict[str, StoredOutput]:
+    """Return the outputs of a project that stores have, whether their files are here too or not."""
+    stored: dict[str, StoredOutput] = {}
+    for path in sorted((root / STATE / "stored").glob("*.json")):
+        with suppress(OSError, ValueError, LookupError, TypeError):  # a damaged one is none: its output is made again
+            status = path.stat()
+            stored[unquote(path.stem)] = _read_listing(path, status.st_mtime_ns, status.st_ino)
+    return stored
+
+
+@cache
+def _read_listing(path: Path, *_status: int) -> StoredOutput:
+    noted = json.loads(path.read_text())
+    return StoredOutput(noted["store"], noted["md5"], {name: StoredFile(**of) for name, of in noted["files"].items()})
+
+
+def stored_files(path: Path) -> dict[Path, StoredFile]:
+    """Return the files at or below a path that a store has, by their places here."""
+    root = next((folder for folder in path.parents if (folder / STATE / "stored").is_dir()), None)
+    outputs = {} if root is None else {root / out: stored for out, stored in stored_outputs(root).items()}
+    files = {folder / name: file for folder, stored in outputs.items() for name, file in stored.files.items()}
+    return {place: file for place, file in files.items() if path in (place, *place.parents)}
+
+
+def absent_files(path: Path) -> dict[Path, StoredFile]:
+    """Return the files at or below a path that only a store has."""
+    return {place: file for place, file in stored_files(path).items() if not place.exists()}
+
+
+def is_made(path: Path) -> bool:
+    """Whether an output, or a part of one, is here or in a store."""
+    return path.exists() or bool(absent_files(path))
 
 
 def _is_entry(stage: Any) -> bool:
@@ -82,9 +174,12 @@ def digest(path: Path, of_file: Callable[[Path], str] = sha256_of) -> str:
     """Return the SHA-256 of a file, or of a folder's sorted relative paths and contents; links are followed."""
     if path.is_file():
         return of_file(path)
+    if path in (absent := absent_files(path)):
+        return absent[path].sha256
     whole = hashlib.sha256()
-    for file_path in sorted(p for p in _below(path) if "__pycache__" not in p.parts):
-        whole.update(os.fsencode(f"{file_path.relative_to(path).as_posix()}\0{of_file(file_path)}\n"))
+    for file_path in sorted({*(p for p in _below(path) if "__pycache__" not in p.parts), *absent}):
+        sha = absent[file_path].sha256 if file_path in absent else of_file(file_path)
+        whole.update(os.fsencode(f"{file_path.relative_to(path).as_posix()}\0{sha}\n"))
     return whole.hexdigest()
 
 
@@ -106,7 +201,7 @@ def check_inputs(root: Path, stage: Stage, of_file: Callable[[Path], str] = sha2
     made, locked = _made_here(root), _recorded_by_dvc(root)
     changed = []
     for out in sorted({*made, *locked}):
-        if not any(covers(dep, out) or covers(out, dep) for dep in stage.deps) or not (root / out).exists():
+        if not any(covers(dep, out) or covers(out, dep) for dep in stage.deps) or not is_made(root / out):
             continue
         sha = digest(root / out, of_file)
         if made.get(out) != sha and out in locked and _digest_as_dvc(root / out, sha) != locked[out]:

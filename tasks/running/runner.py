@@ -28,13 +28,22 @@ from mergeflow.commands.allocation import return_freed_memory
 from mergeflow.errors import MergeflowError, first_line, is_full, not_permitted, without_passwords
 from tasks.project.files import file_lock
 from tasks.project.parameters import Params, StudyParams, load_params, load_study_params
-from tasks.project.recorded import check_inputs, digest, digest_of_times, read_manifest, sha256_of
+from tasks.project.recorded import (
+    check_inputs,
+    digest,
+    digest_of_times,
+    is_made,
+    listing_file,
+    read_manifest,
+    sha256_of,
+)
 from tasks.project.stage import CHOICES, INPUTS, MAIN, STATE, Progress, Stage, StageIO, file_name, named_inputs
 from tasks.project.studies import declared_study, load_module
 from tasks.project.study_graph import check_study_graph
 from tasks.running.determinism import compute_on_one_thread
 from tasks.running.digests import code_digest
 from tasks.running.stage_log import log_path, stage_log
+from tasks.travel.store import bring, remove_path
 
 HOST = "host"
 
@@ -79,7 +88,8 @@ class DiskFull(MergeflowError):
 
 
 def do_here(io: StageIO) -> None:
-    """Do a stage's work in this process."""
+    """Do a stage's work in this process, once what it reads is here."""
+    bring(io.root, io.stage.deps)
     module = load_module(io.root, io.stage.module)
     work = module if hasattr(module, "run") else declared_study(module, io.stage.name)
     try:
@@ -102,6 +112,8 @@ def run_stage(root: Path, stage: Stage, force: bool = False, work: Callable[[Sta
         io, fingerprint = open_stage(root, stage, of_file)
         if not force and is_up_to_date(root, stage, fingerprint):
             manifest.touch()  # so that the progress display counts it
+            if work is do_here:  # `dvc repro` takes the outputs into its cache
+                bring(root, stage.outs)
             return False
         read = {path: (digest(root / path, of_file), digest_of_times(root / path)) for path in _users_inputs(io)}
         if io.studies is not None:  # report a study's wrong options before its training runs start
@@ -200,15 +212,16 @@ def remove_outputs(root: Path, stage: Stage) -> list[str]:
 
     Other stages read the folders above as a whole, so an item that is removed must leave nothing in them.
     """
-    there = [out for out in stage.outs if (root / out).exists()]
+    there = [out for out in stage.outs if is_made(root / out)]
     for out in there:
-        remove_output(root / out)
+        remove_output(root, out)
     return there
 
 
-def remove_output(path: Path) -> None:
-    """Remove an output, which is a file or a folder."""
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+def remove_output(root: Path, out: str) -> None:
+    """Remove an output, and what is recorded of it in a store."""
+    listing_file(root, out).unlink(missing_ok=True)
+    remove_path(root / out)
 
 
 def has_run(root: Path) -> set[str]:
@@ -223,7 +236,7 @@ def _lookup_json(params: Params, studies: StudyParams | None, key: str) -> Any:
 
 def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any], of_file: Callable[[Path], str]) -> str:
     for dep in stage.deps:
-        if not (root / dep).exists():
+        if not is_made(root / dep):
             raise MergeflowError(
                 f"stage {stage.address} needs {dep}, which is missing: run the whole pipeline "
                 f"(`mergeflow run`), or fetch it with `dvc pull {dep}`."
@@ -258,7 +271,7 @@ def _users_inputs(io: StageIO) -> list[str]:
 def is_up_to_date(root: Path, stage: Stage, fingerprint: str) -> bool:
     """Whether the outputs are those that the stage made with this fingerprint."""
     manifest = read_manifest(_manifest(root, stage))
-    if manifest["fingerprint"] is None or not all((root / out).exists() for out in stage.outs):
+    if manifest["fingerprint"] is None or not all(is_made(root / out) for out in stage.outs):
         return False
     return manifest["fingerprint"] == fingerprint and manifest["outs"] == {
         out: digest(root / out) for out in stage.outs
@@ -292,7 +305,7 @@ def _build(io: StageIO, done: Path, work: Callable[[StageIO], None]) -> None:
         work(io)
         for out in io.stage.outs:
             built = io.building / out
-            assert built.exists(), f"stage {io.stage.address} did not make {out}"
+            assert is_made(built), f"stage {io.stage.address} did not make {out}"
             _sync(built)
         _write_record(io, started, before)
         write_atomically(done, "{}")
@@ -329,15 +342,18 @@ def _publish(io: StageIO) -> None:
     replaced = io.scratch / "replaced"
     for out in io.stage.outs:
         built, target = io.building / out, io.root / out
-        if not built.exists():  # moved before the kill
+        listed, listing = listing_file(io.building, out), listing_file(io.root, out)
+        if not built.exists() and not listed.exists():  # moved before the kill
             continue
-        target.parent.mkdir(parents=True, exist_ok=True)
+        listing.unlink(missing_ok=True)  # before the files that it lists go
         if target.exists() or target.is_symlink():
             shutil.rmtree(replaced, ignore_errors=True)
             replaced.mkdir()
             target.rename(replaced / "old")
-        built.rename(target)
-        sync_folder(target.parent)
+        made, place = (built, target) if built.exists() else (listed, listing)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        made.rename(place)
+        sync_folder(place.parent)
 
 
 def _spent_before(scratch: Path) -> float:

@@ -7,7 +7,8 @@ fetched is hashed before anything reads it. Documents (leases, results, saved st
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -20,8 +21,17 @@ from fsspec.utils import get_protocol
 
 from mergeflow.checkpoints.writer import link_or_copy
 from mergeflow.errors import MergeflowError, first_line
-from tasks.project.recorded import files_of, md5_of
-from tasks.running.runner import remove_output
+from tasks.project.files import file_lock
+from tasks.project.recorded import (
+    absent_files,
+    digest_as_dvc,
+    files_of,
+    listing_as_dvc,
+    listing_file,
+    md5_of,
+    stored_outputs,
+)
+from tasks.project.stage import STATE, covers
 
 OBJECTS, DOCUMENTS = "files/md5", "mergeflow"
 LISTING = ".dir"  # how DVC ends the name of an object that lists a folder's files
@@ -62,16 +72,13 @@ class Store:
 
         A folder's listing is sent last, so where it is, the folder's files are too.
         """
-        if path.is_file():
-            md5 = _md5(path)
+        md5 = digest_as_dvc(path, _md5)
+        if not md5.endswith(LISTING):
             self._send_files({md5: path})
-            return md5
-        files = [(name, file, _md5(file)) for name, file in files_of(path)]
-        listing = json.dumps([{"md5": md5, "relpath": name} for name, _, md5 in files], sort_keys=True).encode()
-        md5 = hashlib.md5(listing).hexdigest() + LISTING
-        if not self.has(md5):
-            self._send_files({file_md5: file for _, file, file_md5 in files})
-            self._write(self._object(md5), listing)
+        elif not self.has(md5):
+            files = listing_as_dvc(path, _md5)
+            self._send_files({file["md5"]: path / file["relpath"] for file in files})
+            self._write(self._object(md5), json.dumps(files, sort_keys=True).encode())
         return md5
 
     def fetch(self, md5: str, target: Path) -> None:
@@ -80,8 +87,7 @@ class Store:
         Raises:
             StoreError: an object is missing, or its bytes are others.
         """
-        if target.exists():
-            remove_output(target)
+        remove_path(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         if not md5.endswith(LISTING):
             self._fetch_files({target: md5})
@@ -164,6 +170,8 @@ class Store:
         with ThreadPoolExecutor(_AT_ONCE) as questions:
             there = dict(zip(files, questions.map(self.has, files), strict=True))
         missing = {md5: path for md5, path in files.items() if not there[md5]}
+        if lost := [md5 for md5, path in missing.items() if not path.exists()]:
+            raise self._damaged(lost[0], "missing")
         self._put({self._object(md5): path for md5, path in missing.items()})
         for md5, path in missing.items():
             if _md5(path) != md5:
@@ -271,6 +279,41 @@ class Store:
             f"the store {self.uri} {what} ({type(error).__name__}: {first_line(error)}). Nothing half-written is left, "
             "and finished stages count: run again when that is mended."
         )
+
+
+def remove_path(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def bring(root: Path, paths: Iterable[str], unless_in: str | None = None) -> list[str]:
+    """Fetch what only a store has of some paths, whole outputs at once; return these.
+
+    Args:
+        root: the project folder, which the paths are relative to.
+        unless_in: the address of a store whose outputs stay there.
+    """
+    wanted = [
+        (out, stored)
+        for out, stored in stored_outputs(root).items()
+        if stored.store != unless_in and any(covers(path, out) or covers(out, path) for path in paths)
+    ]
+    for out, stored in wanted:
+        with file_lock(root / STATE / "locks" / f"{listing_file(root, out).stem}.lock", f"the output {out}"):
+            if absent_files(root / out):
+                Store(stored.store).fetch(stored.md5, root / out)
+    return [out for out, _ in wanted]
+
+
+def forget_lost(root: Path) -> list[str]:
+    """Forget outputs that a store has no longer and this machine has not, so that they are made again; return them."""
+    lost = []
+    for out, stored in stored_outputs(root).items():
+        with suppress(StoreError):  # whoever reads the output is told
+            if absent_files(root / out) and not Store(stored.store).has(stored.md5):
+                listing_file(root, out).unlink(missing_ok=True)
+                lost.append(out)
+    return lost
 
 
 def _is(path: Path, md5: str) -> bool:

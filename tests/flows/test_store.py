@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, nullcontext, suppress
 from itertools import accumulate
@@ -18,6 +19,7 @@ import yaml
 from fsspec.implementations.local import LocalFileSystem
 from s3fs import S3FileSystem
 
+from flows.dvc_commands import changes, dvc, push_outputs, record_outputs, remove_stale_outputs
 from flows.fleet import Fleet
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import METHODS
@@ -27,15 +29,16 @@ from mergeflow.modalities.preparing import PREPARATIONS, SOURCES
 from mergeflow.modalities.sections import SECTIONS
 from mergeflow.modalities.served import SERVED
 from tasks.project.graph import load_graph
-from tasks.project.recorded import digest_as_dvc, md5_of
+from tasks.project.recorded import digest_as_dvc, locked_stages, md5_of, stored_outputs
 from tasks.project.sections import RunSection
 from tasks.project.stage import Stage, StageIO
+from tasks.running import parcel as parcels
+from tasks.running.parcel import Parcel, Result, carry_out, pack, unpack
 from tasks.running.runner import do_here, open_stage, run_stage, running_code
 from tasks.travel import lease as leases
-from tasks.travel import parcel as parcels
 from tasks.travel.lease import forget_state, lease, lease_name, mirrored, restore_state
-from tasks.travel.parcel import Parcel, Result, carry_out, pack, unpack
-from tasks.travel.store import Store, StoreError
+from tasks.travel.store import Store, StoreError, bring, forget_lost
+from tests.flows.kill_driver import make_toy_repository
 from tests.project_folder import run_pipeline
 from tests.toy_project import make_toy_project
 
@@ -385,12 +388,14 @@ class TestParcel:
         broken = carry_out({**parcel, "texts": {}})
         assert isinstance(broken, MergeflowError)
 
-    def test_the_driver_takes_outputs_and_record(self, toy: Path, worker: Path, tmp_path: Path) -> None:
-        store = Store(f"file://{tmp_path}/store")
+    def test_the_driver_takes_hashes_and_record(self, toy: Path, worker: Path, tmp_path: Path) -> None:
+        store, out = Store(f"file://{tmp_path}/store"), "outputs/experts/right"
         with chdir(toy):
             io, _ = open_stage(toy, stage_of(toy, "finetune@right"))
-        unpack(io, store, travelled(toy, "finetune@right", store))
-        assert (io.building / "outputs/experts/right/model.safetensors").exists()
+        result = travelled(toy, "finetune@right", store)
+        unpack(io, store, result)
+        assert not (io.building / out).exists()
+        assert digest_as_dvc(io.building / out) == result.outs[out]
         assert {"host", "seconds", "training"} <= set(io.costs)
 
     @pytest.mark.parametrize("fails", [False, True])
@@ -411,6 +416,133 @@ class TestParcel:
         assert f"on {running_code()['host']}:" in log
         assert "about to work" in log
         assert ("out of tune" in log) == fails
+
+
+@pytest.fixture(scope="module")
+def stayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy repository that was run here, up to the registration, and recorded."""
+    return recorded_by(tmp_path_factory.mktemp("stayed") / "toy", do_here)
+
+
+def recorded_by(folder: Path, work: Callable[[StageIO], None]) -> Path:
+    make_toy_repository(folder)
+    stages = [stage for stage in load_graph(folder).values() if stage.name != "register"]
+    with chdir(folder):
+        for stage in stages:
+            run_stage(folder, stage, work=work)
+        record_outputs(folder, [stage.address for stage in stages])
+    return folder
+
+
+@pytest.mark.slow
+class TestOutputsInTheStore:
+    @pytest.fixture(scope="class")
+    def fleet(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """A folder with the same repository, run by a worker, and its store."""
+        folder = tmp_path_factory.mktemp("fleet")
+        settings = RunSection(runner="dask", workers=1, device="cpu", store=f"file://{folder}/store")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(parcels.WORKER_FOLDER, str(folder / "worker"))
+            patch.setattr(leases, "POLL", 0.05)
+            recorded_by(folder / "toy", Fleet(Here(), settings).work)
+        return folder
+
+    @pytest.fixture
+    def remote(self, fleet: Path, tmp_path: Path) -> Path:
+        """A copy of that repository, with a copy of the store."""
+        for name in ("toy", "store"):
+            shutil.copytree(fleet / name, tmp_path / name, symlinks=True)
+        for listing in (tmp_path / "toy/.mergeflow/stored").iterdir():
+            listing.write_text(listing.read_text().replace(str(fleet), str(tmp_path)))
+        return tmp_path / "toy"
+
+    def test_folders_stay_there_and_nothing_runs_again_for_it(self, remote: Path, stayed: Path) -> None:
+        assert locked_stages(remote) == locked_stages(stayed)
+        for folder in ("data", "base", "experts", "vectors", "merged", "results/figures"):
+            assert not (remote / "outputs" / folder).exists(), folder
+        assert (remote / "outputs/results/test.json").exists()
+        cached = [path.name for path in (remote / ".dvc/cache/files/md5").glob("*/*")]
+        assert not any(stored.md5[2:] in cached for stored in stored_outputs(remote).values())
+        with chdir(remote):
+            stages = load_graph(remote)
+            assert set(changes(remote, stages)) == {"register"}
+            for address in ("prepare@left", "finetune@left", "vectors", "evaluate"):
+                assert not run_stage(remote, stages[address], work=refuse), address
+
+    def test_what_a_stage_reads_here_is_fetched(self, remote: Path, stayed: Path) -> None:
+        with chdir(remote):
+            assert run_stage(remote, stage_of(remote, "figures"), force=True)
+            record_outputs(remote, ["figures"])
+            assert not run_stage(remote, stage_of(remote, "finetune@left"))
+            assert set(changes(remote, load_graph(remote))) == {"register"}
+        for out in ("outputs/experts", "outputs/results"):
+            assert digest_as_dvc(remote / out) == digest_as_dvc(stayed / out)
+        assert (remote / "outputs/experts/left/model.safetensors").exists()
+        assert not (remote / "outputs/vectors").exists()
+
+    def test_changes_are_seen_beside_what_is_not_here(self, remote: Path) -> None:
+        with chdir(remote):
+            bring(remote, ["outputs/experts/left"])
+            (remote / "outputs/experts/left/training.json").write_text("{}")
+            (remote / "outputs/vectors").mkdir()
+            (remote / "outputs/vectors/another.txt").write_text("")
+            stale = changes(remote, load_graph(remote))
+        assert stale["finetune@left"] == [{"changed outs": {"outputs/experts/left": "modified"}}]
+        assert stale["vectors"][1] == {"changed outs": {"outputs/vectors": "modified"}}
+        assert "prepare@left" not in stale
+
+    def test_what_the_store_has_lost_is_made_again(self, remote: Path, tmp_path: Path) -> None:
+        lost = stored_outputs(remote)["outputs/vectors"].md5
+        (tmp_path / "store/files/md5" / lost[:2] / lost[2:]).unlink()
+        with chdir(remote):
+            with pytest.raises(StoreError, match="run again"):
+                bring(remote, ["outputs/vectors"])
+            assert forget_lost(remote) == ["outputs/vectors"]
+            assert set(changes(remote, load_graph(remote))) == {"register", "vectors"}
+
+    def test_a_push_to_another_remote_takes_all_with_it(self, remote: Path, stayed: Path, tmp_path: Path) -> None:
+        with chdir(remote):
+            dvc(remote, "remote", "modify", "--local", "storage", "url", str(tmp_path / "remote"))
+            push_outputs(remote)
+            shutil.rmtree(tmp_path / "store")
+            shutil.rmtree(remote / "outputs/vectors")
+            dvc(remote, "pull", "vectors")
+        assert digest_as_dvc(remote / "outputs/vectors") == digest_as_dvc(stayed / "outputs/vectors")
+
+    def test_tasks_that_are_taken_out_leave_nothing(self, remote: Path) -> None:
+        values = yaml.safe_load((remote / "params.yaml").read_text())
+        del values["tasks"]["right"]
+        (remote / "params.yaml").write_text(yaml.safe_dump(values))
+        remove_stale_outputs(remote, print)
+        assert not [out for out in stored_outputs(remote) if "right" in out]
+
+    @pytest.mark.parametrize("place", ["here", "there"])
+    def test_killed_while_an_output_takes_its_place(
+        self, remote: Path, worker: Path, place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = RunSection(runner="dask", workers=1, device="cpu", store=f"file://{remote.parent}/store")
+        work = {"here": do_here, "there": Fleet(Here(), settings).work}[place]
+        stage, rename = stage_of(remote, "vectors"), Path.rename
+
+        def stop(path: Path, target: Path) -> Path:
+            if target.name in ("vectors", "outputs%2Fvectors.json"):
+                raise KeyboardInterrupt
+            return rename(path, target)
+
+        with chdir(remote):
+            md5 = digest_as_dvc(remote / "outputs/vectors")
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "rename", stop)
+                with pytest.raises(KeyboardInterrupt):
+                    run_stage(remote, stage, force=True, work=work)
+            assert run_stage(remote, stage, work=refuse)  # it takes its place now
+            assert not run_stage(remote, stage, work=refuse)
+        assert digest_as_dvc(remote / "outputs/vectors") == md5
+        assert (remote / "outputs/vectors").exists() == (place == "here")
+
+
+def refuse(io: StageIO) -> None:
+    raise AssertionError(f"{io.stage.address} ran again")
 
 
 class Here:

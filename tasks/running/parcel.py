@@ -22,13 +22,13 @@ from mergeflow.errors import MergeflowError
 from mergeflow.layout import ACCEPTED
 from tasks.project.files import file_lock
 from tasks.project.graph import load_graph
-from tasks.project.recorded import files_of
+from tasks.project.recorded import StoredFile, StoredOutput, files_of, write_listing
 from tasks.project.stage import INPUTS, MAIN, STATE, Stage, StageIO, file_name, read_record
 from tasks.running.digests import code_files
 from tasks.running.runner import HOST, check_worker, open_stage, paths_read, run_stage, running_code
 from tasks.running.stage_log import log_path
 from tasks.travel.lease import forget_state, lease, lease_name, mirrored, restore_state
-from tasks.travel.store import Store, StoreError
+from tasks.travel.store import Store, StoreError, bring
 
 WORKER_FOLDER = "MERGEFLOW_WORKER_DIR"
 _CHOICES = ("params.yaml", MAIN, ACCEPTED)
@@ -72,12 +72,14 @@ class Result:
 
     Attributes:
         outs: the hash of each output, in the store.
+        files: of each output that is a folder, its files.
         record: the stage's record on the worker.
         sent: bytes that the worker put into the store.
         fetched: bytes that it brought from there.
     """
 
     outs: Mapping[str, str]
+    files: Mapping[str, Mapping[str, Mapping[str, Any]]]
     record: Mapping[str, Any]
     sent: int = 0
     fetched: int = 0
@@ -88,6 +90,7 @@ def pack(io: StageIO, store: Store) -> Parcel:
     root = io.root.resolve()
     paths = [*paths_read(io), *(file.relative_to(root).as_posix() for file in sorted(_own_code(root, io.stage)))]
     texts = {name: (root / name).read_text("utf-8") for name in _CHOICES if (root / name).exists()}
+    bring(io.root, paths, unless_in=store.uri)
     inputs = {path: store.send(io.root / path) for path in paths}
     return Parcel(store.uri, io.stage.address, io.scratch.name, texts, inputs, running_code())
 
@@ -101,9 +104,17 @@ def _own_code(root: Path, stage: Stage) -> set[Path]:
 
 
 def unpack(io: StageIO, store: Store, result: Result) -> None:
-    """Bring a stage's outputs to where it builds them here, and note what the worker did."""
+    """Put a stage's outputs where it builds them here, and note what the worker did.
+
+    Folders, which are data and weights, are listed and stay in the store; an output that is one file is a table or a
+    document, for people too.
+    """
     for out, md5 in result.outs.items():
-        store.fetch(md5, io.out(out))
+        if files := result.files[out]:
+            listed = {name: StoredFile(**file) for name, file in files.items()}
+            write_listing(io.building, out, StoredOutput(store.uri, md5, listed))
+        else:
+            store.fetch(md5, io.out(out))
     io.costs.update({key: value for key, value in result.record.items() if key not in ("stage", "started")})
 
 
@@ -161,13 +172,20 @@ def _carry_out(parcel: Parcel) -> Result:
             stage = _settle(project, parcel, store)
             _run(project, stage, parcel, store)
             outs = {out: store.send(project / out) for out in stage.outs}
-            result = Result(outs, read_record(project, parcel.address), store.sent, store.fetched)
-            store.write(_result_name(parcel), {"outs": result.outs, "record": result.record})
+            files = {out: _listed(project / out) for out in outs}
+            made: dict[str, Any] = {"outs": outs, "files": files, "record": read_record(project, parcel.address)}
+            result = Result(**made, sent=store.sent, fetched=store.fetched)
+            store.write(_result_name(parcel), made)
             for out, md5 in outs.items():
                 store.keep(project / out, md5)
         forget_state(store, parcel.key)
     shutil.rmtree(project, ignore_errors=True)
     return result
+
+
+def _listed(out: Path) -> dict[str, dict[str, Any]]:
+    """Read the files of an output that is a folder; of a file nothing."""
+    return {name: asdict(StoredFile.of(file)) for name, file in files_of(out)} if out.is_dir() else {}
 
 
 def _log_name(parcel: Parcel) -> str:
@@ -183,7 +201,7 @@ def _earlier(store: Store, parcel: Parcel) -> Result | None:
     noted = store.read(_result_name(parcel))
     if noted is None or not all(store.has(md5) for md5 in noted["outs"].values()):
         return None
-    return Result(noted["outs"], noted["record"])
+    return Result(**noted)
 
 
 def _settle(project: Path, parcel: Parcel, store: Store) -> Stage:
