@@ -33,7 +33,7 @@ class Fleet:
             MergeflowError: a CUDA device is asked for and no worker offers one, or the store cannot be opened.
         """
         self._machines, self._uri = machines, Store(str(run.store)).uri
-        self._traffic, self._lock = Counter[str](), Lock()
+        self._traffic, self._lock = Counter[str](here_fetched=-Store.brought), Lock()
         self._uses_devices = run.device != "cpu" and machines.has_devices()
         if run.device.startswith("cuda") and not self._uses_devices:
             raise MergeflowError(
@@ -80,6 +80,7 @@ class Fleet:
     def traffic(self) -> str:
         """Say in a sentence how many bytes went through the store."""
         parts = ("here_sent", "there_sent", "here_fetched", "there_fetched")
+        self._count(here_fetched=Store.brought)
         sent, sent_there, fetched, fetched_there = (decimal(self._traffic[part]) for part in parts)
         return (
             f"Store {self._uri}: {sent} sent from here and {sent_there} by workers, "

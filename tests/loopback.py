@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.guard import guarded
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -31,7 +33,7 @@ def server(command: list[str], port: int, log: Path, **environment: str) -> Iter
     env = {**os.environ, "PATH": path, "PYTHONPATH": python_path, **environment}
     with log.open("w") as sink:
         process = subprocess.Popen(
-            [sys.executable, *command],
+            guarded([sys.executable, *command]),
             env=env,
             cwd=log.parent,
             stdout=sink,

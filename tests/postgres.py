@@ -3,9 +3,12 @@
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.guard import end_below, guarded
 
 POSTGRES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
 """Folders with the server's programs, newest first; none: the package is not installed."""
@@ -20,14 +23,18 @@ def postgres_server() -> Iterator[str]:
         shutil.chown(folder, user)
     env = {"PATH": f"{POSTGRES[0]}:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
 
-    def run(*command: str, check: bool = True) -> None:
-        subprocess.run(command, check=check, user=user, env=env, cwd=folder, stdout=subprocess.DEVNULL)
-
-    run("initdb", "-D", f"{folder}/data", "-U", "mergeflow", "--auth=trust", "--no-sync", "--locale=C.UTF-8")
-    options = f"-c listen_addresses='' -k {folder} -c fsync=off"
-    run("pg_ctl", "-D", f"{folder}/data", "-l", f"{folder}/log", "-w", "-o", options, "start")
+    initdb = ["initdb", "-D", "data", "-U", "mergeflow", "--auth=trust", "--no-sync", "--locale=C.UTF-8"]
+    subprocess.run(initdb, check=True, user=user, env=env, cwd=folder, stdout=subprocess.DEVNULL)
+    options = ["-c", "listen_addresses=", "-k", str(folder), "-c", "fsync=off"]
+    with (folder / "log").open("w") as log:
+        command = guarded(["postgres", "-D", "data", *options], user or "")
+        process = subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log, start_new_session=True)
     try:
+        while subprocess.run(["pg_isready", "-q", "-h", folder], env=env, check=False).returncode:
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.1)
         yield f"postgresql://mergeflow@/postgres?host={folder}"
     finally:
-        run("pg_ctl", "-D", f"{folder}/data", "-m", "immediate", "stop", check=False)  # a test may have stopped it
+        end_below(process.pid)
+        process.wait()
         shutil.rmtree(folder)

@@ -50,6 +50,8 @@ class StoreError(MergeflowError):
 class Store:
     """A folder of any file system that fsspec opens."""
 
+    brought = 0  # bytes of outputs that this process has fetched, because something read them
+
     def __init__(self, uri: str, cache_folder: Path | None = None) -> None:
         """Open the store.
 
@@ -301,7 +303,9 @@ def bring(root: Path, paths: Iterable[str], unless_in: str | None = None) -> lis
     for out, stored in wanted:
         with file_lock(root / STATE / "locks" / f"{listing_file(root, out).stem}.lock", f"the output {out}"):
             if absent_files(root / out):
-                Store(stored.store).fetch(stored.md5, root / out)
+                store = Store(stored.store)
+                store.fetch(stored.md5, root / out)
+                Store.brought += store.fetched
     return [out for out, _ in wanted]
 
 

@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -25,6 +26,9 @@ from typing import IO, Any
 
 from filelock import FileLock
 
+from tests.guard import wait_with
+
+ROOT = Path(__file__).parents[2]
 COMMANDS = ("mergeflow", "dvc", "prefect")
 _LIBRARIES = (
     *("torch", "safetensors.torch", "open_clip", "pyarrow.parquet", "matplotlib.figure", "yaml", "typer", "PIL.Image"),
@@ -106,7 +110,8 @@ def _connect() -> IO[str]:
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(place))
                 listener.listen()
-                _started.append(subprocess.Popen([sys.executable, __file__], stdin=listener, env=os.environ | _SET))
+                command = [sys.executable, "-m", "tests.flows.forked"]
+                _started.append(subprocess.Popen(command, cwd=ROOT, stdin=listener, env=os.environ | _SET))
             connection.connect(str(place))
     with connection:
         return connection.makefile("rw")
@@ -135,25 +140,32 @@ def _serve() -> Any:
             pid = os.fork()
             if not pid:
                 listener.close()
-                return _answer(connection.makefile("rw"))
+                return _answer(connection)
             living.add(pid)
             connection.close()
     return lambda: 0
 
 
-def _answer(asked: IO[str]) -> Any:
-    """Fork for the command that a test process sends; in the fork return the function that is the command."""
+def _answer(connection: socket.socket) -> Any:
+    """Fork for the command that a test process sends; in the fork return the function that is the command.
+
+    The command ends with the test process, whose end of the connection is then closed.
+    """
+    asked = connection.makefile("rw")
     if line := asked.readline():
         folder, command, env = json.loads(line)
         outputs = os.memfd_create("out"), os.memfd_create("err")
         pid = os.fork()
         if not pid:
             asked.close()
+            connection.close()
             return _become(folder, command, env, outputs)
         print(pid, file=asked, flush=True)
+        wait_with(connection.fileno(), pid)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         printed = [os.pread(output, os.fstat(output).st_size, 0).decode(errors="replace") for output in outputs]
-        print(json.dumps([status, *printed]), file=asked, flush=True)
+        with suppress(BrokenPipeError):  # the test process has ended
+            print(json.dumps([status, *printed]), file=asked, flush=True)
     return lambda: 0
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.flows.forked import Forked
 from tests.flows.small_project import ROOT, environment
+from tests.guard import guarded
 
 _HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
 
@@ -42,7 +43,7 @@ class Hosts:
             return
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                [*_hiding(self._hidden), *command],
+                guarded([*_hiding(self._hidden), *command]),
                 cwd=home,
                 env=without_servers(environment()) | variables,
                 stdout=log,

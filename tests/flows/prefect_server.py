@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.flows.forked import run_forked
 from tests.flows.small_project import environment
+from tests.guard import end_below, guarded
 from tests.postgres import POSTGRES, postgres_server
 
 LEASES = "prefect.server.concurrency.lease_storage.filesystem"
@@ -66,15 +67,15 @@ class Server:
         """Start a command in the project folder that goes on in the background."""
         with (self.project.parent / f"background{len(self.started)}.log").open("w") as sink:
             process = subprocess.Popen(
-                command, cwd=self.project, env=self.env, stdout=sink, stderr=sink, start_new_session=True
+                guarded(command), cwd=self.project, env=self.env, stdout=sink, stderr=sink, start_new_session=True
             )
         self.started.append(process)
         return process
 
     def kill(self, process: "subprocess.Popen[bytes]") -> None:
         """Kill a process, such as a worker, and those below it, such as its runs, without a chance to say good-bye."""
-        for pid in (process.pid, *_descendants(process.pid)):
-            _kill(pid)
+        end_below(process.pid)
+        process.kill()
         process.wait()
 
 
@@ -94,7 +95,9 @@ def prefect_server(folder: Path, project: Path, login: str = "") -> Iterator[Ser
             env["PREFECT_API_DATABASE_CONNECTION_URL"] = database.replace("postgresql:", "postgresql+asyncpg:")
         command = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port), "--no-ui"]
         served = env | ({"PREFECT_SERVER_API_AUTH_STRING": login} if login else {})
-        process = subprocess.Popen(command, cwd=folder, env=served, stdout=sink, stderr=sink, start_new_session=True)
+        process = subprocess.Popen(
+            guarded(command), cwd=folder, env=served, stdout=sink, stderr=sink, start_new_session=True
+        )
         client = {**env, "PREFECT_API_URL": address, "MERGEFLOW_PROJECT": str(project)}
         client["PREFECT_WORKER_QUERY_SECONDS"] = "1"
         if login:
@@ -128,19 +131,6 @@ def _is_up(address: str, process: "subprocess.Popen[bytes]", log: Path) -> bool:
             return True
     except OSError:
         return False
-
-
-def _descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    below = [int(child) for child in children.read_text().split()] if children.exists() else []
-    return [*below, *(lower for child in below for lower in _descendants(child))]
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _free_port() -> int:

@@ -112,6 +112,8 @@ def test_stages_travel_through_a_bucket_to_the_bits_of_threads(
     done = run(folder, port)
     assert done.returncode == 0, done.stderr + "".join(map(hosts.log, WORKERS))
     assert recorded(folder) == threads
+    assert (folder / "outputs/experts/left").exists()  # the registration has read it, and nothing these
+    assert not any((folder / "outputs" / name).exists() for name in ("vectors", "data/train", "data/test"))
     assert re.search(r"Store s3://bucket/fleet: [\d.]+ kB sent from here and [\d.]+ kB by workers", done.stdout)
     assert "Nothing changed" in run_in(folder, "mergeflow", "run").stdout
     record = json.loads((folder / ".mergeflow/records/finetune@left.json").read_text())
@@ -129,9 +131,10 @@ def pull(folder: Path, s3: str) -> None:
         assert done.returncode == 0, done.stderr
     shutil.rmtree(folder / ".dvc/cache")
     shutil.rmtree(folder / "outputs/experts")
-    done = run_in(folder, "dvc", "pull", "finetune@left", "finetune@right", "prepare@left")
+    done = run_in(folder, "dvc", "pull", "finetune@left", "finetune@right", "prepare@left", "vectors")
     assert done.returncode == 0, done.stderr
     assert (folder / "outputs/experts/left/model.safetensors").exists()
+    assert (folder / "outputs/vectors/left.safetensors").exists()
 
 
 def test_the_page_leads_to_a_run_on_three_hosts(

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from tests.flows.runbook import PAGE, Block, read_blocks
 from tests.flows.small_project import ROOT, environment, run_in
+from tests.guard import guarded
 from tests.loopback import free_port
 from tests.postgres import POSTGRES, postgres_server
 
@@ -155,7 +156,7 @@ def follow_in_shell(script: str, folder: Path, variables: dict[str, str] | None 
     """Run a script, which must succeed, and end its servers; return what it printed."""
     log = folder.parent / f"{folder.name}.log"
     with log.open("w") as sink:
-        shell = ["bash", "-eu", "-c", script]
+        shell = guarded(["bash", "-eu", "-c", script])
         env = environment() | PEOPLE | (variables or {})
         process = subprocess.Popen(shell, cwd=folder, env=env, stdout=sink, stderr=sink, start_new_session=True)
         try:
