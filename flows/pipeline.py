@@ -239,9 +239,10 @@ def _run_stages(root: Path, push: bool, targets: list[str] | None) -> list[str]:
         started(task_runner("threads" if machines else params.run.runner, params.run.workers)) as runner,
     ):
         # The registry is told DVC's hashes, so the files are recorded before it is asked.
-        _run_group(root, runner, [address for address in todo if address != REGISTER], stages, machines)
+        workers = params.run.workers
+        _run_group(root, runner, [address for address in todo if address != REGISTER], stages, machines, workers)
         if REGISTER in todo:  # it may be stale for DVC alone, while the registry has lost what it registered
-            _run_group(root, runner, [REGISTER], stages, machines, force=registration_lost(root))
+            _run_group(root, runner, [REGISTER], stages, machines, workers, force=registration_lost(root))
     if push:
         push_outputs(root)
     return todo
@@ -253,11 +254,13 @@ def _run_group(
     group: list[str],
     stages: dict[str, Stage],
     machines: Fleet | None,
+    workers: int,
     force: bool = False,
 ) -> None:
     """Run stages as soon as what they read is there, record the finished ones, then raise what went wrong.
 
-    A stage is handed to the runner only when it can start: on Ray each waiting one would hold a process.
+    A stage is handed to the runner only when it can start: on Ray each waiting one would hold a process, and a running
+    cluster has a number of workers of its own.
     """
     above = {address: [up for up in upstream(stages[address], stages) if up in group] for address in group}
     futures: dict[str, PrefectFuture[bool]] = {}
@@ -265,6 +268,7 @@ def _run_group(
     try:
         while True:
             ready = [a for a in group if a not in futures and all(_is_done(states.get(up)) for up in above[a])]
+            ready = ready[: workers - (len(futures) - len(states))]
             if MULTITASK in ready and machines is None:  # else the stage does its rounds itself, on one machine
                 run_rounds(runner, root, stages[MULTITASK])
             for address in ready:

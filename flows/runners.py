@@ -30,7 +30,7 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
         name: `threads`, `processes`, `dask` or `ray`. The last two start a cluster on this machine, or use the running
             one that the environment names in DASK_SCHEDULER_ADDRESS or RAY_ADDRESS; its workers must see the project
             folder under the same path.
-        workers: stages that run at once, at least 1; a running cluster has its own number.
+        workers: stages that run at once, at least 1; a running cluster has as many as it has, and is sent no more.
 
     Raises:
         MergeflowError: the runner's package is not installed.

@@ -278,7 +278,7 @@ def _lookup(digests: Any, key: str) -> Any:
 
 
 def describe_expert(io: StageIO, task: str, hashes: Mapping[str, str], commit: str, run: str | None) -> dict[str, Any]:
-    """Return one expert's part of the document: weights, settings, seed, run, and the data it saw.
+    """Return one expert's part of the document: weights, settings, seed, run, machine, and data.
 
     Args:
         run: MLflow's run that holds the expert's curves; None where there is none.
@@ -303,6 +303,7 @@ def describe_expert(io: StageIO, task: str, hashes: Mapping[str, str], commit: s
         "settings": summary["settings"],
         "seed": io.section("seed"),
         "run": run,
+        "host": io.cost(f"finetune@{task}").get("host"),
         "git_commit": commit,
         "source": manifest.get("source"),
         "manifest": {

@@ -45,7 +45,7 @@ from registry.versions import METHOD, REMOVED, RegisteredVersion, download_model
 from tasks.models import expert_head_path
 from tasks.project.stage import StageIO
 
-PASSING = ("run", "id", "created", "git_commit")  # in MLflow; `registry lineage` prints them
+PASSING = ("run", "id", "created", "host", "git_commit")  # in MLflow; `registry lineage` prints them
 
 
 def run(io: StageIO) -> None:

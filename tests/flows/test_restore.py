@@ -23,6 +23,7 @@ def test_an_empty_host_has_all_versions_again(s3: str, tmp_path: Path) -> None:
     names = {"REPOSITORY": str(tmp_path / "repository"), "BUCKET": "bucket"}
     server, save, database, restore = read_blocks(names, tmp_path / "chapter.md")
     remote = replace(save, how="run", text="dvc remote modify storage url s3://bucket/dvc\n")
+    restore = replace(restore, text=restore.text.replace("registry history", "registry history --json"))
     new = replace(save, how="run", text="createdb mlflow\n")
     saved = on_a_host(project, [new, server, remote, save], s3)
     shutil.copytree(project / ".git", tmp_path / "repository")

@@ -28,6 +28,7 @@ from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.preparing import PREPARATIONS, SOURCES
 from mergeflow.modalities.sections import SECTIONS
 from mergeflow.modalities.served import SERVED
+from registry.lineage import describe_expert
 from tasks.project.graph import load_graph
 from tasks.project.recorded import digest_as_dvc, locked_stages, md5_of, stored_outputs
 from tasks.project.sections import RunSection
@@ -418,6 +419,37 @@ class TestParcel:
         assert ("out of tune" in log) == fails
 
 
+class WithDevices:
+    """A cluster whose workers offer GPUs; it notes which stages take one."""
+
+    def __init__(self) -> None:
+        self.taken: dict[str, bool] = {}
+
+    def has_devices(self) -> bool:
+        return True
+
+    def run(self, _function: object, argument: dict[str, Any], device: bool, _meanwhile: object) -> Any:
+        self.taken[argument["address"]] = device
+        return carry_out(argument)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("choice", "taken"), [("auto", True), ("cpu", False)])
+def test_stages_with_a_model_take_a_device(toy: Path, worker: Path, tmp_path: Path, choice: str, taken: bool) -> None:
+    machines = WithDevices()
+    settings = RunSection(runner="dask", workers=1, device=choice, store=f"file://{tmp_path}/store")
+    with chdir(toy):
+        for address in ("prepare@left", "base"):
+            run_stage(toy, stage_of(toy, address), force=True, work=Fleet(machines, settings).work)
+    assert machines.taken == {"prepare@left": False, "base": taken}
+
+
+def test_a_device_that_no_worker_offers_is_refused(tmp_path: Path) -> None:
+    settings = RunSection(runner="dask", workers=1, device="cuda", store=f"file://{tmp_path}/store")
+    with pytest.raises(MergeflowError, match="no worker offers a GPU: start Dask's with `--resources GPU=1`"):
+        Fleet(Here(), settings)
+
+
 @pytest.fixture(scope="module")
 def stayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A toy repository that was run here, up to the registration, and recorded."""
@@ -479,6 +511,14 @@ class TestOutputsInTheStore:
             assert digest_as_dvc(remote / out) == digest_as_dvc(stayed / out)
         assert (remote / "outputs/experts/left/model.safetensors").exists()
         assert not (remote / "outputs/vectors").exists()
+
+    def test_the_provenance_of_an_expert_names_the_machine_that_made_it(self, remote: Path) -> None:
+        record = remote / ".mergeflow/records/finetune@left.json"
+        record.write_text(json.dumps(json.loads(record.read_text()) | {"host": "box-2"}))
+        with chdir(remote):
+            io, _ = open_stage(remote, stage_of(remote, "register"))
+            bring(remote, io.stage.deps)
+            assert describe_expert(io, "left", {}, "", None)["host"] == "box-2"
 
     def test_changes_are_seen_beside_what_is_not_here(self, remote: Path) -> None:
         with chdir(remote):
