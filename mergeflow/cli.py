@@ -99,10 +99,15 @@ def _run_the_projects_own_library(project: Path | None) -> None:
         os.execv(sys.executable, [sys.executable, "-m", "mergeflow.cli", *sys.argv[1:]])
 
 
+def _end_soon() -> None:
+    """Keep Python from searching all modules for garbage at its end: half a second, once torch is imported."""
+    if "triton" not in sys.modules:  # it prints what was not collected
+        gc.freeze()
+
+
 def main() -> None:
     """Run the command line; a `MergeflowError` is printed as one message and ends with status 2."""
-    # At the end Python would search all modules for garbage: half a second, once torch is imported.
-    atexit.register(gc.freeze)
+    atexit.register(_end_soon)
     _run_the_projects_own_library(find_project(Path.cwd()))
     resolve = add_all_commands(Path.cwd())
     try:

@@ -19,7 +19,7 @@ TEAM = ROOT / "docs/projects.md"
 
 
 def written(language: str) -> list[str]:
-    steps = MERGER.read_text(encoding="utf-8").partition("## In Python")[0]  # test_python_page.py has that
+    steps = MERGER.read_text(encoding="utf-8").partition("## Real models")[0]  # those need the hub
     return re.findall(rf"```{language}\n(.*?)```", steps, re.DOTALL)
 
 
