@@ -138,6 +138,11 @@ _MEANING = re.compile(
     r"|position_embedding_type|alibi|relative_attention\w*|layer_types|use_parallel_residual|parallel_attn|multi_query"
     r"|new_decoder_architecture|clip_qkv|id2label|use_sliding_window|sliding_window\w*|attention_chunk_size|no_rope\w*"
 )
+# Models whose positions are counted from the id of the padding on.
+_PADDED = re.compile(
+    r"(?:xlm-)?roberta.*|camembert|xmod|data2vec-text|esm|ibert|longformer|luke|layoutlmv3|lilt|markuplm|mpnet|altclip_text"
+    r"\w*|bridgetower_text\w*|clap_text\w*|kosmos-2.*|fsmt|m2m_100|nllb-moe|seamless_m4t\w*|speech_to_text|trocr|xglm"
+)
 _TIMM = "model_args."  # arguments of its classes, whose defaults are not in the file
 _LABELS = re.compile(r"(?:^|\.)(?:classifier|score|classification_head|qa_outputs)\b")
 
@@ -153,19 +158,24 @@ def config_findings(base: Config, experts: Mapping[str, Config], tensors: Mappin
         return []
     labelled = any(_LABELS.search(name) for name in tensors)
 
-    def counts(key: str) -> bool:
-        last = _last(key)
-        return not (_IGNORED.fullmatch(last) or (last.startswith("id2label") and not labelled))
-
     names = {"": base, **experts}  # no expert has an empty name
     given = {name: flattened(config) for name, config in names.items()}
+
+    def places(key: str) -> bool:
+        kind = given[""].get(f"{key.removesuffix('pad_token_id')}model_type")
+        return _last(key) == "pad_token_id" and bool(_PADDED.fullmatch(str(kind)))
+
+    def counts(key: str) -> bool:
+        last = _last(key)
+        return places(key) or not (_IGNORED.fullmatch(last) or (last.startswith("id2label") and not labelled))
+
     settings, classes = comparable(names, counts)
     base_settings = settings.pop("")
     findings = []
     for key in sorted({key for config in settings.values() for key in config} | base_settings.keys()):
         if not counts(key):
             continue
-        meaning = bool(_MEANING.fullmatch(_last(key)))
+        meaning = places(key) or bool(_MEANING.fullmatch(_last(key)))
         unlike = {
             name: Default(config[key], classes.get(name, "")) if key not in given[name] else config[key]
             for name, config in settings.items()
