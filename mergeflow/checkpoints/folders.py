@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mergeflow.checkpoints.formats import is_id, local_folder, read_json
+from mergeflow.checkpoints.formats import is_id, local_folder, read_json, read_json_if_whole
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
@@ -52,6 +52,25 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, list | dict):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _texts(inner)
+
+
+_IMPORTED = re.compile(r"^\s*from \.(?:(\w+)\S* import| import (\w+))", re.MULTILINE)
+
+
+def code_files(folder: Path) -> list[str]:
+    """Return the Python files of a folder that its `auto_map` names, as "modeling_x.XModel", and those they import."""
+    files: list[str] = []
+    for name in ("config.json", "tokenizer_config.json"):
+        entries = read_json_if_whole(folder / name).get("auto_map")
+        for entry in entries.values() if isinstance(entries, dict) else ():
+            for code in entry if isinstance(entry, list) else [entry]:
+                if isinstance(code, str) and re.fullmatch(r"\w+\.\w+", code):  # not "other/repository--module.Class"
+                    files.append(f"{code.partition('.')[0]}.py")
+    for name in files:  # grows on the way
+        text = (folder / name).read_text(encoding="utf-8", errors="replace") if (folder / name).is_file() else ""
+        imported = (f"{module}.py" for pair in _IMPORTED.findall(text) for module in pair if module)
+        files += [file for file in dict.fromkeys(imported) if file not in files]
+    return files
 
 
 def config_of(state: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -414,6 +414,21 @@ def weights_in(folder: Path) -> list[str]:
     return others if len(others) == 1 else []
 
 
+# A model once more, in another layout or type, and what its training left.
+_NO_OTHER = re.compile(
+    r"(?:adapter_|open_clip_|diffusion_)?(?:pytorch_)?(?:model|consolidated|training_args|optimizer|scheduler|scaler)\b"
+    r"|rng_state"
+)
+
+
+def other_weights(folder: Path) -> list[str]:
+    """Return the files of a model folder that hold other weights than the model's, such as `value_head.safetensors`."""
+    maps = [read_json_if_whole(index).get("weight_map") for index in folder.glob("*.index.json")]
+    parts = {str(shard) for places in maps if isinstance(places, dict) for shard in places.values()}
+    files = sorted(path.name for path in folder.glob("*.*") if path.suffix in (*PICKLES, ".safetensors"))
+    return [file for file in files if file not in parts.union(weights_in(folder)) and not _NO_OTHER.match(file)]
+
+
 def _open_index(index: Path) -> LazyStateDict:
     """Open the shards that an index names; every name must be in the shard the index says."""
     places = _weight_map(index)

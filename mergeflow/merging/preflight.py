@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from mergeflow.checkpoints.checks import same_values
-from mergeflow.checkpoints.folders import NamedBase, config_of, folder_of, named_base, named_folders
-from mergeflow.checkpoints.formats import cached_id, open_checkpoint, read_json_if_whole
+from mergeflow.checkpoints.folders import NamedBase, code_files, config_of, folder_of, named_base, named_folders
+from mergeflow.checkpoints.formats import cached_id, open_checkpoint, other_weights, read_json_if_whole
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.cuts import Config
@@ -536,9 +536,8 @@ def compare(
     )
     findings += [Finding("licence", message)] if message else []
     findings += preprocessing_findings(base_folder, folders)
-    return findings + [
-        finding for name, folder in folders.items() for finding in _other_modules(name, base_folder, folder)
-    ]
+    findings += [finding for name, folder in folders.items() for finding in _other_files(name, base_folder, folder)]
+    return [*findings, *_unread({"base": base_folder, **folders})]
 
 
 _PREPROCESSING = (
@@ -566,15 +565,29 @@ def _settings(folder: Path | None, file: str) -> dict[str, Any]:
     return {} if folder is None else read_json_if_whole(folder / file)
 
 
-def _other_modules(name: str, base: Path | None, expert: Path | None) -> Iterator[Finding]:
-    """Tell of folders, such as `2_Dense` of sentence-transformers, that an expert has too but with other content."""
-    for module in set(named_folders(base)) & set(named_folders(expert)) if base and expert else ():
-        assert base is not None
-        assert expert is not None
-        files = sorted(path.relative_to(base) for path in (base / module).rglob("*") if path.is_file())
-        other = [file for file in files if not _same_file(base / file, expert / file)]
-        if other:
-            yield Finding("modules", f"modules: '{name}' has another '{other[0]}'; the result has the base's")
+def _other_files(name: str, base: Path | None, expert: Path | None) -> Iterator[Finding]:
+    """Tell of code, and of folders such as `2_Dense`, that an expert has too but with other content."""
+    if base is None or expert is None:
+        return
+    groups = [
+        ("modules", sorted(path.relative_to(base) for path in (base / module).rglob("*") if path.is_file()))
+        for module in {*named_folders(base)} & {*named_folders(expert)}
+    ]
+    code = [Path(file) for file in code_files(base) if (base / file).is_file() and (expert / file).is_file()]
+    for subject, files in (*groups, ("code", code)):
+        if other := [file for file in files if not _same_file(base / file, expert / file)]:
+            yield Finding(subject, f"{subject}: '{name}' has another '{other[0]}'; the result has the base's")
+
+
+def _unread(folders: Folders) -> Iterator[Finding]:
+    """Tell of files of weights next to the models."""
+    owners: dict[str, list[str]] = {}
+    for name, folder in folders.items():
+        for file in other_weights(folder) if folder is not None and folder.is_dir() else ():
+            owners.setdefault(file, []).append(f"'{name}'")
+    for file, names in owners.items():
+        text = f"'{file}' of {', '.join(names)} is no part of the model: its weights are not merged or copied"
+        yield Finding("files", f"files: {text}")
 
 
 def _same_file(a: Path, b: Path) -> bool:

@@ -598,13 +598,21 @@ def test_what_a_folder_s_own_files_name_comes_along(files):
         (files / folder / "1_Pooling/config.json").write_text("{}")
         (files / folder / "2_Dense/model.safetensors").write_text(folder)
         shutil.copy(files / "base.safetensors", files / folder / "model.safetensors")
+        (files / folder / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "modeling_x.X"}}))
+        (files / folder / "modeling_x.py").write_text("from .layers import A\n    from . import config_x\n")
+        for name in ("value_head.safetensors", "model.fp16.safetensors", "optimizer.pt", "pytorch_model.bin"):
+            (files / folder / name).write_text(folder)
     (files / "hf/onnx").mkdir()  # named by nothing
-    (files / "hf/config.json").write_text(json.dumps({"auto_map": {"AutoModel": "modeling_x.X"}}))
-    (files / "hf/modeling_x.py").write_text("from .layers import A\n    from . import config_x\n")
+    (files / "e/layers.py").write_text("import sys\n")
     (files / "hf/layers.py").write_text("import os\n")
     (files / "hf/config_x.py").write_text("")
     given = recipe(files, base=str(files / "hf"), experts={"e": str(files / "e")})
-    assert "modules: 'e' has another '2_Dense/model.safetensors'" in "\n".join(check_recipe(given).lines())
+    warnings = [line.removeprefix("warning").strip() for line in check_recipe(given).lines() if "warning" in line]
+    assert warnings == [
+        "modules: 'e' has another '2_Dense/model.safetensors'; the result has the base's",
+        "code: 'e' has another 'layers.py'; the result has the base's",
+        "files: 'value_head.safetensors' of 'base', 'e' is no part of the model: its weights are not merged or copied",
+    ]
     merge(given, out=files / "out")
     names = {str(path.relative_to(files / "out")) for path in (files / "out").rglob("*")}
     assert names >= {"1_Pooling/config.json", "2_Dense/model.safetensors", "modeling_x.py", "layers.py", "config_x.py"}

@@ -27,7 +27,7 @@ from mergeflow.checkpoints.fingerprint import (
     tensor_digest,
     tensor_digest_of,
 )
-from mergeflow.checkpoints.folders import named_folders
+from mergeflow.checkpoints.folders import code_files, named_folders
 from mergeflow.checkpoints.formats import DIFFUSERS, PICKLES, read_json_if_whole
 from mergeflow.checkpoints.header import FLOATS, TensorInfo
 from mergeflow.checkpoints.names import tied_weights, untied_config
@@ -421,7 +421,6 @@ _WEIGHTS = (*PICKLES, ".safetensors")
 _TRAINING = re.compile(
     r"(?:trainer_state|training_args|(?:all|train|eval|predict)_results|wandb.*|optimizer.*)\.json|adapter_.*"
 )
-_IMPORTED = re.compile(r"^\s*from \.(?:(\w+)\S* import| import (\w+))", re.MULTILINE)
 _PATHS = re.compile(r"(?:.*name_or_path|.*_file|.*_path|.*_dir)$")
 
 
@@ -530,7 +529,7 @@ def copy_companions(
     """
     if not base.is_dir():
         return
-    for pattern in (*_COPIED, *_custom_code(base)):
+    for pattern in (*_COPIED, *code_files(base)):
         for file in sorted(base.glob(pattern)):
             taken = file.name.endswith(".index.json") or file.name == RECORD or file.suffix in _WEIGHTS
             if file.is_file() and not taken and not _TRAINING.fullmatch(file.name):
@@ -578,19 +577,3 @@ def _forget_paths(path: Path) -> None:
     }
     if local:
         write_text(path, json.dumps({**config, **local}, indent=2, ensure_ascii=False) + "\n")
-
-
-def _custom_code(base: Path) -> list[str]:
-    """Return the Python files of a folder that its `auto_map` names, as "modeling_x.XModel", and those they import."""
-    files: list[str] = []
-    for name in ("config.json", "tokenizer_config.json"):
-        entries = read_json_if_whole(base / name).get("auto_map")
-        for entry in entries.values() if isinstance(entries, dict) else ():
-            for code in entry if isinstance(entry, list) else [entry]:
-                if isinstance(code, str) and re.fullmatch(r"\w+\.\w+", code):  # not "other/repository--module.Class"
-                    files.append(f"{code.partition('.')[0]}.py")
-    for name in files:  # grows on the way
-        text = (base / name).read_text(encoding="utf-8", errors="replace") if (base / name).is_file() else ""
-        imported = (f"{module}.py" for pair in _IMPORTED.findall(text) for module in pair if module)
-        files += [file for file in dict.fromkeys(imported) if file not in files]
-    return files
