@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, nullcontext, suppress
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ import yaml
 from fsspec.implementations.local import LocalFileSystem
 from s3fs import S3FileSystem
 
+from flows import fleet
 from flows.dvc_commands import changes, dvc, push_outputs, record_outputs, remove_stale_outputs
-from flows.fleet import Fleet
+from flows.fleet import Fleet, Watch
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import METHODS
 from mergeflow.merging.compression.compressor import COMPRESSORS
@@ -35,11 +37,12 @@ from tasks.project.sections import RunSection
 from tasks.project.stage import Stage, StageIO
 from tasks.running import parcel as parcels
 from tasks.running.parcel import Parcel, Result, carry_out, pack, unpack
-from tasks.running.runner import do_here, open_stage, run_stage, running_code
+from tasks.running.runner import PROGRESS_SECONDS, do_here, open_stage, progress_file, run_stage, running_code
 from tasks.travel import lease as leases
 from tasks.travel.lease import forget_state, lease, lease_name, mirrored, restore_state
 from tasks.travel.store import Store, StoreError, bring, forget_lost
 from tests.flows.kill_driver import make_toy_repository
+from tests.flows.small_project import run_in
 from tests.project_folder import run_pipeline
 from tests.toy_project import make_toy_project
 
@@ -378,6 +381,43 @@ class TestParcel:
         assert arrived == ["by another"]
         assert store.read(f"states/{parcel.key}.json") is None
 
+    def test_the_driver_sees_on_which_machine_it_is_and_how_far(
+        self, toy: Path, worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store, reported = Store(f"file://{tmp_path}/store"), list[tuple[str, int, int]]()
+        parcel = packed(toy, store)
+        with chdir(toy):
+            io = replace(open_stage(toy, stage_of(toy))[0], report=lambda *what: reported.append(what))
+        watch = Watch(io, store, parcel)
+        watch.look()
+
+        def run(project: Path, stage: Stage) -> bool:
+            with progress_file(project / ".mergeflow", stage.folder_name) as report:
+                time.sleep(PROGRESS_SECONDS)
+                report("steps", 3, 9)
+                while not reported[-1][0].startswith("steps"):
+                    watch.look()
+                    time.sleep(0.05)
+            return run_stage(project, stage)
+
+        for where, name, value in ((parcels, "run_stage", run), (leases, "RENEWAL", 0.05), (fleet, "LOOK", 0.0)):
+            monkeypatch.setattr(where, name, value)
+        carried_out(parcel)
+        assert reported[0] == ("waiting for a worker", 0, 1)
+        assert reported[-1] == (f"steps on {running_code()['host']}", 3, 9)
+
+    def test_who_waits_long_for_a_worker_is_told(
+        self, toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        store = Store(f"file://{tmp_path}/store")
+        for name in ("LOOK", "PATIENCE"):
+            monkeypatch.setattr(fleet, name, 0.0)
+        with chdir(toy):
+            watch = Watch(open_stage(toy, stage_of(toy))[0], store, packed(toy, store))
+        for _ in range(3):
+            watch.look()
+        assert capsys.readouterr().err == "finetune@left has waited 0 s for a worker of the cluster to begin it.\n"
+
     def test_errors_come_back_as_they_were_raised(self, toy: Path, worker: Path, tmp_path: Path) -> None:
         parcel = vars(packed(toy, Store(f"file://{tmp_path}/store")))
         other = {**parcel["driver"], "torch": "1.0"}
@@ -469,7 +509,7 @@ def recorded_by(folder: Path, work: Callable[[StageIO], None]) -> Path:
 @pytest.mark.slow
 class TestOutputsInTheStore:
     @pytest.fixture(scope="class")
-    def fleet(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def made(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """A folder with the same repository, run by a worker, and its store."""
         folder = tmp_path_factory.mktemp("fleet")
         settings = RunSection(runner="dask", workers=1, device="cpu", store=f"file://{folder}/store")
@@ -480,12 +520,12 @@ class TestOutputsInTheStore:
         return folder
 
     @pytest.fixture
-    def remote(self, fleet: Path, tmp_path: Path) -> Path:
+    def remote(self, made: Path, tmp_path: Path) -> Path:
         """A copy of that repository, with a copy of the store."""
         for name in ("toy", "store"):
-            shutil.copytree(fleet / name, tmp_path / name, symlinks=True)
+            shutil.copytree(made / name, tmp_path / name, symlinks=True)
         for listing in (tmp_path / "toy/.mergeflow/stored").iterdir():
-            listing.write_text(listing.read_text().replace(str(fleet), str(tmp_path)))
+            listing.write_text(listing.read_text().replace(str(made), str(tmp_path)))
         return tmp_path / "toy"
 
     def test_folders_stay_there_and_nothing_runs_again_for_it(self, remote: Path, stayed: Path) -> None:
@@ -511,6 +551,15 @@ class TestOutputsInTheStore:
             assert digest_as_dvc(remote / out) == digest_as_dvc(stayed / out)
         assert (remote / "outputs/experts/left/model.safetensors").exists()
         assert not (remote / "outputs/vectors").exists()
+
+    def test_dvc_repro_fetches_them_and_runs_nothing(self, remote: Path, stayed: Path) -> None:
+        record = remote / ".mergeflow/records/vectors.json"
+        before = record.read_text()
+        done = run_in(remote, "dvc", "repro", "vectors")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert record.read_text() == before
+        assert digest_as_dvc(remote / "outputs/vectors") == digest_as_dvc(stayed / "outputs/vectors")
+        assert "vectors" not in run_in(remote, "dvc", "status").stdout
 
     def test_the_provenance_of_an_expert_names_the_machine_that_made_it(self, remote: Path) -> None:
         record = remote / ".mergeflow/records/finetune@left.json"

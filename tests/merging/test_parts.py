@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.commands.merging import add_commands
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import merge
+from mergeflow.merging import check_recipe, make_recipe, merge
 from mergeflow.merging.files.card import push
 from mergeflow.merging.files.output import RECORD, OutputFolder
+from mergeflow.merging.files.parts import Part
 from tests.merging.helpers import recipe
 
 METHODS = {
@@ -57,6 +58,34 @@ def test_a_part_reads_the_experts_of_its_files_alone(files):
     read: list[int] = []
     merge(whole(files), part="1/4", progress=lambda done, total: read.append(done))
     assert max(read[:-1]) < 0.5 * read[-1]
+
+
+def test_seventy_billion_parameters_are_planned_from_headers(tmp_path):
+    width, inner, words = 8192, 28672, 128256
+    layer = {f"{part}_proj.weight": [width, width] for part in "qo"} | {
+        f"{part}_proj.weight": [1024, width] for part in "kv"
+    }
+    layer |= {f"{part}_proj.weight": [inner, width] for part in ("gate", "up")} | {"down_proj.weight": [width, inner]}
+    shapes = {"embed.weight": [words, width], "head.weight": [words, width]}
+    shapes |= {f"layers.{depth}.{name}": shape for depth in range(80) for name, shape in layer.items()}
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * shape[0] * shape[1]
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    serialised = json.dumps(header).encode()
+    for name in ("base", "left", "right"):
+        with (tmp_path / f"{name}.safetensors").open("wb") as file:
+            file.write(len(serialised).to_bytes(8, "little") + serialised)
+            file.truncate(8 + len(serialised) + end)  # takes no room on the disk
+    paths = {name: str(tmp_path / f"{name}.safetensors") for name in ("base", "left", "right")}
+    values = {"method": "ties", "base": paths.pop("base"), "experts": paths, "out": "out", "shard_size": "5GB"}
+    plan = check_recipe(make_recipe(values))
+    assert 69e9 < plan.parameters < 71e9
+    assert plan.peak_memory < 4 * 2**30
+    files = {str(number): dict.fromkeys(tensors, None) for number, tensors in enumerate(plan.shards)}
+    parts = [Part(number, 4).of(files) for number in (1, 2, 3, 4)]
+    assert sorted(file for part in parts for file in part) == sorted(files)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_another_machine_with_other_paths_of_the_same_files_can_join(files, tmp_path, monkeypatch):
