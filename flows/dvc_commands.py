@@ -285,11 +285,7 @@ def remove_stale_outputs(root: Path, report: Callable[[str], object]) -> None:
     addresses = has_run(root) | set(locked)
     gone = removed_items(root, addresses)
     left_over = [(out, stage.address) for stage in gone for out in stage.outs if is_made(root / out)]
-    cached = [
-        out
-        for out, address in left_over
-        if not (root / out).exists() or _is_recorded(root, out, locked.get(address, {}))
-    ]
+    cached = [out for out, address in left_over if _is_recorded(root, out, locked.get(address, {}))]
     others = [out for out, _ in left_over if out not in cached]
     said = []
     if cached:

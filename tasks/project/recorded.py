@@ -111,13 +111,19 @@ def write_listing(root: Path, out: str, stored: StoredOutput) -> None:
     write_atomically(path, json.dumps(asdict(stored)))
 
 
-def stored_outputs(root: Path) -> dict[str, StoredOutput]:
-    """Return the outputs of a project that stores have, whether their files are here too or not."""
+def stored_outputs(root: Path, path: str | None = None) -> dict[str, StoredOutput]:
+    """Return the outputs of a project that stores have, whether their files are here too or not.
+
+    Args:
+        path: only those that it lies in, or that lie below it; relative to the project folder.
+    """
     stored: dict[str, StoredOutput] = {}
-    for path in sorted((root / STATE / "stored").glob("*.json")):
-        with suppress(OSError, ValueError, LookupError, TypeError):  # a damaged one is none: its output is made again
-            status = path.stat()
-            stored[unquote(path.stem)] = _read_listing(path, status.st_mtime_ns, status.st_ino)
+    for listing in sorted((root / STATE / "stored").glob("*.json")):
+        out = unquote(listing.stem)
+        if path is None or covers(path, out) or covers(out, path):
+            with suppress(OSError, ValueError, LookupError, TypeError):  # damaged: the output is made again
+                status = listing.stat()
+                stored[out] = _read_listing(listing, status.st_mtime_ns, status.st_ino)
     return stored
 
 
@@ -130,9 +136,9 @@ def _read_listing(path: Path, *_status: int) -> StoredOutput:
 def stored_files(path: Path) -> dict[Path, StoredFile]:
     """Return the files at or below a path that a store has, by their places here."""
     root = next((folder for folder in path.parents if (folder / STATE / "stored").is_dir()), None)
-    outputs = {} if root is None else {root / out: stored for out, stored in stored_outputs(root).items()}
-    files = {folder / name: file for folder, stored in outputs.items() for name, file in stored.files.items()}
-    return {place: file for place, file in files.items() if path in (place, *place.parents)}
+    outputs = {} if root is None else stored_outputs(root, path.relative_to(root).as_posix())
+    listed = ((Path(root or "", out, name), file) for out, of in outputs.items() for name, file in of.files.items())
+    return {place: file for place, file in listed if path in (place, *place.parents)}
 
 
 def absent_files(path: Path) -> dict[Path, StoredFile]:

@@ -31,7 +31,7 @@ from tasks.project.recorded import (
     md5_of,
     stored_outputs,
 )
-from tasks.project.stage import STATE, covers
+from tasks.project.stage import STATE
 
 OBJECTS, DOCUMENTS = "files/md5", "mergeflow"
 LISTING = ".dir"  # how DVC ends the name of an object that lists a folder's files
@@ -295,18 +295,14 @@ def bring(root: Path, paths: Iterable[str], unless_in: str | None = None) -> lis
         root: the project folder, which the paths are relative to.
         unless_in: the address of a store whose outputs stay there.
     """
-    wanted = [
-        (out, stored)
-        for out, stored in stored_outputs(root).items()
-        if stored.store != unless_in and any(covers(path, out) or covers(out, path) for path in paths)
-    ]
-    for out, stored in wanted:
+    stored = {out: of for path in paths for out, of in stored_outputs(root, path).items() if of.store != unless_in}
+    for out, of in stored.items():
         with file_lock(root / STATE / "locks" / f"{listing_file(root, out).stem}.lock", f"the output {out}"):
             if absent_files(root / out):
-                store = Store(stored.store)
-                store.fetch(stored.md5, root / out)
+                store = Store(of.store)
+                store.fetch(of.md5, root / out)
                 Store.brought += store.fetched
-    return [out for out, _ in wanted]
+    return list(stored)
 
 
 def forget_lost(root: Path) -> list[str]:
