@@ -53,9 +53,6 @@ def oriented(expert: str, base: Mapping[str, Tensor], state: LazyStateDict) -> L
 
     Args:
         state: The adapter, under the base's names; any other state comes back as it is.
-
-    Raises:
-        MergeflowError: Nothing tells how a square matrix is stored.
     """
     entries, infos = dict(state.entries), dict(state.infos)
     stored, config = infos_of(base), config_of(base)
@@ -124,9 +121,6 @@ def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: lis
     Args:
         base: The base, with the names and stacks that are wanted.
         notes: Gets a line where listed experts are read as stacks or the other way round.
-
-    Raises:
-        MergeflowError: An adapter gives parts of a stack whole.
     """
     config = config_of(base)
     # The bias of a masked model's head: its module's own, under the name that the head gives it.
@@ -206,11 +200,7 @@ class Fitted:
     notes: tuple[str, ...]
 
     def check(self) -> None:
-        """Check that the tensors to be merged have the same names and shapes everywhere.
-
-        Raises:
-            MergeflowError: One error that lists every mismatch.
-        """
+        """Check that the tensors to be merged have the same names and shapes everywhere."""
         check_compatible(view(self.base, [name for name in self.base if name not in self.base_only]), self.experts)
 
 
@@ -231,9 +221,6 @@ def fit_inputs(
 
     Returns:
         The inputs; `check` refuses shapes, and names that still do not fit.
-
-    Raises:
-        MergeflowError: A pattern fits no tensor.
     """
     notes: list[str] = []
     states = {name: as_stored(name, base, state, notes) for name, state in experts.items()}

@@ -74,11 +74,7 @@ def code_files(folder: Path) -> list[str]:
 
 
 def config_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return config.json of the model that a state dict was opened from; {} in memory, or where there is none.
-
-    Raises:
-        MergeflowError: It is not a readable JSON object.
-    """
+    """Return config.json of the model that a state dict was opened from; {} in memory, or where there is none."""
     if isinstance(state, LazyStateDict) and state.config is not None:
         return dict(state.config)
     folder = folder_of(state)
@@ -146,11 +142,7 @@ def named_base(adapter: str | Path) -> NamedBase | None:
 
 
 def common_base(experts: Mapping[str, str]) -> str | None:
-    """Return the path or id of the base that all adapters among the experts name; None where none of them does.
-
-    Raises:
-        MergeflowError: They name different bases, or a folder that is not on this machine.
-    """
+    """Return the path or id of the base that all adapters among the experts name; None where none of them does."""
     named = _named_bases(experts)
     places = {base.folder() or base.path for base in named.values()}
     listed = "; ".join(f"'{name}' for '{base.path}'" for name, base in named.items())

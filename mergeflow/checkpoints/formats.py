@@ -36,9 +36,6 @@ def from_hub(name: str) -> Path:
     Args:
         name: `owner/name`, or `owner/name@revision` (a branch, tag or commit). A model in the local cache is taken from
             there without asking the network, so `owner/name` is then the commit that was downloaded last.
-
-    Raises:
-        MergeflowError: It is not an id, or the model is neither in the cache nor can it be downloaded.
     """
     match = _ID.fullmatch(name)
     if not match or not is_id(name):
@@ -156,11 +153,7 @@ def is_pickle(path: Path) -> bool:
 
 
 def open_pickle(path: Path) -> LazyStateDict:
-    """Open a pickled state dict; its data stays in the file where the format allows it.
-
-    Raises:
-        MergeflowError: The file holds code or objects, is damaged, or has no state dict.
-    """
+    """Open a pickled state dict; its data stays in the file where the format allows it."""
     tensors, notes = _unwrap(_load(path), path)
     infos = {name: TensorInfo.of(tensor) for name, tensor in tensors.items()}
     entries = {name: TensorEntry(tensor.detach().resolve_neg().resolve_conj()) for name, tensor in tensors.items()}
@@ -330,9 +323,6 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
 
     Returns:
         A lazy mapping from names to tensors.
-
-    Raises:
-        MergeflowError: Nothing readable is there, it is not valid, or it holds code.
     """
     place = Path(path).expanduser()
     try:
@@ -354,11 +344,7 @@ def _open_file(path: Path) -> LazyStateDict:
 
 
 def read_state(path: str | Path) -> dict[str, torch.Tensor]:
-    """Return all tensors of a checkpoint, in memory of their own, by name.
-
-    Raises:
-        MergeflowError: As `open_checkpoint`.
-    """
+    """Return all tensors of a checkpoint, in memory of their own, by name."""
     with open_checkpoint(path) as state:
         return {name: state[name].clone() for name in state}
 
@@ -483,11 +469,7 @@ def read_json_if_whole(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a small JSON object.
-
-    Raises:
-        MergeflowError: It is too large, not JSON, or not an object.
-    """
+    """Read a small JSON object."""
     try:
         if path.stat().st_size > _MAX_INDEX_BYTES:
             raise MergeflowError(f"'{path}' is too large for a JSON file of this kind.")

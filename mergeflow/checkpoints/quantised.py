@@ -140,9 +140,6 @@ def unpacked(state: State, name: str, part: Packed, declared: Mapping[str, Any])
 
     Returns:
         [out, in]; [experts, in, out] for stacked experts in MXFP4.
-
-    Raises:
-        MergeflowError: Parts whose shapes do not fit each other.
     """
     made = {"GPTQ": _gptq, "AWQ": _awq, "packed": _from_compressed, "MXFP4": _from_mxfp4}[part.layout]
     try:
@@ -298,9 +295,6 @@ def check_not_quantised(states: Mapping[str, tuple[Mapping[str, TensorInfo], Map
 
     Args:
         states: Of each input by name: its tensors, its config.json, its path ("" in memory).
-
-    Raises:
-        MergeflowError: Naming each that is, how that was told, and the way out.
     """
     checked = {name: (quantised(infos, config), path) for name, (infos, config, path) in states.items()}
     coded = {name: (weights, path) for name, (weights, path) in checked.items() if weights.any}
@@ -340,9 +334,6 @@ def dequantise(state: LazyStateDict, name: str, layout: Layout | Packed, declare
 
     Returns:
         float32 [out, in] for a matrix; whatever shape `dequantised_info` gives.
-
-    Raises:
-        MergeflowError: Scales that do not fit the weight, or a note that is missing.
     """
     if isinstance(layout, Packed):
         return unpacked(state, name, layout, declared)

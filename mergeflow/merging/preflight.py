@@ -96,9 +96,6 @@ def check_findings(findings: Iterable[Finding], allow: Iterable[str]) -> None:
 
     Args:
         allow: Patterns of subjects that the recipe accepts.
-
-    Raises:
-        MergeflowError: A difference that is refused and not allowed.
     """
     patterns = tuple(allow)
     faults = [finding for finding in findings if finding.refused and not allowed(finding, patterns)]
@@ -371,16 +368,7 @@ def _held(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 # Licences that ask for no more than notices; what they cover may be part of something under other terms.
 _FREE = (
-    "apache-2.0",
-    "mit",
-    "bsd",
-    "bsd-2-clause",
-    "bsd-3-clause",
-    "isc",
-    "cc0-1.0",
-    "unlicense",
-    "zlib",
-    "cc-by-4.0",
+    *("apache-2.0", "mit", "bsd", "bsd-2-clause", "bsd-3-clause", "isc", "cc0-1.0", "unlicense", "zlib", "cc-by-4.0"),
     "pddl",
 )
 _LINKS = ("license_name", "license_link")

@@ -93,11 +93,7 @@ class AdapterJob:
         self.found = Reduction(self.engine, plan.call.scale, recipe.adapter, dtype)
 
     def write(self, target: Path) -> Made:
-        """Write the folder beside its final name and rename it when it is whole.
-
-        Raises:
-            MergeflowError: Nothing changed, or something did that no adapter can hold, or a pattern fits no matrix.
-        """
+        """Write the folder beside its final name and rename it when it is whole."""
         self.found.check_patterns(self.stored)
         slots = self._reduce()
         changed = self._changed(slots)

@@ -46,11 +46,7 @@ _FREE = re.compile(
 
 
 def count_key(architecture: Architecture, blocks: int, path: str) -> str:
-    """Return the key of config.json that holds the number of blocks, where they may be put one behind the other.
-
-    Raises:
-        MergeflowError: Nothing says that blocks of this architecture are alike, or config.json is of another model.
-    """
+    """Return the key of config.json that holds the number of blocks, where they may be put one behind the other."""
     config = architecture.config
     model_type = config.get("model_type")
     if model_type is None or (architecture.family.name not in STACKED and model_type not in ENCODERS):
@@ -103,11 +99,7 @@ def stacked_config(configs: Sequence[Config], key: str, chosen: Sequence[tuple[i
 
 
 def check_alike(configs: Mapping[str, Config], key: str) -> None:
-    """Check that blocks of several models can run in one: nothing that a block computes differs in config.json.
-
-    Raises:
-        MergeflowError: All keys that differ, with their values.
-    """
+    """Check that blocks of several models can run in one: nothing that a block computes differs in config.json."""
     settings, classes = comparable(configs, lambda name: not _FREE.search(name.split(".")[-1]))
     (first, head), *others = settings.items()
     faults = []

@@ -80,9 +80,6 @@ def check_place(out: str | None, shard_size: int | None, inputs: Mapping[str, st
     Args:
         inputs: Paths of what is read, by name: never overwritten.
         force: Whether a file that mergeflow did not make may be replaced; a folder never is.
-
-    Raises:
-        MergeflowError: As `check_out`, or the card would overwrite a file.
     """
     target = check_out(out, shard_size, inputs, force)
     single = target.suffix == ".safetensors"
@@ -92,11 +89,7 @@ def check_place(out: str | None, shard_size: int | None, inputs: Mapping[str, st
 
 
 def check_adapter_place(out: str | None, shard_size: int | None, inputs: Mapping[str, str]) -> Path:
-    """Return the folder that an adapter goes to, checked.
-
-    Raises:
-        MergeflowError: As `check_place`, or it is a file, or shards are wanted.
-    """
+    """Return the folder that an adapter goes to, checked."""
     if out is not None and out.endswith(".safetensors"):
         raise MergeflowError(f"out '{out}': an adapter is a folder, as PEFT reads it. Name one.")
     if shard_size is not None:
@@ -105,12 +98,7 @@ def check_adapter_place(out: str | None, shard_size: int | None, inputs: Mapping
 
 
 def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str], force: bool = False) -> Path:
-    """Return the output path, checked against the inputs.
-
-    Raises:
-        MergeflowError: No output, one that is an input or lies in one, a file or a folder of somebody else, or shards
-            in a file.
-    """
+    """Return the output path, checked against the inputs."""
     if not out:
         raise MergeflowError("no output: give `out` in the recipe or --out.")
     target = Path(out).expanduser()
@@ -134,9 +122,6 @@ def check_file(out: str | Path, inputs: Mapping[str, str], force: bool = False) 
     Args:
         inputs: Paths of what is read, by name: never overwritten.
         force: Whether a file that mergeflow did not make may be replaced; a folder never is.
-
-    Raises:
-        MergeflowError: Another kind of file, one that is an input or lies in one, somebody else's file, or a folder.
     """
     if Path(out).suffix != ".safetensors":
         raise MergeflowError(f"out '{out}': the result is one file, end it in .safetensors.")
@@ -164,11 +149,7 @@ def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:
 
 
 def check_card(path: Path) -> None:
-    """Check that a card may be written: at most an older card of ours is there.
-
-    Raises:
-        MergeflowError: Somebody else's file or a folder has the card's name.
-    """
+    """Check that a card may be written: at most an older card of ours is there."""
     if path.is_dir() or (path.exists() and not path.read_bytes().startswith((CARD_HEAD.encode(), _OLD_HEAD.encode()))):
         raise MergeflowError(
             f"the model card would overwrite '{path}', which no merge made: give `out` another name or move that file."
@@ -185,22 +166,14 @@ def partial_folder(target: Path) -> Path:
 
 
 def check_partial(target: Path) -> None:
-    """Check that an unfinished folder can be made.
-
-    Raises:
-        MergeflowError: A file or a link has its name.
-    """
+    """Check that an unfinished folder can be made."""
     unfinished = partial_folder(target)
     if unfinished.is_symlink() or unfinished.is_file():
         raise MergeflowError(f"'{unfinished}', where the unfinished folder belongs, is a file or a link: move it.")
 
 
 def check_replaceable_file(file: Path) -> None:
-    """Check that a file may be replaced: nothing is there, nothing is in it, or mergeflow made it.
-
-    Raises:
-        MergeflowError: It is somebody else's.
-    """
+    """Check that a file may be replaced: nothing is there, nothing is in it, or mergeflow made it."""
     if not os.path.lexists(file) or (file.is_file() and file.stat().st_size == 0):
         return
     try:
@@ -216,11 +189,7 @@ def check_replaceable_file(file: Path) -> None:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Check that a merge may replace a folder: by its record, a merge wrote all its files.
-
-    Raises:
-        MergeflowError: It holds something else; the first names are listed.
-    """
+    """Check that a merge may replace a folder: by its record, a merge wrote all its files."""
     held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if not held:
         return
@@ -264,9 +233,6 @@ class OutputFolder:
         shards: Of each finished shard, the digest of every tensor.
         inputs: Digests of the inputs' tensors that went into them, by input.
         scheme: Of these digests.
-
-    Raises:
-        MergeflowError: Another merge is at work on it, or its place cannot be written.
     """
 
     def __init__(self, target: Path) -> None:
@@ -312,9 +278,6 @@ class OutputFolder:
             resume: Whether to go on with a stopped merge. Shards whose tensors have other digests than the journal
                 recorded are made again.
             scheme: Of digests; a merge that goes on keeps that of its journal.
-
-        Raises:
-            MergeflowError: Something else has the unfinished folder's name.
         """
         check_partial(self.target)
         self._identity, self.scheme = identity, scheme
@@ -358,11 +321,7 @@ class OutputFolder:
         write_text(self._journal, json.dumps(journal))
 
     def publish(self) -> None:
-        """Give the finished folder its name; it replaces an older one.
-
-        Raises:
-            MergeflowError: Somebody put files into the older one in the meantime; the finished shards are kept.
-        """
+        """Give the finished folder its name; it replaces an older one."""
         with _writing(self.target):
             try:
                 check_replaceable(self.target)

@@ -89,10 +89,6 @@ def stacked(slices: Sequence[Slice], states: Sequence[LazyStateDict]) -> LazySta
     What comes before the blocks (embeddings, positions) is the first model's, what comes behind them (norm, head) the
     last one's; a head that is tied to the embedding follows it. config.json is the first one's, with the number of
     blocks, and the lists that have an entry per block, as they are now.
-
-    Raises:
-        MergeflowError: An architecture whose blocks are not known to be alike, a slice beyond the last block, models
-            that cannot be one (config.json, shapes or names differ), all at once for each kind of fault.
     """
     models = [_Model(part.model, state) for part, state in zip(slices, states, strict=True)]
     chosen = [(model, block) for part, model in zip(slices, models, strict=True) for block in model.taken(part.layers)]
@@ -376,10 +372,6 @@ def mixed(mixture: Mixture, states: Mapping[str, LazyStateDict]) -> LazyStateDic
 
     Router row of expert e in block l: the unit vector of mean(x over its prompts) − mean(x over its negative prompts),
     x as `gate` says. The weights of the chosen experts sum to 1, so that equal experts give the dense model.
-
-    Raises:
-        MergeflowError: A model that is not dense Llama, Mistral, Qwen2 or Qwen3 of the base's sizes, or what the
-            architecture of the mixture lacks.
     """
     base = states[mixture.base]
     config = config_of(base)
@@ -530,11 +522,7 @@ def lifted(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_steps(steps: Mapping[str, Any], paths: Iterable[str]) -> None:
-    """Check that steps and what is read of them fit: every name is a step, every step is read, none reads itself.
-
-    Raises:
-        MergeflowError: All faults.
-    """
+    """Check that steps and what is read of them fit: every name is a step, every step is read, none reads itself."""
     reads = {name: [n for path in step.paths() if (n := step_named(path))] for name, step in steps.items()}
     top = [name for path in paths if (name := step_named(path))]
     asked = {name for names in (*reads.values(), top) for name in names}
