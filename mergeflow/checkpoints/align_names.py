@@ -39,12 +39,8 @@ _TYPES = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clv
 _MODULES = re.compile(r"\.(?:c_attn|q_attn|c_proj|c_fc)\.weight$")
 
 
-def is_conv1d(config: Mapping[str, Any], name: str) -> bool | None:
-    """Return whether the model's class stores a linear weight as [in, out]; None if config.json does not tell."""
-    (in_memory,) = names_in_memory(config, [name])
-    module = module_in_memory(config, in_memory.removesuffix(".weight"))
-    if module is not None:
-        return stores_inputs_first(module)
+def is_conv1d(config: Mapping[str, object], name: str) -> bool | None:
+    """Return whether the model's class stores a linear weight as [in, out]; None if `model_type` does not tell."""
     return bool(_MODULES.search(name)) if config.get("model_type") in _TYPES else None
 
 
@@ -63,6 +59,8 @@ def oriented(expert: str, base: Mapping[str, Tensor], state: LazyStateDict) -> L
         if inputs_first is None:
             inputs_first = _of_square(name, config, stored, ways)
         contradicted = any(way not in (None, lora.transposed) for way in ways.values())
+        if inputs_first is None and (contradicted or lora.transposed or _MODULES.search(name)):
+            inputs_first = _by_class(config, name)
         if inputs_first is None and (contradicted or (lora.transposed and not _MODULES.search(name))):
             raise MergeflowError(
                 f"'{expert}' adapts the square '{name}', and it is unknown whether the base stores it [in, out] or "
@@ -106,6 +104,13 @@ def _of_square(
         if other.split(".")[-2:] == end and bias is not None and len(info.shape) == 2 and len(set(info.shape)) == 2:
             alike.append(bias.shape == info.shape[1:])
     return alike[0] if alike and len(set(alike)) == 1 else None
+
+
+def _by_class(config: Mapping[str, Any], name: str) -> bool | None:
+    """Return whether a weight is stored [in, out], as transformers says, which is slow to import."""
+    (in_memory,) = names_in_memory(config, [name])
+    module = module_in_memory(config, in_memory.removesuffix(".weight"))
+    return None if module is None else stores_inputs_first(module)
 
 
 def _reoriented(entry: Entry, inputs_first: bool) -> Entry:

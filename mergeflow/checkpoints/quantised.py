@@ -268,15 +268,16 @@ def quantised(infos: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Qua
             weights[name] = "4-bit"
         elif info.dtype in _CODES and _scale_of(name, infos) is not None:
             weights[name] = "scaled"
-    scaled = {match[1] for name, info in infos.items() if info.dtype not in _CODES
-              and (match := _LIKE_A_SCALE.fullmatch(name))}  # fmt: skip
-    strange = [name for name, info in infos.items() if info.dtype in _CODES and name not in weights
-               and name.endswith((".weight", "._data")) and name.rpartition(".")[0] in scaled]  # fmt: skip
+    codes = [name for name, info in infos.items() if info.dtype in _CODES and name not in weights
+             and name.endswith((".weight", "._data"))]  # fmt: skip
+    scales = [name for name, info in infos.items() if info.dtype not in _CODES] if codes else []
+    scaled = {match[1] for name in scales if (match := _LIKE_A_SCALE.fullmatch(name))}
+    strange = [name for name in codes if name.rpartition(".")[0] in scaled]
     formats += (f"codes with scales of an unknown kind ('{strange[0]}')",) if strange else ()
     plain = weights.keys() - packed.keys()
     parts = {name + end for name in plain for end in (*_SCALES, "_zero_point")} & infos.keys() | packed_parts
     parts |= {name.removesuffix(".weight") + end for name in plain for end in (".SCB", *_OF_MODULE)} & infos.keys()
-    parts |= {part for part in infos if any(part[: dot.start()] in plain for dot in re.finditer(r"\.", part))}
+    parts |= {part for part in infos if plain and any(part[: dot.start()] in plain for dot in re.finditer(r"\.", part))}
     if weights:
         parts |= {name for name in infos if name.endswith(_NOTES)}
     return Quantised(weights, frozenset(parts), formats, declared)

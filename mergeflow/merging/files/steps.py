@@ -122,7 +122,7 @@ def stacked(slices: Sequence[Slice], states: Sequence[LazyStateDict]) -> LazySta
 
 def _outside(first: _Model, last: _Model) -> dict[str, _Model]:
     """Return whose each tensor outside the blocks is; a copy, such as a tied head, is its original's."""
-    copies = [{**tied_weights(config_of(model.state), model.state), **model.state.tied} for model in (first, last)]
+    copies = [_copies(model) for model in (first, last)]
     outside = {}
     for name, place in first.outside.items():
         follows = first.outside.get(copies[0].get(name, name), place) == 0
@@ -132,6 +132,14 @@ def _outside(first: _Model, last: _Model) -> dict[str, _Model]:
     if extra := sorted(last.outside.keys() - outside.keys() - copies[1].keys()):
         raise MergeflowError(f"'{last.path}' has '{extra[0]}' outside its blocks, which '{first.path}' lacks.")
     return outside
+
+
+def _copies(model: _Model) -> Mapping[str, str]:
+    """Return the copies among a model's tensors; its class, which is slow to import, is asked about heads alone."""
+    roles = {model.architecture.role(name, model.state.infos[name].shape) for name in model.outside}
+    config = model.architecture.config
+    asked = "head" in roles and config.get("tie_word_embeddings") is not False
+    return {**(tied_weights(config, model.state) if asked else {}), **model.state.tied}
 
 
 def _check_block(first: tuple[_Model, int], other: tuple[_Model, int]) -> None:
