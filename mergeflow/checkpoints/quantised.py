@@ -224,7 +224,8 @@ _STATE = ".quant_state.bitsandbytes__"
 
 
 # Types that hold codes and not numbers.
-_CODES = (INT8, FLOAT8_E4M3, FLOAT8_E5M2)
+_FNUZ = (DType(f"float8_{form}fnuz", 1, is_floating_point=True) for form in ("e4m3", "e5m2"))  # of AMD
+_CODES = (INT8, FLOAT8_E4M3, FLOAT8_E5M2, *_FNUZ)
 
 
 @dataclass(frozen=True)

@@ -106,6 +106,7 @@ QUANTISED: dict[str, tuple[dict[str, Tensor], dict[str, object], str]] = {
     "comfy": ({"a.weight": FP8, "a.scale_weight": TWO, "scaled_fp8": torch.zeros(0)}, {}, "scales of 1 weights"),
     "mistral": ({"a.weight": FP8, "a.qscale_weight": TWO, "a.qscale_act": torch.ones(())}, {}, "scales of 1 weights"),
     "deepseek": ({"a.weight": FP8, "a.scale": TWO.reshape(1, 1)}, {}, "scales of 1 weights"),
+    "fnuz": ({"a.weight": ONES.to(torch.float8_e4m3fnuz), "a.weight_scale": TWO}, {}, "scales of 1 weights"),
     "quanto": ({"a.weight._data": FP8, "a.weight._scale": torch.ones(4, 1)}, {}, "scales of an unknown kind.*_data"),
     "amax": ({"a.weight": FP8, "a.weight_amax": TWO}, {}, r"scales of an unknown kind \('a\.weight'\)"),
     "mxfp4": ({"e.down_blocks": ONES.to(torch.uint8), "e.down_scales": ONES}, {}, "not MXFP4 of stacked"),
@@ -134,7 +135,7 @@ def test_quantised_inputs_are_refused(tmp_path, kind):
     if kind in UNREADABLE:
         with pytest.raises(MergeflowError, match="packed weights that cannot be made plain"):
             convert(base, tmp_path / "plain")
-    elif kind in ("comfy", "mistral", "deepseek"):
+    elif kind in ("comfy", "mistral", "deepseek", "fnuz"):
         plain = load_file(convert(base, tmp_path / "plain.safetensors").path)
         assert plain.keys() == {"a.weight"}
         assert plain["a.weight"].eq(2).all()
