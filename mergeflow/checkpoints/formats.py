@@ -402,7 +402,7 @@ def weights_in(folder: Path) -> list[str]:
 
 # A model once more, in another layout or type, and what its training left.
 _NO_OTHER = re.compile(
-    r"(?:adapter_|open_clip_|diffusion_)?(?:pytorch_)?(?:model|consolidated|training_args|optimizer|scheduler|scaler)\b"
+    r"(?:adapter_|open_clip_|diffusion_)?(?:pytorch_)?(?:model|consolidated|training_args|optimizer|scheduler|scaler)(?:\b|_)"
     r"|rng_state"
 )
 

@@ -600,7 +600,7 @@ def test_what_a_folder_s_own_files_name_comes_along(files):
         shutil.copy(files / "base.safetensors", files / folder / "model.safetensors")
         (files / folder / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "modeling_x.X"}}))
         (files / folder / "modeling_x.py").write_text("from .layers import A\n    from . import config_x\n")
-        for name in ("value_head.safetensors", "model.fp16.safetensors", "optimizer.pt", "pytorch_model.bin"):
+        for name in ("value_head.safetensors", "model.fp16.safetensors", "optimizer.pt", "pytorch_model_fsdp.bin"):
             (files / folder / name).write_text(folder)
     (files / "hf/onnx").mkdir()  # named by nothing
     (files / "e/layers.py").write_text("import sys\n")
