@@ -233,9 +233,10 @@ def draw_figures(folder: Path) -> None:
     """Draw the studies' figures, unless they are newer than all records and the studies' code."""
     from studies.commands.study import find_studies
     from studies.lab.pages import draw
-    from studies.lab.records import FOLDER, recorded
+    from studies.lab.records import recorded
+    from tasks.project.stage import RECORDS
 
-    records = list((ROOT / FOLDER).glob("*.parquet"))
+    records = list((ROOT / RECORDS).glob("*.parquet"))
     sources = [*records, *(ROOT / "studies").rglob("*.py")]
     if folder.exists() and max(map(_time, folder.glob("*.svg")), default=0) > max(map(_time, sources)):
         return

@@ -199,8 +199,9 @@ def _paper(
     if not lines:
         return ""
     counts = Counter(line.verdict for line in lines if not line.ours)
-    verdicts = f"Of the paper's {counts.total()} claims " + ", ".join(f"{counts[word]} {word}" for word in VERDICTS)
-    parts = [_HEAD.format(title=title, verdicts=verdicts if counts else "All claims here are ours")]
+    verdicts = ", ".join(f"{word} {counts[word]}" for word in VERDICTS)
+    verdicts = f"Verdicts on the paper's {counts.total()} claims: {verdicts}" if counts else "All claims here are ours"
+    parts = [_HEAD.format(title=title, verdicts=verdicts)]
     for heading, ours in (("Claims of the paper", False), ("Claims of this project", True)):
         if of_origin := [line for line in lines if line.ours == ours]:
             parts.append(f"## {heading}\n\n{claims_table(of_origin)}")
