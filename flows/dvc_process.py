@@ -10,14 +10,8 @@ from typing import Any
 
 import dvc.rwlock
 from dvc.cli import main
-from dvc.output import Output
-from dvc_data.hashfile.hash_info import HashInfo
-from dvc_data.hashfile.meta import Meta
-from dvc_data.hashfile.tree import Tree
 
-from tasks.project.recorded import absent_files, is_made, stored_files
-
-_save, _commit, _hash, _misses = Output.save, Output.commit, Output._get_hash_meta, Output.changed_cache
+from tasks.project.recorded import absent_files, is_made, stored_files, stored_outputs
 
 
 def run() -> None:
@@ -30,31 +24,42 @@ def run() -> None:
     if arguments[0] == "ask":
         del arguments[0]
         dvc.rwlock.rwlock = lambda *_: contextlib.nullcontext()
-    if {"commit", "status"} & set(arguments):
-        Output.exists = property(lambda out: is_made(Path(out.fs_path)))
-        Output.changed_cache = lambda out, **of: not _is_stored(out) and _misses(out, **of)
-        Output.commit = lambda out, **of: None if _is_stored(out) else _commit(out, **of)
-        Output.save, Output._get_hash_meta = _save_hash, _hash_and_size
+    if {"commit", "status"} & set(arguments) and stored_outputs(Path.cwd()):
+        _take_recorded_hashes()
     sys.exit(main(arguments))
+
+
+def _take_recorded_hashes() -> None:
+    """Answer from listings what DVC asks of outputs; its internals matter only to projects that have a store."""
+    from dvc.output import Output
+
+    save, commit, hash_of, misses = Output.save, Output.commit, Output._get_hash_meta, Output.changed_cache
+
+    def save_hash(out: Any) -> None:
+        if absent_files(Path(out.fs_path)):
+            out.meta, out.hash_info = _recorded_hash(out)
+        else:
+            save(out)
+
+    Output.exists = property(lambda out: is_made(Path(out.fs_path)))
+    Output.changed_cache = lambda out, **of: not _is_stored(out) and misses(out, **of)
+    Output.commit = lambda out, **of: None if _is_stored(out) else commit(out, **of)
+    Output._get_hash_meta = lambda out: _recorded_hash(out) if absent_files(Path(out.fs_path)) else hash_of(out)
+    Output.save = save_hash
 
 
 def _is_stored(out: Any) -> bool:
     return bool(stored_files(Path(out.fs_path)))
 
 
-def _save_hash(out: Any) -> None:
-    if absent_files(Path(out.fs_path)):
-        out.meta, out.hash_info = _hash_and_size(out)
-    else:
-        _save(out)
+def _recorded_hash(out: Any) -> tuple[Any, Any]:
+    """Return DVC's size and hash of an output, of whose files some are not here."""
+    from dvc_data.hashfile.hash_info import HashInfo
+    from dvc_data.hashfile.meta import Meta
+    from dvc_data.hashfile.tree import Tree
 
-
-def _hash_and_size(out: Any) -> tuple[Meta, HashInfo]:
     path, tree = Path(out.fs_path), Tree()
     absent = absent_files(path)
-    if not absent:
-        hashed: tuple[Meta, HashInfo] = _hash(out)
-        return hashed
     if path in absent:
         return Meta(size=absent[path].size), HashInfo("md5", absent[path].md5)
     if path.is_dir():
