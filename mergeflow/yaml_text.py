@@ -3,7 +3,9 @@
 A key that is given twice is an error, keys are texts (`no` and `007` are names), and 010 or 1:30 are no numbers.
 """
 
+import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,20 @@ def _text(path: Path, kind: str) -> str:
         raise MergeflowError(f"cannot read {kind} '{path}': {error.strerror}. Check the path.") from None
     except UnicodeDecodeError as error:
         raise MergeflowError(f"{kind} '{path}' is not valid YAML: it is not UTF-8 text ({error.reason}).") from None
+
+
+def in_words(args: Mapping[str, Any]) -> str:
+    """Join arguments; lists and mappings are written as YAML.
+
+    Example:
+        >>> in_words({"scale": 1.0, "t": ({"filter": "mlp", "value": (0, 0.5)}, 1)})
+        'scale 1.0, t [{filter: mlp, value: [0, 0.5]}, 1]'
+    """
+    layout: dict[str, Any] = {"default_flow_style": True, "sort_keys": False, "allow_unicode": True, "width": math.inf}
+    return ", ".join(
+        f"{name} {yaml.safe_dump(value, **layout).strip() if isinstance(value, list | tuple | Mapping) else value}"
+        for name, value in args.items()
+    )
 
 
 def kind_of(value: Any) -> str:

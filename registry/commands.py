@@ -15,6 +15,7 @@ from rich.table import Table
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.options import print_table
 from mergeflow.errors import MergeflowError
+from mergeflow.yaml_text import in_words
 
 if TYPE_CHECKING:
     from registry.lineage import Node
@@ -133,7 +134,7 @@ def _add_history(group: typer.Typer, opened: Opened) -> None:
 
 def _print_version(shown: dict[str, Any], console: Console) -> None:
     """Print what `registry.versions.show` says of a version."""
-    args = ", ".join(f"{key} {value}" for key, value in ((shown["recipe"] or {}).get("args") or {}).items())
+    args = in_words((shown["recipe"] or {}).get("args") or {})
     names = "".join(f" @{alias}" for alias in shown["aliases"])
     made = f", {shown['method']}{f' ({args})' if args else ''}" if shown["method"] else ""
     lines = [f"{shown['name']} version {shown['version']}{names}{made}"]

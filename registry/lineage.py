@@ -25,6 +25,7 @@ from mergeflow import layout
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.data import digest_of_split, load_manifest
 from mergeflow.errors import MergeflowError
+from mergeflow.yaml_text import in_words
 from registry.logging import ChildRecord, DatasetRecord, PipelineRecord
 from registry.store import Store, mlflow
 from registry.versions import CHAMPION, chosen_version, describe, read_documents
@@ -400,8 +401,7 @@ def lineage_nodes(tree: dict[str, Any]) -> Node:
     if tree["recipe"]:
         weights = {f"weight of {task}": weight for task, weight in tree["recipe"].get("weights", {}).items()}
         given = {**tree["recipe"].get("args", {}), **weights}
-        arguments = ", ".join(f"{key} {value}" for key, value in given.items())
-        recipe = Node(f"recipe {tree['recipe'].get('method', '')}: {arguments}".rstrip(": "))
+        recipe = Node(f"recipe {tree['recipe'].get('method', '')}: {in_words(given)}".rstrip(": "))
         if tree["base"]:
             recipe.children.append(Node(_tracked(f"base, weights {_short(tree['base']['fingerprint'])}", tree["base"])))
         recipe.children.extend(_expert_node(expert) for expert in tree["experts"])

@@ -15,6 +15,7 @@ from rich.table import Table as RichTable
 
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.options import print_table
+from mergeflow.yaml_text import in_words
 from registry.commands import Name, Opened, Which
 
 if TYPE_CHECKING:
@@ -160,9 +161,8 @@ def _tasks(root: Path) -> set[str]:
 
 
 def _reproduction_lines(done: "Reproduction") -> list[str]:
-    arguments = ", ".join(f"{key} {value}" for key, value in done.recipe["args"].items())
     places = sorted(set(done.places.values()))
-    lines = [f"{done.model} version {done.version}: {done.recipe['method']} {arguments}".rstrip()]
+    lines = [f"{done.model} version {done.version}: {done.recipe['method']} {in_words(done.recipe['args'])}".rstrip()]
     lines.append(f"ancestors    {len(done.places)}, from {' and '.join(places)}")
     if done.experts:
         other = [task for task, same in done.experts.items() if not same]
@@ -211,8 +211,7 @@ def _print_unlearnt(console: Console, done: "Unlearnt", task: str, promote: bool
 
 
 def _print_rebuilt(console: Console, done: "Rebuilt", promote: bool) -> None:
-    arguments = ", ".join(f"{key} {value}" for key, value in done.args.items())
-    console.print(f"{done.method} {arguments}, chosen among {done.candidates} candidates on validation")
+    console.print(f"{done.method} {in_words(done.args)}, chosen among {done.candidates} candidates on validation")
     console.print(f"normalised validation accuracy {100 * done.normalised:.2f} %")
     for gate in done.decision.gates if done.decision else ():
         console.print(f"  {'[green]✓[/]' if gate.passed else '[red]✗[/]'} {gate.reason}")

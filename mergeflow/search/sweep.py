@@ -46,6 +46,7 @@ from mergeflow.search.scorer import (
 from mergeflow.search.sweep_file import CommandScore, FunctionScore, SearchPart, Sweep
 from mergeflow.training.arithmetic import arithmetic
 from mergeflow.version import version
+from mergeflow.yaml_text import in_words
 
 
 def optuna_search(method: str, space: Space, wanted: SearchPart, seed: int) -> Strategy:
@@ -311,7 +312,7 @@ class Scoreboard:
 
 
 def _in_words(method: str, args: Mapping[str, Any]) -> str:
-    return f"{method} ({', '.join(f'{name} {value}' for name, value in args.items())})" if args else method
+    return f"{method} ({in_words(args)})" if args else method
 
 
 def _test_key(call: MethodCall) -> str:

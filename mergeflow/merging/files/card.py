@@ -22,6 +22,7 @@ from mergeflow.merging.files.plan import Inputs, Plan
 from mergeflow.merging.files.recipe import Recipe, with_paths
 from mergeflow.merging.files.steps import PREFIX, step_named
 from mergeflow.merging.preflight import front_matter, licence_files, licence_of, licence_paths, merged_licence
+from mergeflow.yaml_text import in_words
 
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 # A snapshot in the cache of huggingface_hub: models--OWNER--NAME/snapshots/COMMIT.
@@ -239,8 +240,7 @@ def diagram(recipe: Recipe, plan: Plan) -> str:
     """Return the recipe as a diagram that the Hub and GitHub draw (Mermaid)."""
     weights = {name: str(weight) for name, weight in recipe.expert_weights().items() if weight != 1}
     weights |= dict.fromkeys(recipe.varied_weights(), "by depth or name")
-    args = ", ".join(f"{key} {value}" for key, value in plan.call.args.items())
-    lines = [f'  merge{{{{"{_label(recipe.method)}<br>{_label(args)}"}}}} --> result(["result"])']
+    lines = [f'  merge{{{{"{_label(recipe.method)}<br>{_label(in_words(plan.call.args))}"}}}} --> result(["result"])']
     vectors, steps = dict(recipe.task_vectors), {PREFIX + name for name, _ in recipe.steps or ()}
     if recipe.base is not None:
         lines.insert(0, f'  base["base{_of(recipe.base, steps)}"] --> merge')

@@ -55,6 +55,7 @@ from mergeflow.merging.stack import Model, Pass
 from mergeflow.merging.values import check_depth, idle_filters
 from mergeflow.merging.vocabulary.alignment import fit_vocabularies
 from mergeflow.merging.vocabulary.companions import TokenizerFiles, chosen_templates, write_templates
+from mergeflow.yaml_text import in_words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -638,13 +639,12 @@ class Plan:
 
     def lines(self) -> list[str]:
         """Return the plan as lines for people."""
-        args = ", ".join(f"{key} {value}" for key, value in self.call.args.items())
         count = len(self.shards)
         where = f"to {self.out}" if self.out else "no `out` yet: give it with `merge --out`"
         spectral = self.call.arguments.selection is not None
         treated = f", {self.treatment.count} of them treated as matrices" if spectral else ""
         return [
-            f"method        {self.call.name} ({args})",
+            f"method        {self.call.name} ({in_words(self.call.args)})",
             f"experts       {len(self.experts)}: {', '.join(self.experts)}",
             f"tensors       {self.tensors}{treated}; {self.parameters:,} parameters",
             f"reads         {_size(self.bytes_read)} in {self.passes} pass{'es' * (self.passes > 1)}",
