@@ -61,7 +61,7 @@ def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
         except SourceError as error:
             raise MergeflowError(f"sweep '{file}', {error}") from None
         console.print(result_table(result, console.width))
-        for line in _remarks(result):
+        for line in remarks(result):
             console.print(line, highlight=False, soft_wrap=True)
         winner = result.folder / WINNER
         console.print(f"[bold]{winner}[/], for `mergeflow merge {winner}`:", highlight=False, soft_wrap=True)
@@ -145,7 +145,8 @@ def arguments(trial: "Trial") -> str:
     return ", ".join(f"{name} {value}{'!' * (name in trial.edges)}" for name, value in shown.items())
 
 
-def _remarks(result: "SweepResult") -> list[str]:
+def remarks(result: "SweepResult") -> list[str]:
+    """Say what the table cannot: the winner by task, its score on test, and what speaks against it."""
     images = result.sweep.score is None
 
     def each(score: "Score") -> str:
@@ -153,6 +154,9 @@ def _remarks(result: "SweepResult") -> list[str]:
 
     counts = f"{len(result.trials)} trials; models scored now: {result.scored}, {result.seconds:.1f} s."
     lines = [counts, f"* the winner: {each(result.winner.score)}."]
+    if result.winner.score.mean <= result.base.mean:
+        means = [_number(score.mean, images) for score in (result.winner.score, result.base)]
+        lines.append(f"[yellow]The winner is no better than the base: mean {means[0]} against {means[1]}.[/]")
     if result.test is not None:
         lines.append(f"On test, looked at once: {each(result.test)}; mean {_number(result.test.mean, images)}.")
     if result.winner.edges:

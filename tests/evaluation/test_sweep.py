@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,14 @@ def test_the_table_fits_its_screen(grid: SweepResult, width: int):
     assert "rank_ratio 0.04, scale 2!" in text
     assert ("grey" in text) == (width == 200)
     assert "…" not in text
+
+
+def test_a_winner_that_is_no_better_than_the_base_is_not_praised(grid: SweepResult):
+    from mergeflow.commands.sweep import remarks
+
+    warning = "The winner is no better than the base"
+    assert warning in "".join(remarks(replace(grid, base=grid.winner.score)))
+    assert (warning in "".join(remarks(grid))) == (grid.winner.score.mean <= grid.base.mean)
 
 
 def test_a_second_registration_replaces_the_first(world: Path, grid: SweepResult, tmp_path: Path):
