@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.execution.device_memory import fits, free_bytes, in_bytes, with_torch
+from mergeflow.merging.execution.device import fits, free_bytes, in_bytes, with_torch
 from mergeflow.modalities.catalog import is_recorded, read_record
 from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modality import Examples, Modality, Model

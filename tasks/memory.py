@@ -13,7 +13,7 @@ from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
 from mergeflow.memory import Forecast, Need, Work, Workload, blank_model, same_result
-from mergeflow.merging.execution.device_memory import fits, free_bytes
+from mergeflow.merging.execution.device import fits, free_bytes
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.training.settings import TOGETHER, FineTuneSettings
 from tasks.project.graph import load_graph

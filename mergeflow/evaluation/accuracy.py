@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mergeflow.merging.execution.device_memory import has_room
+from mergeflow.merging.execution.device import has_room
 from mergeflow.modalities.classification import resident
 from mergeflow.modality import Examples, Model, device_of, prefetch
 from mergeflow.training.arithmetic import forward_in

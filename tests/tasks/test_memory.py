@@ -10,7 +10,7 @@ from rich.console import Console
 
 from mergeflow.errors import MergeflowError
 from mergeflow.memory import Need, largest
-from mergeflow.merging.execution.device_memory import with_torch
+from mergeflow.merging.execution.device import with_torch
 from mergeflow.training.settings import TOGETHER
 from tasks.memory import check_project, forecast, print_device_memory
 from tasks.project.graph import load_graph

@@ -10,8 +10,8 @@ from typing import Any
 
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.errors import MergeflowError
-from mergeflow.late import torch
 from mergeflow.merging.catalog import Call
+from mergeflow.merging.execution.device import fits, free_bytes, in_bytes, with_torch
 from mergeflow.merging.execution.engine import BUFFER, default_workers, unit_bytes, units_of
 from mergeflow.merging.execution.reader import Unit
 from mergeflow.merging.method import Copies
@@ -74,38 +74,3 @@ def check_room(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], d
         f"{call.name} of {len(model.experts)} experts needs about {in_bytes(with_torch(needed))} of {device}, where "
         f"{in_bytes(free)} are free: '{widest.name}' {list(widest.shape)} takes the most. Use device: cpu."
     )
-
-
-# Beside the tensors: CUDA's context and cuBLAS's workspaces, and what the allocator loses between blocks.
-_BESIDE, _LOSS = 0.75e9, 1.1
-
-
-def with_torch(count: float) -> float:
-    """Return the bytes that tensors of so many bytes take with torch's own share."""
-    return count * _LOSS + _BESIDE
-
-
-def fits(count: float, free: int) -> bool:
-    """Return whether tensors of so many bytes have room where `free` bytes are free."""
-    return with_torch(count) <= free
-
-
-def has_room(device: torch.device, count: float) -> bool:
-    """Return whether a device is a CUDA one with room for tensors of so many bytes beside all that torch has taken."""
-    return device.type == "cuda" and fits(count, torch.cuda.mem_get_info(device)[0])
-
-
-def free_bytes(device: str) -> int:
-    """Return the bytes that this process may still take of a CUDA device; what torch keeps for reuse is among them."""
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0] + cached)
-
-
-def in_bytes(count: float) -> str:
-    """Return a number of bytes for people.
-
-    Example:
-        >>> in_bytes(1.5e9), in_bytes(2e6)
-        ('1.50 GB', '2.0 MB')
-    """
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

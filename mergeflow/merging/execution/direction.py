@@ -13,7 +13,7 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.catalog import MethodCall, check_inputs, configure, weights_by_name
-from mergeflow.merging.execution.device_memory import has_room
+from mergeflow.merging.execution.device import has_room
 from mergeflow.merging.execution.engine import Engine
 from mergeflow.merging.execution.reader import Stacks, Unit, model_of
 from mergeflow.merging.linalg.cache import FactorCache
