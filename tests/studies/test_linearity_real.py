@@ -67,6 +67,9 @@ SHORT: dict[str, Any] = {
 }
 
 
+LONG = ("linearity_pairs", "linearity_why")  # two minutes of processor time
+
+
 def shortened(choices: Any) -> Any:
     """Return a study's choices with its nets as they are, a handful of examples of three tasks, and one step each."""
     if not isinstance(choices, dict):
@@ -86,7 +89,13 @@ def shortened(choices: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # through triples that are all equally good goes no line
-@pytest.mark.parametrize("study", sorted({*STUDIES} - {"linearity_texts"}))
+@pytest.mark.parametrize(
+    "study",
+    [
+        pytest.param(study, marks=pytest.mark.nightly if study in LONG else ())
+        for study in sorted({*STUDIES} - {"linearity_texts"})
+    ],
+)
 def test_a_study_of_nets_runs_at_its_real_size(
     study: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
