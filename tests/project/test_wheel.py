@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -51,6 +52,23 @@ def in_wheel(site: Path, folder: Path, *command: str, **variables: str) -> subpr
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done
+
+
+def test_the_sdist_has_what_git_tracks(tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", ROOT.as_uri(), clone], check=True)
+    shutil.copy(ROOT / "pyproject.toml", clone)
+    tracked = subprocess.run(["git", "ls-files"], cwd=clone, check=True, capture_output=True, text=True).stdout
+    made = (".dvc/cache/files/md5/ab/c", ".dvc/tmp/lock", ".dvc/config.local", "outputs/a", "mlflow.db", "dist/a")
+    in_worlds = (".mergeflow/a", "outputs/a", "mlflow.db", "mlartifacts/a", "inputs/packages/a")
+    for name in (*made, *(f"worlds/real-texts/{name}" for name in in_worlds)):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        (clone / name).touch()
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=clone, check=True, capture_output=True, timeout=120)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as files:
+        names = {file.name.partition("/")[2] for file in files if not file.isdir()}
+    assert names == {*tracked.split("\n"), "PKG-INFO"} - {""}
 
 
 def test_site_packages_gets_one_name(wheel: Path) -> None:
