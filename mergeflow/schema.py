@@ -35,11 +35,11 @@ class Frozen(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _no_truth_value_is_a_number(cls, values: Any) -> Any:
-        """Make a text of `true` where a number belongs, so that it is refused: pydantic takes it for 1."""
+        """Make a text of `true` and of bytes where a number belongs, so that they are refused: pydantic takes them."""
         if not isinstance(values, dict):
             return values
         numbers = [key for key, field in cls.model_fields.items() if field.annotation in NUMERIC]
-        return values | {key: str(values[key]).lower() for key in numbers if isinstance(values.get(key), bool)}
+        return values | {key: str(values[key]).lower() for key in numbers if isinstance(values.get(key), bool | bytes)}
 
 
 Record = TypeVar("Record", bound=BaseModel)
