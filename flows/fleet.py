@@ -33,7 +33,8 @@ class Fleet:
             MergeflowError: a CUDA device is asked for and no worker offers one, or the store cannot be opened.
         """
         self._machines, self._uri = machines, Store(str(run.store)).uri
-        self._traffic, self._lock = Counter[str](here_fetched=-Store.brought), Lock()
+        self._traffic, self._lock = Counter[str](), Lock()
+        self._brought_before = Store.brought
         self._uses_devices = run.device != "cpu" and machines.has_devices()
         if run.device.startswith("cuda") and not self._uses_devices:
             raise MergeflowError(
@@ -79,12 +80,11 @@ class Fleet:
 
     def traffic(self) -> str:
         """Say in a sentence how many bytes went through the store."""
-        parts = ("here_sent", "there_sent", "here_fetched", "there_fetched")
-        self._count(here_fetched=Store.brought)
-        sent, sent_there, fetched, fetched_there = (decimal(self._traffic[part]) for part in parts)
+        moved = self._traffic
+        fetched = moved["here_fetched"] + Store.brought - self._brought_before
         return (
-            f"Store {self._uri}: {sent} sent from here and {sent_there} by workers, "
-            f"{fetched} fetched here and {fetched_there} by workers."
+            f"Store {self._uri}: {decimal(moved['here_sent'])} sent from here and {decimal(moved['there_sent'])} by "
+            f"workers, {decimal(fetched)} fetched here and {decimal(moved['there_fetched'])} by workers."
         )
 
 

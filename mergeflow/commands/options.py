@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeR
 from rich.table import Table
 
 from mergeflow.errors import MergeflowError
+from mergeflow.schema import check_seed
 
 Force = Annotated[bool, typer.Option("--force", help="Replace the output file even if mergeflow did not make it.")]
 
@@ -103,8 +104,11 @@ Device = Annotated[str, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1 .
 
 
 def _checked_seed(seed: int | None) -> int | None:
-    if seed is not None and seed >= 2**63:
-        raise typer.BadParameter(f"{seed} is not in the range 0 <= x < 2^63.")
+    if seed is not None:
+        try:
+            check_seed(seed)
+        except MergeflowError as error:
+            raise typer.BadParameter(str(error)) from None
     return seed
 
 
