@@ -89,9 +89,12 @@ def unknown_name(kind: str, name: str, options: Iterable[str]) -> MergeflowError
     Example:
         >>> str(unknown_name("method", "tsi", ["ties", "cart"]))
         "unknown method 'tsi': did you mean 'ties'? Known: cart, ties."
+        >>> str(unknown_name("method", "TSV", ["ties", "tsv"]))
+        "unknown method 'TSV': did you mean 'tsv'? Known: ties, tsv."
     """
     names = sorted(options)
-    nearest = get_close_matches(name, names, n=1, cutoff=0.5)
+    alike = [option for option in names if option.casefold() == name.casefold()]
+    nearest = alike or get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{nearest[0]}'? " if nearest else ""
     if len(names) > _MOST_LISTED:
         like = ", ".join(get_close_matches(name, names, n=10, cutoff=0.0))

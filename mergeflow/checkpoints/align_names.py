@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from threading import local
 from typing import TYPE_CHECKING, Any
 
-from mergeflow.checkpoints.checks import check_compatible, infos_of, lacking, same_values
+from mergeflow.checkpoints.checks import FACTOR, check_compatible, infos_of, lacking, same_values
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.folders import adapter_config_of, config_of
 from mergeflow.checkpoints.header import TensorInfo
@@ -234,6 +234,8 @@ def fit_inputs(
     names = {*base, *(name for state in states.values() for name in state)}
     _check_patterns(names, ignore, only)
     left_out = frozenset(name for name in names if _any(name, ignore) or (only and not _any(name, only)))
+    if left_out.issuperset(base):
+        raise MergeflowError("`only` and `ignore` leave no tensor of the base to merge: the result would be the base.")
     if left_out:
         states = {name: view(state, [n for n in state if n not in left_out]) for name, state in states.items()}
     states = {name: _with_buffers_of(name, base, state, left_out, notes) for name, state in states.items()}
@@ -302,16 +304,27 @@ def _without_prefix(expert: str, base: LazyStateDict, state: LazyStateDict, note
         return state
     ends = Counter(name[: -len(ending)] for name in state for ending in base if name.endswith(f".{ending}"))
     if ends:
-        prefix = ends.most_common(1)[0][0]
+        prefix = _commonest(expert, ends)
         notes.append(f"names of '{expert}' are taken without their prefix '{prefix}'")
         return view(state, list(state), rename={name: name.removeprefix(prefix) for name in state})
     starts = Counter(ending[: -len(name)] for name in state for ending in base if ending.endswith(f".{name}"))
     if starts:
-        prefix = starts.most_common(1)[0][0]
+        prefix = _commonest(expert, starts)
         notes.append(f"names of '{expert}' are taken with the prefix '{prefix}'")
         fits = {name: prefix + name if prefix + name in base else name for name in state}
         return view(state, list(state), rename=fits)
     return state
+
+
+def _commonest(expert: str, prefixes: Counter[str]) -> str:
+    """Return the prefix with which most names fit; with several, as of equal towers, nothing tells which is meant."""
+    (first, most), *others = prefixes.most_common(2)
+    if others and others[0][1] == most:
+        raise MergeflowError(
+            f"names of '{expert}' fit the base's with the prefix '{first}' and as well with '{others[0][0]}': save it "
+            "under the names that the base has for it."
+        )
+    return first
 
 
 # Buffers that a class computes and that some of its versions store; nothing in them was learned.
@@ -363,10 +376,13 @@ def _with_those_of(base: LazyStateDict, state: LazyStateDict, names: Sequence[st
 
 def _in_parts(base: LazyStateDict, left_out: frozenset[str]) -> list[str]:
     """Note that parts of a weight, such as length and direction, are merged each by itself, not as their product."""
-    matches = [match for name in base if (match := _PART.match(name)) and name not in left_out]
+    named = [name for name in base if name not in left_out]
+    matches = [match for name in named if (match := _PART.match(name))]
     weights = {f"{match[1]}.{match[2] or match[3]}" for match in matches}
-    return [f"parts of {len(weights)} weights with weight norm, spectral norm or pruning, such as '{min(weights)}', "
-            "are merged apart: the result is near the merged weights at best"] if weights else []  # fmt: skip
+    factored = {match.string[: match.start()] for name in named if (match := FACTOR.search(name))}
+    kinds = {"with weight norm, spectral norm or pruning": weights, "with factors of adapters": factored}
+    return [f"parts of {len(names)} weights {kind}, such as '{min(names)}', are merged apart: the result is near the "
+            "merged weights at best" for kind, names in kinds.items() if names]  # fmt: skip
 
 
 def _with_ties(

@@ -43,16 +43,12 @@ def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[s
         {name: (infos_of(state), config_of(state), getattr(state, "path", "")) for name, state in inputs.items()}
     )
     expected = infos_of(base)
+    for name, state in inputs.items():
+        if not getattr(state, "is_task_vector", False):
+            _check_weights(f"'{name}' ({getattr(state, 'path', 'in memory')})", infos_of(state), expected)
     faults = [fault for name, state in experts.items() for fault in _mismatches(name, expected, state)]
     if not faults:
         return
-    factors = next((fault for fault in faults if fault.what == _UNKNOWN and _FACTOR.search(fault.tensor)), None)
-    if factors is not None and not factors.partial:
-        raise MergeflowError(
-            f"expert '{factors.expert}' ({getattr(experts[factors.expert], 'path', 'in memory')}) holds factors of an "
-            f"adapter, such as '{factors.tensor}': name the folder of a PEFT adapter, with its adapter_config.json. "
-            "Merge an adapter of another library into its base first."
-        )
     groups: dict[tuple[str, str, str], list[_Mismatch]] = {}
     for fault in faults:
         groups.setdefault((fault.expert, fault.what, pattern_of(fault.tensor)), []).append(fault)
@@ -64,7 +60,33 @@ def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[s
     )
 
 
-_FACTOR = re.compile(r"(?:^|[._])lora_(?:A|B|embedding_[AB]|up|down)\b")  # PEFT's names and kohya's
+# Factors by the names that PEFT, kohya, diffusers and LyCORIS give them.
+FACTOR = re.compile(
+    r"(?:^|[._])(?:lora[._](?:A|B|embedding_[AB]|up|down|linear_layer)|hada_w\d_[ab]|lokr_w\d(?:_[ab])?|"
+    r"vera_lambda_[bd]|b?oft_(?:[RS]|blocks|diag))(?:\.|$)"
+)
+
+
+def _check_weights(owner: str, infos: Mapping[str, TensorInfo], expected: Collection[str]) -> None:
+    """Check that a state is of weights: not of an adapter's factors alone, and not of tensors whose data are elsewhere.
+
+    A model may hold factors beside the weights that they change, as Phi-4-multimodal does.
+    """
+    factors = [tensor for tensor in infos if FACTOR.search(tensor)]
+    of_model = any(".base_layer." in tensor for tensor in infos) and all(tensor in expected for tensor in factors)
+    if factors and not of_model:
+        raise MergeflowError(
+            f"{owner} holds factors of an adapter, such as '{factors[0]}', whose products alone could be merged: name "
+            "the folder of a PEFT adapter, with its adapter_config.json. Merge an adapter of another library into its "
+            "base first."
+        )
+    if empty := [tensor for tensor, info in infos.items() if info.shape == (0,) and tensor.endswith("weight")]:
+        raise MergeflowError(
+            f"{owner} holds no data of {len(empty)} weights, such as '{empty[0]}', as DeepSpeed's ZeRO-3 leaves them: "
+            "make whole weights with its zero_to_fp32.py, and name these."
+        )
+
+
 _UNKNOWN = "has {}, unknown to the base"
 _OTHER_SHAPE = "has {} of shape "
 

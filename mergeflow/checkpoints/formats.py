@@ -6,7 +6,7 @@ import errno
 import json
 import re
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
@@ -221,7 +221,7 @@ def _unwrap(loaded: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]
     states = _states(loaded)
     chosen = _chosen(list(states))
     if len(chosen) != 1:
-        raise _no_state(loaded, path, [".".join(keys) for keys in chosen])
+        raise _no_state(loaded, path, chosen)
     state = states.pop(chosen[0])
     if any(value.layout != torch.strided or value.is_quantized for value in state.values()):
         raise MergeflowError(f"'{path}' holds sparse or quantised tensors, which cannot be merged: convert them first.")
@@ -263,11 +263,13 @@ def _others(path: Path, chosen: tuple[str, ...], others: list[tuple[str, ...]]) 
     if not others:
         return ()
     listed = "', '".join(".".join(keys) for keys in others)
-    way = "".join(f"[{key!r}]" for key in others[0])
-    return (
-        f"'{path.name}' holds '{'.'.join(chosen)}', which is read, and '{listed}', not read: "
-        f"torch.save(torch.load({path.name!r}){way}, 'other.pt') makes a file of it",
-    )
+    return (f"'{path.name}' holds '{'.'.join(chosen)}', which is read, and '{listed}', not read: "
+            f"{_file_of(path, others[0])} makes a file of it",)  # fmt: skip
+
+
+def _file_of(path: Path, keys: Sequence[str]) -> str:
+    """Return the line of Python that saves a state dict inside a file by itself."""
+    return f"torch.save(torch.load({path.name!r}){''.join(f'[{key!r}]' for key in keys)}, 'other.pt')"
 
 
 def _is_plain(value: Any, seen: set[int]) -> bool:
@@ -282,10 +284,12 @@ def _may_hold_a_model(key: Any) -> bool:
     return isinstance(key, str) and "optim" not in key and "scheduler" not in key
 
 
-def _no_state(loaded: Mapping[Any, Any], path: Path, several: list[str]) -> MergeflowError:
+def _no_state(loaded: Mapping[Any, Any], path: Path, several: list[tuple[str, ...]]) -> MergeflowError:
     advice = f"Save the state dict alone, or under one of the keys {', '.join(_NESTED)}."
     if several:
-        return MergeflowError(f"'{path}' holds {len(several)} state dicts: {', '.join(several[:5])}. {advice}")
+        listed = ", ".join(".".join(keys) for keys in several[:5])
+        line = _file_of(path, several[0])
+        return MergeflowError(f"'{path}' holds {len(several)} state dicts: {listed}. {advice[:-1]}: {line}")
     key = next((key for key in _NESTED if isinstance(loaded.get(key), Mapping)), None)
     if key is not None:
         return _no_state(loaded[key], path, [])
@@ -369,20 +373,29 @@ def _open_folder(folder: Path) -> LazyStateDict:
         raise MergeflowError(f"{error} The folder also holds '{others}': name that file if it is the one.") from None
 
 
+# Files of other programs that hold weights, and what makes a checkpoint of them.
+_ELSEWHERE = {
+    ".distcp": "Join what torch.distributed.checkpoint wrote: python -m torch.distributed.checkpoint.format_utils "
+    "dcp_to_torch FOLDER model.pt",
+    ".gguf": "Make plain weights of the GGUF file: mergeflow convert FILE --out FOLDER",
+    **dict.fromkeys((".h5", ".msgpack", ".ot", ".onnx", ".npz"), "Save the model as safetensors where it was made."),
+}
+
+
 def _no_weights(folder: Path) -> MergeflowError:
-    files = [path.name for path in sorted(folder.glob("*.safetensors"))]
+    files = [path.name for path in sorted(folder.glob("*.*")) if path.suffix in (".safetensors", *PICKLES, *_ELSEWHERE)]
     inner = [path.parent.relative_to(folder) for path in sorted(folder.glob("*/*.json")) if path.name in _DESCRIBED]
     inner += [path.relative_to(folder) for path in sorted(folder.glob("snapshots/*"))]  # of the Hub's cache
-    way = "Name the file itself."
+    inner += [path.relative_to(folder) for path in sorted(folder.glob("*/mp_rank_*_model_states.pt"))]  # DeepSpeed's
+    way = next((way for end, way in _ELSEWHERE.items() if any(name.endswith(end) for name in files)), "")
     if any(_SHARD.search(name) for name in files):
         way = "Shards need their index, model.safetensors.index.json: copy it there."
     elif inner:
-        way = f"Name a folder below it: {', '.join(dict.fromkeys(map(str, inner[:5])))}."
-    listed = ", ".join(files[:5]) or "no safetensors file"
+        way = f"Name what is below it: {', '.join(dict.fromkeys(map(str, inner[:5])))}."
     expected = ", ".join((*_TRANSFORMERS, *_OPEN_CLIP, f"{DIFFUSERS}.safetensors", ADAPTER_CONFIG))
     return MergeflowError(
         f"folder '{folder}' holds no checkpoint: expected one of {expected} or a single safetensors file, found "
-        f"{listed}. {way}"
+        f"{', '.join(files[:5]) or 'no file of weights'}. {way or 'Name the file itself.'}"
     )
 
 

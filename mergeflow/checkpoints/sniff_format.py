@@ -45,6 +45,8 @@ def mistaken(start: bytes, wanted: str) -> str | None:
         )
     if start.startswith(b"\x89HDF"):
         return "is an HDF5 file, as Keras and TensorFlow write it: save the model as safetensors there first"
+    if start.startswith(b"\x1f\x8b"):
+        return "is compressed by gzip: unpack it first"
     if wanted == "safetensors" and start.startswith(_PICKLED):
         return "is a zip archive, as torch.save writes it, not safetensors: rename it so that it ends in .pt"
     if wanted == "pickle" and start[8:10] in (b'{"', b"{ ", b"{}") and start[4:8] == bytes(4):

@@ -468,6 +468,12 @@ _ROUTERS = {
     "random": "drawn by another generator",
 }
 
+# What a method does otherwise here with tensors that are rare.
+_ELSEWHERE = {
+    "model_stock": "where task vectors point apart (a negative mean cosine), the base's weights stay as they are",
+    "slerp": "a tensor that is 0 in one model has no direction, and is interpolated linearly",
+}
+
 
 @dataclass
 class _Conversion:
@@ -722,8 +728,8 @@ class _Merging:
             args["on"] = "task_vectors" if self.base else "weights"
         for key, here in self.here.reads.items():
             args |= self._argument(key, here)
-        if self.theirs == "model_stock":
-            self.note("where task vectors point apart (a negative mean cosine), the base's weights stay as they are")
+        if rule := _ELSEWHERE.get(self.theirs):
+            self.note(rule)
         return args
 
     def _argument(self, key: str, here: str) -> dict[str, Any]:

@@ -285,7 +285,7 @@ def test_adapters_that_peft_itself_writes(tmp_path, rslora):
 def test_paths_that_hold_nothing(tmp_path):
     with pytest.raises(MergeflowError, match="no checkpoint at"):
         open_checkpoint(tmp_path / "none.safetensors")
-    with pytest.raises(MergeflowError, match=r"holds no checkpoint: .* found no safetensors file"):
+    with pytest.raises(MergeflowError, match=r"holds no checkpoint: .* found no file of weights"):
         open_checkpoint(tmp_path)
 
 
@@ -293,8 +293,13 @@ def test_paths_that_hold_nothing(tmp_path):
     ("file", "way"),
     [
         ("model-00001-of-00002.safetensors", "Shards need their index, model.safetensors.index.json"),
-        ("first/adapter_config.json", "Name a folder below it: first"),
-        ("snapshots/c0ffee/config.json", "Name a folder below it: snapshots/c0ffee"),
+        ("first/adapter_config.json", "Name what is below it: first"),
+        ("snapshots/c0ffee/config.json", "Name what is below it: snapshots/c0ffee"),
+        ("global_step9/mp_rank_00_model_states.pt", "Name what is below it: global_step9/mp_rank_00_model_states.pt"),
+        ("__0_0.distcp", r"found __0_0\.distcp\. Join what .*format_utils dcp_to_torch FOLDER model\.pt"),
+        ("flax_model.msgpack", r"found flax_model\.msgpack\. Save the model as safetensors where it was made"),
+        ("m-Q4_K.gguf", r"found m-Q4_K\.gguf\. Make plain weights of the GGUF file: mergeflow convert"),
+        ("consolidated.00.pth", r"found consolidated\.00\.pth\. Name the file itself"),
         ("x.safetensors", "Name the file itself"),
     ],
 )

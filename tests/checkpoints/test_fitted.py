@@ -128,6 +128,26 @@ def test_a_constant_prefix_is_recognised_either_way_round(tmp_path, prefix):
         assert f"with the prefix '{prefix.removeprefix('module.')}'" in back.notes[0]
 
 
+def test_a_prefix_of_two_equal_towers_is_not_guessed(tmp_path):
+    """A tower alone was taken for the first one, and `missing: base` gave the other."""
+    tower = {"l1.weight": torch.ones(2, 2), "l2.weight": torch.ones(2, 2)}
+    write_checkpoint(tmp_path / "one.safetensors", tower)
+    both = {f"{name}.{key}": value for name in ("text", "vision") for key, value in tower.items()}
+    write_checkpoint(tmp_path / "both.safetensors", both)
+    with open_checkpoint(tmp_path / "both.safetensors") as both, open_checkpoint(tmp_path / "one.safetensors") as alone:
+        for base, expert in ((both, alone), (alone, both)):
+            with pytest.raises(MergeflowError, match=r"prefix 'text\.' and as well with 'vision\.'"):
+                fit_inputs(base, {"e": expert}, missing="base")
+
+
+@pytest.mark.parametrize("patterns", [{"ignore": ["*"]}, {"only": ["*.bias"], "ignore": ["b.*"]}])
+def test_patterns_that_leave_nothing_are_refused(patterns):
+    made = {"a.weight": torch.ones(2), "b.bias": torch.ones(2)}
+    state = LazyStateDict("", {name: TensorEntry(tensor) for name, tensor in made.items()}, infos_of(made), {})
+    with pytest.raises(MergeflowError, match="leave no tensor of the base to merge"):
+        fit_inputs(state, {"e": state}, **patterns)
+
+
 def test_patterns_leave_tensors_as_the_base_has_them(tmp_path):
     base = saved(llama(0), tmp_path / "base")
     model = llama(1).state_dict()

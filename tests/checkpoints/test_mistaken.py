@@ -1,5 +1,6 @@
 """Files that are not checkpoints are recognised, with the way out; ids of the Hub and `~` are followed."""
 
+import gzip
 import json
 import shutil
 
@@ -25,8 +26,9 @@ HDF5 = b"\x89HDF\r\n\x1a\n" + bytes(400)
         (PAGE, "web page.*logging in"),
         (GGUF, "GGUF file.*original"),
         (HDF5, "HDF5 file.*Keras"),
+        (gzip.compress(bytes(400)), "compressed by gzip: unpack it first"),
     ],
-    ids=["lfs", "html", "gguf", "hdf5"],
+    ids=["lfs", "html", "gguf", "hdf5", "gzip"],
 )
 def test_what_a_failed_download_leaves(tmp_path, content, message, suffix):
     path = tmp_path / f"model{suffix}"

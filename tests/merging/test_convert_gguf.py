@@ -45,8 +45,8 @@ def interleaved(weight: Tensor, heads: int) -> Tensor:
     return weight.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
 
 
-def write_gguf(path: Path, model: LlamaForCausalLM, kind: Any) -> None:
-    """Write a model with a byte-level tokenizer, its matrices quantised to a kind."""
+def write_gguf(path: Path, model: LlamaForCausalLM, kind: Any, without: str = "-") -> None:
+    """Write a model with a byte-level tokenizer, its matrices quantised to a kind, without tensors of some names."""
     words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "on"]
     words += [f"<unused{at}>" for at in range(model.config.vocab_size - len(words))]
     writer = gguf.GGUFWriter(path, "llama")
@@ -70,6 +70,8 @@ def write_gguf(path: Path, model: LlamaForCausalLM, kind: Any) -> None:
     }
     for name, weight in model.state_dict().items():
         stem = name.removesuffix(".weight")
+        if without in name:
+            continue
         if stem.endswith(("q_proj", "k_proj")):
             weight = interleaved(weight, HEADS if stem.endswith("q_proj") else KEYS)
         values = weight.numpy().astype(np.float32)
@@ -112,3 +114,12 @@ def test_a_gguf_file_cut_short_is_named_and_leaves_nothing(tmp_path: Path) -> No
         with pytest.raises(MergeflowError, match=r"model\.gguf': transformers cannot read this GGUF file"):
             convert(tmp_path / "model.gguf", tmp_path / "plain")
         assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+@pytest.mark.slow
+def test_a_gguf_file_without_all_tensors_is_refused_since_transformers_draws_them(tmp_path: Path) -> None:
+    """The first part of a split file, say."""
+    write_gguf(tmp_path / "model-00001-of-00002.gguf", llama(300), gguf.GGMLQuantizationType.F32, "layers.1.mlp")
+    with pytest.raises(MergeflowError, match=r"lacks 3 of the model's tensors.*layers\.1\.mlp.*gguf-split --merge"):
+        convert(tmp_path / "model-00001-of-00002.gguf", tmp_path / "plain")
+    assert not (tmp_path / "plain").exists()

@@ -172,10 +172,36 @@ def test_complex_numbers_are_the_base_s_and_refused_where_they_differ(tmp_path):
     merge({**plan, "experts": [f"{tmp_path}/b.safetensors"], "ignore": ["f"]})
 
 
-@pytest.mark.parametrize("name", ["base_model.model.w.lora_A.weight", "lora_unet_w.lora_down.weight"])
-def test_factors_of_an_adapter_alone_are_told_as_such(tmp_path, name):
+FACTORS = ("lora_A.weight", "lora_down.weight", "lora.up.weight", "hada_w1_a", "lokr_w2", "oft_blocks", "vera_lambda_d")
+
+
+@pytest.mark.parametrize("name", FACTORS)
+@pytest.mark.parametrize("base", ["base", "a"])
+def test_factors_of_an_adapter_alone_are_told_as_such(tmp_path, name, base):
+    """Two files of factors have the same names: their means would be no adapter of the mean change."""
     write_checkpoint(tmp_path / "base.safetensors", {"w": torch.ones(2, 2)})
-    write_checkpoint(tmp_path / "a.safetensors", {name: torch.ones(2, 2)})
-    plan = {"method": "average", "base": f"{tmp_path}/base.safetensors", "experts": [f"{tmp_path}/a.safetensors"]}
+    for file in ("a", "b"):
+        write_checkpoint(tmp_path / f"{file}.safetensors", {f"lora_unet_w.{name}": torch.ones(2, 2)})
+    plan = {"method": "average", "base": f"{tmp_path}/{base}.safetensors", "experts": [f"{tmp_path}/b.safetensors"]}
     with pytest.raises(MergeflowError, match=r"factors of an adapter.*its adapter_config\.json"):
         merge({**plan, "out": str(tmp_path / "out.safetensors")})
+
+
+def test_factors_of_a_model_s_weights_are_merged_with_a_word(tmp_path):
+    state = {f"q.{part}.weight": torch.ones(2, 2) for part in ("base_layer", "lora_A.speech", "lora_B.speech")}
+    for file in ("a", "b"):
+        write_checkpoint(tmp_path / f"{file}.safetensors", state)
+    plan = {"method": "average", "experts": [f"{tmp_path}/a.safetensors", f"{tmp_path}/b.safetensors"]}
+    made = merge({**plan, "out": str(tmp_path / "out.safetensors")})
+    assert "parts of 1 weights with factors of adapters, such as 'q', are merged apart" in made.notes[0]
+
+
+@pytest.mark.parametrize("method", ["average", "ties"])
+def test_weights_whose_data_are_elsewhere_are_refused(tmp_path, method):
+    """A state dict of ZeRO-3 holds its large weights as [0], and small ones whole."""
+    state = {"a.weight": torch.zeros(0), "norm.weight": torch.ones(2)}
+    for file in ("base", "a", "b"):
+        torch.save({"module": state}, tmp_path / f"{file}.pt")
+    recipe = {"method": method, "base": f"{tmp_path}/base.pt", "experts": [f"{tmp_path}/a.pt", f"{tmp_path}/b.pt"]}
+    with pytest.raises(MergeflowError, match=r"holds no data of 1 weights, such as 'a\.weight'.*zero_to_fp32"):
+        merge({**recipe, "out": str(tmp_path / "out.safetensors")})

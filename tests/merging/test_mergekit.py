@@ -919,7 +919,9 @@ def test_the_same_model_twice_is_refused():
 def test_a_key_that_mergekit_does_not_know_is_noted():
     recipe, notes = converted([{**PAIR, "parameters": {"t": 0.5}, "random_seed": 3}])
     assert "random_seed" not in recipe
-    assert notes == ["`random_seed` means nothing to mergekit, and is left out"]
+    left_out, of_slerp = notes
+    assert left_out == "`random_seed` means nothing to mergekit, and is left out"
+    assert "0 in one model has no direction" in of_slerp  # mergekit gives sin(t π/2) of the other one
 
 
 def test_values_over_the_depth_of_slices():

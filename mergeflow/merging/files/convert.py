@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -138,11 +139,18 @@ def _save_gguf(source: Path, folder: Path) -> None:
     place = {"pretrained_model_name_or_path": str(source.parent.resolve()), "gguf_file": source.name}
     try:
         plain = GgufConfig(dequantize=True)
-        model = AutoModelForCausalLM.from_pretrained(**place, quantization_config=plain, dtype=torch.float32)
+        options: dict[str, Any] = {"quantization_config": plain, "dtype": torch.float32, "output_loading_info": True}
+        loaded: Any = AutoModelForCausalLM.from_pretrained(**place, **options)
         tokenizer = AutoTokenizer.from_pretrained(**place)
     except Exception as error:  # its readers raise whatever they meet: an unknown architecture, a file cut short
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise MergeflowError(f"'{source}': transformers cannot read this GGUF file: {reason}") from error
+    model, loading = loaded
+    if missing := sorted(loading["missing_keys"]):  # transformers draws them
+        raise MergeflowError(
+            f"'{source}' lacks {len(missing)} of the model's tensors, such as '{missing[0]}': a file of several parts "
+            "(-00001-of-00002) is joined by `llama-gguf-split --merge` first; else download it again."
+        )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
