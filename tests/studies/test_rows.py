@@ -49,6 +49,8 @@ def test_ranks_are_means_over_groups_and_what_is_constant_ranks_nothing() -> Non
     rows = [{"run": run, "loss": loss, "x": sign * loss} for run, sign in (("up", 1), ("down", -1)) for loss in (1, 2)]
     assert rank_correlation(rows, lambda row: row["x"], "run") == pytest.approx(0)
     assert rank_correlation(rows[:2], lambda row: row["x"], "run") == pytest.approx(1)
-    assert rank_correlation(rows, lambda row: row["loss"] + 10 * (row["run"] == "up")) < 1
+    apart = [{"run": run, "loss": run + loss, "x": loss - 3 * run} for run in (0, 10) for loss in (1, 2)]
+    assert rank_correlation(apart, lambda row: row["x"], "run") == pytest.approx(1)
+    assert rank_correlation(apart, lambda row: row["x"]) < 0
     assert rank_correlation(rows, lambda row: 1.0) == 0
     assert rank_correlation([{**row, "loss": 1.0} for row in rows], lambda row: row["x"]) == 0

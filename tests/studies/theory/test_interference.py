@@ -1,6 +1,7 @@
 """Row-space interference, reconstruction error and the theorem's bound, against the plain formulas in float64."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -163,6 +164,28 @@ def test_the_bounds_hold_and_are_ordered(setting: Setting, seed: int) -> None:
     assert limits.pairwise <= limits.derived * slack
     assert limits.derived <= limits.printed * slack
     assert loss <= limits.printed_spectral * slack
+
+
+def test_the_bounds_are_their_formulas() -> None:
+    drawn = draw_tasks(Setting(tasks=4, width=20, condition=4.0, noise=0.3, samples=5, reach=1.7), seed=2)
+    drawn = replace(drawn, values=2 * drawn.values)  # s_max = 2
+    vectors, largest, smallest = list(drawn.vectors), 2.0, 0.5
+    norms = [vector.norm() for vector in vectors]
+    terms = torch.tensor(
+        [[0.0 if s is t else float((s @ t.T).norm() / (s.norm() * t.norm())) for t in vectors] for s in vectors]
+    )
+    spectral = 12 * float(drawn.values.square().norm() / norms[0] ** 2)
+    limits, noise = bounds(drawn), 12 * largest * 0.3
+
+    def whole(constant: float, total: float) -> object:
+        return pytest.approx(5 * (constant * total + noise) ** 2, rel=1e-6)
+
+    assert limits.printed == whole(1.7 * 4 * largest**4 / smallest**2, float(terms.sum()))
+    assert limits.printed_spectral == whole(1.7 * 4 * largest**4 / smallest**2, spectral)
+    assert limits.derived == whole(1.7 * 4 * largest**3 / smallest, float(terms.sum()))
+    products = torch.tensor([[float(s * t) for t in norms] for s in norms]) * terms
+    each_task = 1.7 * largest / smallest * products.sum(dim=1) + 3 * largest * 0.3
+    assert limits.pairwise == pytest.approx(5 * float(each_task.square().sum()), rel=1e-6)
 
 
 def test_interference_is_that_of_the_task_vectors() -> None:
