@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ PIECES: dict[int, dict[str, tuple[int, Any]]] = {
     },
     3: {
         "tests": (130, pipeline.tests),
-        "pipeline": (260, pipeline.embedded),
+        "pipeline": (250, pipeline.embedded),
         "mima": (60, training.mima),
         "causal": (50, training.causal),
         "adamerging": (70, merging.adamerging),
@@ -143,7 +144,7 @@ def rehearsed(work: Any) -> dict[str, Any]:
 
 
 def section(command: list[str], name: str, limit: float, log: Path) -> dict[str, Any]:
-    """Run one section in a process group of its own; what it printed goes to the log.
+    """Run one section in a process group of its own; what it prints goes to the log at once.
 
     Args:
         command: what is run.
@@ -155,20 +156,25 @@ def section(command: list[str], name: str, limit: float, log: Path) -> dict[str,
         `rows`: what it printed as "ROW {…}"; `seconds`; `fault`: why it ended early, or "".
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    began = time.monotonic()
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
-    ) as process:
+    began, fault = time.monotonic(), ""
+    with log.open("ab+", buffering=0) as file:
+        file.write(f"== {name}\n".encode())
+        start = file.tell()
+        # A group for the section's own processes, in this session: a machine ends it with the command.
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, process_group=0)
         try:
-            text, stopped = process.communicate(timeout=limit)[0], False
+            if process.wait(limit):
+                fault = f"ended with status {process.returncode}, see log.txt"
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            text, stopped = process.communicate()[0], True
-    with log.open("a") as file:
-        file.write(f"== {name}: {time.monotonic() - began:.0f} s, status {process.returncode}\n{text}\n")
-    rows = [json.loads(line[4:]) for line in text.splitlines() if line.startswith("ROW ")]
-    fault = f"{STOPPED} {limit} s" if stopped else f"ended with status {process.returncode}, see log.txt"
-    return {"rows": rows, "seconds": time.monotonic() - began, "fault": fault if stopped or process.returncode else ""}
+            fault = f"{STOPPED} {limit} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        file.seek(start)
+        printed = file.read().decode(errors="replace").splitlines()
+    rows = [json.loads(line[4:]) for line in printed if line.startswith("ROW ")]
+    return {"rows": rows, "seconds": time.monotonic() - began, "fault": fault}
 
 
 def read_pieces(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -248,4 +254,5 @@ def machine(rehearse: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # and no section stays on the card
     main()

@@ -151,10 +151,20 @@ def test_the_machine_is_described_where_there_is_a_card(monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_a_section_that_is_stopped_or_fails_keeps_its_rows(tmp_path: Path) -> None:
-    code = "import time; print('ROW {\"a\": 1}', flush=True); "
-    slow = device.section([sys.executable, "-c", code + "time.sleep(60)"], "slow", 2, tmp_path / "log.txt")
+    log = tmp_path / "log.txt"
+    code = f"import time; print('ROW {{\"a\": 1}}', flush=True); assert 'ROW' in open({str(log)!r}).read(); "
+    slow = device.section([sys.executable, "-c", code + "time.sleep(60)"], "slow", 2, log)
     assert (slow["rows"], slow["fault"]) == ([{"a": 1}], "stopped after 2 s")
-    failed = device.section([sys.executable, "-c", code + "1 / 0"], "failed", 60, tmp_path / "log.txt")
+    failed = device.section([sys.executable, "-c", code + "1 / 0"], "failed", 60, log)
     assert failed["rows"] == [{"a": 1}]
     assert "status 1" in failed["fault"]
-    assert "ZeroDivisionError" in (tmp_path / "log.txt").read_text()
+    assert "ZeroDivisionError" in log.read_text()
+
+
+@pytest.mark.slow
+def test_a_test_that_fails_on_the_card_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "test_card.py").write_text("def test_it():\n    assert False\n")
+    monkeypatch.setattr(pipeline, "TESTS", (str(tmp_path / "test_card.py"),))
+    result = device.rehearsed(pipeline.tests)
+    assert "1 failed" in result["rows"][0]["result"]
+    assert "a test failed: 1 failed" in result["fault"]

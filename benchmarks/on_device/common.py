@@ -109,7 +109,8 @@ def matmul_flops(device: torch.device, rehearse: bool) -> float:
     """Return the operations a second of a large bfloat16 product: the peak that a model can be held against."""
     side = 256 if rehearse else 8192
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    for _ in range(3):
-        a @ b
-    took = seconds(lambda: [a @ b for _ in range(10)], device)
-    return 10 * 2 * side**3 / took
+    product, count = torch.empty_like(a), 50
+    for _ in range(count):  # until the device's clock is up
+        torch.mm(a, b, out=product)
+    took = seconds(lambda: [torch.mm(a, b, out=product) for _ in range(count)], device)
+    return count * 2 * side**3 / took

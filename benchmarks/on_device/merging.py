@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.merging.devices import merge_there, table
+from benchmarks.merging.devices import DEFAULTS, merge_there, table
 from benchmarks.merging.shapes import DECODERS, MODELS, make_checkpoints
 from benchmarks.on_device.common import Row, Shape, fresh, peak_gib, place, task
 from mergeflow.evaluation.adamerging import entropy_gradient
@@ -81,6 +81,7 @@ def _table(rehearse: bool, model: str, count: int, *methods: str) -> Iterator[Ro
         model, count, methods = "tiny-decoder" if model in DECODERS else "tiny", 2, methods[:1]
     with TemporaryDirectory() as folder:
         device = str(place(rehearse))
+        _start(Path(folder), device, methods)
         base, experts = make_checkpoints(Path(folder), model, count, device)
         job = {"base": base, "experts": experts, "out": str(Path(folder) / "out.safetensors")}
         for row in table(merge_there, job, device, methods):
@@ -89,6 +90,16 @@ def _table(rehearse: bool, model: str, count: int, *methods: str) -> Iterator[Ro
                 "method": row["method"], "processor": here, "device": there, "ratio": here / there,
                 "share of transfers": row["share"],
             }  # fmt: skip
+
+
+def _start(folder: Path, device: str, methods: tuple[str, ...]) -> None:
+    """Merge tiny models by each method: the device loads kernels and libraries when they are first used."""
+    base, experts = make_checkpoints(folder, "tiny", 2, device)
+    for method in methods:
+        merge_there({
+            "base": base, "experts": experts, "out": str(folder / "out.safetensors"), "method": method,
+            "args": DEFAULTS[method], "device": device,
+        })  # fmt: skip
 
 
 def statistics(rehearse: bool) -> Iterator[Row]:
@@ -132,13 +143,10 @@ def adamerging(rehearse: bool) -> Iterator[Row]:
             }
             tasks = dict.fromkeys(experts, data)
             call = configure("adamerging", {"steps": shape.steps, "granularity": "layer", "lr": 0.001})
-            began = time.perf_counter()
-            loss = partial(_entropy, model, tasks, shape.batch_size)
-            learn(call, base, experts, loss, device=str(device))
-            took = time.perf_counter() - began
+            learn(call, base, experts, partial(_entropy, model, tasks, shape.batch_size), device=str(device))
         first = first or peak_gib(device)
         yield {
-            "T": count, "s a step": took / shape.steps, "peak GiB": peak_gib(device),
+            "T": count, "peak GiB": peak_gib(device),
             "of that of T = 2": peak_gib(device) / first if first else 1.0,
         }  # fmt: skip
 

@@ -20,10 +20,15 @@ STAGES = ("prepare", "base", "multitask", "finetune", "sweep", "select", "evalua
 
 def tests(rehearse: bool) -> Iterator[Row]:
     """The tests of merging and of training on a device; in a rehearsal those that need one are skipped."""
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *TESTS]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    print(done.stdout, done.stderr)
-    yield {"tests": " ".join(TESTS), "result": done.stdout.strip().splitlines()[-1].strip("= ")}
+    command, last = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *TESTS], ""
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            print(line, end="", flush=True)
+            last = line.strip("= \n") or last
+    yield {"tests": " ".join(TESTS), "result": last}
+    if running.returncode:
+        raise AssertionError(f"a test failed: {last}")
 
 
 def evaluation(rehearse: bool) -> Iterator[Row]:

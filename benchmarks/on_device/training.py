@@ -136,8 +136,9 @@ def plain_per_second(model: Network, data: Classification, shape: Shape, changes
     pixels, cuda = data.inputs, device.type == "cuda"
     assert isinstance(pixels, torch.Tensor)
     loader = DataLoader(
-        TensorDataset(pixels, data.labels.cpu()), shape.batch_size, shuffle=True, num_workers=4 * cuda, pin_memory=cuda
-    )
+        TensorDataset(pixels, data.labels.cpu()), shape.batch_size, shuffle=True,
+        num_workers=4 * cuda, pin_memory=cuda, persistent_workers=cuda,  # an epoch here is short: none starts processes
+    )  # fmt: skip
     warm, done, began = int(shape.steps * WARM), 0, 0.0
     while done < shape.steps:
         for images, labels in loader:

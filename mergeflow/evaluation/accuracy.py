@@ -1,6 +1,7 @@
 """How one model does on many tasks' examples: score by example, accuracy and loss by task; files of scores."""
 
 import io
+import weakref
 import zipfile
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
@@ -73,11 +74,10 @@ def losses(
     """
     means = {}
     for task, examples in tasks.items():
-        total = 0.0
         with forward_in(precision, device_of(model)):
-            for rows in _prefetched(examples, batch_size):
-                total += float(examples.loss(model, rows)) * len(rows)
-        means[task] = total / len(examples)
+            batches = _prefetched(examples, batch_size)
+            total = sum(examples.loss(model, rows).double() * len(rows) for rows in batches)  # read once, at the end
+        means[task] = float(total) / len(examples)
     return means
 
 
@@ -99,7 +99,7 @@ class Judge:
     ) -> None:
         self._forward = Forward(model, compile, "evaluation.compile")
         self._batch_size, self._precision = batch_size, precision
-        self._judged: dict[int, tuple[Examples, Examples]] = {}  # by id: as they were given, and with inputs in place
+        self._judged: dict[int, tuple[weakref.ref[Examples], Examples | None]] = {}  # by id; copies on the card
 
     def scores(self, examples: Examples) -> np.ndarray:
         """Return each example's score, [N], as `example_scores`."""
@@ -116,10 +116,14 @@ class Judge:
         return self._forward.run(lambda model: losses(model, placed, self._batch_size, self._precision))
 
     def _placed(self, examples: Examples) -> Examples:
-        placed = examples
-        if id(examples) in self._judged:
-            placed = resident(self._judged[id(examples)][1], has_room)
-        self._judged[id(examples)] = examples, placed
+        # What nothing else uses is forgotten with its copy: an id is free for other examples then.
+        self._judged = {key: pair for key, pair in self._judged.items() if pair[0]() is not None}
+        again = id(examples) in self._judged
+        copy = self._judged[id(examples)][1] if again else None
+        placed = examples if copy is None else copy
+        if again:
+            placed = resident(placed, has_room)
+        self._judged[id(examples)] = weakref.ref(examples), None if placed is examples else placed
         return placed
 
 

@@ -237,17 +237,21 @@ class Regression:
 
     def answers(self, model: Model, rows: Tensor) -> Tensor:
         """Return the model's number for each of `rows`, [n]."""
-        return self.numbered.logits(model, rows)[:, 0]
+        return self._both(model, rows)[0]
+
+    def _both(self, model: Model, rows: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, right = self.numbered._batch(rows)
+        return self.numbered._logits(model, inputs)[:, 0], right
 
     def loss(self, model: Model, rows: Tensor) -> Tensor:
         """Return the mean squared error over `rows`, a scalar [], in units squared: (1/n) Σ_i (f(x_i) − y_i)²."""
-        answers = self.answers(model, rows)
-        return mse_loss(answers, self.numbered.labels[rows].to(answers))
+        answers, right = self._both(model, rows)
+        return mse_loss(answers, right.to(answers))
 
     def scores(self, model: Model, rows: Tensor) -> Tensor:
         """Return the right number and the model's for each of `rows`, float64 [n, 2]."""
-        answers = self.answers(model, rows).double()
-        return torch.stack([self.numbered.labels[rows].to(answers), answers], dim=1)
+        answers, right = self._both(model, rows)
+        return torch.stack([right.double(), answers.double()], dim=1)
 
     def log_p(self, model: Model, rows: Tensor) -> Tensor:
         r"""Return log-probabilities, [n, 2], of the numbers one unit below and above the model's answer.

@@ -1,23 +1,29 @@
 """What a device adds to training: batches ahead, numbers read later, switches, torch.compile that may fail."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Barrier, Event, Thread
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from mergeflow.evaluation.accuracy import Judge, example_scores, losses
+from mergeflow.modalities.causal.modality import Questions
 from mergeflow.modalities.classification import Ahead, Classification, Regression, Subset, carry
 from mergeflow.modalities.metrics import find_metric
 from mergeflow.modality import Examples, Network
 from mergeflow.training import FineTuneSettings, fine_tune
 from mergeflow.training.arithmetic import arithmetic
 from mergeflow.training.compiling import Forward
-from tests.card import card
+from tests import card as cards
+from tests.card import OnCard, card
 from tests.training.test_fine_tune import Killed, kill_at
 from tests.training.test_heads import data, network
 from tests.training.toy import Tiny, train, weights
@@ -110,6 +116,60 @@ def test_inputs_that_are_judged_again_stay_on_a_card_with_room(
             assert judge.scores(there).tolist() == expected.tolist()
             assert pinned == [True] * count
         assert judge.losses({"a": there}) == losses(network(), {"a": made(data())}, 4)
+
+
+def as_questions(examples: Classification) -> Questions:
+    """Ten questions of one token, each with two choices of one."""
+    ids = np.array([[number % 5, 1, 2] for number in range(10)], np.int32)
+    ends = np.tile(np.array([1, 2, 3], np.int32), (10, 1))
+    return Questions("exam", ids, ends, torch.arange(10) % 2, 0, examples.labels.device)
+
+
+@pytest.mark.parametrize("made", [lambda examples: examples, as_numbers, as_questions])
+def test_a_card_waits_for_the_last_batch_alone(
+    made: Callable[[Classification], Examples], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No number comes from the card, and no row number goes there, before the last batch is handed over."""
+    waits, run = list[str](), cards._run
+
+    def noting(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        result = run(func, args, kwargs)
+        parts = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        indexed = func in cards.INDEXED and any(not isinstance(part, OnCard) for part in parts)
+        read = not isinstance(result, OnCard | list | tuple)
+        if any(isinstance(part, OnCard) for part in parts) and (indexed or read):
+            waits.append(str(func))
+        return result
+
+    with card():
+        model, examples = on_device()
+        if made is as_questions:
+            model = Network(nn.Embedding(5, 5).to("cuda"))
+        monkeypatch.setattr(cards, "_run", noting)
+        counts = []
+        for size in (10, 2):
+            waits.clear()
+            example_scores(model, made(examples), size)
+            if made is not as_questions:
+                losses(model, {"a": made(examples)}, size)
+            counts.append(sorted(waits))
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("memory", [80 * 2**30, 10])
+def test_a_judge_holds_no_examples_that_nothing_else_uses(memory: int) -> None:
+    """Neither those that were given nor a copy of their inputs on the card."""
+    with card(memory=memory), cards.counted() as tally:
+        model, examples = on_device()
+        judge, held, given = Judge(model, 4), list[int](), list[weakref.ref[Subset]]()
+        for _ in range(3):
+            subset = as_subset(examples)
+            given.append(weakref.ref(subset))
+            for _ in range(2):
+                judge.scores(subset)
+            held.append(tally.held)
+        assert held[0] == held[1] == held[2]
+        assert [there() is None for there in given] == [True, True, False]
 
 
 def test_training_asks_for_the_next_batch_before_it_takes_one(

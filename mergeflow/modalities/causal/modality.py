@@ -224,7 +224,7 @@ class Questions:
 
     def scores(self, model: Model, rows: Tensor) -> Tensor:
         """Return 1 where the right choice has the largest likelihood, else 0: float32 [n]."""
-        return (self.likelihoods(model, rows).argmax(dim=1).cpu() == self.answers[rows]).float()
+        return (self.likelihoods(model, rows).argmax(dim=1) == self.answers[rows].to(self.device)).float()
 
     def log_p(self, model: Model, rows: Tensor) -> Tensor:
         """Return log-probabilities of the choices, [n, K]: the log-softmax of their log-likelihoods."""
