@@ -3,7 +3,7 @@
 import errno
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import get_client
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.concurrency.sync import concurrency
+from prefect.exceptions import ObjectNotFound
 from prefect.futures import PrefectFuture, as_completed
 from prefect.states import State
 from prefect.task_runners import TaskRunner
@@ -41,7 +43,7 @@ from tasks.project.parameters import load_params
 from tasks.project.stage import STATE, STUDIES, Stage
 from tasks.project.validate_params import BASE, check_base, validate_params
 from tasks.rounds import open_rounds, tune
-from tasks.running.runner import check_worker, is_up_to_date, open_stage, progress_file, run_stage, running_code
+from tasks.running.runner import HOST, check_worker, is_up_to_date, open_stage, progress_file, run_stage, running_code
 from tasks.travel.store import bring, forget_lost
 
 if TYPE_CHECKING:
@@ -62,15 +64,24 @@ def gpu_slot(root: Path, stage: Stage) -> Iterator[None]:
     if not is_server_chosen() or not _uses_cuda(root, stage):
         yield
         return
+    limit = _gpu_limit()
     try:
         # A renewal that fails must not end hours of training: the device's file lock still keeps others off.
-        with concurrency(LIMIT, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False):
+        with concurrency(limit, strict=True, lease_duration=LEASE_SECONDS, raise_on_lease_renewal_failure=False):
             yield
     except ConcurrencySlotAcquisitionError as error:
         raise MergeflowError(
-            f"stage {stage.address} uses a GPU and the Prefect server refuses a slot of the limit '{LIMIT}' ({error}): "
-            f"create it once with `prefect global-concurrency-limit create {LIMIT} --limit 1`."
+            f"stage {stage.address} uses a GPU and the Prefect server refuses a slot of the limit '{limit}' ({error}): "
+            f"create it once with `prefect global-concurrency-limit create {limit} --limit 1`."
         ) from error
+
+
+def _gpu_limit() -> str:
+    """Return the limit of this machine where the server has one, else that of all machines without."""
+    ours = f"{LIMIT}@{running_code()[HOST]}"
+    with get_client(sync_client=True) as client, suppress(ObjectNotFound):
+        return client.read_global_concurrency_limit_by_name(ours).name
+    return LIMIT
 
 
 def _uses_cuda(root: Path, stage: Stage) -> bool:

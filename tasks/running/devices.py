@@ -1,6 +1,7 @@
 """GPU slots: one piece of work on a CUDA device at a time, over all processes and projects of a machine."""
 
 import getpass
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -47,9 +48,15 @@ def device_slot(names: Sequence[str], locks: Path | None = None) -> Iterator[str
         for name in names:
             with ExitStack() as held:
                 try:
-                    held.enter_context(files.file_lock(folder / f"{name.replace(':', '-')}.lock", name, timeout=0))
+                    held.enter_context(files.file_lock(folder / f"{_on_machine(name)}.lock", name, timeout=0))
                 except Timeout:
                     continue
                 yield name
                 return
         wait.pause(POLL_SECONDS)
+
+
+def _on_machine(device: str) -> str:
+    """Return what a device is called on its machine: a worker of a cluster may see one of several, as cuda:0."""
+    number, shown = int(device.removeprefix("cuda:")), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return f"cuda-{shown[number].strip().replace('/', '-') if number < len(shown) and shown[0] else number}"

@@ -59,6 +59,10 @@ for thread in threads:
     thread.join()
 first, second = sorted(spans)
 assert first[1] <= second[0], spans
+with gpu_slot(Path("."), stage):
+    flows.pipeline.running_code = lambda: {"host": "box"}  # which has a limit of its own
+    with gpu_slot(Path("."), stage):
+        pass
 """
 
 
@@ -211,7 +215,11 @@ def test_the_server_takes_the_pools_for_containers(server: Server, kind: str) ->
 @pytest.mark.nightly
 @pytest.mark.usefixtures("dead_holder")
 def test_gpu_slots_are_strict(server: Server, story: Story) -> None:
-    """A missing limit is an error; two stages take turns; the slot of a holder that was killed comes back."""
+    """A missing limit is an error; two stages take turns; the slot of a holder that was killed comes back.
+
+    A machine with a limit of its own does not wait for the others.
+    """
+    server.run("prefect", "global-concurrency-limit", "create", "gpu@box", "--limit", "1")
     done = run_python(server, server.project, SLOT + TURNS)
     assert done.returncode == 0, done.stderr
     assert "prefect global-concurrency-limit create tpu --limit 1" in done.stdout

@@ -67,6 +67,20 @@ def test_two_processes_never_share_a_device_and_a_killed_holder_frees_it(tmp_pat
     assert time.monotonic() - began < 2
 
 
+@pytest.mark.parametrize(("visible", "names"), [("1", ["cuda:0"]), ("0,1", ["cuda:1"])])
+def test_workers_that_see_one_device_each_hold_different_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, names: list[str]
+) -> None:
+    with device_slot(["cuda:0"], tmp_path):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        monkeypatch.setattr(devices.files.Wait, "pause", lambda *_: pytest.fail("it waits for another device"))
+        with device_slot(names, tmp_path) as second:
+            assert second == names[0]
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+            with pytest.raises(pytest.fail.Exception), device_slot(["cuda:0"], tmp_path):
+                pass
+
+
 def test_it_waits_while_all_are_held(tmp_path: Path) -> None:
     from threading import Thread
 
