@@ -2,17 +2,17 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 
 from tests.flows.forked import Forked
+from tests.flows.kill_driver import wait_for
 from tests.flows.small_project import ROOT, environment
-from tests.guard import guarded
+from tests.guard import end_below, guarded
 
 _HIDE = 'mount -t tmpfs none "$0" && exec "$@"'
 
@@ -41,7 +41,7 @@ class Hosts:
         if self._forked:
             self._processes[name] = Forked(home, command, without_servers(environment()) | variables)
             return
-        with (self.folder / f"{name}.log").open("ab") as log:
+        with (self.folder / f"{name}.log").open("wb") as log:
             self._processes[name] = subprocess.Popen(
                 guarded([*_hiding(self._hidden), *command]),
                 cwd=home,
@@ -63,8 +63,8 @@ class Hosts:
             with (self.folder / f"{name}.log").open("a") as log:
                 log.write(ended.stdout + ended.stderr)
             return
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        end_below(process.pid)
+        process.kill()
         process.wait()
 
     def end(self) -> None:
@@ -88,24 +88,53 @@ def without_servers(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in variables.items() if not name.startswith(leading)}
 
 
+class Machines:
+    """A cluster of Dask or Ray: the host `head`, which is one of Ray's workers too, and others by their names.
+
+    Args:
+        runner: `dask` or `ray`.
+    """
+
+    def __init__(self, runner: str, hosts: Hosts, port: int, workers: Sequence[str]) -> None:
+        self.hosts, self.workers, place = hosts, workers, f"127.0.0.1:{port}"
+        if runner == "dask":
+            self.address = {"DASK_SCHEDULER_ADDRESS": f"tcp://{place}"}
+            self._head = f"dask scheduler --host 127.0.0.1 --port {port} --no-dashboard"
+            self._worker = f"dask worker tcp://{place} --nthreads 1 --no-nanny --no-dashboard"
+        else:
+            self.address = {"RAY_ADDRESS": place}
+            node = "--block --num-cpus 1 --object-store-memory 100000000"
+            self._head = f"ray start --head --port {port} --include-dashboard false {node}"
+            self._worker = f"ray start --address {place} {node}"
+
+    def start(self, *names: str) -> None:
+        """Start some hosts, or all."""
+        for name in names or ("head", *self.workers):
+            self.hosts.start(name, (self._head if name == "head" else self._worker).split())
+            if "ray" in self._head:
+                assert wait_for(partial(self._is_up, name), 120), self.hosts.log(name)
+
+    def _is_up(self, name: str) -> bool:
+        return "Ray runtime started" in self.hosts.log(name)
+
+    def kill(self, name: str) -> tuple[str, ...]:
+        """End a host, and return all that have ended: with the head the others do too."""
+        if name != "head":
+            self.hosts.kill(name)
+            return (name,)
+        self.hosts.end()
+        return ("head", *self.workers)
+
+
 @contextmanager
-def dask_hosts(hosts: Hosts, port: int, workers: Sequence[str]) -> Iterator[Hosts]:
-    """Start a scheduler, `head`, and workers of Dask; end them with the block."""
+def machines(runner: str, hosts: Hosts, port: int, workers: Sequence[str]) -> Iterator[Machines]:
+    """Start a cluster; end it with the block."""
+    cluster = Machines(runner, hosts, port, workers)
     try:
-        hosts.start("head", dask_scheduler(port))
-        for name in workers:
-            hosts.start(name, dask_worker(port))
-        yield hosts
+        cluster.start()
+        yield cluster
     finally:
         hosts.end()
-
-
-def dask_scheduler(port: int) -> list[str]:
-    return ["dask", "scheduler", "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]
-
-
-def dask_worker(port: int) -> list[str]:
-    return ["dask", "worker", f"tcp://127.0.0.1:{port}", "--nthreads", "1", "--no-nanny", "--no-dashboard"]
 
 
 @cache

@@ -13,8 +13,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from mergeflow.errors import MergeflowError
 from tasks.project.recorded import locked_stages
 from tasks.travel.store import Store
 from tests.flows.forked import Forked
-from tests.flows.hosts import Hosts, dask_hosts, dask_scheduler, dask_worker
+from tests.flows.hosts import Hosts, Machines, machines
 from tests.flows.kill_driver import make_toy_repository, wait_for
 from tests.flows.runbook import read_blocks
 from tests.flows.small_project import ROOT, environment, run_in
@@ -40,7 +39,8 @@ MACHINES = ROOT / "docs/machines.md"
 BUCKET = "s3://bucket/fleet"
 WORKERS = ("one", "two")
 LONG: dict[str, Any] = {"steps": 3000, "save_every": 50}  # of a fine-tune that is killed: some five seconds
-SPAN = 15.0  # seconds of a run, among which a kill's moment is drawn
+SHORT = {"MERGEFLOW_LEASE_SECONDS": "4"}  # until a dead host's stage is another's
+SPAN, OUTAGE = 15.0, 30.0  # seconds of which the lot chooses: until a kill, and until a killed store is there again
 
 
 def with_store(folder: Path, store: str = BUCKET, *, runner: str = "dask", **finetune: Any) -> Path:
@@ -85,32 +85,28 @@ def port() -> int:
 
 
 @pytest.fixture
-def hosts(s3: str, tmp_path: Path, port: int) -> Iterator[Hosts]:
-    with dask_hosts(Hosts(tmp_path / "hosts", tmp_path / "driver"), port, WORKERS) as hosts:
-        yield hosts
+def cluster(s3: str, tmp_path: Path, port: int) -> Iterator[Machines]:
+    with machines("dask", hosts_below(tmp_path), port, WORKERS) as cluster:
+        yield cluster
 
 
-def at(port: int) -> str:
-    return f"127.0.0.1:{port}"
+def hosts_below(folder: Path, **options: Any) -> Hosts:
+    return Hosts(folder / "hosts", folder / "driver", **options)
 
 
-def tcp(port: int) -> str:
-    return f"tcp://{at(port)}"
-
-
-def run(folder: Path, port: int) -> "subprocess.CompletedProcess[str]":
+def run(folder: Path, cluster: Machines) -> "subprocess.CompletedProcess[str]":
     started = time.monotonic()
-    done = run_in(folder, "mergeflow", "run", timeout=600, DASK_SCHEDULER_ADDRESS=tcp(port))
-    print(f"dask: {time.monotonic() - started:.1f} s\n{done.stdout}{done.stderr}")
+    done = run_in(folder, "mergeflow", "run", timeout=900, **cluster.address)
+    print(f"{time.monotonic() - started:.1f} s\n{done.stdout}{done.stderr}")
     return done
 
 
 def test_stages_travel_through_a_bucket_to_the_bits_of_threads(
-    hosts: Hosts, threads: dict[str, Any], tmp_path: Path, port: int, s3: str
+    cluster: Machines, threads: dict[str, Any], tmp_path: Path, s3: str
 ) -> None:
     folder = with_store(tmp_path / "driver/project")
-    done = run(folder, port)
-    assert done.returncode == 0, done.stderr + "".join(map(hosts.log, WORKERS))
+    done = run(folder, cluster)
+    assert done.returncode == 0, done.stderr + "".join(map(cluster.hosts.log, WORKERS))
     assert recorded(folder) == threads
     assert (folder / "outputs/experts/left").exists()  # the registration has read it, and nothing these
     assert not any((folder / "outputs" / name).exists() for name in ("vectors", "data/train", "data/test"))
@@ -119,7 +115,7 @@ def test_stages_travel_through_a_bucket_to_the_bits_of_threads(
     record = json.loads((folder / ".mergeflow/records/finetune@left.json").read_text())
     assert record["host"]
     for host in WORKERS:  # no path of the driver has arrived anywhere
-        for path in hosts.home(host).rglob("*"):
+        for path in cluster.hosts.home(host).rglob("*"):
             assert not path.is_file() or str(folder).encode() not in path.read_bytes(), path
     pull(folder, s3)
 
@@ -147,7 +143,7 @@ def test_the_page_leads_to_a_run_on_three_hosts(
     (choice,) = re.findall(r"```yaml\n(.*?)```", MACHINES.read_text(), re.DOTALL)
     values |= yaml.safe_load(choice.replace("BUCKET", "bucket"))
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    hosts = Hosts(tmp_path / "hosts", tmp_path / "driver")
+    hosts = hosts_below(tmp_path)
     try:
         hosts.start("head", scheduler)
         for name in ("box-1", "box-2", "box-3"):
@@ -165,58 +161,37 @@ def test_the_page_leads_to_a_run_on_three_hosts(
     assert recorded(folder) == threads
 
 
-@contextmanager
-def ray_hosts(tmp_path: Path, port: int) -> Iterator[Hosts]:
-    """Give hosts with a head of Ray's, `head`, and another node."""
-    hosts = Hosts(tmp_path / "hosts", tmp_path / "driver")
-    common = ["--block", "--num-cpus", "1", "--object-store-memory", "100000000"]
-    places = {"head": ["--head", "--port", str(port), "--include-dashboard", "false"], "box": ["--address", at(port)]}
-
-    def is_ready(name: str) -> bool:
-        return "Ray runtime started" in hosts.log(name)
-
-    try:
-        for name, place in places.items():
-            hosts.start(name, ["ray", "start", *place, *common])
-            assert wait_for(partial(is_ready, name), 120)
-        yield hosts
-    finally:
-        hosts.end()
-
-
 def test_stages_travel_with_ray(s3: str, threads: dict[str, Any], tmp_path: Path, port: int) -> None:
     folder = with_store(tmp_path / "driver/project", runner="ray")
-    with ray_hosts(tmp_path, port):
-        done = run_in(folder, "mergeflow", "run", timeout=900, RAY_ADDRESS=at(port))
+    with machines("ray", hosts_below(tmp_path), port, ["box"]) as cluster:
+        done = run(folder, cluster)
         assert done.returncode == 0, done.stdout + done.stderr
     assert recorded(folder) == threads
 
 
-def test_a_lost_head_of_ray_is_told_in_a_sentence_and_the_next_run_ends_right(
-    s3: str, threads_long: dict[str, Any], tmp_path: Path, port: int
+@pytest.mark.parametrize(("runner", "sentence"), [("dask", "lost the Dask scheduler"), ("ray", "lost Ray's head")])
+def test_a_lost_head_is_told_in_a_sentence_and_the_next_run_ends_right(
+    runner: str, sentence: str, s3: str, threads_long: dict[str, Any], tmp_path: Path, port: int
 ) -> None:
-    folder = with_store(tmp_path / "driver/project", runner="ray", **LONG)
-    with ray_hosts(tmp_path, port) as hosts:
-        driver = started(folder, RAY_ADDRESS=at(port))
+    folder = with_store(tmp_path / "driver/project", runner=runner, **LONG)
+    with machines(runner, hosts_below(tmp_path), port, ["box"]) as cluster:
+        driver = started(folder, cluster)
         assert wait_for(saved("finetune@left"), 240)
-        hosts.kill("head")
-        check_lost(driver, "lost Ray's head")
-    with ray_hosts(tmp_path, port):
-        assert run_in(folder, "mergeflow", "run", timeout=900, RAY_ADDRESS=at(port)).returncode == 0
+        cluster.hosts.kill("head")
+        out, err = driver.communicate(timeout=120)
+        assert driver.returncode == 2, out + err
+        assert sentence in err
+        assert "Traceback" not in err
+        cluster.hosts.end()
+        cluster.start()
+        assert run(folder, cluster).returncode == 0
     assert recorded(folder) == threads_long
 
 
-def started(folder: Path, **address: str) -> "subprocess.Popen[str]":
-    variables = environment() | address
+def started(folder: Path, cluster: Machines) -> "subprocess.Popen[str]":
+    variables = environment() | cluster.address
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(["mergeflow", "run"], cwd=folder, env=variables, **pipes)  # type: ignore[call-overload]
-
-
-def check_lost(driver: "subprocess.Popen[str]", sentence: str) -> None:
-    out, err = driver.communicate(timeout=120)
-    assert driver.returncode == 2, out + err
-    assert sentence in err
-    assert "Traceback" not in err
 
 
 def saved(stage: str) -> Callable[[], bool]:
@@ -232,87 +207,105 @@ def saved(stage: str) -> Callable[[], bool]:
 
 
 def test_a_killed_workers_training_goes_on_elsewhere_to_the_same_bits(
-    hosts: Hosts, threads_long: dict[str, Any], tmp_path: Path, port: int
+    cluster: Machines, threads_long: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = with_store(tmp_path / "driver/project", **LONG)
-    driver = started(folder, DASK_SCHEDULER_ADDRESS=tcp(port))
+    driver = started(folder, cluster)
     assert wait_for(saved("finetune@left"), 240)
-    (victim,) = hosts.at_work("finetune@left")
-    hosts.kill(victim)
+    (victim,) = cluster.hosts.at_work("finetune@left")
+    cluster.kill(victim)
     out, err = driver.communicate(timeout=400)
     assert driver.returncode == 0, out + err
     assert recorded(folder) == threads_long
 
 
-def test_a_lost_scheduler_is_told_in_a_sentence_and_the_next_run_ends_right(
-    hosts: Hosts, threads_long: dict[str, Any], tmp_path: Path, port: int
-) -> None:
-    folder = with_store(tmp_path / "driver/project", **LONG)
-    driver = started(folder, DASK_SCHEDULER_ADDRESS=tcp(port))
-    assert wait_for(saved("finetune@left"), 240)
-    hosts.kill("head")
-    check_lost(driver, "lost the Dask scheduler")
-    hosts.end()
-    hosts.start("head", dask_scheduler(port))
-    hosts.start("three", dask_worker(port))
-    assert run(folder, port).returncode == 0
-    assert recorded(folder) == threads_long
-
-
 @pytest.fixture
-def forked_hosts(s3: str, tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
-    """Hosts that are there again at once after a kill, with leases that run out soon."""
-    hosts = Hosts(tmp_path / "hosts", tmp_path / "driver", forked=True, MERGEFLOW_LEASE_SECONDS="4")
-    with dask_hosts(hosts, port, WORKERS):
-        yield hosts
+def forked(s3: str, tmp_path: Path, port: int) -> Iterator[Machines]:
+    """A cluster whose hosts are there again at once after a kill, with leases that run out soon."""
+    with machines("dask", hosts_below(tmp_path, forked=True, **SHORT), port, WORKERS) as cluster:
+        yield cluster
 
 
-def test_killed_at_random_moments(forked_hosts: Hosts, threads_long: dict[str, Any], tmp_path: Path, port: int) -> None:
-    """Worker, scheduler or driver, whatever the lot says; in the end the bits are those of an undisturbed run."""
-    lot, folder = random.Random(int(os.environ.get("MERGEFLOW_SEED", 0))), tmp_path / "driver/project"
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_killed_at_random_moments(
+    runner: str, s3_server: "ThreadedMotoServer", threads_long: dict[str, Any], tmp_path: Path, port: int
+) -> None:
+    """Worker, head, store or driver, whatever the lot says; in the end the bits are those of an undisturbed run.
+
+    Every other project has two drivers, which share their stages.
+    """
+    lot, begun = random.Random(int(os.environ.get("MERGEFLOW_SEED", 0))), time.monotonic()
     kills, struck, projects = int(os.environ.get("MERGEFLOW_KILLS", 6)), Counter[str](), 0
-    begun = time.monotonic()
-    while struck.total() < kills or folder.exists():
-        if not folder.exists():
-            with_store(folder, f"{BUCKET}-{projects}", **LONG)
+    hosts, trouble = hosts_below(tmp_path, forked=runner == "dask", **SHORT), Trouble(s3_server)
+    with machines(runner, hosts, port, WORKERS[: 2 if runner == "dask" else 1]) as cluster:
+        while struck.total() < kills:
+            folders = [tmp_path / f"driver/{projects}-{number}" for number in range(1 + projects % 2)]
+            for folder in folders:
+                with_store(folder, f"{BUCKET}-{projects}", runner=runner, **LONG)
+            killed_until_they_end(folders, cluster, trouble, lot, kills, struck)
+            assert all(recorded(folder) == threads_long for folder in folders)
             projects += 1
-        driver = Forked(folder, ("mergeflow", "run"), environment() | {"DASK_SCHEDULER_ADDRESS": tcp(port)})
-        done = killed_until_it_ends(driver, forked_hosts, port, lot, kills, struck)
-        assert done.returncode in (0, 2, -9), done.stdout + done.stderr
-        assert "Traceback" not in done.stderr, done.stderr
-        if done.returncode == 0:
-            assert recorded(folder) == threads_long
-            shutil.rmtree(folder)
     print(f"{dict(struck)} killed in {projects} projects, {time.monotonic() - begun:.0f} s", flush=True)
 
 
-def killed_until_it_ends(
-    driver: Forked, hosts: Hosts, port: int, lot: random.Random, kills: int, struck: Counter[str]
-) -> "subprocess.CompletedProcess[str]":
-    """Kill hosts while a driver runs, and start them again, or the driver; return how it has ended."""
-    while struck.total() < kills:
-        with suppress(subprocess.TimeoutExpired):
-            return driver.wait(lot.uniform(1, SPAN))
-        victim = lot.choice([*WORKERS, "head", "driver"])
-        struck[victim] += 1
-        print(f"kill {struck.total()}: {victim}", flush=True)
-        if victim == "driver":
-            return driver.kill()
-        hosts.kill(victim)
-        if victim == "head":  # its workers end too
-            hosts.end()
-            hosts.start("head", dask_scheduler(port))
-        for name in WORKERS if victim == "head" else [victim]:
-            hosts.start(name, dask_worker(port))
-    return driver.wait(400)
+def killed_until_they_end(
+    folders: list[Path], cluster: Machines, trouble: "Trouble", lot: random.Random, kills: int, struck: Counter[str]
+) -> None:
+    """Run all projects to their ends, while hosts, store and drivers are killed and started again."""
+
+    def start(folder: Path) -> Forked:
+        return Forked(folder, ("mergeflow", "run"), environment() | cluster.address)
+
+    drivers = {folder: start(folder) for folder in folders}
+    while drivers:
+        wait_for(lambda: any(map(ended, drivers.values())), lot.uniform(1, SPAN) if struck.total() < kills else 600)
+        finished = {folder: done for folder, driver in drivers.items() if (done := ended(driver))}
+        for folder, done in finished.items():
+            assert done.returncode in (0, 2, -9), done.stdout + done.stderr
+            assert "Traceback" not in done.stderr, done.stderr
+            del drivers[folder]
+            if done.returncode:
+                drivers[folder] = start(folder)
+        if not finished:
+            assert struck.total() < kills, "it does not end"
+            victim = lot.choice([*cluster.workers, "head", "store", "driver"])
+            struck[victim] += 1
+            print(f"kill {struck.total()}: {victim} of {len(drivers)} drivers'", flush=True)
+            if victim == "driver":
+                lot.choice(list(drivers.values())).kill()
+            elif victim == "store":
+                trouble.stop(lot.uniform(0, OUTAGE))
+            else:
+                cluster.start(*cluster.kill(victim))
+
+
+def ended(driver: Forked) -> "subprocess.CompletedProcess[str] | None":
+    with suppress(subprocess.TimeoutExpired):
+        return driver.wait(0)
+    return None
 
 
 class Trouble:
-    """What lies between a server of S3 and its clients: it is slow, or takes nothing more."""
+    """What lies between a server of S3 and its clients: it is slow, takes nothing more, or is killed."""
 
     def __init__(self, server: Any) -> None:
-        self.kind, self._app = "", server._server.app
-        server._server.app = self
+        self.kind, self._server = "", server
+        _, server._port = server.get_host_and_port()
+        self._hold()
+
+    def _hold(self) -> None:
+        self._served = self._server._server
+        self._app, self._served.app = self._served.app, self
+
+    def stop(self, seconds: float) -> None:
+        """Let it not answer even what it is at work on, and refuse connections for a while. What it has stays."""
+        self.kind = "killed"
+        self._server.stop()
+        self._served.server_close()
+        time.sleep(seconds)
+        self._server.start()
+        self._hold()
+        self.kind = ""
 
     def __call__(self, request: dict[str, Any], answer: Any) -> Any:
         if self.kind == "full" and request["REQUEST_METHOD"] == "PUT":
@@ -320,20 +313,22 @@ class Trouble:
             return []
         if self.kind == "slow":
             time.sleep(0.2)
-        return self._app(request, answer)
+        answered = self._app(request, answer)
+        if self.kind == "killed":
+            raise ConnectionError
+        return answered
 
 
 @pytest.mark.parametrize("kind", ["slow", "full"])
 def test_a_store_in_trouble_is_waited_for_or_named(
     kind: str,
     s3_server: "ThreadedMotoServer",
-    forked_hosts: Hosts,
+    forked: Machines,
     threads_long: dict[str, Any],
     tmp_path: Path,
-    port: int,
 ) -> None:
     folder, trouble = with_store(tmp_path / "driver/project", **LONG), Trouble(s3_server)
-    driver = Forked(folder, ("mergeflow", "run"), environment() | {"DASK_SCHEDULER_ADDRESS": tcp(port)})
+    driver = Forked(folder, ("mergeflow", "run"), environment() | forked.address)
     assert wait_for(saved("finetune@left"), 240)
     trouble.kind = kind
     begun = time.monotonic()
@@ -349,16 +344,14 @@ def test_a_store_in_trouble_is_waited_for_or_named(
             assert hashlib.md5(store._fs.cat_file(path)).hexdigest() == "".join(
                 path.removesuffix(".dir").split("/")[-2:]
             )
-        done = run(folder, port)
+        done = run(folder, forked)
     assert done.returncode == 0, done.stdout + done.stderr
     assert recorded(folder) == threads_long
 
 
-def test_two_drivers_at_once_do_no_stage_twice(
-    forked_hosts: Hosts, threads: dict[str, Any], tmp_path: Path, port: int
-) -> None:
+def test_two_drivers_at_once_do_no_stage_twice(forked: Machines, threads: dict[str, Any], tmp_path: Path) -> None:
     folders = [with_store(tmp_path / "driver" / name) for name in ("here", "there")]
-    variables = environment() | {"DASK_SCHEDULER_ADDRESS": tcp(port)}
+    variables = environment() | forked.address
     for driver in [Forked(folder, ("mergeflow", "run"), variables) for folder in folders]:
         done = driver.wait(400)
         assert done.returncode == 0, done.stdout + done.stderr
