@@ -57,6 +57,6 @@ def device_slot(names: Sequence[str], locks: Path | None = None) -> Iterator[str
 
 
 def _on_machine(device: str) -> str:
-    """Return what a device is called on its machine: a worker of a cluster may see one of several, as cuda:0."""
+    """Return the name of a device on its machine: a worker of a cluster may see one of several, as cuda:0."""
     number, shown = int(device.removeprefix("cuda:")), os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return f"cuda-{shown[number].strip().replace('/', '-') if number < len(shown) and shown[0] else number}"
