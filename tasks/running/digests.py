@@ -479,6 +479,7 @@ def _literal(node: ast.expr) -> Any:
 ALWAYS = "tasks.running.determinism"  # decides the bits of every stage, although no stage imports it
 RULES = "2"  # which rules made a digest; part of each
 LENGTH = 16
+MEMORY = "code.json"  # in a project's state: what files have said
 MOST = 3000  # files that are remembered, some 700 bytes each
 
 
@@ -503,7 +504,7 @@ class Code:
         self._paths: dict[str, Path | None] = {}
         self._sources: dict[str, Source] = {}
         self._others: dict[Path, dict[Path, set[str]]] = {}
-        self._memory = _memory(root / STATE / "code.json")
+        self._memory = _memory(root / STATE / MEMORY)
 
     def digest(self, module: str, made: Iterable[str] = (), unused: Collection[str] = ()) -> str:
         """Return the digest of the code that `module` depends on.

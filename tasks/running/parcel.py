@@ -24,7 +24,7 @@ from tasks.project.files import file_lock
 from tasks.project.graph import load_graph
 from tasks.project.recorded import StoredFile, StoredOutput, files_of, write_listing
 from tasks.project.stage import INPUTS, MAIN, STATE, Stage, StageIO, file_name, read_record
-from tasks.running.digests import code_files
+from tasks.running.digests import MEMORY, code_files
 from tasks.running.runner import HOST, check_worker, open_stage, paths_read, run_stage, running_code
 from tasks.running.stage_log import log_path
 from tasks.travel.lease import forget_state, lease, lease_name, mirrored, restore_state
@@ -179,6 +179,8 @@ def _carry_out(parcel: Parcel) -> Result:
             for out, md5 in outs.items():
                 store.keep(project / out, md5)
         forget_state(store, parcel.key)
+    with suppress(FileNotFoundError):  # an earlier result was taken
+        (project / STATE / MEMORY).replace(folder / MEMORY)
     shutil.rmtree(project, ignore_errors=True)
     return result
 
@@ -206,11 +208,14 @@ def _earlier(store: Store, parcel: Parcel) -> Result | None:
 
 def _settle(project: Path, parcel: Parcel, store: Store) -> Stage:
     """Make a folder with all that the stage reads, and return the stage."""
-    (project / INPUTS).mkdir(parents=True, exist_ok=True)  # a dependency, whatever is named of it
+    (project / STATE).mkdir(parents=True, exist_ok=True)
+    (project / INPUTS).mkdir(exist_ok=True)  # a dependency, whatever is named of it
     for name, text in parcel.texts.items():
         (project / name).write_text(text, encoding="utf-8")
     for path, md5 in parcel.inputs.items():
         store.fetch(md5, project / path)
+    with suppress(FileNotFoundError):  # to parse all code takes seconds; the first stage here does it
+        shutil.copyfile(worker_folder() / MEMORY, project / STATE / MEMORY)
     return load_graph(project)[parcel.address]
 
 

@@ -249,7 +249,7 @@ class Store:
 
     def _read(self, path: str) -> bytes | None:
         with self._explained("cannot be read", FileNotFoundError), suppress(FileNotFoundError):
-            content: bytes = self._fs.cat_file(path)
+            content: bytes = self._fs.cat_file(path, start=0)  # else s3fs asks for the size first, and for a folder
             self.fetched += len(content)
             return content
         return None

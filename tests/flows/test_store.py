@@ -35,6 +35,7 @@ from tasks.project.graph import load_graph
 from tasks.project.recorded import digest_as_dvc, locked_stages, md5_of, stored_outputs
 from tasks.project.sections import RunSection
 from tasks.project.stage import Stage, StageIO
+from tasks.running import digests
 from tasks.running import parcel as parcels
 from tasks.running.parcel import Parcel, Result, carry_out, pack, unpack
 from tasks.running.runner import PROGRESS_SECONDS, do_here, open_stage, progress_file, run_stage, running_code
@@ -163,6 +164,21 @@ def test_one_of_many_that_create_a_document_at_once_has_created_it(uri: str) -> 
             assert sum(created) == 1
             assert Store(uri).read("leases/a.json") == {"holder": created.index(True)}
             Store(uri).remove("leases/a.json")
+
+
+def test_a_document_is_read_by_one_request(s3_server: Any) -> None:
+    requests, app = list[str](), s3_server._server.app
+
+    def counted(request: dict[str, Any], answer: Any) -> Any:
+        requests.append(request["REQUEST_METHOD"])
+        return app(request, answer)
+
+    store = Store("s3://bucket/fleet")
+    store.write("there.json", {"text": "x" * 10**6})
+    s3_server._server.app = counted
+    assert store.read("missing.json") is None
+    assert store.read("there.json") == {"text": "x" * 10**6}
+    assert requests == ["GET", "GET"]
 
 
 @pytest.mark.slow
@@ -380,6 +396,15 @@ class TestParcel:
         assert not isinstance(carry_out(vars(parcel)), Exception)
         assert arrived == ["by another"]
         assert store.read(f"states/{parcel.key}.json") is None
+
+    def test_a_machine_parses_the_code_once(
+        self, toy: Path, worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = Store(f"file://{tmp_path}/store")
+        travelled(toy, "prepare@left", store)
+        parcel = packed(toy, store, "prepare@right")
+        monkeypatch.setattr(digests, "read_source", lambda *_: pytest.fail("it is parsed again"))
+        assert carried_out(parcel).outs
 
     def test_the_driver_sees_on_which_machine_it_is_and_how_far(
         self, toy: Path, worker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
