@@ -232,14 +232,14 @@ def test_killed_at_random_moments(
 ) -> None:
     """Worker, head, store or driver, whatever the lot says; in the end the bits are those of an undisturbed run.
 
-    Every other project has two drivers, which share their stages.
+    The first project and every other has two drivers, which share their stages.
     """
     lot, begun = random.Random(int(os.environ.get("MERGEFLOW_SEED", 0))), time.monotonic()
     kills, struck, projects = int(os.environ.get("MERGEFLOW_KILLS", 6)), Counter[str](), 0
     hosts, trouble = hosts_below(tmp_path, forked=runner == "dask", **SHORT), Trouble(s3_server)
     with machines(runner, hosts, port, WORKERS[: 2 if runner == "dask" else 1]) as cluster:
         while struck.total() < kills:
-            folders = [tmp_path / f"driver/{projects}-{number}" for number in range(1 + projects % 2)]
+            folders = [tmp_path / f"driver/{projects}-{number}" for number in range(2 - projects % 2)]
             for folder in folders:
                 with_store(folder, f"{BUCKET}-{projects}", runner=runner, **LONG)
             killed_until_they_end(folders, cluster, trouble, lot, kills, struck)
