@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from studies.lab.rows import at, each, ends, least, paired, per_seed, rank_correlation, samples, select, steps
+from studies.lab.rows import at, each, ends, least, paired, per_seed, rank_correlation, samples, select, shares, steps
 
 ROWS = pd.DataFrame(
     {
@@ -54,3 +54,11 @@ def test_ranks_are_means_over_groups_and_what_is_constant_ranks_nothing() -> Non
     assert rank_correlation(apart, lambda row: row["x"]) < 0
     assert rank_correlation(rows, lambda row: 1.0) == 0
     assert rank_correlation([{**row, "loss": 1.0} for row in rows], lambda row: row["x"]) == 0
+
+
+def test_an_expert_at_or_below_zero_has_no_share() -> None:
+    accuracy, experts = (
+        pd.Series([0.25, 10.0, -10.0]),
+        pd.Series([0.5, -10.0, -5.0]),
+    )  # a Matthews correlation has signs
+    assert shares(accuracy, experts).tolist() == [50.0, 120.0, 95.0]
