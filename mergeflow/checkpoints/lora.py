@@ -472,9 +472,8 @@ def _refuse(folder: Path, config: dict[str, Any]) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise MergeflowError(
-            f"adapter '{folder}' is of the type {kind!r}; only LORA can be merged. Where PEFT can make it part of its "
-            "base's weights (merge_and_unload), do so, save the whole model and give that. Prompts and prefixes are no "
-            "change of weights: they cannot be merged."
+            f"adapter '{folder}' is of the type {kind!r}; only LORA is merged as it is. Make it part of its base: "
+            f"mergeflow convert {folder} --out MODEL. Prompts and prefixes are no change of weights."
         )
     strange = [name for name in _parameters(config) if name.rpartition(".")[2] not in (*EXPERT_STACKS, "weight")]
     if strange:

@@ -262,7 +262,9 @@ def diff(
 
 def convert(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(help="A checkpoint, or a configuration of mergekit (.yml, .yaml).")],
+    source: Annotated[
+        str, typer.Argument(help="A checkpoint, an adapter other than LoRA, or a configuration of mergekit.")
+    ],
     out: Annotated[Path, typer.Option(help="A .safetensors file or a folder to make; for a configuration, a recipe.")],
     dtype: Annotated[str | None, typer.Option(help="float64, float32, float16 or bfloat16, for all weights.")] = None,
     shard_size: Annotated[str | None, typer.Option(metavar="SIZE", help="Largest file of a folder, e.g. 5GB.")] = None,

@@ -1,7 +1,10 @@
 """Validate params.yaml before a run changes anything."""
 
+import csv
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from mergeflow.data.address import COLUMNS, Address, column_fault, derived, parse_address
 from mergeflow.data.decoding import Preparation
@@ -61,25 +64,49 @@ def source_faults(task: str, source: str, preparation: Preparation, root: Path |
 
 
 def _unknown_column(task: str, address: Address, root: Path | None) -> str | None:
-    """Say that an address chooses a column that local Parquet files lack: their schema is read, no row."""
+    """Say that an address chooses a column that local files lack: their head is read, of JSON Lines what it takes."""
     chosen = [name for role, name in address.transforms if role in COLUMNS]
-    if not root or not chosen or address.kind != "parquet" or "://" in address.place:
+    if not root or not chosen or address.kind not in _TABLES or "://" in address.place:
         return None
-    from pyarrow import ArrowException
-    from pyarrow.parquet import read_schema
-
     try:
         location = Location.open(str(root / address.place))
-        path = list_shards(location, task)["train"][0]
+        path = list_shards(location, task, address.kind)["train"][0]
         with location.open_file(path) as stream:
-            names = read_schema(stream).names
-    except (MergeflowError, ArrowException, OSError):
+            names = _TABLES[address.kind](stream, chosen)
+    except (MergeflowError, OSError, ValueError, TypeError, NotImplementedError, csv.Error):
         return None  # the stage says what is wrong with the files
     return next(
         (f"{Path(path).name}: {unknown_name('column', name, names)}" for name in chosen if name not in names), None
     )
 
 
+def _of_parquet(stream: IO[bytes], chosen: Sequence[str]) -> Sequence[str]:
+    from pyarrow.parquet import read_schema
+
+    return list(read_schema(stream).names)
+
+
+def _of_lines(stream: IO[bytes], chosen: Sequence[str]) -> Sequence[str]:
+    """Return the keys of rows until all that are chosen were there: a row may lack some."""
+    names: dict[str, None] = {}
+    for line in stream:
+        names |= dict.fromkeys(json.loads(line.decode("utf-8-sig")) if line.strip() else ())
+        if names.keys() >= set(chosen):
+            break
+    return list(names)
+
+
+def _of_csv(stream: IO[bytes], chosen: Sequence[str]) -> Sequence[str]:
+    head = stream.readline().decode("utf-8-sig")
+    return next(csv.reader([head], delimiter=";" if "," not in head and ";" in head else ","), [])
+
+
+def _of_tsv(stream: IO[bytes], chosen: Sequence[str]) -> Sequence[str]:
+    return stream.readline().decode("utf-8-sig").rstrip("\r\n").split("\t")
+
+
+# The names of a file's columns by its kind: (stream, chosen ones) -> names.
+_TABLES = {"parquet": _of_parquet, "jsonl": _of_lines, "csv": _of_csv, "tsv": _of_tsv}
 _PATHS = ("folder", "parquet", "jsonl", "csv", "tsv")  # kinds whose place is a path or a URI
 # Classes that a source may have which is not opened: none, two, ten, many. An option is wrong if it is for all of them.
 _CLASSES = (None, *(tuple(map(str, range(count))) for count in (10_000, 2, 10)))

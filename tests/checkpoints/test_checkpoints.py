@@ -211,7 +211,7 @@ def test_lora_adapters_are_task_vectors(adapter, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"peft_type": "IA3"}, "only LORA can be merged"),
+        ({"peft_type": "IA3"}, "only LORA is merged as it is"),
         ({"use_dora": True}, "DoRA"),
         ({"r": 3}, "has rank 2, its configuration says 3"),
         ({"lora_alpha": None}, "lora_alpha = None .* expected a number"),

@@ -58,6 +58,13 @@ def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monk
     assert validate_params(project).tasks["gone"].startswith("series")
 
 
+TABLES = {
+    "rows.csv": '"body";"tag"\r\n"a";1\r\n',
+    "rows.tsv": "body\ttag\r\na\t1\r\n",
+    "rows.jsonl": '{"tag": 1}\n\n{"tag": 2, "body": "a"}\n',
+}
+
+
 @pytest.mark.parametrize(
     ("modality", "source", "message"),
     [
@@ -75,6 +82,12 @@ def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monk
             "parquet:rows.parquet?text=bdoy&label=tag",
             "rows.parquet: unknown column 'bdoy': did you mean 'body'?",
         ),
+        ("text", "csv:rows.csv?text=bdoy&label=tag", "rows.csv: unknown column 'bdoy': did you mean 'body'?"),
+        ("text", "tsv:rows.tsv?text=body&label=tga", "rows.tsv: unknown column 'tga': did you mean 'tag'?"),
+        ("causal", "jsonl:rows.jsonl?text=bdoy", "rows.jsonl: unknown column 'bdoy': did you mean 'body'?"),
+        ("text", "jsonl:rows.jsonl?text=body&label=tag&metric=f11", "metric=f11: "),
+        ("text", "csv:rows.csv?text=body&label=tag&metric=f11", "metric=f11: "),
+        ("text", "tsv:rows.tsv?text=body&label=tag&metric=f11", "metric=f11: "),
         ("vision", "suite:pocket8?fraction=2", "fraction=2: found '2'; expected a fraction above 0"),
         ("vision", "suite:pocket8?rotate=abc", "rotate=abc: found 'abc'; expected an angle"),
         ("vision", "suite:pocket8?classes=0-9&rotate=400", "rotate=400: found '400'"),
@@ -91,6 +104,8 @@ def test_names_of_data_that_do_not_exist_are_told_before_anything_runs(
     tmp_path: Path, modality: str, source: str, message: str
 ) -> None:
     pq.write_table(pa.table({"body": ["a"], "tag": [1]}), tmp_path / "rows.parquet")
+    for name, text in TABLES.items():
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
     preparation = find_preparation(modality)
     assert [str(fault)[: len(message)] for fault in source_faults("digits", source, preparation, tmp_path)] == [message]
     if source.startswith(("suite", "torchvision")) and "?" not in source:  # a task that is frozen is not prepared again

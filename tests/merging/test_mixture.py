@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints import open_checkpoint, read_state, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, make_recipe, merge
 from tests.merging.tiny_models import tiny
@@ -178,3 +178,15 @@ def test_a_base_without_a_tokenizer(tmp_path):
     with pytest.raises(MergeflowError, match=r"gate hidden: no tokenizer can be opened in '.*/base'"):
         merge(recipe)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_router_is_not_computed_with_weights_that_transformers_draws(tmp_path):
+    saved(tmp_path / "base", "llama", words=True)
+    weights = read_state(tmp_path / "base")
+    del weights["model.layers.1.self_attn.q_proj.weight"]
+    write_checkpoint(tmp_path / "base/model.safetensors", weights)
+    experts = [{"model": f"{tmp_path}/base", "prompts": [word]} for word in ("code", "maths")]
+    with pytest.raises(
+        MergeflowError, match=r"gate hidden computes with .* lacks 'model\.layers\.1\.self_attn\.q_proj"
+    ):
+        merge({"mixture": {"base": f"{tmp_path}/base", "experts": experts}}, tmp_path / "out")

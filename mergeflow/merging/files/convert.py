@@ -2,8 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
 from mergeflow.checkpoints.fingerprint import BLOCK, combine
-from mergeflow.checkpoints.folders import config_of
-from mergeflow.checkpoints.formats import open_checkpoint
+from mergeflow.checkpoints.folders import config_of, named_base
+from mergeflow.checkpoints.formats import open_checkpoint, read_json, read_json_if_whole
 from mergeflow.checkpoints.header import FLOAT32, FLOATS, DType, TensorInfo
+from mergeflow.checkpoints.lora import ADAPTER_CONFIG
 from mergeflow.checkpoints.quantised import Quantised, dequantise, dequantised_info, quantised
 from mergeflow.checkpoints.reader import TIED, LazyStateDict
 from mergeflow.checkpoints.sniff_format import GGUF
@@ -64,10 +65,10 @@ def convert(
     Read are int8 and float8 codes with scales per tensor, row, group or block (compressed-tensors, fp8 as DeepSeek's),
     bitsandbytes' LLM.int8 and 4-bit layouts (nf4, fp4, nested), GPTQ (2, 4, 8 bits), AWQ, compressed-tensors' packed
     integers, and MXFP4 of stacked experts. No library of these formats is needed. A GGUF file is read by transformers
-    and the package gguf, whole in memory, as float32.
+    and the package gguf, an adapter other than LoRA is made part of its base by PEFT, both whole in memory, as float32.
 
     Args:
-        source: A checkpoint, as `open_checkpoint` takes it, or a GGUF file.
+        source: A checkpoint, as `open_checkpoint` takes it, a GGUF file, or the folder of an adapter.
         out: A `.safetensors` file, or a folder, which gets the model's other files too; its config.json says the new
             type and no `quantization_config`.
         dtype: float64, float32, float16 or bfloat16 for all weights; by default each keeps its own, and codes become
@@ -81,10 +82,15 @@ def convert(
     """
     if dtype is not None and dtype not in FLOATS:
         raise MergeflowError(f"dtype '{dtype}': expected one of {', '.join(FLOATS)}.")
-    if is_gguf(Path(source)):
+    if save := _saver(Path(source)):
         target = check_out(str(out), shard_size, {"source": str(source)}, force)
-        with gguf_unpacked(Path(source), target) as folder:
-            return convert(folder, out, dtype, shard_size, force=force)
+        scratch = target.parent / f".{target.name}.unpacked"
+        shutil.rmtree(scratch, ignore_errors=True)  # of a killed conversion
+        try:
+            save(Path(source), scratch / Path(source).name)
+            return convert(scratch / Path(source).name, out, dtype, shard_size, force=force)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     with open_checkpoint(source) as state:
         if state.is_task_vector:
             raise MergeflowError(f"'{source}' is a task vector or an adapter: convert the model, or merge it first.")
@@ -103,36 +109,24 @@ def convert(
         return Converted(target, made, len(job.infos), len(codes.weights))
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether a path is a GGUF file, whatever its name."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(GGUF)) == GGUF
+def _saver(source: Path) -> Callable[[Path, Path], None] | None:
+    """Choose what makes a model folder of a source that is none: a GGUF file, or an adapter other than LoRA."""
+    if source.is_file():
+        with source.open("rb") as file:
+            return _save_gguf if file.read(len(GGUF)) == GGUF else None
+    kind = read_json(source / ADAPTER_CONFIG).get("peft_type") if (source / ADAPTER_CONFIG).is_file() else "LORA"
+    return None if kind == "LORA" else _save_adapted
 
 
-@contextmanager
-def gguf_unpacked(source: Path, target: Path) -> Iterator[Path]:
-    """Give a folder near `target` with a GGUF file's weights, config and tokenizer as transformers saves them.
-
-    The folder is removed at the end; one that a killed conversion left is replaced.
-
-    Raises:
-        MergeflowError: A package is missing, or transformers cannot read the file.
-    """
-    if missing := [name for name in ("transformers", "gguf", "accelerate") if find_spec(name) is None]:
+def _check_packages(source: Path, what: str, extra: str, *packages: str) -> None:
+    if missing := [name for name in packages if find_spec(name) is None]:
         needs = " and ".join(missing)
-        raise MergeflowError(f"'{source}' is a GGUF file, which needs {needs}: pip install 'mergeflow[gguf]'")
-    scratch = target.parent / f".{target.name}.gguf"
-    shutil.rmtree(scratch, ignore_errors=True)
-    try:
-        _save_gguf(source, scratch / source.name)
-        yield scratch / source.name
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        raise MergeflowError(f"'{source}' is {what}, which needs {needs}: pip install 'mergeflow[{extra}]'")
 
 
 def _save_gguf(source: Path, folder: Path) -> None:
+    """Save a GGUF file's weights, config and tokenizer as transformers reads them."""
+    _check_packages(source, "a GGUF file", "gguf", "transformers", "gguf", "accelerate")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -153,6 +147,52 @@ def _save_gguf(source: Path, folder: Path) -> None:
         )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+# The class that PEFT gives an adapter of a task; without a task it names the class itself.
+_CLASSES = {
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+}
+
+
+def _save_adapted(source: Path, folder: Path) -> None:
+    """Save the model that PEFT makes of an adapter and the base that it names, with the base's other files."""
+    config, named = read_json(source / ADAPTER_CONFIG), named_base(source)
+    kind, base = config.get("peft_type"), named.folder() if named else None
+    _check_packages(source, f"an adapter of the type {kind}", "lora", "transformers", "peft")
+    if base is None:
+        where = f"'{named.path}'" if named else "which its adapter_config.json does not name"
+        raise MergeflowError(
+            f"the base of '{source}', {where}, is not on this machine: say in adapter_config.json "
+            "(base_model_name_or_path) where it is."
+        )
+    import torch
+    import transformers
+    from peft import PeftModel, get_peft_model_state_dict
+
+    classes = read_json_if_whole(base / "config.json").get("architectures") or ["AutoModel"]
+    plain = (config.get("auto_mapping") or {}).get("base_model_class", classes[0])
+    cls = getattr(transformers, _CLASSES.get(str(config.get("task_type")), plain), transformers.AutoModel)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Found missing adapter keys")
+            model, loading = cls.from_pretrained(base, dtype=torch.float32, output_loading_info=True)
+            missing = {f"base_model.model.{name}" for name in loading["missing_keys"]}
+            adapted = PeftModel.from_pretrained(model, source, torch_device="cpu")
+            if drawn := sorted(missing - get_peft_model_state_dict(adapted).keys()):
+                raise ValueError(f"the base lacks '{drawn[0]}'")
+            adapted.merge_and_unload(safe_merge=True).save_pretrained(folder)
+    except Exception as error:  # prompts and prefixes have no such method; its classes raise whatever they meet
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise MergeflowError(
+            f"PEFT cannot make '{source}', of the type {kind}, part of its base: {reason} Prompts and prefixes are no "
+            "change of weights."
+        ) from error
+    copy_companions(base, folder, config=read_json(folder / "config.json"))
 
 
 class _Job:

@@ -252,7 +252,10 @@ def _tokens(folder: Path | None, texts: Sequence[str], gate: str) -> list[Tensor
 
 def _mlp_inputs(folder: Path | None, tokens: Sequence[Tensor]) -> list[Tensor]:
     """Return, of each text, the mean over tokens of what the MLP of each block gets, [blocks, width]."""
-    model = _transformers("hidden").AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True).eval()
+    options = {"local_files_only": True, "output_loading_info": True}
+    model, loading = _transformers("hidden").AutoModelForCausalLM.from_pretrained(str(folder), **options)
+    if missing := sorted(loading["missing_keys"]):  # transformers draws them
+        raise MergeflowError(f"gate hidden computes with '{folder}', which lacks '{missing[0]}': copy it again.")
     held: list[Tensor] = []
     for layer in model.model.layers:
         layer.mlp.register_forward_pre_hook(lambda _, given: held.append(given[0][0].float().mean(0)))
