@@ -235,7 +235,7 @@ def push_outputs(root: Path) -> None:
 
     What another store has comes into DVC's cache on the way.
     """
-    brought = bring(root, stored_outputs(root), unless_in=_remote(root))
+    brought = bring(root, stored_outputs(root), unless_in=remote_address(root))
     for out in brought:
         listing_file(root, out).unlink(missing_ok=True)
     made = [address for address, stage in load_graph(root).items() if set(brought) & set(stage.outs)]
@@ -243,7 +243,7 @@ def push_outputs(root: Path) -> None:
     dvc(root, "push", MAIN)
 
 
-def _remote(root: Path) -> str:
+def remote_address(root: Path) -> str:
     """Return the address of DVC's default remote; an empty one where there is none."""
     try:
         return dvc(root, "config", f"remote.{dvc(root, 'config', 'core.remote').strip()}.url").strip()

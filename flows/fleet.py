@@ -1,18 +1,21 @@
 """Stages that travel: a run's store and cluster, and the work of a stage on another machine."""
 
+import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from pathlib import Path
 from threading import Lock
 
 from rich.filesize import decimal
 
+from flows.dvc_commands import remote_address
 from flows.runners import Cluster, cluster
 from mergeflow.errors import MergeflowError
-from tasks.project.sections import RunSection
+from tasks.project.sections import ADDRESS, RunSection
 from tasks.project.stage import MAIN, Stage, StageIO
 from tasks.running.parcel import Parcel, Result, carry_out, pack, read_log, read_progress, unpack
 from tasks.running.stage_log import add_to_log
@@ -111,11 +114,22 @@ class Watch:
 
 
 @contextmanager
-def fleet(run: RunSection) -> Iterator[Fleet | None]:
-    """Connect to store and cluster while the block runs; None where params.yaml names no store."""
+def fleet(root: Path, run: RunSection) -> Iterator[Fleet | None]:
+    """Connect to store and cluster while the block runs; None where params.yaml names no store.
+
+    Raises:
+        MergeflowError: the store is DVC's remote, which is a folder.
+    """
     if run.store is None:
         yield None
         return
+    if run.store == "remote":
+        run = run.model_copy(update={"store": remote_address(root)})
+        if not re.fullmatch(ADDRESS, str(run.store)):
+            raise MergeflowError(
+                f"run.store is 'remote', but DVC's remote is '{run.store}', which workers do not reach: give it an "
+                "address, `dvc remote modify --local storage url s3://BUCKET/fleet`."
+            )
     with cluster(run.runner, run.workers) as machines:
         ours = Fleet(machines, run)
         try:

@@ -246,7 +246,7 @@ def _run_stages(root: Path, push: bool, targets: list[str] | None) -> list[str]:
     if BASE in todo:
         check_base(root, params)
     with (
-        fleet(params.run) as machines,
+        fleet(root, params.run) as machines,
         started(task_runner("threads" if machines else params.run.runner, params.run.workers)) as runner,
     ):
         # The registry is told DVC's hashes, so the files are recorded before it is asked.

@@ -47,18 +47,21 @@ class RegistrySection(GateSettings):
         return model
 
 
+ADDRESS = r"^[a-z][a-z0-9+]*://[^@\s]+$"  # without credentials
+
+
 class RunSection(Section):
     """How work is placed; results depend on the device alone, in their last bits.
 
     runner: what runs the stages. workers: stages at once. device: `auto` (CUDA where there is some), `cpu`, `cuda` or
-    `cuda:N`. store: an address that fsspec opens, through which stages travel to the workers of `dask` or `ray`; None:
-    the workers see the project under the same path.
+    `cuda:N`. store: an address that fsspec opens, through which stages travel to the workers of `dask` or `ray`, or
+    `remote`, DVC's; None: the workers see the project under the same path.
     """
 
     runner: Literal["threads", "processes", "dask", "ray"] = "threads"
     workers: int = Field(2, ge=1)
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
-    store: str | None = Field(None, pattern=r"^[a-z][a-z0-9+]*://[^@\s]+$")
+    store: str | None = Field(None, pattern=rf"^remote$|{ADDRESS}")
 
     @model_validator(mode="after")
     def _store_serves_a_cluster(self) -> Self:

@@ -515,6 +515,18 @@ def test_a_device_that_no_worker_offers_is_refused(tmp_path: Path) -> None:
         Fleet(Here(), settings)
 
 
+def test_dvcs_remote_is_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_toy_repository(tmp_path / "toy")
+    monkeypatch.setattr(fleet, "cluster", lambda *_: nullcontext(Here()))
+    settings = RunSection(runner="dask", workers=1, device="cpu", store="remote")
+    with pytest.raises(MergeflowError, match=r"which workers do not reach: .*`dvc remote modify --local storage url"):
+        fleet.fleet(folder, settings).__enter__()
+    dvc(folder, "remote", "modify", "--local", "storage", "url", "s3://bucket/fleet")
+    with fleet.fleet(folder, settings) as machines:
+        assert machines is not None
+        assert "Store s3://bucket/fleet:" in machines.traffic()
+
+
 @pytest.fixture(scope="module")
 def stayed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A toy repository that was run here, up to the registration, and recorded."""
