@@ -305,7 +305,7 @@ STUDY = Study(
     claims=[
         Claim("M7", "With many rounds MIMA comes within 2 points of joint training at the same budget.", less_joint,
               low=-2, of="paired difference", ours=True,
-              caveat="joint training had four rates, MIMA one; its budget is 240 steps"),
+              caveat="joint training had four rates, MIMA one; its budget is 240 steps; no card was used"),
         Claim("M7", "At the same budget MIMA with many rounds beats the best one-shot merge.", less_one_shot,
               low=0, of="paired difference", ours=True),
     ],

@@ -349,7 +349,8 @@ def merged_embeddings(rows: pd.DataFrame) -> Samples:
 
 def claims(options: Options) -> list[Claim]:
     each = "each paired difference"
-    works = needs(best_share, "share of the experts' gain that a merge with their heads reaches", "%", low=WORKS)
+    reached = "share of the experts' gain that a merge of Table 2 with their heads reaches"
+    works = needs(best_share, reached, "%", low=WORKS)
     order = " < ".join(name_of(model) for model in LADDER if model == "individual" or model in options.methods)
     ahead = [
         Claim("C9", f"On GLUE CART is ahead of {NAMES[m]}.", partial(lead, "cart", m), low=0, needs=works,

@@ -294,6 +294,7 @@ def number(value: float) -> str:
 
 
 # Claims, written before the run
+SYNTHETIC = "drawn matrices alone: no model and no data enters"
 
 # fmt: off
 
@@ -301,13 +302,13 @@ def claims(options: Options) -> list[Claim]:
     return [
         *(claim for count in options.shown for claim in of_layers(options.run, count)),
         Claim("C3", "The bound L ≤ n (k₃ I + T(T−1) k₄ η)² holds for compact V_t and I as meant.",
-              of="no draw violates it", decide=never_broken),
+              of="no draw violates it", decide=never_broken, caveat=SYNTHETIC),
         Claim("C3", "L grows as I² with the overlap where inputs lie in the row spaces (η = 0).",
-              of="slope within 0.05 of 2, for every T", decide=grows_squared),
+              of="slope within 0.05 of 2, for every T", decide=grows_squared, caveat=SYNTHETIC),
         Claim("C3", "The bound holds as printed, for a ∈ ℝ^d.",
-              of="one counter-example refutes it", decide=holds_as_printed),
+              of="one counter-example refutes it", decide=holds_as_printed, caveat=SYNTHETIC),
         Claim("C3", "A smaller constant is enough: k₃ = c r s_max³ / α.", of="no draw violates it", ours=True,
-              decide=smaller_is_enough),
+              decide=smaller_is_enough, caveat=SYNTHETIC),
     ]
 
 

@@ -723,7 +723,8 @@ def reduced_claims(options: Options) -> list[Claim]:
     return [
         *(Claim("P16", f"Task vectors of rank {rank} give the same outcomes (Corollary 1).",
                 partial(outcomes_changed, rank=rank, forgotten=options.forgotten), high=2, unit="%", ours=rank == 2,
-                of="share of the outcomes solved / not and forgotten / not that differ",
+                of=f"share that differs of the outcomes solved or not (hinge ≤ {options.forgotten / 2:g}, both tasks) "
+                   f"and forgotten or not (≥ {options.forgotten:g}, task 2)",
                 also=partial(distance_left, rank=rank)) for rank in (1, 2)),
         Claim("P17", "A constant share of the rows of ΔV is large and the rest is small (Corollary 2).",
               lambda rows: {"smallest share": 100 * by_seed(large(rows), large(rows).large_rows, "min")},

@@ -280,19 +280,19 @@ def claims_on_matching() -> list[Claim]:
 
 
 def claims_on_labels(kind: str) -> list[Claim]:
-    late_half = "in the last half of the blocks"
+    late_half = "in the blocks after the middle one"
     fitted = needs(labels_fitted, "accuracy of the pre-training on its own random labels", "%", low=FITTED)
     made = [
         Claim("L18",
               "After pre-training on random labels 1 − cos is far from 0 compared with true ones.",
               partial(label_ratio, kind=kind), low=3, of=f"ratio of 1 − cos {late_half}", unit="", needs=fitted,
-              also=partial(label_levels, kind=kind)),
+              also=partial(label_levels, kind=kind), caveat="3 × is ours, the paper prints no ratio"),
         Claim("L18", "Random labels leave features less linear at all.",
               partial(label_difference, kind=kind), low=0, of=f"paired difference of 1 − cos {late_half}", unit="",
               digits=4, ours=True),
         Claim("L18", "After pre-training on random labels coef deviates from 1.",
               lambda rows: {"largest |median coef − 1|": worst_length(late(rows, f"random labels, {kind}"))},
-              low=0.1, of=f"largest |median coef − 1| of the blocks {late_half}", unit="", digits=2, needs=fitted),
+              low=0.1, of=f"largest |median coef − 1| {late_half}", unit="", digits=2, needs=fitted),
     ]
     return [replace(claim, setting=f"nets tuned on {kind}") for claim in made]
 # fmt: on

@@ -182,7 +182,8 @@ def claims_of(world: str, net: World) -> list[Claim]:
                   "It holds for any weights of up to four nets, as for pairs (Lemma 2), in direction.",
                   partial(select, part="simplex", world=world)),
     ]
-    small = "an MLP" if net.architecture == "mlp" else f"a ResNet-20 of width {net.width}, {net.size} pixels a side"
+    small = "an MLP" if net.architecture == "mlp" else (
+        f"a ResNet-20 of width {net.width}, {net.size} pixels a side, BatchNorm's statistics computed again")
     other = "" if net.angles else f"{small}, where the paper has ResNet-18 on CIFAR-100"
     return [replace(claim, setting=world, caveat=claim.caveat or other) for claim in made]
 # fmt: on

@@ -221,7 +221,7 @@ def claims(options: Options) -> list[Claim]:
               lambda rows: each(MERGES, lambda m: at(relative(rows, m), SUFFICIENT)),
               low=NEAR_FULL, of="relative accuracy, which may lack twice what the paper's smallest lacks,", unit="%",
               paper="the smallest called near: 97.6 %, average, ViT-B/16",
-              caveat="a round has a fraction of the paper's 250 steps (N = 8) here"),
+              caveat="one budget S and one rate; a round has a fraction of the paper's 250 steps (N = 8)"),
         Claim("M2", "With λ from validation task arithmetic and TIES are more accurate than the average.",
               lambda rows: each(GRIDS, lambda m: at(lead(rows, m))),
               low=0, of=f"{from_average} at every N",

@@ -166,6 +166,7 @@ def claims(options: Options) -> list[Claim]:
               of=f"from epoch {first} to {last} experts gain ≥ 0 points and the merge ≤ 2 points"),
         Claim("G9", "Models that stay closer to the pre-trained base are more mergeable.",
               near_less_far, low=0, of="merge of the shortest task vectors less that of the longest", needs=equal,
+              caveat="epochs of one schedule, before its rate has come down; a schedule for each would be the test",
               also=lambda rows: f"; mean ‖τ‖ {lengths(rows).min():.2f} and {lengths(rows).max():.2f}"),
     ]
 # fmt: on

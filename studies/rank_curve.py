@@ -230,7 +230,9 @@ def ahead_by_task(ratio: float, rows: pd.DataFrame) -> Samples:
 
 
 def place(rule: str, rows: pd.DataFrame) -> Samples:
-    return {"place of the peak": over(rows, "centred", rule).apply(peak)}
+    """Return where the centred curve is highest; of two ranks and fewer that says nothing."""
+    curve = over(rows, "centred", rule)
+    return {"place of the peak": curve.apply(peak)} if len(curve) > 2 else {}
 
 
 def near_share(rows: pd.DataFrame) -> Samples:
@@ -276,7 +278,8 @@ def of_suite(count: int) -> list[Claim]:
         claim("The centred curve peaks near 8 % of the full rank.", partial(place, "once"), **near,
               caveat="λ was chosen at 8 %; chosen for each rank, the peak is elsewhere, see ours"),
         claim("Every task's own centred curve peaks near 8 %.", near_share,
-              low=90, of="share of the tasks that peak between 4 % and 16 %", unit="%"),
+              low=90, of="share of the tasks that peak between 4 % and 16 %", unit="%",
+              caveat="λ was chosen at 8 %"),
         claim("With λ chosen for each rank the centred curve peaks near 8 % as well.", partial(place, "per rank"),
               **near, ours=True),
     ]

@@ -340,10 +340,10 @@ def claims(options: Options) -> list[Claim]:
     others = [method for method in options.grids if method != OURS]
     wide = [method + WIDER for method in options.wider]
     first, last = min(options.sizes), max(options.sizes)
-    lead = "mean paired difference over the subsets, the least that is printed and more, at every N (but for the "
-    lead += "average of two tasks, which CART is),"
-    spread = "standard deviation over subsets less the smallest of the others (with two tasks CART is the average, "
-    spread += "which does not count there)"
+    lead = "mean paired difference of normalised accuracy over the subsets, the least that is printed and more, at "
+    lead += "every N (but for the average of two tasks, which CART is),"
+    spread = "standard deviation of normalised accuracy over subsets less the smallest of the others (with two tasks "
+    spread += "CART is the average, which does not count there)"
     return [
         Claim("C7", "CART is superior to averaging, task arithmetic and TIES at every number of tasks.",
               partial(leads, others), low=SUPERIOR, of=lead,
@@ -354,7 +354,7 @@ def claims(options: Options) -> list[Claim]:
               partial(falls, others),
               high=-1, of="change of mean accuracy over the subsets from the smallest number of tasks to the largest"),
         *(Claim("C7", f"CART degrades least from {start} to {last} tasks.", partial(growth, start),
-                low=0, of="growth of the mean paired lead, against every method,", ours=True)
+                low=0, of="growth of the mean paired lead in normalised accuracy, against every method,", ours=True)
           for start in options.starts if first <= start),
         Claim("C7", "CART has the smallest error bars at every number of tasks, but for TIES with four.",
               partial(unsteadiness, others), high=0, of=spread),

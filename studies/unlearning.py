@@ -549,10 +549,10 @@ def tables(options: Options) -> Tables:
     }
 
 
-def perplexity_figure(scales: list[float], rows: pd.DataFrame) -> Figure:
-    """Draw the log-perplexity of each text over λ, for each kind of task vector."""
-    curves_of = select(rows, way=list(WAYS), scale=scales)
-    return curves(curves_of, "scale", "book", "test", "way", labels=WAYS, x_label="λ", y_label="log-perplexity, nats")
+def scale_figure(value: str, label: str, scales: list[float], rows: pd.DataFrame) -> Figure:
+    """Draw a figure of each text over λ, for each kind of task vector."""
+    curves_of = select(rows, way=list(WAYS), scale=scales).dropna(subset=value)
+    return curves(curves_of, "scale", "book", value, "way", labels=WAYS, x_label="λ", y_label=label)
 
 
 STUDY = Study(
@@ -561,5 +561,8 @@ STUDY = Study(
     measure=measure,
     claims=claims,
     tables=tables,
-    figures=lambda options: {"perplexity": partial(perplexity_figure, options.scales)},
+    figures=lambda options: {
+        "perplexity": partial(scale_figure, "test", "log-perplexity, nats", options.scales),
+        "recall": partial(scale_figure, "recall", MEASURES["recall"], options.scales),
+    },
 )

@@ -335,7 +335,7 @@ def direction(system: str, says: str, chosen: Callable[[pd.DataFrame], pd.DataFr
         chosen: which rows it is about.
         ours: as of `Claim`.
     """
-    rule = f"worst 1 − cos, in shares of the baseline where that is above {TRIVIAL},"
+    rule = f"worst 1 − cos of a hidden layer, in shares of the baseline where that is above {TRIVIAL},"
     return Claim(
         system, says, lambda rows: _shares(chosen(rows)), high=DIRECTION, of=rule, unit="", digits=2, ours=ours
     )
@@ -349,7 +349,7 @@ def length(system: str, says: str, chosen: Callable[[pd.DataFrame], pd.DataFrame
         says,
         lambda rows: {name: worst_length(chosen(rows))},
         high=LENGTH,
-        of=name,
+        of=f"{name} of a hidden layer",
         unit="",
         digits=2,
         ours=ours,

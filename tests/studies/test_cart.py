@@ -16,6 +16,7 @@ from mergeflow.merging import configure, load_recipe, merge
 from mergeflow.modalities.classification import Subset
 from studies import adaptation, cart_landscape, compression, interference, many_tasks, rank_curve, subset_scaling
 from studies.lab import Laboratory, Row
+from studies.lab.claims import UNTESTED
 from studies.lab.methods import Adaptation, adapt, choose_rate
 from studies.lab.rows import select
 from tasks.project.stage import StageIO
@@ -151,6 +152,8 @@ def test_the_centred_curve_is_a_bell_between_two_averages_on_small_nets(toy_expe
     assert max(centred[0.02], centred[0.08]) > centred[0.0] + 2
     original, alone = (rank_curve.over(result.rows, kind).mean(axis=1) for kind in ("original", rank_curve.ALONE))
     assert original[1.0] > alone[0.0] + 5
+    (per_rank,) = (finding for finding in result.findings if finding.claim.startswith("With λ chosen for each rank"))
+    assert per_rank.verdict == UNTESTED, "of one rank there is no peak"
     assert result.notes
     assert result.tables
 

@@ -11,6 +11,8 @@ import torch
 from mergeflow.linearity.affine import combine
 from mergeflow.modalities.nets import mlp
 from mergeflow.modality import Network
+from studies import linearity_spawning
+from studies.lab.claims import UNTESTED
 from studies.lab.linearity import direction, loss_gaps, with_statistics, worst_share
 from studies.lab.rows import select
 from studies.linearity_edits import edited, edits
@@ -153,6 +155,25 @@ def test_training_together_makes_features_linear(run: Run) -> None:
     rows = select(run("linearity_spawning"), part="features")
     last = select(rows, depth=rows.depth.max()).set_index("k").distance
     assert last[3] < last[0]
+
+
+def test_spawning_is_judged_with_either_statistics_of_the_middle() -> None:
+    options = linearity_spawning.Options.model_validate({**CHOICES["linearity_spawning"], "seeds": [0, 1, 2]})
+    rows = pd.DataFrame(
+        {
+            "part": "barriers",
+            "seed": seed,
+            "k": k,
+            "ends": 90,
+            "interpolated": averaged + seed,
+            "recomputed": 0.1 * seed,
+        }
+        for seed in options.seeds
+        for k, averaged in ((0, 60), (3, -5))
+    )
+    ending = [claim for claim in linearity_spawning.claims_on_spawning(options) if "end in one" in str(claim.says)]
+    verdicts = {claim.setting: claim.judge(rows).verdict for claim in ending}
+    assert verdicts == {"statistics averaged": "holds", "statistics computed again": UNTESTED}
 
 
 def test_a_net_without_batchnorm_keeps_its_weights() -> None:
