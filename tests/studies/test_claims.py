@@ -8,7 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from studies.lab.claims import LEVEL, UNTESTED, Claim, Finding, all_within, holm, needs, overall, p_outside, within
+from studies.lab.claims import (
+    LEVEL,
+    UNTESTED,
+    Claim,
+    Finding,
+    all_within,
+    holm,
+    needs,
+    overall,
+    p_outside,
+    with_interval,
+    within,
+)
 
 VALUES = st.lists(st.floats(-5, 5).map(lambda value: round(value, 3)), min_size=2, max_size=6)
 PARTS = st.dictionaries(st.sampled_from("abcdefgh"), VALUES, min_size=1)
@@ -34,6 +46,27 @@ def test_p_is_that_of_the_one_sided_test(values: list[float], low: float) -> Non
         assert p_outside(values, low=low) == pytest.approx(expected)
     assert p_outside(values[:1], low=low) == 1
     assert p_outside([*values, math.nan], low=low) == 1, "what is no number refutes nothing"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (1.7, 2.3, True),  # the interval of the values is 2 ± 0.248
+        (1.8, 2.3, None),
+        (1.7, 2.2, None),
+        (1.8, 2.2, None),
+        (2.3, 9, False),
+        (0, 1.7, False),
+        (-math.inf, 2.3, True),
+        (2.3, math.inf, False),
+    ],
+)
+def test_a_verdict_is_of_the_whole_interval(low: float, high: float, expected: bool | None) -> None:
+    assert within([1.9, 2.0, 2.1], low, high) is expected
+    assert within([2.0, 2.0], 2, 3) is within([2.0, 2.0], 1, 2) is True, "a limit is within"
+    assert within([2.0], low, high) is None
+    assert with_interval([1.9, 2.0, 2.1], 2) == "2.00 ± 0.25"
+    assert with_interval([2.0]) == "2.0"
 
 
 @given(VALUES, st.floats(-5, 5), st.floats(0, 5))
@@ -86,6 +119,14 @@ def test_a_claim_about_a_part_of_the_rows_sees_no_other() -> None:
     decided = Claim("M1", "It rises.", decide=lambda rows: (bool((rows.gain > 0).all()), "so"), setting="whole")
     part = decided.of_part(lambda rows: rows[rows.suite == "a"])
     assert (part.judge(rows).verdict, part.setting, decided.judge(rows).verdict) == ("holds", "whole", "does not hold")
+
+
+def test_a_finding_names_where_its_claim_is_from() -> None:
+    claim = Claim("M1", "It rises.", lambda rows: {"a": [1.0, 1.0]}, low=0, paper="2 points", ours=True, caveat="Open.")
+    finding = claim.judge(pd.DataFrame())
+    assert finding == Finding(
+        "M1", "It rises.", "a: 1.0 ± 0.0 points", True, claim.rule, "2 points", True, caveat="Open."
+    )
 
 
 def test_the_family_is_printed_with_the_parts_that_decide() -> None:
