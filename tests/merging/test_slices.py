@@ -203,6 +203,24 @@ def test_architectures_that_do_not_stack(name, message, tmp_path):
         check_recipe({"slices": [{"model": f"{tmp_path}/a", "layers": [0, 1]}]})
 
 
+def test_configurations_of_both_versions_of_transformers_run_in_one_model(tmp_path):
+    """transformers 4 writes rope_theta and torch_dtype, and leaves out what has its class's default."""
+    for seed, place in enumerate("ab"):
+        saved(tmp_path / place, "llama", seed)
+    path = tmp_path / "b/config.json"
+    config = json.loads(path.read_text())
+    theta = config.pop("rope_parameters")["rope_theta"]
+    left_out = ("attention_bias", "mlp_bias", "hidden_act", "head_dim", "dtype", "rms_norm_eps", "pretraining_tp")
+    older = {"rope_theta": theta, "rope_scaling": None, "torch_dtype": "float32", "transformers_version": "4.44.0"}
+    path.write_text(json.dumps({key: value for key, value in config.items() if key not in left_out} | older))
+    slices = [{"model": f"{tmp_path}/a"}, {"model": f"{tmp_path}/b", "layers": [1, 2]}]
+    merge({"slices": slices}, tmp_path / "tall")
+    assert load(tmp_path / "tall").config.num_hidden_layers == 3
+    path.write_text(path.read_text().replace(f'"rope_theta": {theta}', '"rope_theta": 77.0'))
+    with pytest.raises(MergeflowError, match=r"rope_theta is 77\.0"):
+        check_recipe({"slices": slices})
+
+
 def test_a_config_without_what_it_needs(tmp_path):
     saved(tmp_path / "a", "gemma2")
     path = tmp_path / "a/config.json"
