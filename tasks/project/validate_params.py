@@ -184,5 +184,5 @@ def _is_missing(place: str, root: Path, path: bool = False) -> bool:
     Args:
         path: Whether it is one wherever it is no URI.
     """
-    surely = (path and "://" not in place) or covers(INPUTS, place) or Path(place).is_absolute()
+    surely = (path and "://" not in place) or covers(INPUTS, place) or place.startswith(("/", "./", "../"))
     return surely and not (root / place).exists()

@@ -137,19 +137,20 @@ def test_right_options_of_sources_have_no_faults(tmp_path: Path, modality: str, 
     assert list(source_faults(task, source, find_preparation(modality), tmp_path)) == []
 
 
-def test_a_base_that_is_not_there_is_told_before_the_data_are_prepared(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["inputs/bert", "./inputs/bert", "../texts/inputs/bert"])
+def test_a_base_that_is_not_there_is_told_before_the_data_are_prepared(tmp_path: Path, place: str) -> None:
     new_project(tmp_path / "texts", "text")
     file = tmp_path / "texts/params.yaml"
-    text = file.read_text().replace("pretrained: sentences8", "pretrained: inputs/bert")
+    text = file.read_text().replace("pretrained: sentences8", f"pretrained: {place}")
     file.write_text(text.replace("tokenizer: sentences8", f"tokenizer: {tmp_path}/gone"))
     with pytest.raises(MergeflowError) as raised:
         validate_params(tmp_path / "texts")
-    assert "model.pretrained: 'inputs/bert': no such file or folder" in str(raised.value)
+    assert f"model.pretrained: '{place}': no such file or folder" in str(raised.value)
     assert f"data.tokenizer: '{tmp_path}/gone': no such file or folder" in str(raised.value)
     (tmp_path / "texts/inputs/bert").mkdir()
     (tmp_path / "gone").mkdir()
     params = validate_params(tmp_path / "texts")
-    with pytest.raises(MergeflowError, match=r"'inputs/bert' has no config\.json"):
+    with pytest.raises(MergeflowError, match=rf"'{place}' has no config\.json"):
         check_base(tmp_path / "texts", params)
     (tmp_path / "texts/inputs/bert/config.json").write_text("{}")
     check_base(tmp_path / "texts", params)
