@@ -27,8 +27,9 @@ PYTEST := pytest -n 3 --dist loadfile --no-loadscope-reorder
 test: lint
 	@$(PYTEST) -m "not slow and not nightly"
 
+# Only files with slow tests are read: collecting all takes each worker seconds.
 test-slow: $(INSTALLED)
-	@$(PYTEST) -m "slow and not nightly"
+	@$(PYTEST) -m "slow and not nightly" `grep -rl --include='test_*.py' 'mark\.slow' tests | sort`
 
 test-all: lint
 	@$(PYTEST) -m "not real"

@@ -2,8 +2,6 @@
 
 import math
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from studies.lab.rows import select
 from studies.unlearning import SUITE, rise
 from tasks.project.parameters import load_params
 from tests.causal.small_project import SIZES, save_tokenizer, tale
+from tests.flows.small_project import run_in
 from tests.project_folder import ROOT, link_code, run_pipeline
 from tests.studies.small_lab import run_result
 
@@ -85,8 +84,7 @@ def test_books_of_ones_own_are_unlearned_from_joint_fine_tuning(tmp_path: Path) 
     shutil.copy(EXAMPLES / "phi_1_5/recipe.yaml", folder)
 
     def run(*words: str) -> str:
-        command = [sys.executable, "-m", "mergeflow.cli", *words]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        done = run_in(folder, "mergeflow", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

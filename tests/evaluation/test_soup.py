@@ -171,7 +171,7 @@ def closeness(state, candidate):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_soup_goes_on_with_the_scores_it_has(run):
     Path("scorers.py").write_text(KILLED)
     code = (

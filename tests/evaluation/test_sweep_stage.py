@@ -67,6 +67,7 @@ def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.nightly
 def test_killed_it_goes_on_after_the_last_scored_candidate(
     world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ SPECTRAL = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_spectral_method_only_averages_passes_in_blocks(tmp_path):
     """Peak memory of merges of 4 experts with an embedding of 16 MB, which is averaged, and a small treated matrix."""
     code = """

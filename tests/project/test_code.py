@@ -63,8 +63,8 @@ def untouched(copy: Path, choices: str) -> dict[str, str]:
 
 def digests(copy: Path) -> dict[str, str]:
     script = (
-        "import json; from pathlib import Path; from tasks.running.digests import stage_digests\n"
-        "print(json.dumps(stage_digests(Path.cwd())))"
+        "import json, sys; from pathlib import Path; from tasks.running.digests import stage_digests\n"
+        "print(json.dumps(stage_digests(Path.cwd()))); assert 'torch' not in sys.modules"
     )
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, cwd=copy, env={"PYTHONPATH": str(copy)}, capture_output=True, check=True)
@@ -208,9 +208,8 @@ def test_data_beside_code_count_for_whoever_names_them(copy: Path) -> None:
     assert stale_after(copy, "tasks/project/new_readme.md") == set()
 
 
-@pytest.mark.slow
-def test_every_file_that_is_not_python_is_named_by_a_module_beside_it() -> None:
-    code = Code(ROOT)
+def test_every_file_that_is_not_python_is_named_by_a_module_beside_it(remembered: Path) -> None:
+    code = Code(remembered.parent.parent)
     named = {file for name, path in import_closure.modules(ROOT).items() for file in code.data_files(name, path)}
     listed = subprocess.run(
         ["git", "ls-files", *import_closure.OURS], cwd=ROOT, capture_output=True, text=True, check=True
@@ -256,20 +255,6 @@ def test_code_of_the_project_counts(remembered: Path, tmp_path: Path, monkeypatc
     before = Code(tmp_path).digest("own_stage")
     (tmp_path / "methods/mine.py").write_text("import mergeflow.errors\nCHANGED = 1\n")
     assert Code(tmp_path).digest("own_stage") != before
-
-
-@pytest.mark.slow
-def test_digests_need_no_torch_and_well_under_a_second() -> None:
-    script = (
-        "import sys, time; from pathlib import Path; from tasks.running.digests import stage_digests\n"
-        "stage_digests(Path.cwd()); import tasks.running.digests as code; code.code_of.cache_clear()\n"
-        "start = time.process_time(); stage_digests(Path.cwd()); print(time.process_time() - start)\n"
-        "print('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    seconds, torch = done.stdout.split()
-    assert float(seconds) < 0.8  # 0.2 on the machine of the developers
-    assert torch == "False"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def test_kill_at_every_write_of_a_promotion(store, forker, make):
     assert protocol.survives_kills_while_promoting(store, forker, make, "promote") >= 11
 
 
+@pytest.mark.nightly
 def test_kill_at_every_write_of_the_first_promotion(store, forker, make):
     protocol.survives_kills_of_the_first(store, forker, make, "first")
 

@@ -22,6 +22,7 @@ __all__ = ["real"]
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.nightly
 def test_a_tracking_server_on_postgres(postgres, real, tmp_path):
     subprocess.run(
         [

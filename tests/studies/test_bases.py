@@ -62,7 +62,7 @@ def monkeymodule():  # type: ignore[no-untyped-def]
         yield patch
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_study_measures_every_base_from_its_pretraining_on(io: StageIO, monkeypatch: pytest.MonkeyPatch) -> None:
     with io.holds:
         bases.STUDY.run(io)

@@ -254,7 +254,7 @@ def test_what_is_chosen_does_not_depend_on_test(toy_experts: Path, tmp_path: Pat
     assert list(100 - wrong.accuracy) == pytest.approx(list(right.accuracy))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_counted_bytes_are_those_of_the_formula_and_of_the_file(many_lab: Path, tmp_path: Path) -> None:
     result = run_result(many_lab, "compression", tmp_path, **FILES)
     assert len(next(iter(result.tables.values()))) == 2 * 6
@@ -287,7 +287,7 @@ def test_the_smallest_rank_is_that_of_the_mean_on_validation() -> None:
     assert compression.smallest(rows, 8, 0.997) is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_adaptation_covers_every_variant_and_a_recipe_replays_one(
     many_lab: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

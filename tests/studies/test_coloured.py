@@ -196,8 +196,13 @@ def test_coloured_digits_runs_whole(bare_root: Path, tmp_path: Path) -> None:
     assert grid.loc[mirrored].validation_1.max() < 60, "and its mirror image is at chance or below"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("study", ["coloured_clip", "coloured_clip_head"])
+@pytest.mark.parametrize(
+    "study",
+    [
+        pytest.param("coloured_clip", marks=pytest.mark.slow),
+        pytest.param("coloured_clip_head", marks=pytest.mark.nightly),
+    ],
+)
 def test_the_same_is_measured_of_a_clip(study: str, bare_root: Path, tmp_path: Path) -> None:
     chosen = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["studies"][study]
     world = {**chosen["world"], "train": 64, "validation": 16, "test": 16}

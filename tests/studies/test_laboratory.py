@@ -50,7 +50,7 @@ REFUTED = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_survives_a_small_model_is_found(tmp_path: Path) -> None:
     rows = read_rows(run_study(ROOT, "laboratory", tmp_path, **SMALL) / ROWS)
     verdicts = {

@@ -67,9 +67,6 @@ SHORT: dict[str, Any] = {
 }
 
 
-LONG = ("linearity_pairs", "linearity_why")  # two minutes of processor time
-
-
 def shortened(choices: Any) -> Any:
     """Return a study's choices with its nets as they are, a handful of examples of three tasks, and one step each."""
     if not isinstance(choices, dict):
@@ -87,12 +84,11 @@ def shortened(choices: Any) -> Any:
     return settings
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # through triples that are all equally good goes no line
 @pytest.mark.parametrize(
     "study",
     [
-        pytest.param(study, marks=pytest.mark.nightly if study in LONG else ())
+        pytest.param(study, marks=pytest.mark.slow if study == "linearity_stitches" else pytest.mark.nightly)
         for study in sorted({*STUDIES} - {"linearity_texts"})
     ],
 )

@@ -41,7 +41,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     return read_rows(folder / ROWS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_seeds_at_once_write_no_file_of_each_other(tmp_path: Path) -> None:
     check_two_processes("linearity_texts", tmp_path, **{**SMALL, "seeds": [0, 1]})
 

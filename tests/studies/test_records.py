@@ -38,7 +38,7 @@ def test_a_record_has_tables_and_a_page_with_all_its_findings(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    "name", [name if name == "mima" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+    "name", [name if name == "mima" else pytest.param(name, marks=pytest.mark.nightly) for name in NAMES]
 )
 def test_a_record_has_figures(name: str) -> None:
     assert all(svg.startswith(b"<?xml") for svg in result_of(name).draw().values())

@@ -256,9 +256,13 @@ def draw_task(folder: Path, channel: int) -> None:
                 Image.fromarray(pixels).save(place / f"{number}.png")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["vit", "resnet"])
-@pytest.mark.parametrize("regime", ["steps", "linearised"])
+@pytest.mark.parametrize(
+    ("family", "regime"),
+    [
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("vit", "steps"), ("resnet", "linearised"))),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("vit", "linearised"), ("resnet", "steps"))),
+    ],
+)
 def test_a_base_of_transformers_goes_through_experts_merge_and_serving(
     family: str, regime: str, tmp_path: Path
 ) -> None:
