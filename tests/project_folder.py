@@ -13,6 +13,7 @@ SWEPT: dict[str, dict[str, list[float]]] = {
     "ties": {"keep": [0.2], "scale": [1.0]},
     "cart": {"rank_ratio": [0.25], "scale": [1.0, 2.0]},
 }
+STATE = ".mergeflow"
 PIPELINE = ("prepare", "base", "multitask", "finetune", "vectors", "sweep", "select", "evaluate")
 
 
@@ -31,6 +32,23 @@ def link_code(folder: Path) -> None:
     """Link a folder of choices to this checkout's graph and code."""
     for name in ("dvc.yaml", "mergeflow", "tasks", "registry"):
         (folder / name).symlink_to(ROOT / name)
+    remember_code(folder)
+
+
+def remember_code(folder: Path) -> None:
+    """Give a project what the code of its stages says, as it keeps it: to read all of it takes seconds."""
+    from tests.flows.small_project import made_once
+
+    shutil.copytree(made_once("code", read_code) / STATE, folder / STATE)
+
+
+def read_code(folder: Path) -> None:
+    from tasks.project.graph import load_graph
+    from tasks.running.digests import Code
+
+    code = Code(folder)
+    for stage in load_graph(ROOT).values():
+        code.digest(stage.module)
 
 
 def run_pipeline(folder: Path, stages: tuple[str, ...] = PIPELINE) -> Path:

@@ -19,6 +19,7 @@ from tasks.project.graph import load_graph
 from tasks.running.runner import open_stage, run_stage
 from tasks.sweep import JOURNAL, sweep_near
 from tests.evaluation.small import TASKS
+from tests.project_folder import link_code
 
 pytestmark = pytest.mark.slow
 
@@ -36,9 +37,7 @@ run_stage(root, load_graph(root)["sweep@cart"])
 
 def project(world: Path, root: Path) -> Path:
     """A project whose experts are there and whose sweep is not."""
-    for name in ("mergeflow", "tasks"):
-        (root / name).symlink_to(ROOT / name)
-    shutil.copy(ROOT / "dvc.yaml", root / "dvc.yaml")
+    link_code(root)
     values = yaml.safe_load((ROOT / "params.yaml").read_text())
     values |= {"tasks": dict.fromkeys(TASKS, "drawn"), "sweep": {"cart": GRID}}
     (root / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))

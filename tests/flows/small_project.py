@@ -16,6 +16,7 @@ from filelock import FileLock
 from PIL import Image
 
 from tests.flows.forked import COMMANDS, run_folder, run_forked
+from tests.project_folder import remember_code
 
 ROOT = Path(__file__).parents[2]
 QUIET = {"DO_NOT_TRACK": "true", "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "160"}
@@ -37,9 +38,9 @@ def prefect_home() -> str:
 def prefect_template() -> Path:
     """Prefect's database, migrated and empty; tests/flows/test_embedded.py sees that a run without one makes it."""
 
-    def make(folder: Path) -> subprocess.CompletedProcess[str]:
+    def make(folder: Path) -> None:
         upgrade = ("prefect", "server", "database", "upgrade", "--yes")
-        return run_forked(folder, upgrade, environment(str(folder)), 240)
+        run_forked(folder, upgrade, environment(str(folder)), 240).check_returncode()
 
     return made_once("prefect", make) / "prefect.db"
 
@@ -48,21 +49,20 @@ def prefect_template() -> Path:
 def registry_template() -> Path:
     """One migrated, empty registry to be copied: the migrations take seconds, a copy nothing."""
 
-    def make(folder: Path) -> subprocess.CompletedProcess[str]:
+    def make(folder: Path) -> None:
         code = f"from registry.store import connect; connect(project_root={str(folder)!r}, experiment='template')"
-        return run_in(ROOT, sys.executable, "-c", code)
+        run_in(ROOT, sys.executable, "-c", code).check_returncode()
 
     return made_once("registry", make) / "mlflow.db"
 
 
-def made_once(name: str, make: Callable[[Path], subprocess.CompletedProcess[str]]) -> Path:
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """Return a folder that is made once for all processes of a parallel test run."""
     above = run_folder()
     with FileLock(above / f"{name}.lock"):
         if not (above / name).exists():
             (above / f"{name}.new").mkdir()
-            done = make(above / f"{name}.new")
-            assert done.returncode == 0, done.stderr
+            make(above / f"{name}.new")
             (above / f"{name}.new").rename(above / name)
     return above / name
 
@@ -116,6 +116,7 @@ def make_project(folder: Path) -> Path:
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
+    remember_code(folder)
     (folder / "params.yaml").write_text(yaml.safe_dump(small_params(), sort_keys=False))
     draw_task(folder / "inputs/red", (220, 40, 40), 1)
     draw_task(folder / "inputs/blue", (40, 40, 220), 2)

@@ -18,7 +18,7 @@ import yaml
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from studies.lab.study import read_rows
-from tests.project_folder import run_pipeline
+from tests.project_folder import link_code, run_pipeline
 from tests.studies import test_cart
 from tests.studies.small_lab import ROOT, run_study, train_run
 from tests.vision.test_data_real_tasks import make_dtd, make_eurosat
@@ -113,8 +113,7 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     for make in (make_dtd, make_eurosat):
         (root / "inputs/torchvision").mkdir(parents=True, exist_ok=True)
         make(root / "inputs/torchvision")
-    for name in ("dvc.yaml", "mergeflow", "tasks", "registry"):
-        (root / name).symlink_to(ROOT / name)
+    link_code(root)
     values = yaml.safe_load((example / "params.yaml").read_text())
     torch.manual_seed(0)
     clip = open_clip.create_model(values["model"]["architecture"], pretrained=None)

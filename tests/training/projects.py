@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from tests.flows.small_project import ROOT, draw_task, small_params
+from tests.flows.small_project import draw_task, small_params
+from tests.project_folder import link_code
 
 
 def make_project(folder: Path) -> Path:
@@ -16,8 +17,7 @@ def make_project(folder: Path) -> Path:
     from tasks.project.graph import load_graph
     from tasks.running.runner import run_stage
 
-    for name in ("mergeflow", "tasks", "dvc.yaml"):
-        (folder / name).symlink_to(ROOT / name)
+    link_code(folder)
     draw_task(folder / "inputs/red", (220, 40, 40), 1)
     draw_task(folder / "inputs/blue", (40, 40, 220), 2)
     set_finetune(folder)
