@@ -541,7 +541,7 @@ def test_every_kind_of_adapter_is_merged_as_peft_merges_it_or_refused_by_name(tm
 
     def refused():
         for form in ({}, {"adapter": 8}):
-            with pytest.raises(MergeflowError, match=f"is of the type '{kind}'.*merge_and_unload"):
+            with pytest.raises(MergeflowError, match=f"is of the type '{kind}'.*mergeflow convert"):
                 merge(recipe | form)
 
     if kind == "XLORA":  # made of LoRA adapters

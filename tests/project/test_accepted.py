@@ -12,6 +12,7 @@ from registry.lineage import accepted, lineage_nodes
 from tasks.project.graph import load_graph
 from tasks.running import digests as table
 from tasks.running.digests import code_digest, strict_digest, write_digests
+from tests.project_folder import remember_code
 from tests.toy_project import make_toy_project
 
 OLDER = "0123456789abcdef"
@@ -98,6 +99,7 @@ def test_a_corrected_message_makes_nothing_stale_and_another_loss_what_trains(tm
         shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("dvc.yaml", "params.yaml"):
         shutil.copy(root / name, folder)
+    remember_code(folder)
     first = digests(folder)
     reader = folder / "mergeflow/data/arrays.py"
     text = reader.read_text()
