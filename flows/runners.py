@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from operator import itemgetter
 from typing import Any, Protocol
 
 from prefect.task_runners import ProcessPoolTaskRunner, TaskRunner, ThreadPoolTaskRunner
@@ -19,6 +20,7 @@ from mergeflow.application import HOME, call
 from mergeflow.errors import MergeflowError, first_line
 from mergeflow.processes import end_with_parent
 
+HERE = "local"  # Ray's address of a new cluster; without one it joins what somebody else has started on this machine
 # Ray's default is 30 % of the memory; what crosses a task border here is a path.
 OBJECT_STORE = 100 * 2**20
 
@@ -71,7 +73,7 @@ def _ray(workers: int) -> tuple[str, str, dict[str, Any]]:
     # On a busy machine Ray's workers, at the lowest priority by default, get nothing, and one that has not come up
     # within a minute is killed and started again, for ever.
     local["_system_config"] = {"worker_niceness": 0, "worker_register_timeout_seconds": 600}
-    return "prefect_ray", "RayTaskRunner", {"init_kwargs": options | local}
+    return "prefect_ray", "RayTaskRunner", {"address": HERE, "init_kwargs": options | local}
 
 
 QUESTION = 1.0  # seconds between two questions whether a stage has ended
@@ -193,10 +195,9 @@ class _Dask:
 def _ray_cluster(workers: int) -> Iterator[Cluster]:
     import ray
 
-    options = _ray(workers)[2]
-    address, settings = options.get("address"), dict(options["init_kwargs"])
-    if address:
-        del settings["runtime_env"]  # its path is of this machine
+    address, settings = itemgetter("address", "init_kwargs")(_ray(workers)[2])
+    if address != HERE:
+        settings.pop("runtime_env")  # its path is of this machine
     try:
         ray.init(address, **settings)
     except (OSError, RuntimeError) as error:

@@ -18,6 +18,7 @@ from flows.runners import cluster, task_runner
 from mergeflow.errors import MergeflowError
 from tasks.project.sections import RunSection
 from tasks.project.stage import Stage
+from tests.flows.hosts import Hosts, machines
 from tests.loopback import free_port
 
 
@@ -103,3 +104,19 @@ def test_a_device_has_one_stage_at_a_time(monkeypatch: pytest.MonkeyPatch, devic
             assert machines.has_devices()
             calls = [threads.submit(machines.run, function, number, device, lambda: None) for number in range(2)]
             assert max(call.result() for call in calls) == at_once
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_ray_starts_here_beside_that_of_others_and_gives_a_device_to_stages_that_take_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray = runners._ray
+    options = ray(2)[2] | {"init_kwargs": ray(2)[2]["init_kwargs"] | {"num_gpus": 1}}
+    monkeypatch.setattr(runners, "_ray", lambda _workers: ("", "", options))
+    others = Hosts(tmp_path / "hosts", tmp_path / "driver")
+    with machines("ray", others, free_port(), []), cluster("ray", 2) as here:
+        assert here.has_devices()
+        devices = [here.run(("os", "getenv"), "CUDA_VISIBLE_DEVICES", taken, lambda: None) for taken in (True, False)]
+    assert devices[0] == "0"
+    assert not devices[1]
