@@ -101,10 +101,10 @@ def test_a_compiled_model_gives_the_same_scores_for_every_candidate(
 
 @pytest.mark.slow
 def test_on_the_embedded_suite_bfloat16_gives_the_same_accuracy_and_choice(tmp_path: Path) -> None:
-    """Four tasks and one expert, 2,800 images: within .1 point of float32 over all scales, and the same is chosen."""
+    """Two tasks and one expert, 1,400 images: within .1 point of float32 over all scales, and the same is chosen."""
     clip = load_clip("pocket-clip", "pocket8")
     model, data = image_model(clip), {}
-    for name in ("digits", "land", "signs", "scenes"):
+    for name in ("digits", "signs"):
         prepare_task(open_images(name, "suite:pocket8", 0), tmp_path / name, image_decoding(32), 0)
         for split in ("validation", "test"):
             opened = load_split(tmp_path / name, split)

@@ -367,7 +367,7 @@ def test_two_files_of_one_name_are_two_modules_and_one_that_fails_is_forgotten(m
     sys.path.remove("elsewhere")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_it_goes_on_and_removes_what_the_kill_left(models: Path):
     methods = {"task_arithmetic": {"scale": [number / 10 for number in range(1, 13)]}}
     code = (

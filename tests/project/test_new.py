@@ -132,7 +132,9 @@ def test_a_new_project_starts_from_a_world(world: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", worlds())
+@pytest.mark.parametrize(
+    "world", [pytest.param(name, marks=() if name == "real-ocr" else pytest.mark.nightly) for name in worlds()]
+)
 def test_the_inputs_of_a_world_can_be_made(world: str, tmp_path: Path) -> None:
     make = new_project(tmp_path / "birds", "vision", world) / "inputs/make.py"
     done = subprocess.run([sys.executable, make, "--help"], capture_output=True, text=True, check=True)

@@ -85,7 +85,7 @@ def test_a_server_without_its_database(tmp_path: Path, monkeypatch: pytest.Monke
     assert seconds < 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not POSTGRES, reason="Debian's package postgresql is not installed")
 def test_postgres_is_stopped_behind_a_running_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("psycopg2", reason="psycopg2, MLflow's driver for PostgreSQL, is not installed")
