@@ -131,31 +131,28 @@ def test_each_tool_has_one_home(tool: str) -> None:
                 assert not any(within(module, tool) for module in imports(path)), f"{path.relative_to(ROOT)}: {tool}"
 
 
-def test_the_library_alone_imports_none_of_the_orchestra() -> None:
-    code = (
-        "import sys, mergeflow, mergeflow.cli, mergeflow.merging, mergeflow.checkpoints, mergeflow.training\n"
-        "import mergeflow.evaluation, mergeflow.search.sweep, mergeflow.data\n"
-        "heavy = ('prefect', 'mlflow', 'dvc', 'matplotlib', 'sklearn', 'datasets')\n"
-        "print([module for module in heavy if module in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
-    assert done.stdout.strip() == "[]"
+LIBRARY = "checkpoints cli data evaluation merging search.sweep training"
+VALIDATE = (
+    "from pathlib import Path; from tasks.project.validate_params import validate_params as check; check(Path({!r}))"
+)
 
 
-def test_importing_mergeflow_imports_no_torch() -> None:
-    code = "import sys, mergeflow, mergeflow.cli; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
-    assert done.stdout.strip() == "False"
-
-
-@pytest.mark.parametrize("folder", [".", "worlds/sentences8"])
-def test_reading_params_yaml_imports_neither_torch_nor_scipy(folder: str) -> None:
-    code = (
-        "import sys; from pathlib import Path; from tasks.project.validate_params import validate_params\n"
-        "validate_params(Path(sys.argv[1])); print([name for name in ('torch', 'scipy') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import mergeflow, mergeflow.cli", "torch"),
+        (f"import mergeflow.{LIBRARY.replace(' ', ', mergeflow.')}", "prefect mlflow dvc matplotlib sklearn datasets"),
+        (
+            "import mergeflow.data; mergeflow.data.load_split",
+            "pyarrow PIL fsspec torch mergeflow.modality mergeflow.modalities",
+        ),
+        *((VALIDATE.format(str(ROOT / folder)), "torch scipy") for folder in (".", "worlds/sentences8")),
+    ],
+)
+def test_what_needs_no_library_imports_none(code: str, absent: str) -> None:
+    command = [sys.executable, "-c", f"import sys; {code}; print({{*{absent.split()}}} & {{*sys.modules}})"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout.strip() == "set()"
 
 
 def test_front_doors_name_what_they_have() -> None:

@@ -104,18 +104,6 @@ def test_text_is_prepared_by_the_same_code(tmp_path: Path) -> None:
         split.images  # noqa: B018
 
 
-def test_what_reads_a_prepared_split_imports_no_reader_and_no_parquet() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, mergeflow.data; mergeflow.data.load_split\n"
-        "print([m for m in sys.modules if m in ('pyarrow', 'PIL', 'fsspec', 'torch') or m.startswith('mergeflow.mod')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.strip() == "[]"
-
-
 def picture(seed: int) -> bytes:
     return encode_png(Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)))
 

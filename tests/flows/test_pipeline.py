@@ -214,26 +214,19 @@ class TestBadInput:
         assert "visual.proj" in message
         assert "(7, 5)" in message
 
-    def test_nan_in_an_expert(self, project: Path) -> None:
+    def test_an_expert_with_nan_or_of_another_shape(self, project: Path) -> None:
         path = project / "outputs/experts/red/model.safetensors"
         state = load_file(path)
-        state["visual.proj"][0, 0] = float("nan")
-        save_file(state, path)
-        record_on_purpose(project, "finetune@red")
-        message = self.failing(project, "sweep", "average")
-        assert "red" in message
-        assert "visual.proj" in message
-
-    def test_an_expert_of_another_shape(self, project: Path) -> None:
-        path = project / "outputs/experts/red/model.safetensors"
-        state = load_file(path)
-        state["visual.proj"] = torch.zeros(7, 5)
-        save_file(state, path)
-        assert "outputs/experts/red/model.safetensors" in self.failing(project, "sweep", "cart")
-        record_on_purpose(project, "finetune@red")
-        message = self.failing(project, "sweep", "cart")
-        assert "red" in message
-        assert "visual.proj" in message
+        for values, method in (
+            (torch.full_like(state["visual.proj"], float("nan")), "average"),
+            (torch.zeros(7, 5), "cart"),
+        ):
+            save_file({**state, "visual.proj": values}, path)
+            assert "outputs/experts/red/model.safetensors" in self.failing(project, "sweep", method)
+            record_on_purpose(project, "finetune@red")
+            message = self.failing(project, "sweep", method)
+            assert "red" in message
+            assert "visual.proj" in message
 
     def test_an_empty_task(self, project: Path) -> None:
         for path in (project / "inputs/blue/train").rglob("*.png"):
