@@ -18,6 +18,7 @@ from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, read_state
 from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.errors import MergeflowError
+from mergeflow.evaluation.accuracy import Judge
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.modalities.heads import Head
@@ -345,7 +346,7 @@ class Laboratory:
                 f"a study asks for the first {count} tasks, but there are {len(self.tasks)}: {', '.join(self.tasks)}. "
                 "Ask for fewer in studies/params.yaml, or add tasks."
             )
-        assert self.model  # made before the copy, so that both have the same
+        assert self._judge  # made before the copy, so that both have the same, and the same model
         part = copy(self)
         part.tasks = self.tasks[:count]
         return part
@@ -358,7 +359,7 @@ class Laboratory:
             Traceback (most recent call last):
             mergeflow.errors.MergeflowError: ... reads outputs/data/test/digits where it must not: ...
         """
-        assert self.model  # made before the copy, so that both have the same
+        assert self._judge  # made before the copy, so that both have the same, and the same model
         part = copy(self)
         part.io = replace(self.io, withheld=(*self.io.withheld, f"{layout.DATA}/test"))
         part._examples = {key: examples for key, examples in self._examples.items() if key[0] != "test"}
@@ -366,7 +367,7 @@ class Laboratory:
 
     def with_heads(self, heads: Heads) -> "Laboratory":
         """Return the same with these heads, for tasks whose heads are trained with the model."""
-        assert self.model  # made before the copy, so that both have the same
+        assert self._judge  # made before the copy, so that both have the same, and the same model
         part = copy(self)
         part.heads, part._examples, part._judged = heads, {}, {}
         return part
@@ -425,13 +426,18 @@ class Laboratory:
         opened, digest = self.examples(split), fingerprint(state)
         keys = {task: (digest, split, task) for task in tasks or self.tasks}
         new = {task: opened[task] for task, key in keys.items() if key not in self._judged}
-        for task, score in (self.scorer({}).state(state, new) if new else {}).items():
-            self._judged[keys[task]] = score
+        if new:
+            self.model.load(state)
+            self._judged |= {keys[task]: score for task, score in self._judge.accuracies(new).items()}
         return {task: self._judged[key] for task, key in keys.items()}
 
     def individual(self, experts: Mapping[str, State], split: str) -> Accuracy:
         """Return every expert's accuracy on its own task."""
         return {task: self.accuracy(state, split, [task])[task] for task, state in experts.items()}
+
+    @cached_property
+    def _judge(self) -> Judge:
+        return Judge(self.model, **dict(self.io.section("evaluation")))
 
     @cached_property
     def model(self) -> Model:

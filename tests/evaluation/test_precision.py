@@ -7,19 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from mergeflow.data import load_split
 from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation import CandidateScorer, example_scores, losses, mean
+from mergeflow.evaluation import CandidateScorer, accuracy, example_scores, losses, mean
 from mergeflow.merging import configure
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import build_head, image_model, load_clip
 from mergeflow.modalities.vision.preparation import image_decoding, open_images
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
-from mergeflow.training.arithmetic import arithmetic
+from mergeflow.training.arithmetic import arithmetic, forward_in
+from mergeflow.training.settings import Precision
+from tasks.project.graph import load_graph
+from tasks.running.runner import run_stage
 from tests.evaluation.small import TASKS, make_scorer, sweep_values
+from tests.toy_project import PIPELINE, make_toy_project
 
 SCALES = (0.0, 0.3, 0.6, 1.0)
 
@@ -76,6 +81,27 @@ def test_a_sweep_in_another_precision_does_not_go_on_in_the_same_folder(world: P
     assert run_sweep(make_sweep(sweep_values(world, **values, precision="float32")), tmp_path).scored == 0
     with pytest.raises(MergeflowError, match="precision"):
         run_sweep(make_sweep(sweep_values(world, **values, precision="bfloat16")), tmp_path)
+
+
+def test_every_stage_that_judges_does_it_in_the_projects_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noted(asked: set[str], precision: Precision, device: torch.device) -> Any:
+        asked.add(precision)
+        return forward_in(precision, device)
+
+    root = make_toy_project(tmp_path / "project", steps=4)
+    choices = yaml.safe_load((root / "params.yaml").read_text())
+    choices["evaluation"]["precision"] = "bfloat16"
+    (root / "params.yaml").write_text(yaml.safe_dump(choices, sort_keys=False))
+    seen = dict[str, set[str]]()
+    for stage in load_graph(root).values():
+        if stage.name in PIPELINE:
+            asked = seen.setdefault(stage.name, set())
+            monkeypatch.setattr(accuracy, "forward_in", partial(noted, asked))
+            run_stage(root, stage)
+    judging = ("finetune", "sweep", "select", "evaluate")
+    assert {name: asked for name, asked in seen.items() if asked} == {name: {"bfloat16"} for name in judging}
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import torch
 
 from mergeflow.checkpoints import fingerprint, read_state, write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation import CandidateScorer
+from mergeflow.evaluation import Judge, accuracy
 from mergeflow.merging import MethodCall, configure
 from mergeflow.merging.execution.direction import CandidateMerger
 from studies.lab import runs
@@ -40,10 +40,8 @@ def test_what_chooses_cannot_open_a_test_split(inputs: Laboratory) -> None:
 def test_the_same_weights_are_judged_once(inputs: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their bits, not by the object; other weights, another split and another task are judged anew."""
     passes: list[list[str]] = []
-    judge = CandidateScorer.state
-    monkeypatch.setattr(
-        CandidateScorer, "state", lambda scorer, state, tasks: passes.append(list(tasks)) or judge(scorer, state, tasks)
-    )
+    judge = Judge.accuracies
+    monkeypatch.setattr(Judge, "accuracies", lambda self, tasks: passes.append(list(tasks)) or judge(self, tasks))
     first = inputs.accuracy(inputs.base, "validation")
     copied = {name: tensor.clone() for name, tensor in inputs.base.items()}
     assert inputs.blind().accuracy(copied, "validation") == inputs.first(3).accuracy(copied, "validation") == first
@@ -53,6 +51,17 @@ def test_the_same_weights_are_judged_once(inputs: Laboratory, monkeypatch: pytes
     inputs.accuracy(copied, "test", inputs.tasks[:1])
     inputs.accuracy(copied, "test")
     assert passes[1:] == [inputs.tasks, inputs.tasks[:1], inputs.tasks[1:]]
+
+
+def test_inputs_of_a_split_stay_on_a_card_for_the_next_model(
+    inputs: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed: list[str] = []
+    monkeypatch.setattr(accuracy, "resident", lambda examples, fits: placed.append(examples.task) or examples)
+    inputs.accuracy(inputs.base, "test")
+    assert placed == []
+    inputs.accuracy({name: value + 1 for name, value in inputs.base.items()}, "test")
+    assert placed == inputs.tasks
 
 
 def test_every_scale_is_tried_and_taken_with_the_other_arguments(
