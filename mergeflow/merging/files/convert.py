@@ -16,7 +16,7 @@ from mergeflow.checkpoints.fingerprint import BLOCK, combine
 from mergeflow.checkpoints.folders import config_of, named_base
 from mergeflow.checkpoints.formats import open_checkpoint, read_json, read_json_if_whole
 from mergeflow.checkpoints.header import FLOAT32, FLOATS, DType, TensorInfo
-from mergeflow.checkpoints.lora import ADAPTER_CONFIG
+from mergeflow.checkpoints.lora import ADAPTER_CONFIG, PREFIX
 from mergeflow.checkpoints.quantised import Quantised, dequantise, dequantised_info, quantised
 from mergeflow.checkpoints.reader import TIED, LazyStateDict
 from mergeflow.checkpoints.sniff_format import GGUF
@@ -172,7 +172,7 @@ def _save_adapted(source: Path, folder: Path) -> None:
         )
     import torch
     import transformers
-    from peft import PeftModel, get_peft_model_state_dict
+    from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 
     classes = read_json_if_whole(base / "config.json").get("architectures") or ["AutoModel"]
     plain = (config.get("auto_mapping") or {}).get("base_model_class", classes[0])
@@ -180,18 +180,17 @@ def _save_adapted(source: Path, folder: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Found missing adapter keys")
+            if PeftConfig.from_pretrained(str(source)).is_prompt_learning:
+                raise ValueError("prompts and prefixes are no change of weights")
             model, loading = cls.from_pretrained(base, dtype=torch.float32, output_loading_info=True)
-            missing = {f"base_model.model.{name}" for name in loading["missing_keys"]}
             adapted = PeftModel.from_pretrained(model, source, torch_device="cpu")
-            if drawn := sorted(missing - get_peft_model_state_dict(adapted).keys()):
+            stored = get_peft_model_state_dict(adapted)
+            if drawn := sorted(name for name in loading["missing_keys"] if PREFIX + name not in stored):
                 raise ValueError(f"the base lacks '{drawn[0]}'")
             adapted.merge_and_unload(safe_merge=True).save_pretrained(folder)
-    except Exception as error:  # prompts and prefixes have no such method; its classes raise whatever they meet
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise MergeflowError(
-            f"PEFT cannot make '{source}', of the type {kind}, part of its base: {reason} Prompts and prefixes are no "
-            "change of weights."
-        ) from error
+    except Exception as error:  # its classes raise whatever they meet
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise MergeflowError(f"PEFT cannot make '{source}', of the type {kind}, part of its base: {reason}") from error
     copy_companions(base, folder, config=read_json(folder / "config.json"))
 
 

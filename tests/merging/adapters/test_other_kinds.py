@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from mergeflow.checkpoints import read_state, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from mergeflow.merging.files.convert import convert
@@ -76,10 +77,12 @@ def test_an_adapter_that_is_no_change_of_weights_or_not_whole_is_refused(tmp_pat
 
     refused("is not on this machine: say in adapter_config.json", base_model_name_or_path="models/none")
     refused("Found missing adapter keys", target_modules=["query_key_value", "dense_4h_to_h", "dense"])
+    weights = read_state(tmp_path / "base")
+    write_checkpoint(tmp_path / "base/model.safetensors", {k: v for k, v in weights.items() if "embed_out" not in k})
+    refused(r"the base lacks 'lm_head\.weight'")
+    write_checkpoint(tmp_path / "base/model.safetensors", weights)
     prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     base = type(tiny("gpt_neox")).from_pretrained(tmp_path / "base")
     peft.get_peft_model(base, prompts).save_pretrained(tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
-    refused("Prompts and prefixes are no change of weights")
-    (tmp_path / "base/model.safetensors").unlink()
-    refused("of the type PROMPT_TUNING, part of its base")
+    refused("of the type PROMPT_TUNING, part of its base: prompts and prefixes are no change of weights")
