@@ -76,7 +76,6 @@ def in_tangent_space(inputs: Laboratory) -> Laboratory:
     vars(part).update(
         model=LinearisedModel.of(fresh, modality_of(inputs.io).tower(inputs.io.section("model"))), _judged={}
     )
-    vars(part).pop("_judge", None)  # it judges the other model
     return part
 
 

@@ -257,6 +257,7 @@ class Laboratory:
         self.heads: Heads = {}
         self._examples: dict[tuple[str, str], Examples] = {}
         self._judged: dict[tuple[str, str, str], float] = {}  # fingerprint, split, task → accuracy
+        self._judges: dict[int, Judge] = {}  # of a model by its id; copies share them
 
     @cached_property
     def tasks(self) -> list[str]:
@@ -281,7 +282,7 @@ class Laboratory:
     def __getstate__(self) -> dict[str, Any]:
         """Go to another process without what was opened here, which opens there when it is asked for."""
         opened = {key: value for key, value in vars(self).items() if key in ("io", "tasks", "seeds", "device", "heads")}
-        return {**opened, "_examples": {}, "_judged": {}}
+        return {**opened, "_examples": {}, "_judged": {}, "_judges": {}}
 
     def cached(self, measures: Mapping[str, Callable[[], Iterable[Row]]], what: str = "pieces") -> list[Row]:
         """Return the rows of every piece; each is kept until the study is complete, so that a killed one goes on there.
@@ -346,7 +347,7 @@ class Laboratory:
                 f"a study asks for the first {count} tasks, but there are {len(self.tasks)}: {', '.join(self.tasks)}. "
                 "Ask for fewer in studies/params.yaml, or add tasks."
             )
-        assert self._judge  # made before the copy, so that both have the same, and the same model
+        assert self.model  # made before the copy, so that both have the same
         part = copy(self)
         part.tasks = self.tasks[:count]
         return part
@@ -359,7 +360,7 @@ class Laboratory:
             Traceback (most recent call last):
             mergeflow.errors.MergeflowError: ... reads outputs/data/test/digits where it must not: ...
         """
-        assert self._judge  # made before the copy, so that both have the same, and the same model
+        assert self.model  # made before the copy, so that both have the same
         part = copy(self)
         part.io = replace(self.io, withheld=(*self.io.withheld, f"{layout.DATA}/test"))
         part._examples = {key: examples for key, examples in self._examples.items() if key[0] != "test"}
@@ -367,7 +368,7 @@ class Laboratory:
 
     def with_heads(self, heads: Heads) -> "Laboratory":
         """Return the same with these heads, for tasks whose heads are trained with the model."""
-        assert self._judge  # made before the copy, so that both have the same, and the same model
+        assert self.model  # made before the copy, so that both have the same
         part = copy(self)
         part.heads, part._examples, part._judged = heads, {}, {}
         return part
@@ -435,9 +436,11 @@ class Laboratory:
         """Return every expert's accuracy on its own task."""
         return {task: self.accuracy(state, split, [task])[task] for task, state in experts.items()}
 
-    @cached_property
+    @property
     def _judge(self) -> Judge:
-        return Judge(self.model, **dict(self.io.section("evaluation")))
+        if id(self.model) not in self._judges:
+            self._judges[id(self.model)] = Judge(self.model, **dict(self.io.section("evaluation")))
+        return self._judges[id(self.model)]
 
     @cached_property
     def model(self) -> Model:

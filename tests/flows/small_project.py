@@ -61,6 +61,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
     above = run_folder()
     with FileLock(above / f"{name}.lock"):
         if not (above / name).exists():
+            shutil.rmtree(above / f"{name}.new", ignore_errors=True)  # of a test that failed here
             (above / f"{name}.new").mkdir()
             make(above / f"{name}.new")
             (above / f"{name}.new").rename(above / name)

@@ -139,8 +139,8 @@ def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, wanted: str
 @pytest.mark.slow
 def test_a_runner_s_threads_take_the_cards_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three experts, three threads, two cards: two are trained at once, each on its own card, and the third waits."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # locks of this test alone
     folder = make_toy_project(tmp_path / "project", steps=2)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # locks of this test alone
     values = yaml.safe_load((folder / "params.yaml").read_text())
     values["tasks"], values["run"]["device"] = dict.fromkeys(("a", "b", "c"), "toy:clouds"), "cuda"
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
