@@ -6,6 +6,8 @@ from typing import Any
 
 import yaml
 
+from tasks.project.stage import STATE
+
 ROOT = Path(__file__).parents[1]
 SWEPT: dict[str, dict[str, list[float]]] = {
     "average": {"scale": [1.0]},
@@ -13,7 +15,6 @@ SWEPT: dict[str, dict[str, list[float]]] = {
     "ties": {"keep": [0.2], "scale": [1.0]},
     "cart": {"rank_ratio": [0.25], "scale": [1.0, 2.0]},
 }
-STATE = ".mergeflow"
 PIPELINE = ("prepare", "base", "multitask", "finetune", "vectors", "sweep", "select", "evaluate")
 
 

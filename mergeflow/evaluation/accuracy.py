@@ -118,11 +118,10 @@ class Judge:
     def _placed(self, examples: Examples) -> Examples:
         # What nothing else uses is forgotten with its copy: an id is free for other examples then.
         self._judged = {key: pair for key, pair in self._judged.items() if pair[0]() is not None}
-        again = id(examples) in self._judged
-        copy = self._judged[id(examples)][1] if again else None
-        placed = examples if copy is None else copy
-        if again:
-            placed = resident(placed, has_room)
+        placed = examples
+        if id(examples) in self._judged:
+            copy = self._judged[id(examples)][1]
+            placed = resident(examples if copy is None else copy, has_room)
         self._judged[id(examples)] = weakref.ref(examples), None if placed is examples else placed
         return placed
 

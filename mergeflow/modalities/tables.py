@@ -15,6 +15,19 @@ from mergeflow.data.task import RawTask
 from mergeflow.errors import MergeflowError
 
 
+def separator(head: str) -> str:
+    """Return the sign between CSV columns: a semicolon, as Excel writes it where the comma is the decimal sign.
+
+    Args:
+        head: The file's first line.
+
+    Example:
+        >>> separator("text;label"), separator("text,label")
+        (';', ',')
+    """
+    return ";" if "," not in head and ";" in head else ","
+
+
 def load_splits(
     hub_id: str, config: str | None, revision: str | None, renamed: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[str]]:

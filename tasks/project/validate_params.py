@@ -97,8 +97,10 @@ def _of_lines(stream: IO[bytes], chosen: Sequence[str]) -> Sequence[str]:
 
 
 def _of_csv(stream: IO[bytes], chosen: Sequence[str]) -> Sequence[str]:
+    from mergeflow.modalities.tables import separator
+
     head = stream.readline().decode("utf-8-sig")
-    return next(csv.reader([head], delimiter=";" if "," not in head and ";" in head else ","), [])
+    return next(csv.reader([head], delimiter=separator(head)), [])
 
 
 def _of_tsv(stream: IO[bytes], chosen: Sequence[str]) -> Sequence[str]:

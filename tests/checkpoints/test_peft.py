@@ -14,7 +14,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from mergeflow.merging.files.vectors import extract, negate
 from tests.merging.families import built
-from tests.merging.tiny_models import tiny
+from tests.merging.tiny_models import perturb, tiny
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -109,11 +109,7 @@ def trained(model, folder, **config):
     """Save the model and an adapter with random weights; the state dict of PEFT's own merge."""
     model.save_pretrained(folder / "base")
     wrapped = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=6, **config))
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for value in wrapped.parameters():
-            if value.requires_grad:
-                value.add_(0.3 * torch.randn(value.shape, generator=generator))
+    perturb(wrapped, 0.3, 2)
     wrapped.save_pretrained(folder / "adapter")
     return wrapped.merge_and_unload().state_dict()
 
@@ -205,11 +201,7 @@ def test_names_that_peft_has_in_memory(tmp_path, kind, whole_model):
     """A loop of one's own that saves `state_dict()` names the adapter in each key, and may save the base with it."""
     model, config = RAW[kind]
     wrapped = peft.get_peft_model(model(), peft.LoraConfig(r=4, lora_alpha=6, **config), adapter_name="own")
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for value in wrapped.parameters():
-            if value.requires_grad:
-                value.add_(0.3 * torch.randn(value.shape, generator=generator))
+    perturb(wrapped, 0.3, 2)
     model().save_pretrained(tmp_path / "base")
     wrapped.save_pretrained(tmp_path)
     raw = {
@@ -552,11 +544,7 @@ def test_every_kind_of_adapter_is_merged_as_peft_merges_it_or_refused_by_name(tm
     except (ValueError, AttributeError, KeyError, TypeError):  # PEFT has none for this model
         assert name != "llama"
         return None
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for value in wrapped.parameters():
-            if value.requires_grad:
-                value.add_(0.05 * torch.randn(value.shape, generator=generator))
+    perturb(wrapped, 0.05, 2)
     wrapped.save_pretrained(tmp_path / "adapter")
     if kind != "LORA":
         refused()

@@ -16,7 +16,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
 from mergeflow.merging.files.vectors import extract
 from tests.merging.families import shrunk
-from tests.merging.tiny_models import CAUSAL, MASKED, tiny
+from tests.merging.tiny_models import CAUSAL, MASKED, perturb, tiny
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -42,11 +42,7 @@ def trained(folder, tied, **config):
     model.save_pretrained(folder / "base")
     config = peft.LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **config)
     wrapped = peft.get_peft_model(type(model).from_pretrained(folder / "base"), config)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for value in wrapped.parameters():
-            if value.requires_grad:
-                value.add_(0.3 * torch.randn(value.shape, generator=generator))
+    perturb(wrapped, 0.3, 2)
     wrapped.save_pretrained(folder / "a")
     return type(model), wrapped.eval()(TOKENS).logits
 

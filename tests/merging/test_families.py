@@ -15,6 +15,7 @@ from mergeflow.checkpoints.align_names import fit_inputs
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from tests.merging.families import FAMILIES, built
+from tests.merging.tiny_models import perturb
 
 peft = pytest.importorskip("peft")
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]
@@ -136,13 +137,10 @@ def test_average_ties_and_slerp_are_right_and_load(tmp_path: Path, chunk: int) -
 def lora_faults(model: Any, folder: Path) -> list[str] | None:
     """Return the tensors that a merge of an adapter of all linear weights makes otherwise than PEFT; None for none."""
     model.save_pretrained(folder / "base")
-    base, generator = type(model).from_pretrained(folder / "base"), torch.Generator().manual_seed(1)
+    base = type(model).from_pretrained(folder / "base")
     try:
         adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, lora_alpha=5, target_modules="all-linear"))
-        with torch.no_grad():
-            for value in adapted.parameters():
-                if value.requires_grad:
-                    value.add_(0.2 * torch.randn(value.shape, generator=generator))
+        perturb(adapted, 0.2, 1)
         adapted.save_pretrained(folder / "adapter")
     except (ValueError, RuntimeError):  # no linear weights, or of Mamba's, which PEFT does not take
         return None

@@ -166,3 +166,12 @@ def tiny(name: str, seed: int = 0, **changes: Any) -> nn.Module:
     config = AutoConfig.for_model(name, **{**sizes, **changes})
     model: nn.Module = getattr(transformers, kind).from_config(config)
     return model.eval()
+
+
+def perturb(model: nn.Module, scale: float, seed: int) -> None:
+    """Add scale · N(0, 1) to what is trained of a model, as of an adapter: those of PEFT begin as no change."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.requires_grad:
+                value.add_(scale * torch.randn(value.shape, generator=generator))

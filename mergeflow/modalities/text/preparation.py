@@ -28,6 +28,7 @@ from mergeflow.modalities.tables import (
     open_rows,
     parquet_table,
     parse_place,
+    separator,
     without_test,
 )
 from mergeflow.modalities.text.sections import DataSection
@@ -313,8 +314,8 @@ def _separated(stream: IO[bytes], chosen: Chosen, delimiter: str, quotes: bool) 
     labels = {*LABELS, chosen.get("label")} - {*texts}
     content = stream.read()
     head = content[: content.find(b"\n") + 1 or None].decode()  # a file in UTF-16 is told by its first line
-    if delimiter == "," and "," not in head and ";" in head:
-        delimiter = ";"  # as Excel writes where the comma is the decimal sign
+    if delimiter == ",":
+        delimiter = separator(head)
 
     def read(as_written: Iterable[str]) -> pa.Table:
         return pv.read_csv(

@@ -10,7 +10,7 @@ from mergeflow.checkpoints import read_state, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from mergeflow.merging.files.convert import convert
-from tests.merging.tiny_models import tiny
+from tests.merging.tiny_models import perturb, tiny
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,11 +36,7 @@ def adapted(folder: Any, kind: str) -> Any:
     base = tiny(family)
     base.save_pretrained(folder / "base")
     model = peft.get_peft_model(type(base).from_pretrained(folder / "base"), getattr(peft, f"{kind}Config")(**settings))
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for value in model.parameters():
-            if value.requires_grad:
-                value.add_(0.1 * torch.randn(value.shape, generator=generator))
+    perturb(model, 0.1, 1)
     model.save_pretrained(folder / "adapter")
     return model.eval()
 

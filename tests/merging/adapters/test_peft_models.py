@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
-from tests.merging.tiny_models import tiny
+from tests.merging.tiny_models import perturb, tiny
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -34,11 +34,7 @@ def adapted(folder, name, seed, **config):
     wrapped = peft.get_peft_model(
         cls.from_pretrained(folder / "base"), peft.LoraConfig(r=2, lora_alpha=5, lora_dropout=0.0, **config)
     )
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for value in wrapped.parameters():
-            if value.requires_grad:
-                value.add_(0.2 * torch.randn(value.shape, generator=generator))
+    perturb(wrapped, 0.2, seed)
     wrapped.save_pretrained(folder / f"adapter{seed}")
     wrapped.merge_and_unload().save_pretrained(folder / f"whole{seed}")
     return read_state(folder / f"whole{seed}")

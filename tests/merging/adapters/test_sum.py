@@ -9,7 +9,7 @@ import torch
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
-from tests.merging.tiny_models import tiny
+from tests.merging.tiny_models import perturb, tiny
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -36,11 +36,7 @@ def trained(folder, base, name, seed, **config):
     config = {"r": 4, "lora_alpha": 6, "task_type": "CAUSAL_LM", **config}
     model = type(base).from_pretrained(folder / "base")
     wrapped = peft.get_peft_model(model, peft.LoraConfig(**config))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for value in wrapped.parameters():
-            if value.requires_grad:
-                value.add_(0.3 * torch.randn(value.shape, generator=generator))
+    perturb(wrapped, 0.3, seed)
     wrapped.save_pretrained(folder / name)
     merged = wrapped.merge_and_unload().state_dict()
     return {key: merged[key] - value for key, value in base.state_dict().items()}
