@@ -4,13 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.flows.bucket import serve_bucket
 from tests.flows.small_project import make_project, run_in
 from tests.once import once
 
@@ -46,25 +46,10 @@ def project(finished: tuple[Path, Any], tmp_path: Path) -> Path:
 @pytest.fixture
 def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator["ThreadedMotoServer"]:
     """A server that speaks S3, with a bucket."""
-    from moto.server import ThreadedMotoServer
-    from s3fs import S3FileSystem
-
-    S3FileSystem.clear_instance_cache()  # the server of another test is gone
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        address = f"http://{host}:{port}"
-        for method, place in (("POST", "moto-api/reset"), ("PUT", "bucket")):  # what it has is the whole process's
-            urllib.request.urlopen(urllib.request.Request(f"{address}/{place}", method=method))
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-            monkeypatch.setenv(name, "test")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with serve_bucket() as (server, variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture
