@@ -47,11 +47,11 @@ def main() -> None:
                 worker = ["dask", "worker", cluster, "--nthreads", "1", "--no-nanny", "--no-dashboard"]
                 hosts.start(name, ["taskset", "-c", str(core), *worker])
             finetune(project, cluster, 2, ["prepare", "base", "multitask", "finetune"], steps=10)  # what is read once
-            two = finetune(project, cluster, 2, ["finetune"], steps=steps)
-            one = finetune(project, cluster, 1, ["finetune"], steps=steps, learning_rate=0.021)  # so that it is stale
+            together = finetune(project, cluster, 2, ["finetune"], steps=steps)
+            alone = finetune(project, cluster, 1, ["finetune"], steps=steps, learning_rate=0.021)  # so that it is stale
         finally:
             hosts.end()
-    print(f"one worker {one:.1f} s, two {two:.1f} s, ratio {two / one:.2f}")
+    print(f"one worker {alone:.1f} s, two {together:.1f} s, ratio {together / alone:.2f}")
 
 
 def finetune(project: Path, cluster: str, workers: int, targets: list[str], **settings: float) -> float:
