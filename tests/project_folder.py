@@ -48,7 +48,7 @@ def read_code(folder: Path) -> None:
     from tasks.running.digests import Code
 
     code = Code(folder)
-    for stage in load_graph(ROOT).values():
+    for stage in load_graph(ROOT, studies=True).values():
         code.digest(stage.module)
 
 

@@ -60,6 +60,8 @@ from tests.text.small_project import finished_project as text_project
 from tests.toy_project import PIPELINE, make_toy_project, run_pipeline
 from tests.training.test_fine_tune import Killed, kill_at
 
+pytestmark = pytest.mark.slow
+
 STAGES = (*PIPELINE, "figures", "register")
 # The study's own, on the card of tests in tests/studies/test_unlearning.py, at night.
 UNLEARNING = {"studies.lab.texts:packed", *(f"studies.unlearning:{name}" for name in ("Corpus", "measure_seed"))}
@@ -119,7 +121,6 @@ def tales(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return causal_project(tmp_path_factory) / "outputs"
 
 
-@pytest.mark.slow
 def test_every_stage_runs_and_leaves_what_it_leaves_on_the_processor(project: Path, tmp_path: Path) -> None:
     assert set(STAGES) == {stage.name for stage in load_graph(ROOT).values()}
     plain = toy(tmp_path / "project", "cpu")
@@ -299,7 +300,6 @@ def on_card(
         return {use.__name__: use(home, tmp_path_factory.mktemp(use.__name__), "cuda") for use, home in used}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 def test_what_takes_images(
     use: Callable[[Path, Path, str], Any], world: Path, tmp_path: Path, on_card: dict[str, Any]

@@ -61,6 +61,7 @@ def test_rounds_on_all_tasks_the_same_every_time(folder: Path) -> None:
     assert {path.name for path in (folder / "outputs/first").iterdir()} == {"red", "blue"}
 
 
+@pytest.mark.slow
 def test_a_failing_task_does_not_stop_the_others_and_the_rest_continues(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,6 @@ def test_what_dvc_cannot_read_is_known_to_be_cut_off(length: int) -> None:
     assert dvc_reads(WHOLE[:length]) or not is_whole(WHOLE[:length])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("committed", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_a_run_mends_it_and_finds_everything_up_to_date(
     committed: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -18,6 +18,8 @@ from tasks.project.graph import find_stage, load_graph
 from tasks.running.runner import run_stage
 from tests.flows.small_project import make_project, run_in
 
+pytestmark = pytest.mark.slow
+
 BASE = "mergeflow/modalities/vision/assets/pocket8-base.safetensors"
 
 
@@ -58,7 +60,6 @@ def test_it_ends_with_table_registry_and_report(finished: tuple[Path, subprocess
     assert not (folder / ".mergeflow/scratch").exists() or not any((folder / ".mergeflow/scratch").iterdir())
 
 
-@pytest.mark.slow
 def test_afterwards_neither_driver_has_anything_to_do(project: Path) -> None:
     before = outputs(project)
     again = run_in(project, "mergeflow", "run")
@@ -72,7 +73,6 @@ def test_afterwards_neither_driver_has_anything_to_do(project: Path) -> None:
     assert outputs(project) == before
 
 
-@pytest.mark.slow
 def test_a_changed_image_retrains_one_expert(project: Path) -> None:
     picture = next((project / "inputs/red/train/red_centre").glob("*.png"))
     Image.open(picture).transpose(Image.Transpose.ROTATE_90).save(picture)
@@ -88,7 +88,6 @@ def test_a_changed_image_retrains_one_expert(project: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_dvc_repro_alone_gives_the_same_bits(finished: tuple[Path, Any], tmp_path: Path) -> None:
     folder = make_project(tmp_path)
     done = run_in(folder, "dvc", "repro")
@@ -100,7 +99,6 @@ def test_dvc_repro_alone_gives_the_same_bits(finished: tuple[Path, Any], tmp_pat
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize("recorded", [True, False], ids=["recorded", "killed-before-dvc-recorded-it"])
 def test_a_lost_registry_is_filled_again(project: Path, recorded: bool) -> None:
     lock = project / "dvc.lock"
@@ -118,7 +116,6 @@ def test_a_lost_registry_is_filled_again(project: Path, recorded: bool) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_lost_files_are_registered_again_and_put_in_service_by_force(project: Path) -> None:
     assert run_in(project, "mergeflow", "registry", "show").returncode == 0  # from here on the copy's own files count
     shutil.rmtree(project / "mlartifacts")
@@ -135,7 +132,6 @@ def test_lost_files_are_registered_again_and_put_in_service_by_force(project: Pa
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_a_worse_candidate_is_registered_and_not_promoted(project: Path) -> None:
     change(project, "finetune", "learning_rate", to=0.3)
     done = run_in(project, "mergeflow", "run")
@@ -146,7 +142,6 @@ def test_a_worse_candidate_is_registered_and_not_promoted(project: Path) -> None
     assert "did not promote it" in done.stdout
 
 
-@pytest.mark.slow
 def test_a_fault_of_ours_is_one_traceback_and_finished_work_counts(project: Path) -> None:
     figures = project / "tasks/figures.py"
     head = "def run(io: StageIO) -> None:\n"

@@ -26,7 +26,6 @@ def fingerprints(project: Path) -> dict[str, str]:
     return {path.parent.name: json.loads(path.read_text())["fingerprint"] for path in experts}
 
 
-@pytest.mark.slow
 def test_rounds_on_the_runner_equal_a_serial_run(project: Path, tmp_path: Path) -> None:
     before = fingerprints(project)
     configure(project, **ITERATIVE)
@@ -43,7 +42,6 @@ def test_rounds_on_the_runner_equal_a_serial_run(project: Path, tmp_path: Path) 
     assert {path.parent.name: json.loads(path.read_text())["fingerprint"] for path in made} == by_flow
 
 
-@pytest.mark.slow
 def test_a_task_that_fails_is_named_with_its_round_and_the_others_are_kept(project: Path) -> None:
     configure(project, **ITERATIVE, learning_rate=1e30, gradient_clip=0.0, warmup=0.0)
     failed = run_in(project, "mergeflow", "run")

@@ -16,6 +16,9 @@ from tasks.project.graph import load_graph
 from tasks.project.stage import RECORDS, STATE
 from tasks.running.digests import Code, code_files, read_source
 from tests.project import import_closure
+from tests.project_folder import remember_code
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 RUNS = yaml.safe_load((ROOT / "studies/params.yaml").read_text())["runs"]
@@ -24,11 +27,9 @@ MODULES = {stage.name: stage.module for stage in load_graph(ROOT, studies=True).
 
 @pytest.fixture(scope="module")
 def remembered(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the files of this repository have said: to read them takes seconds, and each project folder keeps it."""
+    """What the files of this repository have said, as each project folder keeps it."""
     folder = tmp_path_factory.mktemp("remembered")
-    code = Code(folder)
-    for module in MODULES.values():
-        code.digest(module)
+    remember_code(folder)
     return folder / STATE / "code.json"
 
 
@@ -73,7 +74,6 @@ def digests(copy: Path) -> dict[str, str]:
     return by_stage | {f"{stage}.{item}": value for stage, items in by_item.items() for item, value in items.items()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_every_stage_counts_what_compiled_code_imports_and_an_edit_makes_that_stale(copy: Path, seed: int) -> None:
     """Random edits make stale what imports them; another layout and comments make nothing stale."""
@@ -99,7 +99,6 @@ def test_what_decides_every_accuracy_makes_stale_whoever_judges(copy: Path) -> N
     assert not {"prepare", "figures"} & stale
 
 
-@pytest.mark.slow
 def test_a_modality_that_the_project_does_not_use_makes_nothing_stale(copy: Path) -> None:
     assert stale_after(copy, "mergeflow/modalities/text/preparation.py") == set()
     assert stale_after(copy, "mergeflow/modalities/text/modality.py") == {"sentence_arithmetic"}  # whose encoder it is
@@ -170,7 +169,6 @@ def test_methods_of_the_projects_own_count_for_those_that_merge_by_one(copy: Pat
     assert {name for name in stale if name.startswith("sweep.")} == {"sweep.mine"}
 
 
-@pytest.mark.slow
 def test_a_project_that_trains_in_rounds_depends_on_the_methods(copy: Path) -> None:
     choices = (copy / "params.yaml").read_text()
     values = yaml.safe_load(choices)
@@ -182,7 +180,6 @@ def test_a_project_that_trains_in_rounds_depends_on_the_methods(copy: Path) -> N
     assert "finetune" not in stale  # it copies what `multitask` made
 
 
-@pytest.mark.slow
 def test_code_that_is_left_out_of_a_digest_is_not_imported(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from tests.toy_project import make_toy_project, run_pipeline\n"
@@ -194,7 +191,6 @@ def test_code_that_is_left_out_of_a_digest_is_not_imported(tmp_path: Path) -> No
     assert done.stdout.strip() == "set()"
 
 
-@pytest.mark.slow
 def test_a_front_door_names_modules_that_there_are() -> None:
     paths = import_closure.modules(ROOT)
     homes = {home for door in import_closure.doors(ROOT).values() for home, _ in door.values()}
@@ -219,7 +215,9 @@ def test_every_file_that_is_not_python_is_named_by_a_module_beside_it(remembered
     assert {ROOT / name for name in files if not name.endswith((".py", *templates))} - named == set()
 
 
-def test_records_of_studies_are_not_code_of_a_study_that_has_the_folders_name_as_a_string(tmp_path: Path) -> None:
+def test_records_of_studies_are_not_code_of_a_study_that_has_the_folders_name_as_a_string(
+    copy: Path, tmp_path: Path
+) -> None:
     records = tmp_path / RECORDS
     records.mkdir(parents=True)
     (tmp_path / "studies/mine.py").write_text('def listed(rows): return rows.to_dict("records")\n')
@@ -227,7 +225,8 @@ def test_records_of_studies_are_not_code_of_a_study_that_has_the_folders_name_as
     (records / "mine.json").write_text("{}")
     assert Code(tmp_path).digest("studies/mine.py") == before
     stages = load_graph(ROOT, studies=True).values()
-    assert not {file for stage in stages for file in code_files(ROOT, stage) if file.is_relative_to(ROOT / RECORDS)}
+    assert (copy / RECORDS).is_dir()
+    assert not {file for stage in stages for file in code_files(copy, stage) if RECORDS in file.as_posix()}
 
 
 def test_a_stages_own_outputs_are_not_its_code() -> None:

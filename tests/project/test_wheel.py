@@ -132,7 +132,6 @@ def test_a_project_of_the_wheel_runs_its_first_stage(site: Path, tmp_path: Path)
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 def test_two_projects_run_side_by_side_by_either_driver(site: Path, tmp_path: Path) -> None:
     server = f"sqlite:///{tmp_path / 'shared.db'}"
     for name, driver in (("birds", ("mergeflow", "run")), ("fish", ("dvc", "repro"))):

@@ -82,24 +82,20 @@ def on_postgres(postgres: str, tmp_path: Path) -> Store:
     return connect(postgres, tmp_path)
 
 
-@pytest.mark.slow
 def test_postgres_kill_at_every_write_of_a_promotion(on_postgres, forker, make):
     assert on_postgres.lock_uri is not None
     assert protocol.survives_kills_while_promoting(on_postgres, forker, make, "promote") >= 11
 
 
-@pytest.mark.slow
 def test_postgres_kill_at_every_write_of_a_rollback(on_postgres, forker, make):
     assert protocol.survives_kills_while_rolling_back(on_postgres, forker, make, "rollback") >= 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(6))
 def test_postgres_two_promoters_at_once(on_postgres, forker, make, number):
     kill_after = None if number < 2 else 0.1 * (number - 1)
     protocol.best_of_two_promoters_wins(on_postgres, forker, make, f"both-{number}", kill_after)
 
 
-@pytest.mark.slow
 def test_postgres_a_hesitant_promoter_does_not_win(on_postgres, forker, make):
     protocol.a_hesitant_promoter_does_not_win(on_postgres, forker, make, "hesitant")

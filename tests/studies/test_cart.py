@@ -23,6 +23,8 @@ from tasks.project.stage import StageIO
 from tests.studies.small_lab import run_result, study_io
 from tests.studies.toy_lab import SEEDS, WrongTest
 
+pytestmark = pytest.mark.slow
+
 SCALE = {"low": 0.5, "high": 1.0, "step": 0.5, "start": 0.5}
 MANY: dict[str, Any] = {
     "counts": [2, 3],
@@ -83,7 +85,6 @@ PLANES: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 def test_many_tasks_measures_every_model_at_every_count(many_lab: Path, tmp_path: Path) -> None:
     result = run_result(many_lab, "many_tasks", tmp_path, **MANY)
     absolute = result.tables["Mean test accuracy, %"]
@@ -107,7 +108,6 @@ def test_test_is_looked_at_with_the_chosen_candidate_alone(many_lab: Path, tmp_p
     assert len({digest for digest, split, _ in lab._judged if split == "test"}) == 1
 
 
-@pytest.mark.slow
 def test_cart_leads_the_baselines_and_the_experts_all_merges_on_small_nets(toy_experts: Path, tmp_path: Path) -> None:
     scale = {"low": 0.2, "high": 2.0, "step": 0.2, "start": 1.0}
     choices: dict[str, Any] = {
@@ -143,7 +143,6 @@ def test_the_curves_ends_are_the_average_and_task_arithmetic(many_lab: Path, tmp
         assert base[name].equal(lab.base[name] if treated else all_of_it[name])
 
 
-@pytest.mark.slow
 def test_the_centred_curve_is_a_bell_between_two_averages_on_small_nets(toy_experts: Path, tmp_path: Path) -> None:
     suites = [{"tasks": 3, "ratios": [0.0, 0.02, 0.08, 0.4, 1.0], "tuned": [0.08]}]
     result = run_result(toy_experts, "rank_curve", tmp_path, suites=suites)
@@ -223,7 +222,6 @@ NETS: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow
 def test_a_third_task_costs_every_merge_of_small_nets_and_cart_the_least(toy_experts: Path, tmp_path: Path) -> None:
     result = run_result(toy_experts, "subset_scaling", tmp_path, **NETS)
     rows = result.rows.assign(share=100 * result.rows.accuracy / result.rows.expert)
@@ -313,7 +311,6 @@ def test_adaptation_covers_every_variant_and_a_recipe_replays_one(
     assert set(select(result.rows, part="coefficients", **variant).coefficient) != {1.0}
 
 
-@pytest.mark.slow
 def test_the_rate_is_chosen_without_test(many_lab: Path, tmp_path: Path) -> None:
     """The rule reads validation alone: with the test split away it chooses the same, and the best comes first."""
     lab = Laboratory(study_io(many_lab, "adaptation", tmp_path))
@@ -323,7 +320,6 @@ def test_the_rate_is_chosen_without_test(many_lab: Path, tmp_path: Path) -> None
     assert not any(split == "test" for split, _ in lab._examples)
 
 
-@pytest.mark.slow
 def test_labels_play_no_part_in_adapting_and_images_do(many_lab: Path, tmp_path: Path) -> None:
     lab = Laboratory(study_io(many_lab, "adaptation", tmp_path))
     experts = lab.run("experts").experts(0)
@@ -337,7 +333,6 @@ def test_labels_play_no_part_in_adapting_and_images_do(many_lab: Path, tmp_path:
     assert adapt(lab, experts, replace(PLAN, images="validation")).learned != first.learned
 
 
-@pytest.mark.slow
 def test_adaptation_needs_images(many_lab: Path, tmp_path: Path) -> None:
     lab = Laboratory(study_io(many_lab, "adaptation", tmp_path))
     lab._examples["test", "red"] = Subset.first(lab.examples("test")["red"], 0)
@@ -356,7 +351,6 @@ def test_a_rate_at_an_end_of_those_tried_is_named() -> None:
     assert note(0.01) == []
 
 
-@pytest.mark.slow
 def test_interference_covers_experts_layers_and_kinds(many_lab: Path, tmp_path: Path) -> None:
     result = run_result(many_lab, "interference", tmp_path, **LAYERS)
     lower, course, _ = result.tables.values()
@@ -375,7 +369,6 @@ def test_interference_covers_experts_layers_and_kinds(many_lab: Path, tmp_path: 
     assert course["printed"] - course["derived"] == pytest.approx(2, abs=0.01)
 
 
-@pytest.mark.slow
 def test_the_landscape_covers_paths_tasks_and_fits(many_lab: Path, tmp_path: Path) -> None:
     result = run_result(many_lab, "cart_landscape", tmp_path, **PLANES)
     models, fits = result.tables.values()

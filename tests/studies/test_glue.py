@@ -23,6 +23,8 @@ from tests.project_folder import run_pipeline
 from tests.studies.small_lab import ROOT, run_study, study_io, train_run
 from tests.text.small_project import TASKS, make_text_project
 
+pytestmark = pytest.mark.slow
+
 WORLD = ROOT / "worlds/sentences8"
 SCALE = {"low": 0.5, "high": 1.0, "step": 0.5, "start": 0.5}
 SMALL: dict[str, Any] = {
@@ -55,7 +57,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
 def test_the_table_has_every_model_with_its_heads(lab: Path, tmp_path: Path) -> None:
     rows = read_rows(run_study(lab, "glue", tmp_path, **SMALL) / "rows.parquet")
     result = Result(STUDY, STUDY.chosen(study_io(lab, "glue", tmp_path / "options", **SMALL)), rows)
@@ -155,7 +156,6 @@ def test_heads_probed_on_the_base_are_those_that_training_starts_from(bench: Ben
     assert not torch.equal(heads["same"]["weight"], bench.lab.heads["same"]["weight"])
 
 
-@pytest.mark.slow
 def test_choosing_cannot_read_test_and_embeddings_of_the_base_stay(bench: Bench) -> None:
     with pytest.raises(MergeflowError, match="where it must not"):
         bench.lab.blind().accuracy(bench.lab.base, "test")

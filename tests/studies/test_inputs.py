@@ -19,6 +19,8 @@ from studies.lab.runs import take_experts
 from tests.studies.small_lab import study_io, training_io
 from tests.studies.toy_lab import SEEDS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def inputs(toy_lab: Path, tmp_path: Path) -> Laboratory:

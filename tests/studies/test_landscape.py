@@ -13,10 +13,11 @@ from studies.landscape import Options, geometry, measure_plane
 from studies.theory.landscape import Grid
 from tests.studies.small_lab import SEEDS, run_study, study_io
 
+pytestmark = pytest.mark.slow
+
 CHOICES = {"rounds": [1, 4, 16], "pairs": [["north", "east"]], "size": 7, "margin": 0.5, "images": 60, "height": 0.05}
 
 
-@pytest.mark.slow
 def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> None:
     folder = run_study(toy_lab, "landscape", tmp_path, **CHOICES)
     assert {path.name for path in folder.glob("*.svg")} == {"north_east.svg"}

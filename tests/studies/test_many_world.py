@@ -14,6 +14,8 @@ from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_graph import check_study_options
 from tests.studies.small_lab import ROOT, study_io
 
+pytestmark = pytest.mark.slow
+
 WORLD = ROOT / "worlds/pocket20"
 
 

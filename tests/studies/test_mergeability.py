@@ -30,6 +30,8 @@ from tasks.commands.linearity import ANSWER, merge_sentence
 from tasks.commands.linearity import predicted as predicted_by_weights
 from tests.studies.small_lab import ROOT, run_result, study_io
 
+pytestmark = pytest.mark.slow
+
 RUNS = {"mima_1": "one shot", "converged": "converged"}
 SMALL: dict[str, Any] = {"runs": RUNS, "rounds": [1, 4, 16], "images": 64}
 
@@ -82,7 +84,6 @@ def test_experts_that_somebody_published_are_judged_without_any_rounds(toy_lab: 
     assert set(result.draw()) == {"predictions"}
 
 
-@pytest.mark.slow
 def test_rounds_make_small_nets_more_linear_and_their_merges_lose_less(toy_lab: Path, tmp_path: Path) -> None:
     result = run_result(toy_lab, "mergeability", tmp_path, **SMALL)
     assert set(result.draw()) == {"predictions", "rounds"}
@@ -95,7 +96,6 @@ def test_rounds_make_small_nets_more_linear_and_their_merges_lose_less(toy_lab: 
     assert means.loss["mima_16"] < means.loss["mima_1"]
 
 
-@pytest.mark.slow
 def test_every_pair_of_the_largest_suite_is_merged_once(many_lab: Path, tmp_path: Path) -> None:
     runs = {"experts": "200 steps", "mima_3": "MIMA, N = 2"}
     result = run_result(many_lab, "mergeability_suites", tmp_path, runs=runs, counts=[2, 3], images=32)

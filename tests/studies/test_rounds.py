@@ -21,6 +21,8 @@ from studies.theory.gradients import mean_gradient
 from tests.studies.small_lab import rows_by_study, study_io
 from tests.studies.toy_lab import NAMES
 
+pytestmark = pytest.mark.slow
+
 CHOICES: dict[str, dict[str, Any]] = {
     "mima": {"rounds": [1, 4, 16], "budgets": [16], "at": [1, 4], "kept": [4]},
     "one_epoch": {"epochs": [1, 3], "further": {"one_epoch": "mima_1"}},
@@ -43,7 +45,6 @@ def run(toy_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return rows_by_study(toy_lab, tmp_path_factory.mktemp("rounds"), CHOICES)
 
 
-@pytest.mark.slow
 def test_merging_while_tuning_closes_the_gap(run: Run) -> None:
     """M2, M4, M6: the merge rises, the gap closes, a fixed λ degrades."""
     rows = select(run("mima"), optimiser="reset", steps=64)
@@ -66,7 +67,6 @@ def test_experts_and_the_run_s_own_merge_are_judged_on_test(toy_lab: Path, tmp_p
     assert dict(rows["experts"]) == pytest.approx({t: lab.accuracy(experts[t], "test")[t] for t in NAMES})
 
 
-@pytest.mark.slow
 def test_experts_improve_over_the_epochs(run: Run) -> None:
     rows = run("one_epoch")
     assert set(select(rows, run="converged").epoch) == {1, 3}
@@ -75,7 +75,6 @@ def test_experts_improve_over_the_epochs(run: Run) -> None:
     assert len(select(rows, model="zero_shot")) == len(NAMES)
 
 
-@pytest.mark.slow
 def test_alpha_is_chosen_on_validation(run: Run) -> None:
     rows = select(run("merge_frequency"), part="model")
     best = tuned(rows)
@@ -86,7 +85,6 @@ def test_alpha_is_chosen_on_validation(run: Run) -> None:
     assert (once["whole"] == once["per_round"]).all(), "with one round there is one schedule"
 
 
-@pytest.mark.slow
 def test_task_vectors_align_and_increments_do_not(run: Run) -> None:
     """M3: final task vectors align with N and from round to round."""
     rows = select(run("alignment"), part="pair")
@@ -108,7 +106,6 @@ def test_the_last_round_is_measured_from_where_it_began() -> None:
     assert last_round(lab, "mima_4", 0) == pytest.approx({"shared": 3, "increment": 4, "towards": 0.5})
 
 
-@pytest.mark.slow
 def test_how_far_an_epoch_goes_decides_the_next_gradient(run: Run) -> None:
     """G6: how far an epoch goes decides which direction the next gradients have."""
     rows = run("gradients")
@@ -123,7 +120,6 @@ def test_how_far_an_epoch_goes_decides_the_next_gradient(run: Run) -> None:
     assert select(steps, epoch=steps.epoch.max()).whole.to_numpy() == pytest.approx(1)
 
 
-@pytest.mark.slow
 def test_many_rounds_come_near_to_joint_training(run: Run) -> None:
     """M7: with many rounds merging comes near to joint training, at the same budget; one merge does not."""
     rows = select(run("cost"), part="model")

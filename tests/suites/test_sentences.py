@@ -19,6 +19,8 @@ from suites.sentences.suite import TASKS, get_text_suite, home
 from suites.sentences.vocabulary import LINKS, word_groups
 from suites.sentences.words import ACTIONS, KINDS, NAMES
 
+pytestmark = pytest.mark.slow
+
 # SHA-256 of all rows of all splits, first 16 hex digits. A change here changes the data of every result.
 GOLDEN = {
     "acceptability": "de538f05bbc0e7ef",
@@ -67,7 +69,6 @@ def _asked(text):
     return next(slots[word] for word in words[:4] if word in slots)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_rows_are_the_recorded_ones(name, rows):
     text = repr([[tuple(row) for row in split] for split in rows[name].values()])
@@ -185,7 +186,6 @@ def test_a_statement_of_one_event_follows_and_one_that_differs_in_two_concepts_d
         assert max(shared) == (2 if row.label else 4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name not in QUICK)) for name in PAIRS]
 )
@@ -221,7 +221,6 @@ def test_the_suite_is_found_by_name():
     assert home("bill bought the car") == "validation"
 
 
-@pytest.mark.slow
 def test_examples_have_the_columns_of_their_task():
     example = next(TASKS["paraphrase"].draw("test"))
     assert set(example.read()) == {"text", "text_pair"}
