@@ -15,17 +15,24 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # tests' time.
 gc.set_threshold(20_000, 20, 50)
 
+# Files that take most time are begun first: one that is left for the end keeps a single core busy. The first ones wait
+# for servers and schedules most of theirs.
+LONGEST = [
+    *("deployments", "store", "operations", "dvc", "night", "crash", "cart", "kills", "code", "pipeline", "linearity"),
+    *("mlflow_server", "toy_lifecycle", "lifecycle", "wheel", "contract"),
+]
+
 # For the same reason no example has a deadline.
 settings.register_profile("shared processor", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared processor")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files with slow tests first, examples of docstrings last, and in between the files of all folders by turns.
+    """Put the longest files first, then those with slow tests, and examples of docstrings last; folders take turns.
 
-    A slow file that is left for the end keeps a single core busy while the others wait. Files of one folder share
-    what is made once for all processes of a run (tests/once.py): were they begun together, each would wait for it.
-    With `--no-loadscope-reorder`; by itself pytest-xdist begins with the files of most tests, which are the fast ones.
+    Files of one folder share what is made once for all processes of a run (tests/once.py): were they begun together,
+    each would wait for it. With `--no-loadscope-reorder`; by itself pytest-xdist begins with the files of most tests,
+    which are the fast ones.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     folders: dict[Path, dict[Path, int]] = {}
@@ -33,8 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         numbers = folders.setdefault(item.path.parent, {})
         numbers.setdefault(item.path, len(numbers))
 
-    def place(item: pytest.Item) -> tuple[bool, bool, int]:
-        example = not item.path.name.startswith("test_")
-        return item.path not in slow, example, folders[item.path.parent][item.path]
+    def place(item: pytest.Item) -> tuple[int, bool, bool, int]:
+        name, example = item.path.stem.removeprefix("test_"), not item.path.name.startswith("test_")
+        rank = LONGEST.index(name) if name in LONGEST and not example else len(LONGEST)
+        return rank, item.path not in slow, example, folders[item.path.parent][item.path]
 
     items.sort(key=place)

@@ -36,6 +36,13 @@ def test_a_damaged_document_is_named(tmp_path: Path, path: str, text: str) -> No
         print_summary(tmp_path, Console(quiet=True))
 
 
+def test_choices_in_another_encoding_are_named(tmp_path: Path) -> None:
+    printed(tmp_path, 1.0)
+    (tmp_path / "params.yaml").write_bytes(b"seed: 0\n# Fr\xfcchte\n")
+    with pytest.raises(MergeflowError, match=r"params\.yaml is not UTF-8 text: byte 0xfc in line 2"):
+        print_summary(tmp_path, Console(quiet=True))
+
+
 @pytest.mark.parametrize("methods", [1, 4, 12])
 @pytest.mark.parametrize("width", [40, 80])
 def test_no_number_of_the_table_is_cut(tmp_path: Path, methods: int, width: int) -> None:

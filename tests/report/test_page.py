@@ -292,10 +292,17 @@ def test_without_results_it_says_what_to_do_and_writes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_truncated_file_is_named(make_run):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("outputs/results/geometry.json", b'{"tasks": [', r"geometry\.json is not what its stage wrote"),
+        ("params.yaml", b"seed: 0\n# Fr\xfcchte\n", r"params\.yaml is not UTF-8 text: byte 0xfc in line 2"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(make_run, name, content, message):
     root = make_run()
-    (root / "outputs/results/geometry.json").write_text('{"tasks": [')
-    with pytest.raises(MergeflowError, match=r"geometry\.json is not what its stage wrote"):
+    (root / name).write_bytes(content)
+    with pytest.raises(MergeflowError, match=message):
         written(root)
 
 
