@@ -3,24 +3,24 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
-from mergeflow.evaluation.averages import mean_interval
-
 Values: TypeAlias = Sequence[float] | pd.Series
 Samples: TypeAlias = Mapping[str, Values]
 """By the quantity in words, one value for each seed; of a comparison the paired differences."""
-Parts: TypeAlias = Mapping[str, tuple[Values, float, float]]
-"""By the quantity in words, its values, and the smallest and the largest mean with which the claim holds."""
+Parts: TypeAlias = Mapping[str, tuple[Any, ...]]
+"""By the quantity in words, its values, the smallest and the largest mean with which the claim holds, and the standard
+error over test examples where the rows have scores."""
 Verdict: TypeAlias = bool | None
 WORDS: dict[Verdict, str] = {True: "holds", False: "does not hold", None: "undecided"}
 UNTESTED = "not testable here"
 UNMEASURED = "not measured with these choices"
 VERDICTS = (*WORDS.values(), UNTESTED)
+RESAMPLES = 100  # of the test examples: their standard error is known to 7 %
 LEVEL = 0.025  # of a claim, one-sided: what a 95 % interval leaves out on one side
 SHOWN = 8  # parts of a claim that are printed: those nearest to the limits or farthest beyond
 
@@ -153,13 +153,16 @@ class Claim:
         )
 
     def _measured(self, rows: pd.DataFrame) -> tuple[Verdict, str]:
-        parts: Parts = {name: (values, self.low, self.high) for name, values in self.measure(rows).items()}
+        errors = example_errors(self.measure, rows)
+        measured = self.measure(rows).items()
+        parts: Parts = {name: (values, self.low, self.high, errors.get(name, 0.0)) for name, values in measured}
         if not parts:
             return None, UNMEASURED
         shown = list(parts) if len(parts) <= SHOWN else sorted(parts, key=lambda name: p_outside(*parts[name]))[:SHOWN]
         unit = f" {self.unit}".rstrip()
-        texts = [f"{name}: {with_interval(parts[name][0], self.digits)}{unit}" for name in shown]
-        return all_within(parts), "; ".join(texts) + family(parts)
+        texts = [f"{name}: {with_interval(parts[name][0], self.digits, parts[name][3])}{unit}" for name in shown]
+        over = ", ± over seeds and test examples" if any(errors.values()) else ""
+        return all_within(parts), "; ".join(texts) + over + family(parts)
 
 
 def needs(measure: Callable[[pd.DataFrame], Samples], of: str, unit: str = "points", **limits: float) -> Claim:
@@ -167,7 +170,60 @@ def needs(measure: Callable[[pd.DataFrame], Samples], of: str, unit: str = "poin
     return Claim("", of, measure, of=of, unit=unit, **limits)  # type: ignore[arg-type]
 
 
-def within(values: Values, low: float = -math.inf, high: float = math.inf) -> Verdict:
+def example_errors(measure: Callable[[pd.DataFrame], Samples], rows: pd.DataFrame) -> dict[str, float]:
+    """Return the standard error of each measured mean over the test examples; nothing where rows lack scores.
+
+    The examples of a task are drawn with replacement, the same for every model and seed, so that comparisons stay
+    paired; `measure` is asked of each of the `RESAMPLES` drawings. Seeds stay as they are: their spread counts beside.
+    """
+    if "scores" not in rows:
+        return {}
+    random, judged = np.random.default_rng(0), rows[rows.scores.notna()]
+    drawn = pd.DataFrame(index=range(RESAMPLES), columns=judged.index, dtype=float)
+    for _, of_task in judged.groupby(["task", judged.scores.map(len)]):
+        scores = np.stack(list(of_task.scores))
+        count = scores.shape[1]
+        drawn[of_task.index] = 100 * random.multinomial(count, [1 / count] * count, RESAMPLES) @ scores.T / count
+    plain = rows.drop(columns="scores")
+    accuracies = (drawing.combine_first(plain.accuracy) for _, drawing in drawn.iterrows())
+    means = [_means(measure, plain.assign(accuracy=accuracy)) for accuracy in accuracies]
+    return {name: float(error) for name, error in pd.DataFrame(means).std().items()}
+
+
+def _means(measure: Callable[[pd.DataFrame], Samples], rows: pd.DataFrame) -> dict[str, float]:
+    return {name: float(np.mean(list(values))) for name, values in measure(rows).items()}
+
+
+def spread(values: Values, error: float = 0.0) -> tuple[float, float, float]:
+    """Return a mean, its standard error over seeds and test examples, and the degrees of freedom of Student's t.
+
+    se² = s²/n + error², df = (n − 1) · (se² / (s²/n))² by Welch and Satterthwaite: the error is known well.
+
+    Args:
+        values: One for each of n seeds, at least two.
+        error: Standard error over the test examples, which all seeds share.
+
+    Example:
+        >>> [round(number, 2) for number in spread([70.0, 71.0, 72.0], error=1.0)]
+        [71.0, 1.15, 32.0]
+    """
+    numbers = np.asarray(list(values), float)
+    of_seeds, degrees = float(numbers.std(ddof=1)) / math.sqrt(len(numbers)), len(numbers) - 1
+    if not error:
+        return float(numbers.mean()), of_seeds, degrees
+    whole = math.hypot(of_seeds, error)
+    return float(numbers.mean()), whole, degrees * (whole / of_seeds) ** 4 if of_seeds else math.inf
+
+
+def interval(values: Values, error: float = 0.0) -> tuple[float, float]:
+    """Return a mean and half its 95 % interval, as `spread` has it; that of one seed is infinite."""
+    if len(values) == 1:
+        return float(next(iter(values))), math.inf
+    centre, whole, degrees = spread(values, error)
+    return centre, float(stats.t.ppf(1 - LEVEL, degrees)) * whole
+
+
+def within(values: Values, low: float = -math.inf, high: float = math.inf, error: float = 0.0) -> Verdict:
     """Judge whether a mean lies between two limits: True if its whole 95 % interval does, False if none of it, or None.
 
     One seed alone decides nothing.
@@ -176,7 +232,7 @@ def within(values: Values, low: float = -math.inf, high: float = math.inf) -> Ve
         >>> within([4.1, 3.9, 4.0], low=2.0), within([1.0, 1.1, 0.9], low=2.0), within([1.0, 3.0, 2.5], low=2.0)
         (True, False, None)
     """
-    centre, half = mean_interval(list(values))
+    centre, half = interval(values, error)
     if low <= centre - half and centre + half <= high:
         return True
     return False if centre + half < low or high < centre - half else None
@@ -194,19 +250,18 @@ def all_within(parts: Parts) -> Verdict:
     return False if holm({name: p_outside(*part) for name, part in parts.items()}) else None
 
 
-def p_outside(values: Values, low: float = -math.inf, high: float = math.inf) -> float:
-    """Return the one-sided p of Student's t over seeds, of a mean that lies within the limits after all; one seed: 1.
+def p_outside(values: Values, low: float = -math.inf, high: float = math.inf, error: float = 0.0) -> float:
+    """Return the one-sided p of Student's t, as `spread` has it, of a mean that lies within the limits; one seed: 1.
 
     Example:
         >>> round(p_outside([1.0, 1.1, 0.9], low=2.0), 4)
         0.0017
     """
-    numbers = np.asarray(list(values), float)
-    if len(numbers) == 1:
+    if len(values) == 1:
         return 1.0
-    beyond = max(low - numbers.mean(), numbers.mean() - high)
-    error = numbers.std(ddof=1) / math.sqrt(len(numbers))
-    return float(stats.t.sf(beyond / error, len(numbers) - 1)) if error > 0 else float(not beyond > 0)
+    centre, whole, degrees = spread(values, error)
+    beyond = max(low - centre, centre - high)
+    return float(stats.t.sf(beyond / whole, degrees)) if whole > 0 else float(not beyond > 0)
 
 
 def holm(ps: Mapping[str, float], level: float = LEVEL) -> list[str]:
@@ -251,12 +306,12 @@ def overall(findings: Iterable[Finding]) -> str:
     return WORDS[True if tested == {True} else False if False in tested and True not in tested else None]
 
 
-def with_interval(values: Values, digits: int = 1) -> str:
-    """Return mean ± half the 95 % interval over seeds.
+def with_interval(values: Values, digits: int = 1, error: float = 0.0) -> str:
+    """Return mean ± half the 95 % interval, over seeds and, where an error over test examples is given, over these.
 
     Example:
         >>> with_interval([70.0, 71.0, 72.0])
         '71.0 ± 2.5'
     """
-    centre, half = mean_interval(list(values))
+    centre, half = interval(values, error)
     return f"{centre:.{digits}f} ± {half:.{digits}f}" if len(values) > 1 else f"{centre:.{digits}f}"

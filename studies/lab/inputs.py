@@ -9,8 +9,9 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -155,6 +156,19 @@ Heads = Mapping[str, dict[str, Tensor]]
 """By task the weights of its head."""
 MODEL_NAME = layout.MODEL_FILE.removesuffix(".safetensors")
 Accuracy = dict[str, float]
+
+
+class Judged(float):
+    """A task's accuracy, the mean of its examples' scores in [0, 1], which it brings along; arithmetic drops them."""
+
+    scores: np.ndarray
+
+    @classmethod
+    def of(cls, scores: np.ndarray) -> Self:
+        """Make it of the scores [N] of a test split."""
+        judged = cls(scores.mean(dtype=np.float64))
+        judged.scores = scores
+        return judged
 
 
 @dataclass(frozen=True)
@@ -417,7 +431,7 @@ class Laboratory:
         return CandidateScorer(self.model, self.examples("validation"), self.base, experts, **judging)
 
     def accuracy(self, state: State, split: str, tasks: Sequence[str] | None = None) -> Accuracy:
-        """Return the accuracy of a model on each task, a fraction in [0, 1]; the same weights are judged once.
+        """Return the accuracy of a model on each task, on test `Judged`, in [0, 1]; the same weights are judged once.
 
         Args:
             state: the model's weights.
@@ -429,7 +443,8 @@ class Laboratory:
         new = {task: opened[task] for task, key in keys.items() if key not in self._judged}
         if new:
             self.model.load(state)
-            self._judged |= {keys[task]: score for task, score in self._judge.accuracies(new).items()}
+            judged = {task: Judged.of(self._judge.scores(examples)) for task, examples in new.items()}
+            self._judged |= {keys[task]: value if split == "test" else float(value) for task, value in judged.items()}
         return {task: self._judged[key] for task, key in keys.items()}
 
     def individual(self, experts: Mapping[str, State], split: str) -> Accuracy:

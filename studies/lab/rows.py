@@ -27,7 +27,7 @@ def tidy(rows: Iterable[Mapping[str, Any]]) -> list[Row]:
 
 
 def accuracy_rows(accuracy: Mapping[str, float], **settings: Any) -> list[Row]:
-    """Return one row for each task: the settings, `task`, and `accuracy` in %.
+    """Return one row for each task: the settings, `task`, `accuracy` in %, and the examples' `scores` of a `Judged`.
 
     Args:
         accuracy: task → a fraction in [0, 1].
@@ -37,7 +37,9 @@ def accuracy_rows(accuracy: Mapping[str, float], **settings: Any) -> list[Row]:
         >>> accuracy_rows({"digits": 0.5}, model="average", seed=0)
         [{'model': 'average', 'seed': 0, 'task': 'digits', 'accuracy': 50.0}]
     """
-    return [{**settings, "task": task, "accuracy": 100 * value} for task, value in accuracy.items()]
+    rows = [{**settings, "task": task, "accuracy": 100 * value} for task, value in accuracy.items()]
+    scores = [{"scores": value.scores.tolist()} if hasattr(value, "scores") else {} for value in accuracy.values()]
+    return [row | of_row for row, of_row in zip(rows, scores, strict=True)]
 
 
 def select(rows: pd.DataFrame, **where: Any) -> pd.DataFrame:

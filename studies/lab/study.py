@@ -85,8 +85,9 @@ class Result:
         return list(self.study.notes(self.rows, self.options))
 
     def logged(self) -> SimpleNamespace:
-        """Return findings and rows as MLflow's log takes them: a mapping a row, without what it lacks."""
-        rows = [{k: v for k, v in row.items() if not _missing(v)} for row in self.rows.to_dict("records")]
+        """Return findings and rows as MLflow's log takes them: a mapping a row, without scores and what it lacks."""
+        rows = self.rows.drop(columns="scores", errors="ignore").to_dict("records")
+        rows = [{k: v for k, v in row.items() if not _missing(v)} for row in rows]
         return SimpleNamespace(findings=self.findings, rows=rows)
 
     def draw(self) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given, settings
@@ -14,10 +15,13 @@ from studies.lab.claims import (
     Claim,
     Finding,
     all_within,
+    example_errors,
     holm,
+    interval,
     needs,
     overall,
     p_outside,
+    spread,
     with_interval,
     within,
 )
@@ -152,3 +156,48 @@ def test_the_family_is_printed_with_the_parts_that_decide() -> None:
 def test_settings_that_can_test_a_claim_decide_it(verdicts: list[bool | None], expected: str) -> None:
     findings = [Finding("P6", "It adds.", "", holds) for holds in verdicts]
     assert overall([*findings, Finding("P6", "It adds.", "", None, testable=False)]) == expected
+
+
+def gains(rows: pd.DataFrame) -> dict[str, list[float]]:
+    accuracy = rows.accuracy.to_numpy()  # in the order of `judged`
+    return {"gain": list(accuracy[1::2] - accuracy[::2])}
+
+
+def judged(random: np.random.Generator, true_gain: float, examples: int = 200) -> pd.DataFrame:
+    """Draw a test split and three seeds of two models on it, which agree on most examples, with tidy rows of scores."""
+    difficulty = random.random(examples)
+    rows = []
+    for seed in range(3):
+        noise = random.random(examples) * 0.2
+        for model, share in {"base": 0.6, "merged": 0.6 + true_gain}.items():
+            scores = (0.8 * difficulty + noise < share).astype(float)
+            rows.append({"seed": seed, "model": model, "task": "digits", "scores": scores})
+    return pd.DataFrame(rows).assign(accuracy=lambda frame: 100 * frame.scores.map(np.mean))
+
+
+def test_with_scores_an_interval_holds_for_other_test_examples() -> None:
+    random, seeds_alone, both, runs = np.random.default_rng(1), 0, 0, 60
+    truth = np.mean(gains(judged(random, 0.1, 200_000))["gain"])
+    for _ in range(runs):
+        rows = judged(random, 0.1)
+        values = gains(rows)["gain"]
+        [error] = example_errors(gains, rows).values()
+        for_seeds, for_both = interval(values), interval(values, error)
+        seeds_alone += abs(for_seeds[0] - truth) <= for_seeds[1]
+        both += abs(for_both[0] - truth) <= for_both[1]
+    assert both >= 0.88 * runs, "a 95 % interval, with four standard errors of 60 draws"
+    assert seeds_alone < both
+
+
+def test_a_claim_about_rows_with_scores_says_that_examples_count() -> None:
+    rows = judged(np.random.default_rng(0), 0.1)
+    claim = Claim("M2", "It gains.", gains, low=0)
+    assert "± over seeds and test examples" in claim.judge(rows).measured
+    assert "examples" not in claim.judge(rows.drop(columns="scores")).measured
+
+
+@given(VALUES.filter(lambda values: len({*values}) > 1), st.floats(0, 3))
+def test_an_error_over_examples_only_widens_a_standard_error(values: list[float], error: float) -> None:
+    (centre, of_seeds, degrees), (same, whole, more) = spread(values), spread(values, error)
+    assert (centre, of_seeds) == (same, pytest.approx(math.sqrt(max(whole**2 - error**2, 0)), abs=1e-6))
+    assert more >= degrees == len(values) - 1
