@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from mergeflow.merging import MethodCall, configure
 from mergeflow.merging.execution.direction import CandidateMerger
 from studies.lab import runs
 from studies.lab.inputs import Laboratory, choose_scale
+from studies.lab.rows import accuracy_rows
 from studies.lab.runs import take_experts
 from tests.studies.small_lab import study_io, training_io
 from tests.studies.toy_lab import SEEDS
@@ -41,18 +43,25 @@ def test_what_chooses_cannot_open_a_test_split(inputs: Laboratory) -> None:
 
 def test_the_same_weights_are_judged_once(inputs: Laboratory, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their bits, not by the object; other weights, another split and another task are judged anew."""
-    passes: list[list[str]] = []
-    judge = Judge.accuracies
-    monkeypatch.setattr(Judge, "accuracies", lambda self, tasks: passes.append(list(tasks)) or judge(self, tasks))
+    passes: list[str] = []
+    judge = Judge.scores
+    monkeypatch.setattr(Judge, "scores", lambda self, split: passes.append(split.task) or judge(self, split))
     first = inputs.accuracy(inputs.base, "validation")
     copied = {name: tensor.clone() for name, tensor in inputs.base.items()}
     assert inputs.blind().accuracy(copied, "validation") == inputs.first(3).accuracy(copied, "validation") == first
-    assert len(passes) == 1
+    assert passes == inputs.tasks
     expert = inputs.run("mima_1").expert(SEEDS[0], inputs.tasks[0])
     assert inputs.accuracy(expert, "validation")[inputs.tasks[0]] > first[inputs.tasks[0]]
     inputs.accuracy(copied, "test", inputs.tasks[:1])
     inputs.accuracy(copied, "test")
-    assert passes[1:] == [inputs.tasks, inputs.tasks[:1], inputs.tasks[1:]]
+    assert passes[len(inputs.tasks) :] == [*inputs.tasks, *inputs.tasks[:1], *inputs.tasks[1:]]
+
+
+def test_rows_of_the_test_split_keep_the_score_of_each_example(inputs: Laboratory) -> None:
+    rows = accuracy_rows(inputs.accuracy(inputs.base, "test"), seed=0)
+    assert [100 * fmean(row["scores"]) for row in rows] == pytest.approx([row["accuracy"] for row in rows])
+    assert all(len(row["scores"]) == len(inputs.examples("test")[row["task"]]) for row in rows)
+    assert not any("scores" in row for row in accuracy_rows(inputs.accuracy(inputs.base, "validation")))
 
 
 def test_inputs_of_a_split_stay_on_a_card_for_the_next_model(
