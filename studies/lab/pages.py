@@ -47,9 +47,11 @@ number of settings that they were tested in; additions of this project (*ours*) 
 _RULES = """\
 ## How a verdict is reached
 
-- ± is half a 95 % interval of Student's t **over seeds alone**: the order of batches, and what else a study draws by
-  seed. Rows have accuracies, not hits of single examples, so no interval holds other test examples, another base or
-  other drawings; of 500 images a task, sampling alone is ± 0.8 points where two merges disagree on 6 % of 4000 images.
+- ± is half a 95 % interval of Student's t over seeds: the order of batches, and what else a study draws by seed. Where
+  rows keep the score of each test example, it is *over seeds and test examples*: the examples of a task are drawn
+  again, the same for all models and seeds, and both variances are added. Records from before 2026-11-30 have no
+  scores: of 500 images a task, sampling alone is ± 0.8 points where two merges disagree on 6 % of 4000 images. No
+  interval covers another base or other drawings.
 - A claim *holds* where the whole interval of every part lies within the limits of its rule. It *does not hold* where a
   part lies outside by Holm's step-down at 2.5 % over all parts of the claim, with one-sided p of the t-test over seeds;
   the number of parts is printed. Otherwise it is *undecided*.
