@@ -7,6 +7,7 @@ import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import import_module
@@ -185,6 +186,15 @@ def _add_sources(module: ModuleType, sources: dict[str, bytes]) -> None:
             _add_sources(sys.modules[name], sources)
 
 
+def texts_of(module: str) -> dict[str, str]:
+    """Return a loaded file of a user's and those that it imports from its folder: their texts, by place below that."""
+    sources: dict[str, bytes] = {}
+    _add_sources(sys.modules[module], sources)
+    home = _home(module.partition(".")[0])
+    files = {name: Path(str(sys.modules[name].__file__)).resolve() for name in sources}
+    return {files[name].relative_to(home).as_posix(): source.decode() for name, source in sources.items()}
+
+
 def _imported(tree: ast.Module, module: ModuleType) -> Iterator[str]:
     """Yield the full names of modules that a source imports (and of objects in them, which are not modules)."""
     for node in ast.walk(tree):
@@ -282,6 +292,15 @@ class Shelf(Generic[T]):
                 self._files = before
                 raise
             return sorted(self._things_of(load_file(place)))
+
+    @contextmanager
+    def with_files(self, files: Iterable[Path]) -> Iterator[None]:
+        """Take the things that some Python files declare, and of no other files, while the block runs."""
+        before, self._files = self._files, tuple(files)
+        try:
+            yield
+        finally:
+            self._files = before
 
     def _own_names(self) -> Iterable[str]:
         if self.package is None:

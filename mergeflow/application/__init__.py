@@ -29,10 +29,10 @@ def make_importable() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [home, *inherited]))
 
 
-def call(module: str, function: str, *arguments: Any) -> Any:
+def call(module: str, function: str, *arguments: Any, **options: Any) -> Any:
     """Call a function of the application; a process of another program, such as Dask's worker, finds it by this one."""
     make_importable()
-    return getattr(import_module(module), function)(*arguments)
+    return getattr(import_module(module), function)(*arguments, **options)
 
 
 def find_project(start: Path) -> Path | None:

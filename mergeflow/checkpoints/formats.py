@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.lora import ADAPTER_CONFIG, open_adapter
+from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_PICKLE, ADAPTER_WEIGHTS, open_adapter
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry, open_safetensors, tied_names, unwrap
 from mergeflow.checkpoints.sniff_format import cut_short, first_bytes, is_pickled, mistaken, other_archive
 from mergeflow.errors import MergeflowError
@@ -27,7 +27,7 @@ _ID = re.compile(r"(?P<repo>[\w][\w.-]*/[\w][\w.-]*)(?:@(?P<revision>[\w][\w./-]
 _CACHED = re.compile(r"(?:^|/)models--([\w][\w.-]*?)--([\w][\w.-]*)/snapshots/")
 _FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json", ".yaml", ".yml", ".gguf")
 _WEIGHTS = ("*.safetensors", "*.bin")
-_COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.bpe", "*.py", "LICENSE*", "README.md")
+COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.bpe", "*.py", "LICENSE*", "README.md")
 
 
 def from_hub(name: str) -> Path:
@@ -126,7 +126,7 @@ def _downloaded(hub: Any, repo: str, revision: str | None) -> Path:
         model = hub.model_info(repo, revision=revision, timeout=10)
         files = [file.rfilename for file in model.siblings if "/" not in file.rfilename]
         weights = _WEIGHTS[0] if any(file.endswith(".safetensors") for file in files) else _WEIGHTS[1]
-        wanted = [file for file in files if any(fnmatchcase(file, pattern) for pattern in (weights, *_COMPANIONS))]
+        wanted = [file for file in files if any(fnmatchcase(file, pattern) for pattern in (weights, *COMPANIONS))]
         return Path(hub.snapshot_download(repo, revision=model.sha, allow_patterns=wanted))
     except Exception as error:  # no network, no such model, or a licence not accepted: the client's message says which
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")[:160]
@@ -351,6 +351,20 @@ def read_state(path: str | Path) -> dict[str, torch.Tensor]:
     """Return all tensors of a checkpoint, in memory of their own, by name."""
     with open_checkpoint(path) as state:
         return {name: state[name].clone() for name in state}
+
+
+def weight_files(place: Path) -> list[Path]:
+    """Return the files that opening a checkpoint reads weights from, and the index that names them.
+
+    Args:
+        place: A file or a folder that can be opened.
+    """
+    if place.is_dir():
+        adapters = [name for name in (ADAPTER_WEIGHTS, ADAPTER_PICKLE) if (place / name).exists()]
+        place = place / (adapters if (place / ADAPTER_CONFIG).exists() else weights_in(place))[0]
+    if not place.name.endswith(_INDEX_SUFFIX):
+        return [place]
+    return [place, *(place.parent / shard for shard in sorted({*_weight_map(place).values()}))]
 
 
 def _open_folder(folder: Path) -> LazyStateDict:

@@ -254,7 +254,8 @@ def formed_piece(entry: _Formed, start: int, stop: int) -> Tensor:
     return piece
 
 
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS, ADAPTER_PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 PREFIX = "base_model.model."
 # Keys of adapter_config.json that are read here.
 READ = {
@@ -301,7 +302,7 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
     """
     _refuse(folder, config)
     weights = folder / ADAPTER_WEIGHTS
-    pickled = folder / "adapter_model.bin"
+    pickled = folder / ADAPTER_PICKLE
     if not weights.exists() and not pickled.exists():
         raise MergeflowError(f"adapter folder '{folder}' holds neither {weights.name} nor {pickled.name}.")
     file = open_file(weights if weights.exists() else pickled)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -36,12 +37,35 @@ class Entry(Protocol):
         ...
 
 
+ABSENT: dict[tuple[int, int], Callable[[], None]] = {}
+"""Files of which only the header is on this machine, by device and inode, and what puts the whole ones in their places.
+"""
+
+
 @dataclass
 class OpenFile:
-    """An open file that several entries share."""
+    """An open file that several entries share.
+
+    Attributes:
+        bring: Puts the whole file in its place, which only the header is in; None where the file is whole.
+    """
 
     path: str
     descriptor: int
+    bring: Callable[[], None] | None = None
+    lock: Lock = field(default_factory=Lock)
+
+    def make_whole(self) -> None:
+        """Bring the file before its first tensor is read, where only its header is on this machine."""
+        if self.bring is None:
+            return
+        with self.lock:
+            if self.bring is not None:
+                self.bring()
+                whole = os.open(self.path, os.O_RDONLY)
+                os.dup2(whole, self.descriptor, inheritable=False)
+                os.close(whole)
+                self.bring = None
 
     def close(self) -> None:
         if self.descriptor >= 0:
@@ -86,6 +110,7 @@ class FileEntry:
         Raises:
             MergeflowError: The file became shorter since it was opened.
         """
+        self.file.make_whole()
         position = self.offset + start * self.info.dtype.itemsize
         done = 0
         while done < len(view):
@@ -241,7 +266,8 @@ def open_safetensors(path: str | Path) -> LazyStateDict:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
         raise MergeflowError(f"cannot read checkpoint '{path}': {error.strerror}. Check the path.") from None
-    file = OpenFile(str(path), descriptor)
+    status = os.fstat(descriptor)
+    file = OpenFile(str(path), descriptor, ABSENT.get((status.st_dev, status.st_ino)))
     try:
         with os.fdopen(os.dup(descriptor), "rb") as stream:
             header = read_header(stream, str(path))

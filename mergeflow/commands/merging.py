@@ -1,6 +1,7 @@
 """Commands that merge: merge, check, methods, push, diff, convert."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +12,14 @@ from rich.markup import escape
 from rich.progress import DownloadColumn, TransferSpeedColumn
 from rich.table import Table
 
+from mergeflow.application import call
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.allocation import reuse_freed_memory
 from mergeflow.commands.options import Force, checked, local, print_table, progress_bars
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
-    from mergeflow.merging import Recipe
+    from mergeflow.merging import Merged, Recipe
 
 CheckProject = Callable[[str | None], None]
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: YAML or JSON.")]
@@ -58,16 +60,29 @@ def merge(
     ] = None,
     force: Force = False,
     files: FromFiles = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Merge on workers that share this store and no folder: s3://BUCKET/fleet."
+        ),
+    ] = None,
+    runner: Annotated[str | None, typer.Option(help="Whose workers, with --store: dask (the default) or ray.")] = None,
+    workers: Annotated[int | None, typer.Option(help="How many of them, with --store; by default 2.")] = None,
 ) -> None:
     """Merge the checkpoints of a recipe; tensors are streamed from disk to disk."""
     from mergeflow.merging import load_recipe
-    from mergeflow.merging import merge as run
+    from mergeflow.merging import merge as merge_here
 
     reuse_freed_memory()
     recipe, join = _recipe_and_parts(recipe, join or [], more or [])
     _add_files(files)
     loaded, console = load_recipe(recipe, overrides or []), Console()
-    if loaded.device != "cpu" and not join:
+    settings = {"store": store, "runner": runner, "workers": workers}
+    run: Callable[..., Merged] = partial(merge_here, resume=resume, part=part, join=join)
+    if set(settings.values()) != {None}:
+        _check_fleet(store, part, join)
+        run = partial(call, "flows.fleet", "merge_on_fleet", settings)
+    elif loaded.device != "cpu" and not join:
         loaded = _say_device(loaded, context)
     with progress_bars(console, DownloadColumn(), TransferSpeedColumn()) as bars:
         bar = bars.add_task(loaded.method, total=None)
@@ -75,17 +90,21 @@ def merge(
             loaded,
             out,
             lambda done, total: bars.update(bar, completed=done, total=total),
-            resume,
             resolve=context.obj,
             force=force,
-            part=part,
-            join=join or (),
         )
     where = f"[bold]{escape(str(made.path))}[/]  {short(made.fingerprint)}…  {made.seconds:.1f} s"
     console.print(where, highlight=False, soft_wrap=True)
     for kind, lines in (("note", made.notes), ("warning", made.warnings)):  # as `check` prints them
         for line in lines:
             typer.echo(f"{kind:<13s} {line}")
+
+
+def _check_fleet(store: str | None, part: str | None, join: list[Path]) -> None:
+    if store is None:
+        raise MergeflowError("--runner and --workers are for a merge on several machines: give its --store too.")
+    if part is not None or join:
+        raise MergeflowError("--store merges all parts and joins them: leave --part and --join out.")
 
 
 def _recipe_and_parts(recipe: Path, join: list[Path], more: list[Path]) -> tuple[Path, list[Path]]:

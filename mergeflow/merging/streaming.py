@@ -9,7 +9,7 @@ from threading import Lock
 from mergeflow.checkpoints.fingerprint import SCHEME
 from mergeflow.merging.adapters.job import AdapterJob, Made
 from mergeflow.merging.execution.engine import BUFFER
-from mergeflow.merging.files.job import Job, after_steps
+from mergeflow.merging.files.job import Fill, Job, after_steps
 from mergeflow.merging.files.parts import Part, check_parts, find_parts
 from mergeflow.merging.files.plan import Inputs, check_target, choose_device, make_plan, open_inputs, twice
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe, fix_references
@@ -52,6 +52,7 @@ def merge(
     scheme: str = SCHEME,
     part: str | None = None,
     join: str | Path | Sequence[str | Path] = (),
+    fill: Fill | None = None,
 ) -> Merged:
     """Merge the checkpoints of a recipe into a file or folder, reading and writing piece by piece.
 
@@ -72,6 +73,7 @@ def merge(
             model first.
         join: The folders of all parts, or one that holds them: their files, verified, become the result; nothing is
             merged again.
+        fill: Has the folder's shards merged on other machines and puts them there; what it leaves is merged here.
 
     Returns:
         Path and fingerprints, which are also in the file's metadata and in the model card next to it.
@@ -85,15 +87,16 @@ def merge(
     if out is not None:
         recipe = recipe.model_copy(update={"out": str(out)})
     some, joined = Part.parse(part) if part is not None else None, find_parts(join, recipe.out or "")
-    if some is not None or joined:
+    elsewhere = bool(joined) or fill is not None  # nothing is merged here
+    if some is not None or elsewhere:
         check_parts(recipe, some, joined)
     recipe = fix_references(recipe, resolve)
-    recipe, chosen = (recipe, ()) if joined else choose_device(recipe, resolve)  # a join merges nothing
+    recipe, chosen = (recipe, ()) if elsewhere else choose_device(recipe, resolve)
     with open_inputs(recipe, resolve) as inputs:
         target = check_target(recipe if some is None else some.recipe(recipe), inputs, force)
         plan = make_plan(recipe, inputs, buffer, workers=workers)
-        on_read = _counted(progress, plan.bytes_read)
-        device = "cpu" if joined else recipe.device
+        on_read = counted(progress, plan.bytes_read)
+        device = "cpu" if elsewhere else recipe.device
         job = Job(recipe, inputs, plan, target, on_read, workers, buffer, scheme, device=device)
 
         def finish(opened: Inputs, fingerprints: dict[str, str]) -> Made:
@@ -102,7 +105,7 @@ def merge(
                     recipe, opened, plan, on_read, workers, buffer, scheme, version(), fingerprints
                 ).write(target)
             last = job if opened is inputs else job.like(recipe, opened, plan, target, fingerprints)
-            return Made(*last.run(resume, some, joined))
+            return Made(*last.run(resume, some, joined, fill))
 
         made = after_steps(job, resolve, resume, finish) if plan.written else finish(inputs, {})
         if progress is not None:
@@ -115,7 +118,7 @@ def merge(
     )
 
 
-def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
+def counted(progress: Progress | None, total: int) -> Callable[[int], None]:
     """Return a callback that sums bytes from any thread and reports the sum, one call at a time."""
     done, lock = 0, Lock()
 

@@ -10,10 +10,10 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,31 +39,48 @@ _one_at_a_time = threading.Lock()  # the current folder, in which plug-ins are l
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """A stage to run elsewhere.
+class Sent:
+    """Work to do elsewhere.
 
     Attributes:
         store: its address.
-        address: of the stage.
-        fingerprint: the beginning of the stage's, which the worker must find too.
-        texts: the files with the project's choices.
-        inputs: the hash of each file and folder that the stage reads, in the store.
-        driver: the code and packages that the stage has to run by.
+        address: what the work is called in messages; of a stage its address.
+        driver: the code and packages that it has to be done by.
     """
 
     store: str
     address: str
-    fingerprint: str
-    texts: Mapping[str, str]
-    inputs: Mapping[str, str]
     driver: Mapping[str, str]
 
     @property
     def key(self) -> str:
-        """What stands for the stage in the store: the same inputs, choices and code make the same outputs."""
+        """What stands for the work in the store."""
+        raise NotImplementedError
+
+    def digest(self, *facts: Any) -> str:
+        """Return a digest of facts and of the code, which with it make the same outputs on any machine."""
         code = {name: value for name, value in self.driver.items() if name != HOST}
-        facts = json.dumps([self.address, self.fingerprint, code], sort_keys=True)
-        return f"{file_name(self.address)}-{hashlib.sha256(facts.encode()).hexdigest()[:24]}"
+        return hashlib.sha256(json.dumps([*facts, code], sort_keys=True).encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True)
+class Parcel(Sent):
+    """A stage to run elsewhere.
+
+    Attributes:
+        fingerprint: the beginning of the stage's, which the worker must find too.
+        texts: the files with the project's choices.
+        inputs: the hash of each file and folder that the stage reads, in the store.
+    """
+
+    fingerprint: str
+    texts: Mapping[str, str]
+    inputs: Mapping[str, str]
+
+    @property
+    def key(self) -> str:
+        """What stands for the stage in the store: the same inputs, choices and code make the same outputs."""
+        return f"{file_name(self.address)}-{self.digest(self.address, self.fingerprint)}"
 
 
 @dataclass(frozen=True)
@@ -92,7 +109,7 @@ def pack(io: StageIO, store: Store) -> Parcel:
     texts = {name: (root / name).read_text("utf-8") for name in _CHOICES if (root / name).exists()}
     bring(io.root, paths, unless_in=store.uri)
     inputs = {path: store.send(io.root / path) for path in paths}
-    return Parcel(store.uri, io.stage.address, io.scratch.name, texts, inputs, running_code())
+    return Parcel(store.uri, io.stage.address, running_code(), io.scratch.name, texts, inputs)
 
 
 def _own_code(root: Path, stage: Stage) -> set[Path]:
@@ -118,8 +135,8 @@ def unpack(io: StageIO, store: Store, result: Result) -> None:
     io.costs.update({key: value for key, value in result.record.items() if key not in ("stage", "started")})
 
 
-def read_progress(store: Store, parcel: Parcel) -> tuple[str, int, int] | None:
-    """Read from a stage's lease which worker does what, and how far it is; None where nobody is at work on it."""
+def read_progress(store: Store, parcel: Sent) -> tuple[str, int, int] | None:
+    """Read from a lease which worker does what, and how far it is; None where nobody is at work on it."""
     progress = store.read(lease_name(parcel.key))
     if not progress or not {HOST, "what", "done", "total"} <= set(progress):
         return None
@@ -136,15 +153,24 @@ def carry_out(parcel: dict[str, Any]) -> dict[str, Any] | Exception:
 
     Args:
         parcel: the fields of a `Parcel`; in a worker's process this module is imported only now.
+    """
+    sent = Parcel(**parcel)
+    return answered(sent, partial(_carry_out, sent))
+
+
+def answered(sent: Sent, work: Callable[[Store, Path], Result]) -> dict[str, Any] | Exception:
+    """Do work on this machine, as one of all that share the store.
+
+    Args:
+        work: takes the store, and a folder for what it needs and makes, which goes when it has ended well.
 
     Returns:
         The fields of a `Result`, or the error, with its traceback where no bad input caused it.
     """
     try:
-        sent = Parcel(**parcel)
         check_worker(sent.driver, sent.address)
         with _one_at_a_time:
-            return asdict(_carry_out(sent))
+            return asdict(_work_alone(sent, work))
     except Exception as error:
         if not isinstance(error, MergeflowError):
             error.add_note("".join(traceback.format_exception(error)))
@@ -157,31 +183,36 @@ def worker_folder() -> Path:
     return Path(os.environ.get(WORKER_FOLDER) or caches / "mergeflow/worker").resolve()
 
 
-def _carry_out(parcel: Parcel) -> Result:
+def _work_alone(sent: Sent, work: Callable[[Store, Path], Result]) -> Result:
     folder = worker_folder()
-    store = Store(parcel.store, folder / "objects")
-    project = folder / "stages" / parcel.key
+    store = Store(sent.store, folder / "objects")
+    place = folder / "stages" / sent.key
     _forget_old(folder)
-    progress = project / STATE / "progress" / f"{file_name(parcel.address)}.json"
+    progress = place / STATE / "progress" / f"{file_name(sent.address)}.json"
     with (
-        file_lock(project.with_suffix(".lock"), parcel.address),
-        lease(store, parcel.key, lambda: _shown(progress)),
+        file_lock(place.with_suffix(".lock"), sent.address),
+        lease(store, sent.key, lambda: _shown(progress)),
     ):
-        result = _earlier(store, parcel)
-        if result is None:
-            stage = _settle(project, parcel, store)
-            _run(project, stage, parcel, store)
-            outs = {out: store.send(project / out) for out in stage.outs}
-            files = {out: _listed(project / out) for out in outs}
-            made: dict[str, Any] = {"outs": outs, "files": files, "record": read_record(project, parcel.address)}
-            result = Result(**made, sent=store.sent, fetched=store.fetched)
-            store.write(_result_name(parcel), made)
-            for out, md5 in outs.items():
-                store.keep(project / out, md5)
-        forget_state(store, parcel.key)
-    with suppress(FileNotFoundError):  # an earlier result was taken
-        (project / STATE / MEMORY).replace(folder / MEMORY)
-    shutil.rmtree(project, ignore_errors=True)
+        result = work(store, place)
+    shutil.rmtree(place, ignore_errors=True)
+    return result
+
+
+def _carry_out(parcel: Parcel, store: Store, project: Path) -> Result:
+    result = _earlier(store, parcel)
+    if result is None:
+        stage = _settle(project, parcel, store)
+        _run(project, stage, parcel, store)
+        outs = {out: store.send(project / out) for out in stage.outs}
+        files = {out: _listed(project / out) for out in outs}
+        made: dict[str, Any] = {"outs": outs, "files": files, "record": read_record(project, parcel.address)}
+        result = Result(**made, sent=store.sent, fetched=store.fetched)
+        store.write(_result_name(parcel), made)
+        for out, md5 in outs.items():
+            store.keep(project / out, md5)
+        with suppress(FileNotFoundError):  # this process has parsed all code before
+            (project / STATE / MEMORY).replace(worker_folder() / MEMORY)
+    forget_state(store, parcel.key)
     return result
 
 
@@ -220,7 +251,7 @@ def _settle(project: Path, parcel: Parcel, store: Store) -> Stage:
 
 
 def _run(project: Path, stage: Stage, parcel: Parcel, store: Store) -> None:
-    with _current_folder(project):
+    with current_folder(project):
         io, _ = open_stage(project, stage)
         if io.scratch.name != parcel.fingerprint:
             raise MergeflowError(
@@ -239,7 +270,8 @@ def _run(project: Path, stage: Stage, parcel: Parcel, store: Store) -> None:
 
 
 @contextmanager
-def _current_folder(folder: Path) -> Iterator[None]:
+def current_folder(folder: Path) -> Iterator[None]:
+    """Work in a folder while the block runs."""
     before = Path.cwd()
     os.chdir(folder)
     try:

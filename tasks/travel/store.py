@@ -76,12 +76,26 @@ class Store:
         """
         md5 = digest_as_dvc(path, _md5)
         if not md5.endswith(LISTING):
-            self._send_files({md5: path})
+            self.send_files({md5: path})
         elif not self.has(md5):
             files = listing_as_dvc(path, _md5)
-            self._send_files({file["md5"]: path / file["relpath"] for file in files})
+            self.send_files({file["md5"]: path / file["relpath"] for file in files})
             self._write(self._object(md5), json.dumps(files, sort_keys=True).encode())
         return md5
+
+    def send_files(self, files: Mapping[str, Path]) -> None:
+        """Put files there by their hashes, unless they are there."""
+        with ThreadPoolExecutor(_AT_ONCE) as questions:
+            there = dict(zip(files, questions.map(self.has, files), strict=True))
+        missing = {md5: path for md5, path in files.items() if not there[md5]}
+        if lost := [md5 for md5, path in missing.items() if not path.exists()]:
+            raise self._damaged(lost[0], "missing")
+        self._put({self._object(md5): path for md5, path in missing.items()})
+        for md5, path in missing.items():
+            if _md5(path) != md5:
+                with self._explained("cannot be written to"):
+                    self._fs.rm_file(self._object(md5))
+                raise MergeflowError(f"{path.name} has changed while it was sent to {self.uri}: run again.")
 
     def fetch(self, md5: str, target: Path) -> None:
         """Bring a file or folder; what was at the target is replaced.
@@ -167,19 +181,6 @@ class Store:
 
     def _place(self, md5: str) -> Path | None:
         return None if self._cache is None else self._cache / md5[:2] / md5[2:]
-
-    def _send_files(self, files: Mapping[str, Path]) -> None:
-        with ThreadPoolExecutor(_AT_ONCE) as questions:
-            there = dict(zip(files, questions.map(self.has, files), strict=True))
-        missing = {md5: path for md5, path in files.items() if not there[md5]}
-        if lost := [md5 for md5, path in missing.items() if not path.exists()]:
-            raise self._damaged(lost[0], "missing")
-        self._put({self._object(md5): path for md5, path in missing.items()})
-        for md5, path in missing.items():
-            if _md5(path) != md5:
-                with self._explained("cannot be written to"):
-                    self._fs.rm_file(self._object(md5))
-                raise MergeflowError(f"{path.name} has changed while it was sent to {self.uri}: run again.")
 
     def _put(self, files: Mapping[str, Path]) -> None:
         if not files:
@@ -314,6 +315,13 @@ def forget_lost(root: Path) -> list[str]:
                 listing_file(root, out).unlink(missing_ok=True)
                 lost.append(out)
     return lost
+
+
+def hashes_of(files: Iterable[Path]) -> dict[Path, str]:
+    """Return the MD5 of files, which are read several at once."""
+    files = list(files)
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(files, pool.map(_md5, files), strict=True))
 
 
 def _is(path: Path, md5: str) -> bool:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, nullcontext, suppress
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -411,9 +410,7 @@ class TestParcel:
     ) -> None:
         store, reported = Store(f"file://{tmp_path}/store"), list[tuple[str, int, int]]()
         parcel = packed(toy, store)
-        with chdir(toy):
-            io = replace(open_stage(toy, stage_of(toy))[0], report=lambda *what: reported.append(what))
-        watch = Watch(io, store, parcel)
+        watch = Watch(lambda *what: reported.append(what), store, parcel)
         watch.look()
 
         def run(project: Path, stage: Stage) -> bool:
@@ -437,8 +434,7 @@ class TestParcel:
         store = Store(f"file://{tmp_path}/store")
         for name in ("LOOK", "PATIENCE"):
             monkeypatch.setattr(fleet, name, 0.0)
-        with chdir(toy):
-            watch = Watch(open_stage(toy, stage_of(toy))[0], store, packed(toy, store))
+        watch = Watch(lambda *_: None, store, packed(toy, store))
         for _ in range(3):
             watch.look()
         assert capsys.readouterr().err == "finetune@left has waited 0 s for a worker of the cluster to begin it.\n"

@@ -62,7 +62,13 @@ class Job:
         scheme: str,
         fingerprints: Mapping[str, str] | None = None,
         device: str | None = None,
+        record: str | None = None,
     ) -> None:
+        """Take a merge whose inputs are open.
+
+        Args:
+            record: What the result's files say of the recipe, where its paths are here others than in the recipe.
+        """
         self.recipe, self.inputs, self.plan, self.target, self.given_fingerprints = (
             recipe,
             inputs,
@@ -70,6 +76,7 @@ class Job:
             target,
             dict(fingerprints or {}),
         )
+        self.record = record or published(recipe).record()
         self.infos = output_infos(inputs.base.infos, recipe.dtype)
         self.digests = Digests(scheme)
         stacks = Stacks(
@@ -105,11 +112,13 @@ class Job:
         """All that the result depends on, as JSON values."""
         return {"recipe": self.recipe.record(), "version": version(), "inputs": identity_of(self.inputs.paths)}
 
-    def run(self, resume: bool, part: Part | None = None, joined: Sequence[Path] = ()) -> tuple[str, dict[str, str]]:
+    def run(
+        self, resume: bool, part: Part | None = None, joined: Sequence[Path] = (), fill: "Fill | None" = None
+    ) -> tuple[str, dict[str, str]]:
         """Write the result, or a part of it; returns its fingerprint and those of the inputs."""
         if part is not None:
             return self.into_part(part, resume)
-        return self.into_file() if self.target.suffix == ".safetensors" else self.into_folder(resume, joined)
+        return self.into_file() if self.target.suffix == ".safetensors" else self.into_folder(resume, joined, fill)
 
     def _run(self, writer: StreamWriter, names: Iterable[str]) -> None:
         scale, piece = self.plan.call.scale, self.engine.stacks.piece
@@ -153,7 +162,7 @@ class Job:
         metadata = {
             "format": "pt",
             "mergeflow.version": version(),
-            "mergeflow.recipe": published(self.recipe).record(),
+            "mergeflow.recipe": self.record,
             "mergeflow.fingerprint": result,
             "mergeflow.inputs": json.dumps(dict(inputs), ensure_ascii=False),
         }
@@ -181,11 +190,14 @@ class Job:
         count, stem = len(self.plan.shards), weights_stem(Path(self.inputs.base.path))
         return {shard_file(at, count, stem): _only(self.infos, names) for at, names in enumerate(self.plan.shards)}
 
-    def into_folder(self, resume: bool, joined: Sequence[Path] = ()) -> tuple[str, dict[str, str]]:
+    def into_folder(
+        self, resume: bool, joined: Sequence[Path] = (), fill: "Fill | None" = None
+    ) -> tuple[str, dict[str, str]]:
         """Write a folder beside its final name, shard by shard, and rename it when it is whole.
 
         Args:
             joined: Folders of parts that were merged before, on this machine or others; their shards are taken.
+            fill: Has shards merged elsewhere, and puts them into the unfinished folder.
         """
         shards, files_of = self.shards, dict[str, str]()
         records = self._read_parts(joined) if joined else {}
@@ -193,7 +205,9 @@ class Job:
             folder.begin(self.identity, shards, resume, self.digests.scheme)
             if records:
                 take_parts(folder, records, shards, self.digests.tensors)
-            self._write_shards(folder, shards)
+            if fill is not None:
+                fill(self, folder)
+            self.write_shards(folder, shards)
             for file in shards:
                 files_of.update(folder.shards[file])
             tensors = ((name, info.dtype, info.shape, files_of[name]) for name, info in sorted(self.infos.items()))
@@ -223,7 +237,7 @@ class Job:
         shards, described = part.of(self.shards), describe(self.recipe, self.inputs)
         with OutputFolder(self.target) as folder:
             folder.begin(self.identity, shards, resume, self.digests.scheme)
-            self._write_shards(folder, shards)
+            self.write_shards(folder, shards)
             fingerprint_too(part.read_too(self.shards, self.inputs), self.inputs, folder.inputs, folder.scheme)
             write_part(folder, part, described)
             folder.publish()
@@ -231,7 +245,7 @@ class Job:
         digests = ((name, info.dtype, info.shape, folder.shards[file][name]) for name, info, file in tensors)
         return combine(digests, folder.scheme), {}
 
-    def _write_shards(self, folder: OutputFolder, shards: Mapping[str, Mapping[str, TensorInfo]]) -> None:
+    def write_shards(self, folder: OutputFolder, shards: Mapping[str, Mapping[str, TensorInfo]]) -> None:
         """Write the shards that are not there yet, each recorded when it is whole."""
         self.digests.scheme, self.digests.tensors = folder.scheme, folder.inputs
         pending = [file for file in shards if file not in folder.shards]
@@ -259,7 +273,7 @@ class Job:
         write_licences(self.recipe, self.inputs, partial)
         record = {
             "version": version(),
-            "recipe": json.loads(published(self.recipe).record()),
+            "recipe": json.loads(self.record),
             "fingerprint": result,
             "inputs": inputs,
             "files": sorted({RECORD, "README.md", *(path.name for path in partial.iterdir())}),
@@ -281,6 +295,7 @@ def _only(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> dict[str, Te
     return {name: infos[name] for name in names}
 
 
+Fill = Callable[[Job, OutputFolder], None]
 Made = TypeVar("Made")
 _SHARD = 2 * 10**9  # bytes of a file of a step's result, so that a stopped merge loses little
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Part:
         return whole.model_copy(update={"out": str(out.with_name(f"{out.name}.part-{self.number}-of-{self.count}"))})
 
     def of(self, shards: Mapping[str, dict[str, TensorInfo]]) -> dict[str, dict[str, TensorInfo]]:
-        """Return the files that the part writes: every `count`-th.
+        """Return the files that the part writes: neighbours, which read the same files of inputs.
 
         Raises:
             MergeflowError: There are fewer files than parts.
@@ -64,11 +65,10 @@ class Part:
         if len(shards) < self.count:
             raise MergeflowError(
                 f"part {self}: the result has {len(shards)} file{'s' * (len(shards) > 1)}, and each part writes one or "
-                "more. Give a smaller `shard_size`, or ask for fewer parts."
+                "more. Give a smaller `shard_size`, or ask for fewer parts (or workers)."
             )
-        return {
-            file: infos for index, (file, infos) in enumerate(shards.items()) if index % self.count + 1 == self.number
-        }
+        first, behind = ((number * len(shards)) // self.count for number in (self.number - 1, self.number))
+        return dict(islice(shards.items(), first, behind))
 
     def read_too(self, shards: Mapping[str, dict[str, TensorInfo]], inputs: Inputs) -> list[str]:
         """Return the tensors that this machine fingerprints of the inputs beside those that it merges.
@@ -76,9 +76,8 @@ class Part:
         They are the next part's, so that two machines have read every tensor and the join sees whether they read the
         same; where the method looks at the whole model first they are all, because every machine has used all.
         """
-        passes = inputs.call.method.passes(inputs.call.arguments, inputs.model.dtype)
         following = Part(self.number % self.count + 1, self.count)
-        of = shards if any(not step.within for step in passes) else following.of(shards)
+        of = shards if inputs.looks_at_all_first else following.of(shards)
         return [name for infos in of.values() for name in infos]
 
 

@@ -129,6 +129,16 @@ class Inputs:
     steps: Mapping[str, Computed] = field(default_factory=dict)
     same: str | None = None
 
+    @property
+    def treats_whole(self) -> bool:
+        """Whether the method treats some tensor as a whole, and not its elements alone."""
+        return not all(treats_elements_alone(self.call, self.model, name) for name in self.model.shapes)
+
+    @property
+    def looks_at_all_first(self) -> bool:
+        """Whether the method looks at the whole model before it makes the first tensor."""
+        return any(not step.within for step in self.call.method.passes(self.call.arguments, self.model.dtype))
+
     def write_tokenizer(self, folder: Path) -> None:
         """Give a folder, which has the base's files, the tokenizer and the chat templates that the recipe chooses."""
         if self.tokenizer is not None:
@@ -699,7 +709,7 @@ def choose_device(recipe: Recipe, resolve: Resolve | None = None) -> tuple[Recip
     device, reason = "cpu", "torch sees no CUDA device"
     if torch.cuda.is_available():
         with open_inputs(recipe, resolve) as inputs:
-            if all(treats_elements_alone(inputs.call, inputs.model, name) for name in inputs.model.shapes):
+            if not inputs.treats_whole:
                 reason = f"{recipe.method} treats elements alone and gains nothing on a card"
             else:
                 try:
@@ -774,7 +784,6 @@ def make_plan(
     threads = workers or default_workers()
     held = min(buffer + costs[-1], sum(costs[-threads:])) if costs else 0
     accumulated = max((part.held(model, _elements(part, model), threads) for part in first), default=0)
-    whole = not all(treats_elements_alone(call, model, name) for name in model.shapes)
     return Plan(
         call=call,
         experts=tuple(inputs.experts),
@@ -784,7 +793,7 @@ def make_plan(
         bytes_read=read,
         bytes_written=sum(info.nbytes for info in out_infos.values()),
         passes=passes,
-        peak_memory=process_bytes(threads, whole) + held + accumulated,
+        peak_memory=process_bytes(threads, inputs.treats_whole) + held + accumulated,
         shards=_shards(recipe, inputs.base, out_infos),
         out=recipe.out,
         notes=inputs.notes,
