@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+from click.testing import Result
 from peft import LoraConfig, get_peft_model
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -30,6 +31,7 @@ from tests.card import driver
 from tests.causal.small_project import make_base, save_tokenizer, tale
 
 Run = Callable[..., Any]
+BLOCKS = ("--data", "folder:texts", "--block", "45")
 BASE = "outputs/base/model.safetensors"
 EXPERT = "outputs/experts/ships/model.safetensors"
 CLOZE = """
@@ -46,17 +48,20 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """
 
 
+def command(*words: str | Path, catch: bool = False) -> Result:
+    """Run a command in the current folder."""
+    app = Typer(pretty_exceptions_enable=False)
+    language.add_commands(app)
+    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=catch)
+
+
 @pytest.fixture
 def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command in the project; return its output, or what it printed as JSON."""
     monkeypatch.chdir(project)
-    app = Typer(pretty_exceptions_enable=False)
-    language.add_commands(app)
 
     def invoke(*words: str | Path) -> Any:
-        result = CliRunner().invoke(app, [str(word) for word in words])
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
+        result = command(*words)
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout) if "--json" in words else result.stdout
 
@@ -64,13 +69,10 @@ def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_a_block_longer_than_the_positions_is_refused() -> None:
-    app = Typer(pretty_exceptions_enable=False)
-    language.add_commands(app)
-    words = ["perplexity", str(ASSETS / "books"), "--data", "suite:books/harbour", "--block", "100000"]
     with pytest.raises(
         MergeflowError, match=r"--block is 100000, .*/books cannot take \(its max_position_embeddings: "
     ):
-        CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False)
+        command("perplexity", ASSETS / "books", "--data", "suite:books/harbour", "--block", "100000")
 
 
 def test_every_model_is_foretold_with_its_longest_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -92,15 +94,12 @@ def test_every_model_is_foretold_with_its_longest_blocks(monkeypatch: pytest.Mon
     monkeypatch.setattr("mergeflow.commands.texts.read_texts", lambda *_: None)
     monkeypatch.setattr("mergeflow.modalities.causal.modality.total_loss", lambda *_: (10.0, 10))
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_: module)
-    app = Typer(pretty_exceptions_enable=False)
-    language.add_commands(app)
-    words = ["perplexity", str(books), str(books), str(other), "--data", "held", "--device", "cuda"]
     with driver():
-        CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False)
+        command("perplexity", books, books, other, "--data", "held", "--device", "cuda")
     assert asked == [(config["max_position_embeddings"], 48), (64, 48)]
     (other / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 32}))
     with pytest.raises(MergeflowError, match=r"the blocks of held have 48 tokens, which .* 32\): give its source"):
-        CliRunner().invoke(app, ["perplexity", str(other), "--data", "held"], catch_exceptions=False)
+        command("perplexity", other, "--data", "held")
 
 
 @pytest.mark.slow
@@ -121,15 +120,10 @@ def test_it_is_the_perplexity_of_transformers_own_loss(run: Run, project: Path, 
     report = run("perplexity", base, "--base", base, "--data", f"folder:{tmp_path}", "--block", "45", "--json")
     model, words = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
     ids = [id for name in ("one.txt", "two.md") for id in (*words((tmp_path / name).read_text())["input_ids"], 256)]
-    total, count = 0.0, 0
-    for start in range(0, len(ids), 45):
-        block = torch.tensor([ids[start : start + 45]])
-        with torch.no_grad():
-            total += float(model(input_ids=block, labels=block).loss) * (block.shape[1] - 1)
-        count += block.shape[1] - 1
+    loss, count = loss_of(model, ids)
     (numbers,) = report[str(base)].values()
     assert numbers["tokens"] == count
-    assert numbers["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert numbers["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
     asked = ("--data", f"folder:{tmp_path}", "--block", "45", "--stride", "44", "--json")
     (numbers,) = run("perplexity", base, "--base", base, *asked)[str(base)].values()
     assert numbers["tokens"] == len(ids) - 1
@@ -190,24 +184,25 @@ def judged(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str | Path) ->
     monkeypatch.chdir(folder)
     (folder / "texts").mkdir(exist_ok=True)
     (folder / "texts/one.txt").write_text(tale("ship", 40, 1))
-    app = Typer(pretty_exceptions_enable=False)
-    language.add_commands(app)
-    asked = ["perplexity", *map(str, words), "--data", "folder:texts", "--block", "45", "--json"]
-    result = CliRunner().invoke(app, asked, catch_exceptions=False, standalone_mode=False)
-    report: dict[str, Any] = json.loads(result.stdout)
+    report: dict[str, Any] = json.loads(command("perplexity", *words, *BLOCKS, "--json").stdout)
     return {model: texts["folder:texts"] for model, texts in report.items()}
 
 
 def own_loss(folder: Path, model: torch.nn.Module) -> float:
     """Compute the loss of the same text by transformers and PEFT."""
-    words, total, count = AutoTokenizer.from_pretrained(folder), 0.0, 0
-    ids = [*words(tale("ship", 40, 1))["input_ids"], words.eos_token_id]
+    words = AutoTokenizer.from_pretrained(folder)
+    return loss_of(model, [*words(tale("ship", 40, 1))["input_ids"], words.eos_token_id])[0]
+
+
+def loss_of(model: torch.nn.Module, ids: list[int], *first: int) -> tuple[float, int]:
+    """Compute a model's own loss of tokens in blocks of 45, each with `first` before it; and how many it predicts."""
+    total, count = 0.0, 0
     for start in range(0, len(ids), 45):
-        block = torch.tensor([ids[start : start + 45]])
+        block = torch.tensor([[*first, *ids[start : start + 45]]])
         with torch.no_grad():
             total += float(model(input_ids=block, labels=block).loss) * (block.shape[1] - 1)
         count += block.shape[1] - 1
-    return total / count
+    return total / count, count
 
 
 def test_a_folder_is_judged_by_its_own_tokens_and_ties_whatever_the_base(
@@ -293,10 +288,7 @@ def test_a_loss_that_is_none_is_named_and_a_huge_one_has_an_infinite_perplexity(
     with torch.no_grad():
         model.lm_head.weight *= float("nan")
     model.save_pretrained(tmp_path / "broken")
-    app = Typer(pretty_exceptions_enable=False)
-    language.add_commands(app)
-    words = ["perplexity", "broken", "huge", "--data", "folder:texts", "--block", "45", "--json"]
-    result = CliRunner().invoke(app, words)
+    result = command("perplexity", "broken", "huge", *BLOCKS, "--json", catch=True)
     assert isinstance(result.exception, MergeflowError)
     assert "the loss under broken is not a number" in str(result.exception)
     losses = [texts["folder:texts"]["loss"] for texts in json.loads(result.stdout).values()]
@@ -313,10 +305,7 @@ def test_tokens_are_counted_by_model_where_they_differ(
     model.save_pretrained(tmp_path / "wide")
     save_tokenizer(tmp_path / "wide", "ship")
     judgement = judged(monkeypatch, tmp_path, base, "wide")
-    app = Typer(pretty_exceptions_enable=False)
-    language.add_commands(app)
-    words = ["perplexity", str(base), "wide", "--data", "folder:texts", "--block", "45"]
-    printed = CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False).stdout
+    printed = command("perplexity", base, "wide", *BLOCKS).stdout
     assert "do not compare" in printed
     assert f"wide: folder:texts {judgement['wide']['tokens']}" in printed
 
@@ -398,11 +387,7 @@ def test_blocks_begin_with_the_token_that_a_tokenizer_begins_every_text_with(
     tokenizer.save_pretrained(tmp_path / "begins")
     judgement = judged(monkeypatch, tmp_path, "plain", "begins")
     ids = [*tokenizer(tale("ship", 40, 1), add_special_tokens=False)["input_ids"], end]
-    model, total, count = AutoModelForCausalLM.from_pretrained(base), 0.0, 0
-    for at in range(0, len(ids), 45):
-        block = torch.tensor([[start, *ids[at : at + 45]]])
-        total += float(model(block, labels=block).loss.detach()) * (block.shape[1] - 1)
-        count += block.shape[1] - 1
+    loss, count = loss_of(AutoModelForCausalLM.from_pretrained(base), ids, start)
     assert judgement["begins"]["tokens"] == count == len(ids)
-    assert judgement["begins"]["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert judgement["begins"]["loss"] == pytest.approx(loss, rel=1e-5)
     assert judgement["plain"]["tokens"] < count

@@ -4,7 +4,6 @@ import base64
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -17,6 +16,7 @@ from typing import Any
 from tests.flows.forked import run_forked
 from tests.flows.small_project import environment
 from tests.guard import end_below, guarded
+from tests.loopback import free_port
 from tests.postgres import POSTGRES, postgres_server
 
 LEASES = "prefect.server.concurrency.lease_storage.filesystem"
@@ -86,7 +86,7 @@ def prefect_server(folder: Path, project: Path, login: str = "") -> Iterator[Ser
     Args:
         login: USER:PASSWORD that it asks for; empty: it asks for none.
     """
-    port = _free_port()
+    port = free_port()
     address = f"http://127.0.0.1:{port}/api"
     env = {**environment(), "PREFECT_HOME": str(folder), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     env |= {"PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES}
@@ -131,9 +131,3 @@ def _is_up(address: str, process: "subprocess.Popen[bytes]", log: Path) -> bool:
             return True
     except OSError:
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -8,14 +8,8 @@ import pytest
 
 from tests.causal.small_project import make_causal_project
 from tests.flows.small_project import registry_template, run_in
+from tests.flows.test_pipeline import outputs
 from tests.text.small_project import make_text_project
-
-
-def outputs(folder: Path) -> dict[str, bytes]:
-    """Everything that a run makes and whose bits must not depend on how it ran."""
-    made = {path.relative_to(folder / "outputs"): path for path in sorted((folder / "outputs").rglob("*"))}
-    local = ("report.html", "registration.json")
-    return {str(name): path.read_bytes() for name, path in made.items() if path.is_file() and path.name not in local}
 
 
 @pytest.mark.nightly

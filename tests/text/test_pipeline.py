@@ -17,7 +17,7 @@ from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import example_scores
 from mergeflow.modalities.heads import load_head
-from mergeflow.modalities.text.modality import MODALITY, build, open_examples
+from mergeflow.modalities.text.modality import build, open_examples
 from mergeflow.modalities.text.sections import ModelSection
 from tasks.commands.expert_inputs import ExpertInputs
 from tasks.project.graph import load_graph
@@ -173,7 +173,3 @@ def test_texts_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
         MergeflowError, match="the texts of mood, same, near were prepared with the tokenizer of 'inputs/base'"
     ):
         run_pipeline(folder, ("prepare", "base"))
-
-
-def test_the_modality_names_its_parts() -> None:
-    assert (MODALITY.name, MODALITY.tower(None)) == ("text", "")
