@@ -12,9 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-import typer
 import yaml
-from typer.testing import CliRunner
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.commands import language
@@ -49,6 +47,7 @@ from tasks.project.graph import load_graph
 from tests.card import card
 from tests.causal.small_project import TASKS as TALES
 from tests.causal.small_project import finished_project as causal_project
+from tests.command import invoke
 from tests.evaluation.small import TASKS, shared_world, sweep_values
 from tests.evaluation.test_entropy import order, recipe_values
 from tests.evaluation.test_statistics_command import call
@@ -188,11 +187,9 @@ def train(world: Path, out: Path, device: str) -> Any:
 
 def sweep(world: Path, out: Path, device: str) -> Any:
     methods = {"average": {}, "task_arithmetic": {"scale": [0.2, 0.4]}}
-    file, app = out / "sweep.yaml", typer.Typer()
+    file = out / "sweep.yaml"
     file.write_text(yaml.safe_dump(sweep_values(world, device=device, methods=methods)))
-    app.callback()(lambda: None)
-    sweeping.add_commands(app)
-    done = CliRunner().invoke(app, ["sweep", str(file), "--out", str(out / "swept")])
+    done = invoke(sweeping.add_commands, "sweep", file, "--out", out / "swept")
     assert done.exit_code == 0, done.output
     return pq.read_table(out / "swept" / TABLE).drop_columns(["method", "args"]).to_pylist()
 
@@ -274,12 +271,9 @@ def tell_tales(outputs: Path, out: Path, device: str) -> Any:
 
 def ask_for_perplexity(outputs: Path, out: Path, device: str) -> Any:
     """Measure a prepared split by the command."""
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    language.add_commands(app)
     base, data = str(outputs / "base/model.safetensors"), str(outputs / "data/validation/trees")
     words = ["perplexity", base, "--base", base, "--data", data, "--device", device, "--json"]
-    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    done = invoke(language.add_commands, *words, catch_exceptions=False)
     return json.loads(done.stdout)[base]["trees"]["perplexity"]
 
 

@@ -14,8 +14,6 @@ from click.testing import Result
 from peft import LoraConfig, get_peft_model
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from typer import Typer
-from typer.testing import CliRunner
 
 from mergeflow.commands import language
 from mergeflow.errors import MergeflowError
@@ -29,6 +27,7 @@ from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import LmEvalScore, make_sweep
 from tests.card import driver
 from tests.causal.small_project import make_base, save_tokenizer, tale
+from tests.command import invoke
 
 Run = Callable[..., Any]
 BLOCKS = ("--data", "folder:texts", "--block", "45")
@@ -50,9 +49,7 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 
 def command(*words: str | Path, catch: bool = False) -> Result:
     """Run a command in the current folder."""
-    app = Typer(pretty_exceptions_enable=False)
-    language.add_commands(app)
-    return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=catch)
+    return invoke(language.add_commands, *words, catch_exceptions=catch)
 
 
 @pytest.fixture
@@ -60,12 +57,12 @@ def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a command in the project; return its output, or what it printed as JSON."""
     monkeypatch.chdir(project)
 
-    def invoke(*words: str | Path) -> Any:
+    def in_project(*words: str | Path) -> Any:
         result = command(*words)
         assert result.exit_code == 0, result.output
         return json.loads(result.stdout) if "--json" in words else result.stdout
 
-    return invoke
+    return in_project
 
 
 def test_a_block_longer_than_the_positions_is_refused() -> None:

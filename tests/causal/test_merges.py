@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 import yaml
 from click.testing import Result
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
-from typer.testing import CliRunner
 
 from mergeflow.commands.statistics import add_commands
 from mergeflow.data import load_manifest
@@ -26,6 +24,7 @@ from mergeflow.modalities.causal.model import open_language
 from mergeflow.modalities.heads import save_head
 from registry.artifacts import ModelFiles, save_pyfunc
 from tests.causal.small_project import TASKS
+from tests.command import invoke
 
 State = dict[str, Tensor]
 CPU = torch.device("cpu")
@@ -46,11 +45,8 @@ def opened(project: Path, task: str) -> Any:
 
 
 def call(project: Path, *words: str) -> Result:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    add_commands(app)
     whole = [*words, "--architecture", str(project / "outputs/base/model.safetensors")]
-    done = CliRunner().invoke(app, whole, obj=lambda text: text)
+    done = invoke(add_commands, *whole, obj=lambda text: text)
     if isinstance(done.exception, MergeflowError):
         raise done.exception
     assert done.exit_code == 0, done.output

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.commands import merging, sweep
 from mergeflow.commands.allocation import return_freed_memory, reuse_freed_memory
+from tests.command import invoke
 
 # A process that holds a tensor of 16 MiB, and then another, and prints how many bytes the allocator has mapped apart:
 # the field hblkhd of glibc's mallinfo2.
@@ -43,6 +44,7 @@ def test_a_large_block_comes_from_what_was_freed_and_not_from_the_kernel() -> No
 FREED = """
 from pathlib import Path
 from mergeflow.commands.allocation import return_freed_memory
+from tests.command import invoke
 
 def resident():
     return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("RssAnon"))
@@ -97,8 +99,5 @@ def test_merge_chooses_them_and_writes_the_same_bytes(recipe: Path, monkeypatch:
 def test_a_sweep_chooses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
     monkeypatch.setattr(sweep, "reuse_freed_memory", lambda: calls.append(True))
-    app = Typer()
-    app.callback()(lambda: None)
-    sweep.add_commands(app)
-    CliRunner().invoke(app, ["sweep", str(tmp_path / "absent.yaml")])
+    invoke(sweep.add_commands, "sweep", tmp_path / "absent.yaml")
     assert calls == [True]

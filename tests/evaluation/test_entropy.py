@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 import yaml
 from click.testing import Result
-from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.commands.statistics import add_commands
@@ -22,6 +20,7 @@ from mergeflow.merging import load_recipe, make_recipe, merge
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.training.arithmetic import arithmetic
+from tests.command import invoke
 from tests.evaluation.small import TASKS, load_head, prepare
 
 
@@ -130,14 +129,11 @@ def test_the_command_prints_and_writes(world: Path, tmp_path: Path):
 
 
 def adamerge(world: Path, recipe: Path, out: Path, *more: str) -> Result:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    add_commands(app)
     places = []
     for task in TASKS:
         places += ["--task", f"{task}={world / 'data' / task}", "--head", f"{task}={world}/heads/{task}.safetensors"]
     fixed = [*places, "--architecture", "pocket-clip", "--out", str(out), "--set", "args.steps=2"]
-    return CliRunner().invoke(app, ["adamerge", str(recipe), *fixed, *more])
+    return invoke(add_commands, "adamerge", recipe, *fixed, *more)
 
 
 def test_the_command_overwrites_neither_inputs_nor_files_of_others(world: Path, tmp_path: Path):

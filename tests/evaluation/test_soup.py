@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer import Typer
-from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.commands.derived import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.search.soup import checkpoints_of, soup
+from tests.command import invoke
 
 ROOT = Path(__file__).parents[2]
 SCORERS = """
@@ -160,6 +159,7 @@ def test_faults_are_one_message_and_nothing_is_written(run, given, message):
 KILLED = """
 import os
 from pathlib import Path
+from tests.command import invoke
 
 
 def closeness(state, candidate):
@@ -232,12 +232,9 @@ def test_a_run_of_the_trainer(tmp_path, monkeypatch):
         f"    rows = torch.tensor([{tokens[0].tolist()}])\n"
         "    return {'text': -float(model(rows, labels=rows).loss)}\n"
     )
-    app = Typer()
-    app.callback()(lambda: None)
-    add_commands(app)
     line = re.search(r"mergeflow (soup .* --weights greedy .*) +#", (ROOT / "docs/recipes.md").read_text())
     assert line is not None
-    done = CliRunner().invoke(app, line.group(1).split())
+    done = invoke(add_commands, *line.group(1).split())
     assert done.exit_code == 0, done.output
     assert "checkpoint-8   score" in done.output
     loaded = transformers.LlamaForCausalLM.from_pretrained("outputs/soup")

@@ -4,27 +4,23 @@ import shutil
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
 from click.testing import Result
-from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.commands.statistics import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.statistics import StatisticOrder, open_drawn, write_statistic
 from mergeflow.merging import load_recipe, merge
+from tests.command import invoke
 
 TASKS = ("red", "blue", "grey")
 
 
 def call(world: Path, kind: str, task: str, out: Path, *more: str) -> Result:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    add_commands(app)
     places = ["--task", str(world / "data" / task), "--head", str(world / "heads" / f"{task}.safetensors")]
     fixed = [str(world / "experts" / f"{task}.safetensors"), *places, "--architecture", "pocket-clip"]
-    return CliRunner().invoke(app, ["statistics", kind, *fixed, "--out", str(out), *more])
+    return invoke(add_commands, "statistics", kind, *fixed, "--out", out, *more)
 
 
 @pytest.mark.parametrize(("kind", "method"), [("fisher", "fisher"), ("gram", "regmean")])

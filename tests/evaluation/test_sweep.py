@@ -8,16 +8,18 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
+import typer
 import yaml
-from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint
+from mergeflow.commands.sweep import add_commands
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import accuracies, normalised
@@ -26,6 +28,7 @@ from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.search.sweep import SweepResult, run_sweep
 from mergeflow.search.sweep_file import make_sweep
+from tests.command import invoke
 from tests.evaluation.small import TASKS, load_head, sweep_values
 
 ROOT = Path(__file__).parents[2]
@@ -241,30 +244,17 @@ def write_file(world: Path, folder: Path, **changes: Any) -> Path:
 def test_a_source_that_cannot_be_prepared_is_told_with_its_file_and_task(
     world: Path, tmp_path: Path, source: str, message: str
 ):
-    import typer
-
-    from mergeflow.commands.sweep import add_commands
-
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    add_commands(app)
     model = {"architecture": "pocket-clip", "pretrained": "pocket8"}
     place = write_file(world, tmp_path, model=model, tasks={"own": {"source": source, "expert": "red"}})
-    done = CliRunner().invoke(app, ["sweep", str(place), "--out", str(tmp_path / "out")])
+    done = invoke(add_commands, "sweep", place, "--out", tmp_path / "out")
     assert f"sweep '{place}', tasks.own, source '{source}': " in str(done.exception)
     assert message in str(done.exception)
 
 
 def test_the_command_prints_the_table_and_the_recipe(world: Path, grid: SweepResult, tmp_path: Path):
-    import typer
-
-    from mergeflow.commands.sweep import add_commands
-
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    add_commands(app, log=lambda result: f"logged {len(result.rows())} trials")
+    logging = partial(add_commands, log=lambda result: f"logged {len(result.rows())} trials")
     place = write_file(world, tmp_path)
-    done = CliRunner(env={"COLUMNS": "140"}).invoke(app, ["sweep", str(place), "--out", str(grid.folder), "--log"])
+    done = invoke(logging, "sweep", place, "--out", grid.folder, "--log", env={"COLUMNS": "140"})
     assert done.exit_code == 0, done.output
     assert f"{grid.winner.method} *" in done.output
     assert "scale 0.6!" in done.output
@@ -296,28 +286,18 @@ def test_a_winner_that_is_no_better_than_the_base_is_not_praised(grid: SweepResu
 
 def test_a_second_registration_replaces_the_first(world: Path, grid: SweepResult, tmp_path: Path):
     """How a project adds its logger to the library's command."""
-    import typer
 
-    from mergeflow.commands.sweep import add_commands
+    def twice(app: typer.Typer) -> None:
+        add_commands(app)
+        add_commands(app, log=lambda result: "logged")
 
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    add_commands(app)
-    add_commands(app, log=lambda result: "logged")
-    done = CliRunner().invoke(app, ["sweep", str(write_file(world, tmp_path)), "--out", str(grid.folder), "--log"])
+    done = invoke(twice, "sweep", write_file(world, tmp_path), "--out", grid.folder, "--log")
     assert done.exit_code == 0
     assert "logged" in done.output
 
 
 def test_log_without_a_project_is_refused(tmp_path: Path):
-    import typer
-
-    from mergeflow.commands.sweep import add_commands
-
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    add_commands(app)
-    done = CliRunner().invoke(app, ["sweep", str(tmp_path / "s.yaml"), "--log"])
+    done = invoke(add_commands, "sweep", tmp_path / "s.yaml", "--log")
     assert isinstance(done.exception, MergeflowError)
     assert "project" in str(done.exception)
 

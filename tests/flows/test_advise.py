@@ -1,32 +1,30 @@
 """`mergeflow advise` on checkpoints of real classes: what it says, its JSON, and what it says it could not compute."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import typer
 import yaml
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torchvision import models
-from typer.testing import CliRunner
 
 from mergeflow.analysis.provable.advice import advise
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.networks import open_network
 from mergeflow.modalities.nets import recompute_statistics
 from tasks.commands import advise as advise_commands
+from tests.command import invoke
 from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
 
 
 def run(*arguments: str, root: Path | None = None, columns: int = 100) -> Any:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    advise_commands.add_commands(app, root or Path("/"), root is not None)
-    return CliRunner().invoke(app, ["advise", *arguments], env={"COLUMNS": f"{columns}"})
+    add = partial(advise_commands.add_commands, root=root or Path("/"), project=root is not None)
+    return invoke(add, "advise", *arguments, env={"COLUMNS": f"{columns}"})
 
 
 def save(path: Path, state: dict[str, Tensor]) -> str:

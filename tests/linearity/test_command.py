@@ -2,16 +2,15 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 import torch
-import typer
 from safetensors.torch import load_file, save_file
 from torch import nn
-from typer.testing import CliRunner
 
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.layers import find_layers
@@ -20,14 +19,13 @@ from mergeflow.linearity.pairs import measure_pairs
 from mergeflow.modality import Network
 from tasks.commands import linearity as linearity_commands
 from tasks.commands.linearity import ANSWER, predicted
+from tests.command import invoke
 from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
 
 
 def run(*arguments: str, root: Path | None = None, columns: int = 160) -> Any:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    linearity_commands.add_commands(app, root or Path("/"), root is not None)
-    return CliRunner().invoke(app, ["linearity", *arguments], env={"COLUMNS": f"{columns}"})
+    add = partial(linearity_commands.add_commands, root=root or Path("/"), project=root is not None)
+    return invoke(add, "linearity", *arguments, env={"COLUMNS": f"{columns}"})
 
 
 @pytest.fixture(scope="module")

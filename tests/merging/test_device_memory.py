@@ -1,14 +1,13 @@
 """The device memory that merging is foretold to take, against what the card of `tests.card` holds; and its refusal."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
-import typer
 from torch import Tensor
-from typer.testing import CliRunner
 
 from mergeflow.commands.merging import add_commands
 from mergeflow.errors import MergeflowError
@@ -19,6 +18,7 @@ from mergeflow.merging.execution.reader import Unit, model_of
 from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.merging.method import SOME_COPIES
 from tests.card import card, counted, driver
+from tests.command import invoke
 from tests.merging.helpers import fitting, recipe, statistics
 
 SIDE = 96
@@ -112,11 +112,7 @@ def test_workers_hold_several_tensors_as_far_as_the_engine_lets_them() -> None:
     assert device_bytes(configure("ties"), model, [], 2, BUFFER) == 0
 
 
-def invoke(*words: str) -> Any:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    add_commands(app)
-    return CliRunner().invoke(app, [*words])
+run = partial(invoke, add_commands)
 
 
 def written(folder: Path, **changes: Any) -> str:
@@ -130,7 +126,7 @@ def test_a_merge_that_cannot_fit_is_refused_before_it_starts(files: Path) -> Non
     place = written(files)
     with driver(memory=7 * 10**8):
         for command in ("check", "merge"):
-            refused = invoke(command, place).exception
+            refused = run(command, place).exception
             assert isinstance(refused, MergeflowError)
             assert "where 700.0 MB are free: " in str(refused)
             assert str(refused).endswith("takes the most. Use device: cpu.")
@@ -140,9 +136,9 @@ def test_a_merge_that_cannot_fit_is_refused_before_it_starts(files: Path) -> Non
 def test_the_commands_say_what_a_device_will_take(files: Path) -> None:
     place = written(files)
     with card():
-        assert "cuda:0        about " in invoke("check", place).output
-        assert "cuda:1" not in invoke("check", place, "--device", "cpu").output
-        done = invoke("merge", place)
+        assert "cuda:0        about " in run("check", place).output
+        assert "cuda:1" not in run("check", place, "--device", "cpu").output
+        done = run("merge", place)
     assert done.output.startswith("cuda:0        about ")
     assert "of its 85.90 GB free" in done.output
     assert (files / "merged.safetensors").exists()
@@ -158,8 +154,8 @@ def test_auto_takes_a_card_where_matrices_are_treated_whole_and_fit(files: Path)
         place = written(files, device="auto", method=method)
         with card(memory=memory):
             for command in ("check", "merge"):
-                assert line in invoke(command, place).output, (method, command)
-    assert "device: auto is cpu: torch sees no CUDA device" in invoke("check", place).output
+                assert line in run(command, place).output, (method, command)
+    assert "device: auto is cpu: torch sees no CUDA device" in run("check", place).output
     assert (
         merge(recipe(files, device="auto", out=str(files / "merged.safetensors"))).notes[0].startswith("device: auto")
     )

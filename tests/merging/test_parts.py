@@ -2,15 +2,14 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.commands.merging import add_commands
@@ -19,6 +18,7 @@ from mergeflow.merging import check_recipe, make_recipe, merge
 from mergeflow.merging.files.card import push
 from mergeflow.merging.files.output import RECORD, OutputFolder
 from mergeflow.merging.files.parts import Part
+from tests.command import invoke
 from tests.merging.helpers import recipe
 
 METHODS = {
@@ -283,11 +283,7 @@ def test_a_shell_s_pattern_of_parts_is_what_it_stands_for(files):
     parts = [str(part) for part in merge_parts(values, 3)]
     place = str(files / "r.json")
     Path(place).write_text(values.record())
-    app = typer.Typer()
-    add_commands(app)
-
-    def run(*arguments):
-        return CliRunner().invoke(app, ["merge", *arguments])
+    run = partial(invoke, add_commands, "merge")
 
     for order in ([place, "--join", *parts], ["--join", *parts, place]):
         done = run(*order)

@@ -10,15 +10,14 @@ from typing import ClassVar
 
 import huggingface_hub
 import pytest
-import typer
 from huggingface_hub import ModelCard
-from typer.testing import CliRunner
 
 from mergeflow.commands.merging import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import load_recipe, make_recipe, merge
 from mergeflow.merging.files.card import published, push
 from mergeflow.merging.files.convert import convert
+from tests.command import invoke
 from tests.merging.model_folders import TEXT, llama, save, tokenizer
 
 
@@ -256,9 +255,7 @@ def test_offline_nothing_is_pushed(merged, monkeypatch):
 
 
 def test_a_dry_run_needs_nobody_and_says_what_would_go(merged):
-    app = typer.Typer()
-    add_commands(app)
-    ran = CliRunner().invoke(app, ["push", str(merged), "me/merged", "--dry-run"])
+    ran = invoke(add_commands, "push", merged, "me/merged", "--dry-run")
     assert ran.exit_code == 0, ran.output
     assert "README.md" in ran.output
     assert "nothing was sent: without --dry-run these files go to me/merged" in ran.output

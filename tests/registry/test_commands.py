@@ -4,17 +4,17 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from mergeflow.errors import MergeflowError
 from registry import commands as registry_commands
 from registry.promotion import register
 from registry.versions import METHOD, history
+from tests.command import invoke
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
@@ -24,9 +24,7 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
     """A function (words) -> result of the command, in a project whose model is called as params.yaml says."""
     shutil.copyfile(PARAMS, tmp_path / "params.yaml")
     monkeypatch.chdir(tmp_path)
-    app = typer.Typer()
-    registry_commands.add_commands(app, tmp_path)
-    return lambda *words: CliRunner().invoke(app, ["registry", *words])
+    return partial(invoke, lambda app: registry_commands.add_commands(app, tmp_path), "registry")
 
 
 @pytest.mark.slow

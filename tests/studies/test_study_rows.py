@@ -1,19 +1,19 @@
 """`mergeflow study NAME --rows FILE` hands over whole the rows of the last run or of the record, and runs nothing."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from mergeflow.errors import MergeflowError
 from studies.commands.study import add_commands, check_rows_file, find_named, find_studies, write_rows
 from studies.lab.study import ROWS
 from tasks.project.stage import Stage
 from tasks.project.studies import Study
+from tests.command import invoke
 from tests.studies.small_lab import ROOT
 
 STUDIES = find_studies(ROOT)
@@ -88,13 +88,11 @@ def test_files_that_cannot_be_written_are_refused(tmp_path: Path, monkeypatch: p
 
 
 def test_the_command_hands_a_record_over_and_takes_no_other_wish_beside_it(tmp_path: Path) -> None:
-    app = typer.Typer()
-    app.callback()(lambda: None)  # with one command alone its name would not be asked for
-    add_commands(app, ROOT)
-    result = CliRunner().invoke(app, ["study", "mima", "--rows", str(tmp_path / "rows.csv"), "--record"])
+    study = partial(invoke, lambda app: add_commands(app, ROOT), "study", "mima", "--rows", tmp_path / "rows.csv")
+    result = study("--record")
     assert isinstance(result.exception, MergeflowError)
     assert "does one thing at a time, found --record and --rows" in str(result.exception)
     assert not list(tmp_path.iterdir())
-    result = CliRunner().invoke(app, ["study", "mima", "--rows", str(tmp_path / "rows.csv")])
+    result = study()
     assert result.exit_code == 0, result.output
     assert (tmp_path / "rows.csv").read_text().count("\n") > 100

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 import yaml
 from click.testing import Result
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from mergeflow.commands.statistics import add_commands
 from mergeflow.errors import MergeflowError
@@ -21,6 +19,7 @@ from mergeflow.modalities.catalog import open_recorded
 from mergeflow.modalities.classification import Subset
 from mergeflow.modalities.heads import load_head
 from mergeflow.modality import Examples, Model
+from tests.command import invoke
 from tests.text.small_project import TASKS
 
 CPU = torch.device("cpu")
@@ -75,11 +74,8 @@ def test_the_entropy_is_moved_by_classes_alone(project: Path, model: Model) -> N
 
 
 def call(project: Path, *words: str) -> Result:
-    app = typer.Typer()
-    app.callback()(lambda: None)
-    add_commands(app)
     base = str(project / "outputs/base/model.safetensors")
-    return CliRunner().invoke(app, [*words, "--architecture", base], obj=lambda text: text)
+    return invoke(add_commands, *words, "--architecture", base, obj=lambda text: text)
 
 
 def recipe_of(project: Path, method: str, **more: Any) -> dict[str, Any]:

@@ -9,14 +9,13 @@ import pytest
 import torch
 import transformers
 from transformers.models.auto import modeling_auto
-from typer import Typer
-from typer.testing import CliRunner
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.commands.derived import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from mergeflow.merging.adapters.configuration import loading_notes
+from tests.command import invoke
 from tests.merging.families import shrunk
 from tests.merging.tiny_models import OTHERS, tiny
 
@@ -390,20 +389,17 @@ def test_only_tables_of_another_vocabulary_may_have_another_size_than_peft_expec
 
 
 def test_the_command_writes_the_folder_and_tells_the_error_by_layer(tmp_path):
-    app = Typer()
-    app.callback()(lambda: None)  # else its one command needs no name
-    add_commands(app)
     base, _ = saved(tmp_path, "gpt2")
     places = [str(tmp_path / name) for name in ("base", "expert")]
     options = ["--out", str(tmp_path / "small"), "--rank", "2", "--rank-of", "*.mlp.*=3", "--dtype", "bfloat16"]
-    done = CliRunner().invoke(app, ["extract-lora", *places, *options])
+    done = invoke(add_commands, "extract-lora", *places, *options)
     assert done.exit_code == 0, done.output
     assert "transformer.h.1 " in done.output
     assert "rank 2 to 3" in done.output
     assert "stored whole" in done.output
     assert loaded(tmp_path, base, "small")
     for rank in ("two", "0"):
-        bad = CliRunner().invoke(app, ["extract-lora", *places, "--out", "x", "--rank-of", f"*={rank}"])
+        bad = invoke(add_commands, "extract-lora", *places, "--out", "x", "--rank-of", f"*={rank}")
         assert isinstance(bad.exception, MergeflowError)
         assert f"--rank-of '*={rank}': expected a whole number of at least 1" in str(bad.exception)
 
