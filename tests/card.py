@@ -9,10 +9,11 @@ left to torch, which would cut its factors.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Self
 from unittest.mock import patch
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
@@ -249,3 +250,13 @@ def _submit(pool: ThreadPoolExecutor, work: Callable[..., Any], /, *args: Any, *
             return work(*args, **kwargs)
 
     return _plain_submit(pool, with_card)
+
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+CARDS = [pytest.param(False, id="simulated"), pytest.param(True, marks=cuda, id="real")]
+on_cards = pytest.mark.parametrize("real", CARDS)
+
+
+def on(real: bool) -> AbstractContextManager[Any]:
+    """Return a context in which there is a card: a real one, or the one of this file."""
+    return nullcontext() if real else card()

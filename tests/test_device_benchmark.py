@@ -163,7 +163,7 @@ def test_a_section_that_is_stopped_or_fails_keeps_its_rows(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_test_that_fails_on_the_card_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "test_card.py").write_text("def test_it():\n    assert False\n")
+    (tmp_path / "test_card.py").write_text("def test_a_real_one():\n    assert False\n")
     monkeypatch.setattr(pipeline, "TESTS", (str(tmp_path / "test_card.py"),))
     result = device.rehearsed(pipeline.tests)
     assert "1 failed" in result["rows"][0]["result"]

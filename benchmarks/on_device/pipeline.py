@@ -14,13 +14,13 @@ from typing import Any
 from benchmarks.on_device.common import Row, place
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("tests/merging/test_on_card.py", "tests/training/test_cuda.py")
+TESTS = ("tests/merging/test_on_card.py", "tests/training/test_on_card.py")
 STAGES = ("prepare", "base", "multitask", "finetune", "sweep", "select", "evaluate")
 
 
 def tests(rehearse: bool) -> Iterator[Row]:
     """The tests of merging and of training on a device; in a rehearsal those that need one are skipped."""
-    command, last = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", "not simulated", *TESTS], ""
+    command, last = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-k", "real", *TESTS], ""
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running:
         assert running.stdout is not None
         for line in running.stdout:

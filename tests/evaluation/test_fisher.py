@@ -104,23 +104,6 @@ def order(world: Path, task: str, **changes) -> StatisticOrder:
     return StatisticOrder(**{**values, **changes})
 
 
-@pytest.mark.slow
-def test_merge_of_pocket_experts_is_the_formula(world: Path, fishers: dict[str, Path], tmp_path: Path):
-    from mergeflow.merging import make_recipe, merge
-
-    paths = {task: str(world / "experts" / f"{task}.safetensors") for task in fishers}
-    data = {"fisher": {task: str(path) for task, path in fishers.items()}}
-    values = {"method": "fisher", "base": str(world / "base.safetensors"), "experts": paths, "data": data}
-    made = merge(make_recipe({**values, "out": str(tmp_path / "merged.safetensors")}))
-    with open_checkpoint(made.path) as merged:
-        states = {task: dict(open_checkpoint(path)) for task, path in paths.items()}
-        estimates = {task: dict(open_checkpoint(path)) for task, path in fishers.items()}
-        for name in merged:
-            top = sum((estimates[t][name].double() + 1e-6) * states[t][name].double() for t in fishers)
-            expected = top / sum(estimates[t][name].double() + 1e-6 for t in fishers)
-            torch.testing.assert_close(merged[name].double(), expected, rtol=1e-4, atol=1e-6)
-
-
 def test_purpose_the_merge_costs_an_expert_less_than_the_average(world: Path, fishers: dict[str, Path]):
     """Distances from an expert are short where its own Fisher is large: that is what the weights are for."""
     base = dict(open_checkpoint(world / "base.safetensors"))

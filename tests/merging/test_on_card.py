@@ -6,7 +6,6 @@ catalog.
 """
 
 import json
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,11 @@ from mergeflow.merging.compression.compressor import compressors, configure_comp
 from mergeflow.merging.compression.suite_file import compress
 from mergeflow.merging.learned.adamerging import learn
 from mergeflow.merging.linalg import spectra
-from tests.card import card
+from tests.card import cuda, on, on_cards
 from tests.merging.helpers import EDGE, State, awkward, fitting, recipe, statistics
 
 CASES = [(name, args) for name in methods() for args in [{}, *EDGE[name]]]
 TOLERANCE = {torch.float64: {"rtol": 1e-7, "atol": 1e-9}, torch.float32: {"rtol": 1e-4, "atol": 1e-5}}
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-CARDS = [pytest.param(False, id="simulated"), pytest.param(True, marks=cuda, id="real")]
-on_cards = pytest.mark.parametrize("real", CARDS)
-
-
-def on(real: bool) -> AbstractContextManager[Any]:
-    return nullcontext() if real else card()
 
 
 def agree(actual: State, expected: State, real: bool) -> None:
@@ -115,7 +107,7 @@ def test_learned_coefficients(coefficients_of: str, real: bool) -> None:
 
 
 @cuda
-def test_a_device_that_is_not_there(files: Path) -> None:
+def test_a_device_that_no_real_one_is(files: Path) -> None:
     with pytest.raises(MergeflowError, match="torch sees"):
         merge(recipe(files, device=f"cuda:{torch.cuda.device_count()}"))
 

@@ -126,6 +126,7 @@ def test_one_epoch_task_arithmetic_is_one_joint_step(tmp_path: Path, scale: floa
 
 
 @pytest.mark.parametrize("settings", [
+    FineTuneSettings(regime="steps", steps=5, batch_size=4),
     FineTuneSettings(regime="one_epoch", batch_size=4),
     FineTuneSettings(regime="epochs", epochs=2, batch_size=4),
     full_batch(3),
