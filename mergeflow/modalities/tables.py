@@ -169,7 +169,20 @@ def _table(location: Location, path: str, read: Callable[[IO[bytes]], pa.Table])
     return table
 
 
+def class_labels(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return the class names in label order of each column whose metadata declare them, as `datasets` writes them."""
+    raw = (schema.metadata or {}).get(b"huggingface")
+    features = (json.loads(raw).get("info") or {}).get("features") if raw else None
+    declared = {key: value for key, value in (features or {}).items() if isinstance(value, dict)}
+    return {key: [*map(str, value["names"])] for key, value in declared.items() if value.get("names")}
+
+
 def _joined(split: str, tables: Sequence[pa.Table]) -> pa.Table:
+    first, *others = (class_labels(table.schema) for table in tables)
+    if other := next((names for names in others if names != first), None):
+        raise MergeflowError(
+            f"the parts of {split} number their classes differently ({first} and {other}): write them again together."
+        )
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowTypeError as error:

@@ -204,6 +204,28 @@ def test_a_label_that_train_lacks_is_refused(base: Path, tmp_path: Path) -> None
         prepared(base, tmp_path, "jsonl:rows")
 
 
+def test_labels_are_classes_by_name_whatever_their_order_in_a_file(tmp_path: Path) -> None:
+    """A test split, or a shard, that numbers its classes otherwise had the wrong labels, without a word."""
+    import datasets
+
+    def shard(name: str, *names: str) -> None:
+        label = datasets.ClassLabel(names=list(names))
+        rows = [{"text": f"{name} {k} {text}", "label": text} for k in range(9) for text in ("bad", "good")]
+        features = datasets.Features({"text": datasets.Value("string"), "label": label})
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / name)
+
+    shard("rows/train.parquet", "bad", "good")
+    shard("rows/test.parquet", "good", "bad")
+    raw = open_source("task", "parquet:rows", SOURCES, TRANSFORMS, root=tmp_path)
+    assert raw.class_names
+    assert all(raw.class_names[example.label] in example.read()["text"] for example in raw.splits["test"]())
+    shard("shards/train-00000-of-00002.parquet", "bad", "good")
+    shard("shards/train-00001-of-00002.parquet", "good", "bad")
+    with pytest.raises(MergeflowError, match=r"parts of train number their classes differently.*write them again"):
+        open_source("task", "parquet:shards", SOURCES, TRANSFORMS, root=tmp_path)
+
+
 def test_labels_that_look_equal_are_one_class_and_those_that_nearly_do_are_told(base: Path, tmp_path: Path) -> None:
     write(tmp_path / "rows/train.jsonl", [{**row, "label": f"Größe {row['label']}"} for row in ROWS])
     rows = [{"text": f"dog {end}", "label": f"Gro\u0308ße {end}"} for end in ("no", "yes ")]

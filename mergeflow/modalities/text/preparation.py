@@ -23,6 +23,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.metrics import METRICS, find_metric
 from mergeflow.modalities.tables import (
     Chosen,
+    class_labels,
     lines_table,
     load_tables,
     open_rows,
@@ -237,16 +238,8 @@ def _class_names(table: pa.Table, label: str) -> list[str] | None:
     kind = table.schema.field(label).type
     if pa.types.is_floating(kind) or (pa.types.is_decimal(kind) and kind.scale > 0):
         return None
-    declared = _declared(table.schema).get(label, {})
-    if isinstance(declared, dict) and declared.get("_type") == "ClassLabel" and declared.get("names"):
-        return [str(name) for name in declared["names"]]
-    return [_name(value) for value in sorted(pc.unique(table[label]).drop_null().to_pylist())]
-
-
-def _declared(schema: pa.Schema) -> Mapping[str, Any]:
-    raw = (schema.metadata or {}).get(b"huggingface")
-    features = (json.loads(raw).get("info") or {}).get("features") if raw else None
-    return features if isinstance(features, dict) else {}
+    values = sorted(pc.unique(table[label]).drop_null().to_pylist())
+    return class_labels(table.schema).get(label) or [_name(value) for value in values]
 
 
 def _name(value: Any) -> str:
@@ -271,9 +264,10 @@ def _labels(table: pa.Table, label: str, names: Sequence[str] | None, where: str
                 "regression are. Correct it, or remove the row."
             )
         return np.array(values, np.float64)
-    declared = _declared(table.schema).get(label, {})
-    if isinstance(declared, dict) and declared.get("names"):
+    declared = class_labels(table.schema).get(label, [])
+    if declared == names:
         return np.array(values, np.int64)  # prepare names the rows whose label has no name
+    values = [declared[value] if value in range(len(declared)) else value for value in values]
     number = {plain(name): index for index, name in enumerate(names)}
     unknown = [row for row, value in enumerate(values) if plain(_name(value)) not in number]
     if unknown:
