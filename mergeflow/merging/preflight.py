@@ -16,16 +16,19 @@ import yaml
 from mergeflow.checkpoints.checks import same_values
 from mergeflow.checkpoints.folders import NamedBase, code_files, config_of, folder_of, named_base, named_folders
 from mergeflow.checkpoints.formats import cached_id, open_checkpoint, other_weights, read_json_if_whole
-from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.checkpoints.reader import FileEntry, LazyStateDict, TensorEntry
 from mergeflow.errors import MergeflowError
+from mergeflow.late import torch
 from mergeflow.merging.architectures.cuts import Config
 from mergeflow.merging.architectures.settings import comparable, flattened
 from mergeflow.merging.execution.direction import RUNNING
 from mergeflow.merging.vocabulary.alignment import vocab_sizes
 from mergeflow.merging.vocabulary.companions import (
+    SLOW,
     TOKENIZER,
     Vocabulary,
     added_tokens,
+    listed_tokens,
     read_vocabulary,
     settings_of,
     templates_of,
@@ -91,6 +94,27 @@ def running_findings(names: Iterable[str]) -> list[Finding]:
     return [Finding("batch_norm", f"batch_norm: {message}: compute them again from data before you use it")]
 
 
+def counter_findings(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> list[Finding]:
+    """Report single integers and truth values that differ; those of BatchNorm count batches and mean nothing."""
+    single = [
+        name
+        for name, info in base.infos.items()
+        if info.numel == 1 and not (info.dtype.is_floating_point or info.dtype.is_complex)
+        if isinstance(base.entries[name], FileEntry | TensorEntry) and not name.endswith("num_batches_tracked")
+    ]
+    unlike = {
+        name: expert
+        for expert, state in experts.items()
+        for name in single
+        if name in state and not torch.equal(base[name], state[name])
+    }
+    if not unlike:
+        return []
+    (name, expert), more = next(iter(unlike.items())), len(unlike) - 1
+    differ = f"and {more} more differ" if more else "differs"
+    return [Finding("integers", f"integers: '{name}' of '{expert}' {differ} from the base's, which the result has")]
+
+
 def check_findings(findings: Iterable[Finding], allow: Iterable[str]) -> None:
     """Refuse differences that change the meaning of weights, all in one message.
 
@@ -133,7 +157,8 @@ _MEANING = re.compile(
     r"|num_experts_per_tok|num_experts_per_token|moe_top_?k|norm_topk_prob|routed_scaling_factor|scoring_func|topk_\w+"
     r"|\w*softcapping|query_pre_attn_scalar|\w+_multiplier|logits?_scaling|logit_scale|scale_\w+|scale_embedding"
     r"|position_embedding_type|alibi|relative_attention\w*|layer_types|use_parallel_residual|parallel_attn|multi_query"
-    r"|new_decoder_architecture|clip_qkv|id2label|use_sliding_window|sliding_window\w*|attention_chunk_size|no_rope\w*"
+    r"|new_decoder_architecture|clip_qkv|id2label|label_names|architecture|quick_gelu|attention_head_dim|act_fn"
+    r"|norm_num_groups|n_group|flip_sin_to_cos|freq_shift|resnet_time_scale_shift|axes_dims_rope|use_sliding_window|sliding_window\w*|attention_chunk_size|no_rope\w*"
 )
 # Models whose positions are counted from the id of the padding on.
 _PADDED = re.compile(
@@ -232,7 +257,23 @@ def tokenizer_findings(base: Path | None, experts: Folders, resized: Mapping[str
         folder = experts[name]
         assert mine is not None
         findings += _compared(name, mine, read_vocabulary(folder, name, str(folder)))
-    return findings
+    slow = {name: folder for name, folder in experts.items() if not (base_text and _content(folder))}
+    return findings + [each for name, folder in slow.items() for each in _slowly_compared(name, base, folder)]
+
+
+def _slowly_compared(name: str, base: Path | None, other: Path | None) -> list[Finding]:
+    """Compare tokenizers of which one has no tokenizer.json: by lists of tokens, else by the bytes of their files."""
+    if base is None or other is None:
+        return []
+    mine, theirs = listed_tokens(base), listed_tokens(other)
+    if mine and theirs:
+        return _compared(name, mine, theirs)
+    unlike = [file for file in SLOW if (base / file).is_file() and not _same_file(base / file, other / file)]
+    return [
+        Finding("tokenizer", f"tokenizer: '{name}' has another {file}, not compared; the result has the base's")
+        for file in unlike[:1]
+        if (other / file).is_file()
+    ]
 
 
 def _aligns(name: str) -> str:
@@ -261,6 +302,8 @@ def _compared(name: str, base: Vocabulary, other: Vocabulary) -> list[Finding]:
     lacking = [token for token in base.ids if token not in other.ids]
     if lacking:
         findings.append(Finding("tokenizer", f"tokenizer: '{name}' lacks {_count(lacking)}{_some(lacking)}"))
+    if not base.content or not other.content:
+        return findings
     merges = base.content["model"].get("merges") != other.content["model"].get("merges")
     unlike = [part for part in _PARTS if base.content.get(part) != other.content.get(part)] + ["merges"] * merges
     if unlike:
@@ -514,8 +557,11 @@ def compare(
     folders = {name: folder_of(state) for name, state in experts.items()}
     configs = {name: config_of(state) for name, state in experts.items()}
     findings = config_findings(config, configs, base.infos)
+    for file, defaults in _OTHER_CONFIGS.items():
+        given = {name: _with_defaults(_settings(folder, file), defaults) for name, folder in folders.items()}
+        findings += config_findings(_with_defaults(_settings(base_folder, file), defaults), given, base.infos)
     if tokenizer is None:
-        findings += tokenizer_findings(base_folder, folders, _resized(config, configs))
+        findings += tokenizer_findings(base_folder, folders, resized(config, configs))
     if tokenizer not in experts:
         findings += special_findings(base_folder, folders)
         findings += [] if templated else template_findings(base_folder, folders)
@@ -526,6 +572,15 @@ def compare(
     findings += preprocessing_findings(base_folder, folders)
     findings += [finding for name, folder in folders.items() for finding in _other_files(name, base_folder, folder)]
     return [*findings, *_unread({"base": base_folder, **folders})]
+
+
+# Configurations of other libraries, with what they mean where they are silent.
+_OTHER_CONFIGS: dict[str, dict[str, Any]] = {"open_clip_config.json": {"quick_gelu": False}, "params.json": {}}
+
+
+def _with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    model = settings.get("model_cfg")
+    return {**settings, "model_cfg": {**defaults, **model}} if isinstance(model, dict) else dict(settings)
 
 
 _PREPROCESSING = (
@@ -582,7 +637,7 @@ def _same_file(a: Path, b: Path) -> bool:
     return b.is_file() and cmp(a, b, shallow=False)
 
 
-def _resized(base: Mapping[str, Any], experts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def resized(base: Mapping[str, Any], experts: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Say which experts have another number of rows for tokens."""
     base_sizes = vocab_sizes(base)
     return {

@@ -4,8 +4,10 @@ import json
 import re
 
 import pytest
+import torch
 from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
+from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
 from mergeflow.merging.architectures import settings
@@ -215,6 +217,42 @@ def test_new_tokens_are_warned_of_and_other_sizes_refused(pair):
     assert "tokenizer: 'a' has 320 rows for tokens, the base 304; `tokenizer_source: union`" in message
     assert "has tensor 'lm_head.weight' of shape [320, 16]" in message
     check_recipe(plan(pair, tokenizer_source="base"))
+
+
+def test_tokens_without_tokenizer_json_are_compared(pair):
+    """Lists of tokens in another order were merged row by row, without a word."""
+    for name in ("base", "a"):
+        (pair / name / "tokenizer.json").unlink()
+        (pair / name / "vocab.txt").write_text("\n".join(f"t{row}" for row in range(304)))
+    assert not [line for line in said(pair) if "tokenizer" in line]
+    (pair / "a/vocab.txt").write_text("\n".join(f"t{row}" for row in reversed(range(304))))
+    assert "tokenizer: 'a' has 304 tokens in other rows" in refused(pair)
+    (pair / "a/vocab.txt").unlink()
+    (pair / "a/vocab.json").write_text(json.dumps({f"t{(row + 1) % 304}": row for row in range(304)}))
+    assert "tokenizer: 'a' has 304 tokens in other rows" in refused(pair)
+    for name in ("base", "a"):
+        (pair / name / "tokenizer.model").write_bytes(name.encode())
+    (pair / "a/vocab.json").unlink()
+    assert "'a' has another tokenizer.model, not compared" in "".join(said(pair))
+
+
+@pytest.mark.parametrize(
+    ("file", "base", "other", "subject"),
+    [
+        ("open_clip_config.json", {"model_cfg": {}}, {"model_cfg": {"quick_gelu": True}}, "model_cfg.quick_gelu"),
+        ("params.json", {"rope_theta": 1e4}, {"rope_theta": 1e6}, "rope_theta"),
+        ("config.json", {"label_names": ["a", "b"]}, {"label_names": ["b", "a"]}, "label_names"),
+        ("config.json", {"_class_name": "UNet", "act_fn": "silu"}, {"_class_name": "UNet", "act_fn": "gelu"}, "act_fn"),
+    ],
+)
+def test_configurations_of_other_libraries_are_compared(tmp_path, file, base, other, subject):
+    """An activation of open_clip's or diffusers', or a rotary base of params.json, was the base's without a word."""
+    for name, values in (("base", base), ("a", other)):
+        (tmp_path / name).mkdir()
+        write_checkpoint(tmp_path / name / "model.safetensors", {"w": torch.ones(2)})
+        (tmp_path / name / file).write_text(json.dumps(values))
+    assert f"- {subject}: " in refused(tmp_path)
+    merge(plan(tmp_path, allow=[subject]))
 
 
 def test_tokenizers_that_cut_otherwise_are_warned_of(pair):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
-from mergeflow.checkpoints.formats import read_json
+from mergeflow.checkpoints.formats import read_json, read_json_if_whole
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.schema import Frozen
@@ -87,7 +87,7 @@ def tokenizer_choice(value: Any) -> Any:
 
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 # What tokenizers of transformers that are not "fast" leave behind; tokenizer.json can be made of them.
-_SLOW = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "merges.txt")
+SLOW = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt", "merges.txt")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Vocabulary:
 
     Attributes:
         folder: Where its tokenizer lies.
-        content: tokenizer.json.
+        content: tokenizer.json; {} where there is none.
         ids: Row of each token, added tokens among them.
     """
 
@@ -138,6 +138,21 @@ def read_vocabulary(folder: Path | None, owner: str, path: str) -> Vocabulary:
     return Vocabulary(folder, content, ids)
 
 
+def listed_tokens(folder: Path) -> Vocabulary | None:
+    """Return the tokens of a folder, with or without a tokenizer.json; None where no file lists them as text."""
+    if (folder / TOKENIZER).is_file():
+        return read_vocabulary(folder, folder.name, str(folder))
+    if (folder / "vocab.txt").is_file():
+        lines = (folder / "vocab.txt").read_text(encoding="utf-8", errors="replace").split("\n")
+        ids: dict[str, Any] = {token.rstrip("\r"): row for row, token in enumerate(lines) if token}
+    else:
+        ids = read_json_if_whole(folder / "vocab.json")
+    listed = settings_of(folder).get("added_tokens_decoder")
+    added = {token["content"]: int(row) for row, token in listed.items()} if isinstance(listed, dict) else {}
+    ids = {**ids, **read_json_if_whole(folder / "added_tokens.json"), **added} if ids else {}
+    return Vocabulary(folder, {}, ids) if ids else None
+
+
 def token_ids(model: Mapping[str, Any]) -> dict[str, int]:
     """Return the ids of a tokenizer's model: a mapping, or a list of pieces with scores."""
     vocab = model["vocab"]
@@ -163,7 +178,7 @@ def _untyped(model: Mapping[str, Any]) -> str:
 
 
 def _none(folder: Path | None, owner: str, path: str) -> MergeflowError:
-    slow = next((name for name in _SLOW if folder is not None and (folder / name).is_file()), None)
+    slow = next((name for name in SLOW if folder is not None and (folder / name).is_file()), None)
     if slow is not None:
         return MergeflowError(
             f"'{owner}' ({path}) has '{slow}' but no {TOKENIZER}, which tokens are aligned by: make one with "
