@@ -238,6 +238,7 @@ def fit_inputs(
         raise MergeflowError("`only` and `ignore` leave no tensor of the base to merge: the result would be the base.")
     if left_out:
         states = {name: view(state, [n for n in state if n not in left_out]) for name, state in states.items()}
+        base, states = _parted(base, states, left_out, notes)
     states = {name: _with_buffers_of(name, base, state, left_out, notes) for name, state in states.items()}
     base, states = _with_ties(base, states, left_out, notes)
     states = {name: bound(base, state) for name, state in states.items()}
@@ -463,6 +464,20 @@ def _untied(
     for name in states.keys() - adapters.keys():
         states[name] = _says_untied(states[name])
     return _says_untied(base)
+
+
+def _parted(
+    base: LazyStateDict, states: dict[str, LazyStateDict], left_out: frozenset[str], notes: list[str]
+) -> tuple[LazyStateDict, dict[str, LazyStateDict]]:
+    """Store tied weights one by one, if some of them are merged and others are not."""
+    parted = {name: first for name, first in base.tied.items() if (name in left_out) != (first in left_out)}
+    if not parted:
+        return base, states
+    name, first = min(parted.items())
+    notes.append(f"one of '{name}' and '{first}', which are tied, stays the base's: the result has both, untied")
+    made = _says_untied(base)
+    made.tied = {name: first for name, first in base.tied.items() if name not in parted}
+    return made, {name: state if state.is_task_vector else _says_untied(state) for name, state in states.items()}
 
 
 def _is_table(tensor: tuple[str, Entry]) -> bool:

@@ -62,9 +62,10 @@ def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[s
 
 # Factors by the names that PEFT, kohya, diffusers and LyCORIS give them.
 FACTOR = re.compile(
-    r"(?:^|[._])(?:lora[._](?:A|B|embedding_[AB]|up|down|linear_layer)|hada_w\d_[ab]|lokr_w\d(?:_[ab])?|"
-    r"vera_lambda_[bd]|b?oft_(?:[RS]|blocks|diag))(?:\.|$)"
+    r"(?:^|[._])(?:lora\d*[._](?:[AaBbE]|embedding_[AB]|up|down|linear_layer)|hada_w\d_[ab]|lokr_w\d(?:_[ab])?|"
+    r"vera_lambda_[bd]|b?oft_(?:[RS]|blocks|diag))(?:\.|$)|^lora_\w+\.[ab][12]\.weight$"
 )
+_FLAT = re.compile(r"(?:^|\.)_?flat_param(?:_\d+)?$")  # FSDP's and fairscale's
 
 
 def _check_weights(owner: str, infos: Mapping[str, TensorInfo], expected: Collection[str]) -> None:
@@ -79,6 +80,11 @@ def _check_weights(owner: str, infos: Mapping[str, TensorInfo], expected: Collec
             f"{owner} holds factors of an adapter, such as '{factors[0]}', whose products alone could be merged: name "
             "the folder of a PEFT adapter, with its adapter_config.json. Merge an adapter of another library into its "
             "base first."
+        )
+    if flat := next(filter(_FLAT.search, infos), None):
+        raise MergeflowError(
+            f"{owner} holds '{flat}', the weights of many modules in one row, as FSDP shards them, where nothing tells "
+            "them apart: save a full state dict (FSDP's FULL_STATE_DICT), and name that."
         )
     if empty := [tensor for tensor, info in infos.items() if info.shape == (0,) and tensor.endswith("weight")]:
         raise MergeflowError(
@@ -211,17 +217,24 @@ def check_copied(tensor: str, info: TensorInfo, expert: str, base: Tensor, value
         values: The expert's, likewise.
 
     Raises:
-        MergeflowError: Integers of a table, which are codes of weights, or complex numbers of an expert differ.
+        MergeflowError: Several integers (codes, maps of tokens), or complex numbers, of an expert differ. Single
+            integers are counters.
     """
-    codes = info.dtype.is_complex or (not info.dtype.is_floating_point and len(info.shape) > 1)
-    if codes and not torch.equal(values, base):
+    if (info.dtype.is_complex or info.numel > 1) and not torch.equal(values, base):
         what = "complex numbers" if info.dtype.is_complex else "integers"
-        reason = "they" if info.dtype.is_complex else "codes of quantised weights"
+        reason = "they" if info.dtype.is_complex else "codes of quantised weights, maps and masks"
         raise MergeflowError(
             f"tensor '{tensor}' {list(info.shape)} holds {what} that differ between the base and '{expert}': "
             f"{reason} cannot be merged, and keeping the base's would lose the expert. Merge the weights they "
             "were made from; what is no weight stays the base's by `ignore`."
         )
+
+
+def check_all_copied(base: Mapping[str, Tensor], expert: str, state: Mapping[str, Tensor]) -> None:
+    """Check every tensor of an expert that is copied from the base, as `check_copied` does."""
+    for name, info in infos_of(base).items():
+        if name in state and not info.dtype.is_floating_point:
+            check_copied(name, info, expert, base[name], state[name])
 
 
 def check_finite(name: str, state: Mapping[str, Tensor]) -> None:

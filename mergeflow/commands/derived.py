@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mergeflow.checkpoints.fingerprint import short
-from mergeflow.commands.options import Force, local, read_pairs
+from mergeflow.commands.options import Force, local, print_remarks, read_pairs
 from mergeflow.errors import MergeflowError
 
 Vector = Annotated[Path, typer.Argument(help="A task vector.")]
@@ -34,7 +34,8 @@ def extract(
     """Write τ = expert − base."""
     from mergeflow.merging.files import vectors
 
-    _say(out, vectors.extract(local(context, base), local(context, expert), out, force=force))
+    made = vectors.extract(local(context, base), local(context, expert), out, force=force, remark=print_remarks)
+    _say(out, made)
 
 
 def add(
@@ -136,6 +137,7 @@ def extract_lora(
     typer.echo(f"{made.path}  {short(made.fingerprint)}…  {made.seconds:.1f} s")
     for line in made.notes:
         typer.echo(line)
+    print_remarks((), made.warnings)
 
 
 def _ranks(pairs: list[str]) -> dict[str, int]:
@@ -164,6 +166,7 @@ def compress(
     from contextlib import ExitStack
 
     from mergeflow.checkpoints import open_checkpoint
+    from mergeflow.checkpoints.align_names import fit_inputs
     from mergeflow.merging.compression.compressor import configure_compressor
     from mergeflow.merging.compression.suite_file import compress as run
     from mergeflow.merging.files.output import check_file
@@ -178,8 +181,10 @@ def compress(
         paths = read_pairs(expert, "--expert")
         experts = {task: opened.enter_context(open_checkpoint(local(context, path))) for task, path in paths.items()}
         check_file(out, {"base": origin.path, **{task: state.path for task, state in experts.items()}}, force)
-        small = run(call, origin, experts)
+        fitted = fit_inputs(origin, experts)
+        small = run(call, origin, fitted.experts)
         small.write(out)
+        print_remarks(fitted.notes, [note for state in (origin, *experts.values()) for note in state.notes])
     share = small.stored_bits / small.expert_bits
     typer.echo(f"{out}: {small.stored_bits / 8e6:.2f} MB, {share:.1%} of the experts' {small.expert_bits / 8e6:.2f} MB")
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from mergeflow.application import call
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.allocation import reuse_freed_memory
-from mergeflow.commands.options import Force, checked, local, print_table, progress_bars
+from mergeflow.commands.options import Force, checked, local, print_remarks, print_table, progress_bars
 from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
@@ -95,9 +95,7 @@ def merge(
         )
     where = f"[bold]{escape(str(made.path))}[/]  {short(made.fingerprint)}…  {made.seconds:.1f} s"
     console.print(where, highlight=False, soft_wrap=True)
-    for kind, lines in (("note", made.notes), ("warning", made.warnings)):  # as `check` prints them
-        for line in lines:
-            typer.echo(f"{kind:<13s} {line}")
+    print_remarks(made.notes, made.warnings)
 
 
 def _check_fleet(store: str | None, part: str | None, join: list[Path]) -> None:
@@ -274,6 +272,7 @@ def diff(
     console = Console()
     if table.row_count:
         print_table(console, table)
+    print_remarks((), comparison.warnings)
     same = sum(row.equal for row in comparison.tensors)
     console.print(f"{same} of {len(comparison.tensors)} tensors are equal.", highlight=False)
     raise typer.Exit(0 if comparison.equal else 1)
@@ -309,3 +308,4 @@ def convert(
     made = run(local(context, source), out, dtype, size, force=force)
     dequantised = f", {made.dequantised} of them dequantised" if made.dequantised else ""
     typer.echo(f"{made.path}  {short(made.fingerprint)}…  {made.tensors} tensors{dequantised}")
+    print_remarks((), made.warnings)

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,13 @@ def print_table(console: Console, table: Table) -> None:
     if least > console.width:
         table.width = least
     console.print(table, crop=False)
+
+
+def print_remarks(notes: Iterable[str], warnings: Iterable[str]) -> None:
+    """Print what was done to make inputs fit, and what to know of them, as `check` does."""
+    for kind, lines in (("note", notes), ("warning", warnings)):
+        for line in lines:
+            typer.echo(f"{kind:<13s} {line}")
 
 
 def progress_bars(console: Console, *columns: ProgressColumn) -> Progress:

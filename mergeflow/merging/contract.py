@@ -199,14 +199,14 @@ def awkward(dtype: torch.dtype, experts: int = 3, seed: int = 0, long: int = 0) 
     if long:
         shapes["long"] = (long,)
     base = {name: draw(*shape).to(dtype) for name, shape in shapes.items()}
-    base["steps"] = torch.arange(4)
-    base["flag"] = torch.tensor([True, False])
+    base["steps"] = torch.tensor(4)
+    base["flag"] = torch.tensor(True)
     base["head"] = base["embedding"]
 
     def tuned() -> State:
         state = {name: (base[name].double() + 0.1 * draw(*shape)).to(dtype) for name, shape in shapes.items()}
         state["still.attn"] = base["still.attn"].clone()
-        return {**state, "steps": torch.arange(4) + 1, "flag": ~base["flag"], "head": state["embedding"]}
+        return {**state, "steps": base["steps"] + 1, "flag": ~base["flag"], "head": state["embedding"]}
 
     return base, {f"expert{index}": tuned() for index in range(experts)}
 

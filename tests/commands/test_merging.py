@@ -264,3 +264,20 @@ def test_layers_and_several_documents_on_the_command_line(run: Run, folder: Path
     (folder / "tall.yaml").write_text("slices: [{model: a.safetensors, layers: [0, 2]}]\n")
     with pytest.raises(MergeflowError, match=r"step 'slices': 'a.safetensors' \(no config.json with a model_type\)"):
         run("check", "tall.yaml")
+
+
+def test_commands_say_what_they_leave_out(run: Run, folder: Path) -> None:
+    """Moving averages beside the weights, and names made to fit, were told by merges alone."""
+    state = tensors(folder / "a.safetensors")
+    averaged = {name: value + 1 for name, value in state.items()}
+    torch.save({"state_dict": {f"model.{name}": v for name, v in state.items()}, "ema": averaged}, folder / "a.pt")
+    unread, taken = "'state_dict', which is read, and 'ema', not read", "'expert' are taken without their prefix"
+    assert unread in run("convert", "a.pt", "--out", "plain.safetensors").output
+    assert unread in run("diff", "a.pt", "a.safetensors").output
+    made = run("vector", "extract", "base.safetensors", "a.pt", "--out", "vector.safetensors").output
+    assert unread in made
+    assert taken in made
+    suite = ("compress", "emr", "--base", "base.safetensors", "--expert", "a=a.pt", "--out", "suite.safetensors")
+    compressed = run(*suite).output
+    assert unread in compressed
+    assert taken.replace("expert", "a") in compressed

@@ -1,6 +1,7 @@
 """Merges of everyday inputs, on files of transformers: tied weights, patterns, no base, shards as the base has them."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ import torch
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, make_recipe, merge
+from mergeflow.merging.compression.compressor import configure_compressor
+from mergeflow.merging.compression.suite_file import compress
 from mergeflow.merging.files.vectors import extract
 from tests.checkpoints.test_fitted import WRITERS, copied, llama, pickled, saved
 from tests.merging.helpers import recipe
@@ -173,6 +176,7 @@ def test_complex_numbers_are_the_base_s_and_refused_where_they_differ(tmp_path):
 
 
 FACTORS = ("lora_A.weight", "lora_down.weight", "lora.up.weight", "hada_w1_a", "lokr_w2", "oft_blocks", "vera_lambda_d")
+FACTORS = (*FACTORS, "lora_a", "lora_b.weight", "qkv_lora1.down.weight", "a1.weight")  # of MLX, torchtune, XLabs, GLoRA
 
 
 @pytest.mark.parametrize("name", FACTORS)
@@ -194,6 +198,54 @@ def test_factors_of_a_model_s_weights_are_merged_with_a_word(tmp_path):
     plan = {"method": "average", "experts": [f"{tmp_path}/a.safetensors", f"{tmp_path}/b.safetensors"]}
     made = merge({**plan, "out": str(tmp_path / "out.safetensors")})
     assert "parts of 1 weights with factors of adapters, such as 'q', are merged apart" in made.notes[0]
+
+
+@pytest.mark.parametrize("key", ["ignore", "only"])
+def test_a_tied_weight_that_is_merged_alone_is_untied(tmp_path, key):
+    """The file had both, but said that they are tied: transformers 4, and the next merge, took one for the other."""
+    (base, expert), _ = three(tmp_path, pickled, pickled)
+    for place in (base, expert):
+        os.renames(place, f"{place}.d/pytorch_model.bin")
+        llama(0).config.save_pretrained(f"{place}.d")
+    plan = {"method": "average", "base": f"{base}.d", "experts": [f"{expert}.d"], "out": str(tmp_path / "out")}
+    made = merge({**plan, key: ["lm_head.weight"]})
+    assert "which are tied, stays the base's" in made.notes[0]
+    assert not made.warnings
+    assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
+    with open_checkpoint(tmp_path / "out") as state:
+        assert not state.tied
+        assert not torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("name", ["_flat_param", "layer._flat_param", "flat_param_0"])
+def test_flat_weights_of_fsdp_are_refused(tmp_path, name):
+    """Rows that hold many modules were trimmed, and interpolated on the sphere, as one tensor."""
+    for file in ("a", "b"):
+        torch.save({name: torch.randn(20)}, tmp_path / f"{file}.pt")
+    with pytest.raises(MergeflowError, match=r"many modules in one row.*FULL_STATE_DICT"):
+        merge({"method": "slerp", "experts": [f"{tmp_path}/a.pt", f"{tmp_path}/b.pt"], "out": f"{tmp_path}/out"})
+
+
+@pytest.mark.parametrize("expert", [{"map": torch.tensor([2, 1, 0])}, {"mask": torch.tensor([True, True, False])}])
+def test_maps_and_masks_that_differ_are_refused_and_counters_named(tmp_path, expert):
+    """They stayed the base's without a word, in merges, task vectors and compressed suites."""
+    base = {"w": torch.zeros(2), "map": torch.arange(3), "mask": torch.ones(3, dtype=torch.bool)}
+    base |= {"steps": torch.tensor(1), "norm.num_batches_tracked": torch.tensor(1)}
+    counted = {**base, "steps": torch.tensor(9), "norm.num_batches_tracked": torch.tensor(9)}
+    for name, state in (("base", base), ("b", counted), ("a", {**base, **expert})):
+        write_checkpoint(tmp_path / f"{name}.safetensors", state)
+    a, b, origin = (f"{tmp_path}/{name}.safetensors" for name in ("a", "b", "base"))
+    plan = {"method": "average", "base": origin, "out": str(tmp_path / "out.safetensors")}
+    (warning,) = merge({**plan, "experts": [b]}).warnings
+    assert warning == "integers: 'steps' of 'b' differs from the base's, which the result has"
+    for refused in (
+        lambda: merge({**plan, "experts": [a]}),
+        lambda: extract(origin, a, tmp_path / "vector.safetensors"),
+        lambda: compress(configure_compressor("emr"), open_checkpoint(origin), {"a": open_checkpoint(a)}),
+    ):
+        with pytest.raises(MergeflowError, match=f"'{next(iter(expert))}' \\[3\\] holds integers that differ"):
+            refused()
+    merge({**plan, "experts": [a], "ignore": ["ma*"]})
 
 
 @pytest.mark.parametrize("method", ["average", "ties"])

@@ -156,6 +156,8 @@ def test_random_routers_are_the_seeds_and_steps_may_be_experts(tmp_path):
             {"experts": ["{base}", "{wide}"]},
             r"down_proj.weight' is \[32, 40\], the base's is \[32, 48\], and 5",
         ),
+        ({"experts": ["{base}", "{biased}"]}, r"down_proj.bias' is \[32\], the base's is missing, and 5"),
+        ({"experts": ["{base}", "{gelu}"]}, "have one activation, and config.json differs: '.*/base' 'silu', .*'gelu'"),
         ({"base": "{gpt2}"}, "model_type gpt2: mixtures are made of dense models of llama, mistral, qwen2, qwen3"),
     ],
 )
@@ -163,9 +165,11 @@ def test_what_is_no_mixture(changes, message, tmp_path):
     saved(tmp_path / "base", "llama")
     saved(tmp_path / "wide", "llama", intermediate_size=40)
     saved(tmp_path / "gpt2", "gpt2")
+    saved(tmp_path / "biased", "llama", mlp_bias=True)
+    saved(tmp_path / "gelu", "llama", hidden_act="gelu")
     plain = {"base": "{base}", "experts": ["{base}", "{base}"], "gate": "random"}
     text = json.dumps({**plain, **changes})
-    for place in ("base", "wide", "gpt2"):
+    for place in ("base", "wide", "gpt2", "biased", "gelu"):
         text = text.replace(f"{{{place}}}", f"{tmp_path}/{place}")
     with pytest.raises(MergeflowError, match=message):
         check_recipe({"mixture": json.loads(text)})

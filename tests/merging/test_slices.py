@@ -174,6 +174,7 @@ def test_scale_switches_parts_off(tmp_path):
             "config.json differs:\n.*rope_theta is 500.0",
         ),
         ({"intermediate_size": 40}, [0, 1], "config.json differs:\n.*intermediate_size is 40 in '.*/b' and 48"),
+        ({"vocab_size": 42}, [0, 1], r"the head of '.*/b', whose rows are of other tokens .*has 42 rows for tokens"),
         ({}, [1, 3], r"layers \[1, 3\] of '.*/b': it has 2 blocks, 0 to 1, so that the end is 2 at most"),
     ],
 )
@@ -183,6 +184,20 @@ def test_what_cannot_run_in_one_model(changes, layers, message, tmp_path):
     slices = [{"model": f"{tmp_path}/a"}, {"model": f"{tmp_path}/b", "layers": layers}]
     with pytest.raises(MergeflowError, match=message):
         check_recipe({"slices": slices})
+
+
+def test_rows_of_a_head_are_of_the_tokens_of_the_embedding(tmp_path):
+    """The result answered in the last model's tokens, and was read by the first one's tokenizer."""
+    for seed, place in enumerate("ab"):
+        saved(tmp_path / place, "llama", seed)
+        words = [f"t{row}" for row in range(40)][:: -1 if seed else 1]
+        (tmp_path / place / "vocab.txt").write_text("\n".join(words))
+    slices = [{"model": f"{tmp_path}/a", "layers": [0, 1]}, {"model": f"{tmp_path}/b", "layers": [1, 2]}]
+    with pytest.raises(
+        MergeflowError, match=r"the head of '.*/b', whose rows are of other tokens .*40 tokens in other"
+    ):
+        merge({"slices": slices}, tmp_path / "tall")
+    merge({"slices": [*slices, slices[0]]}, tmp_path / "tall")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeflow.checkpoints.checks import check_compatible, infos_of
+from mergeflow.checkpoints.checks import check_all_copied, check_compatible, infos_of
 from mergeflow.checkpoints.fingerprint import fingerprint, matches, scheme_of, short
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import CODES, DTYPES, DType
@@ -86,12 +86,15 @@ def compress(
         types.
 
     Raises:
-        MergeflowError: Experts that do not fit the base, a task vector of another base, NaN or infinity.
+        MergeflowError: Experts that do not fit the base, integers that differ, a task vector of another base, NaN or
+            infinity.
     """
     if not experts:
         raise MergeflowError("nothing to compress: give one expert at least.")
     check_compatible(base, experts)
     check_origin(base, experts)
+    for task, state in experts.items():
+        check_all_copied(base, task, state)
     infos = infos_of(base)
     model = model_of(base, experts)
     selection, splits = getattr(call.arguments, "matrices", None), getattr(call.arguments, "split_qkv", False)
@@ -113,7 +116,7 @@ def compress(
     engine.first_passes()
     engine.run(keep, None if not call.method.needs_base else model.shapes)
     for name, pieces in integers.items():
-        stored[f"shared/{name}/copy"] = torch.cat([pieces[start] for start in sorted(pieces)])
+        stored[f"shared/{name}/copy"] = torch.cat([pieces[at] for at in sorted(pieces)]).reshape(infos[name].shape)
     for task, values in call.method.whole(model).items():
         stored.update({f"task/{task}/{_WHOLE}/{key}": value for key, value in values.items()})
     return Compressed(

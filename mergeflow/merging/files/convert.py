@@ -44,12 +44,14 @@ class Converted:
 
     Attributes:
         dequantised: How many of them were codes.
+        warnings: What else the file holds, and is not read.
     """
 
     path: Path
     fingerprint: str
     tensors: int
     dequantised: int
+    warnings: tuple[str, ...] = ()
 
 
 def convert(
@@ -106,7 +108,7 @@ def convert(
         job = _Job(state, codes, FLOATS.get(dtype or ""), FLOATS.get(named, FLOAT32))
         single = target.suffix == ".safetensors"
         made = job.into_file(target) if single else job.into_folder(target, shard_size)
-        return Converted(target, made, len(job.infos), len(codes.weights))
+        return Converted(target, made, len(job.infos), len(codes.weights), state.notes)
 
 
 def _saver(source: Path) -> Callable[[Path, Path], None] | None:

@@ -59,10 +59,11 @@ class TensorDiff:
 
 @dataclass(frozen=True)
 class Diff:
-    """The difference of two checkpoints: their fingerprints and every tensor, in order of name."""
+    """The difference of two checkpoints: their fingerprints, every tensor in order of name, what was not read."""
 
     fingerprints: tuple[str, str]
     tensors: tuple[TensorDiff, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -78,7 +79,8 @@ def diff(a: str | Path, b: str | Path) -> Diff:
     """
     with open_checkpoint(a) as left, open_checkpoint(b) as right:
         rows = [_compare(name, left, right) for name in sorted({*left, *right})]
-        return Diff((_fingerprint(left, rows, 0), _fingerprint(right, rows, 1)), tuple(rows))
+        fingerprints = _fingerprint(left, rows, 0), _fingerprint(right, rows, 1)
+        return Diff(fingerprints, tuple(rows), (*left.notes, *right.notes))
 
 
 def _fingerprint(state: LazyStateDict, rows: list[TensorDiff], side: int) -> str:

@@ -20,11 +20,12 @@ from mergeflow.checkpoints.reader import Entry, LazyStateDict
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import architecture_of
-from mergeflow.merging.architectures.blocks import BLOCK, check_alike, count_key, stacked_config
+from mergeflow.merging.architectures.blocks import BLOCK, check_alike, check_same_activation, count_key, stacked_config
 from mergeflow.merging.architectures.depth import depth
 from mergeflow.merging.architectures.mixtures import TARGETS, Target, mixture_config
 from mergeflow.merging.files.fields import Location, shown
 from mergeflow.merging.files.output import shards_like
+from mergeflow.merging.preflight import resized, tokenizer_findings
 from mergeflow.schema import Frozen, Seed, refusal, validated
 
 if TYPE_CHECKING:
@@ -124,14 +125,31 @@ def _outside(first: _Model, last: _Model) -> dict[str, _Model]:
     """Return whose each tensor outside the blocks is; a copy, such as a tied head, is its original's."""
     copies = [_copies(model) for model in (first, last)]
     outside = {}
+    alike = first.state is last.state
     for name, place in first.outside.items():
         follows = first.outside.get(copies[0].get(name, name), place) == 0
+        if not (follows or alike) and first.architecture.role(name, first.state.infos[name].shape) == "head":
+            alike = _check_same_tokens(first, last)
         if not follows and name not in last.outside:
             raise MergeflowError(f"'{last.path}' lacks '{name}', which '{first.path}' has behind its blocks.")
         outside[name] = first if follows else last
     if extra := sorted(last.outside.keys() - outside.keys() - copies[1].keys()):
         raise MergeflowError(f"'{last.path}' has '{extra[0]}' outside its blocks, which '{first.path}' lacks.")
     return outside
+
+
+def _check_same_tokens(first: _Model, last: _Model) -> bool:
+    """Check that the rows of one model's embedding and of another's head are of the same tokens."""
+    config, other = first.architecture.config, last.architecture.config
+    findings = tokenizer_findings(
+        folder_of(first.state), {last.path: folder_of(last.state)}, resized(config, {last.path: other})
+    )
+    if faults := [finding.text.partition(";")[0] for finding in findings if finding.refused]:
+        raise MergeflowError(
+            f"the embedding is of '{first.path}' and the head of '{last.path}', whose rows are of other tokens "
+            f"({'; '.join(faults)}): take the last blocks from a model with the tokens of the first."
+        )
+    return True
 
 
 def _copies(model: _Model) -> Mapping[str, str]:
@@ -389,6 +407,7 @@ def mixed(mixture: Mixture, states: Mapping[str, LazyStateDict]) -> LazyStateDic
     target = _target(mixture, config)
     blocks = _blocks(mixture.base, base, target)
     together(*(partial(_check, path, states[path], base) for path in mixture.paths()))
+    check_same_activation({path: config_of(states[path]) for path in mixture.paths()})
     new_config = mixture_config(
         config, target, len(mixture.experts), mixture.experts_per_token, mixture.shared is not None
     )
@@ -475,12 +494,16 @@ def _check(path: str, state: LazyStateDict, base: LazyStateDict) -> None:
         raise MergeflowError(
             f"'{path}' is an adapter or a task vector: merge it first, in a step (task_arithmetic with scale 1)."
         )
-    names = [name for name in base if ".mlp." in name]
-    odd = [name for name in names if name not in state or state.infos[name].shape != base.infos[name].shape]
+    names = sorted(name for name in {*base, *state} if ".mlp." in name)
+    odd = [
+        name
+        for name in names
+        if name not in state or name not in base or state.infos[name].shape != base.infos[name].shape
+    ]
     if odd:
-        shape = list(state.infos[odd[0]].shape) if odd[0] in state else "missing"
+        shape, wanted = (list(held.infos[odd[0]].shape) if odd[0] in held else "missing" for held in (state, base))
         raise MergeflowError(
-            f"'{path}': '{odd[0]}' is {shape}, the base's is {list(base.infos[odd[0]].shape)}"
+            f"'{path}': '{odd[0]}' is {shape}, the base's is {wanted}"
             + (f", and {len(odd) - 1} more" if len(odd) > 1 else "")
             + ": experts of a mixture have the base's sizes."
         )

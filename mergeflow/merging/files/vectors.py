@@ -1,6 +1,6 @@
 """Arithmetic of task vectors in files: extract, add, negate, scale, analogy. Streaming, like every merge."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from math import isfinite
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.align_names import doubtful, fit_inputs
-from mergeflow.checkpoints.checks import all_finite, check_copied, not_finite
+from mergeflow.checkpoints.checks import all_finite, check_all_copied, not_finite
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, scheme_of, short
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import FLOAT32, FLOAT64, TensorInfo
@@ -18,11 +18,19 @@ from mergeflow.checkpoints.writer import StreamWriter
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.output import check_file
 from mergeflow.merging.files.plan import another_base, no_task_vector, open_base
+from mergeflow.merging.preflight import compare, counter_findings
 
 Pathlike = str | Path
 
 
-def extract(base: Pathlike, expert: Pathlike, out: Pathlike, *, force: bool = False) -> str:
+def extract(
+    base: Pathlike,
+    expert: Pathlike,
+    out: Pathlike,
+    *,
+    force: bool = False,
+    remark: Callable[[Sequence[str], Sequence[str]], None] = lambda _notes, _warnings: None,
+) -> str:
     """Write the task vector of an expert.
 
     τ = θ_t − θ0, float32 (float64 where an input is); integer tensors have none
@@ -33,6 +41,7 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike, *, force: bool = Fa
             vector, which is copied.
         out: The `.safetensors` file to make; its metadata names base and expert by fingerprint.
         force: Replace `out` even if mergeflow did not make it.
+        remark: Told what was done to make the inputs fit, and what a vector does not keep, as settings that differ.
 
     Returns:
         The fingerprint of the task vector.
@@ -46,8 +55,9 @@ def extract(base: Pathlike, expert: Pathlike, out: Pathlike, *, force: bool = Fa
         fitted = fit_inputs(origin, {"expert": opened})
         fitted.check()
         tuned = fitted.experts["expert"]
-        for name in (name for name, info in origin.infos.items() if name in tuned and not info.dtype.is_floating_point):
-            check_copied(name, origin.infos[name], tuned.path, origin[name], tuned[name])
+        check_all_copied(origin, tuned.path, tuned)
+        findings = (*compare(fitted.base, fitted.experts), *counter_findings(origin, fitted.experts))
+        remark(fitted.notes, (*origin.notes, *opened.notes, *(finding.text for finding in findings)))
         origin_digest, taken = fingerprint(origin), tuned.metadata.get(BASE)
         if tuned.is_task_vector and taken and not matches(origin, taken, origin_digest):
             raise another_base(tuned.path, taken, origin_digest)
