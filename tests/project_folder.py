@@ -1,6 +1,8 @@
 """What the small projects of tests have in common: four methods, this checkout's code, a registry of their own."""
 
 import shutil
+from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,16 @@ def write_project(folder: Path, values: dict[str, Any], finetune: dict[str, Any]
     (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
     link_code(folder)
     return folder
+
+
+def change_params(folder: Path, changes: Mapping[str, Any], file: str = "params.yaml") -> None:
+    """Replace values of a project's choices; a key names a section, or with dots a value in one."""
+    path = folder / file
+    values = yaml.safe_load(path.read_text())
+    for key, value in changes.items():
+        *above, last = key.split(".")
+        reduce(dict.__getitem__, above, values)[last] = value
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
 
 
 def link_code(folder: Path) -> None:
@@ -68,9 +80,7 @@ def register(folder: Path, model: str, stages: tuple[str, ...] = ("figures", "re
     from registry.store import connect
     from tests.flows.small_project import registry_template, run_in
 
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["registry"] |= {"model": model, "tolerance": 0.5}
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    change_params(folder, {"registry.model": model, "registry.tolerance": 0.5})
     shutil.copyfile(registry_template(), folder / "mlflow.db")
     assert run_in(folder, "dvc", "init", "--no-scm", "--quiet").returncode == 0
     run_pipeline(folder, stages)

@@ -53,6 +53,7 @@ from tests.evaluation.test_entropy import order, recipe_values
 from tests.evaluation.test_statistics_command import call
 from tests.flows.small_project import registry_template
 from tests.merging.helpers import awkward
+from tests.project_folder import change_params
 from tests.takers import ROOT, takers, watched
 from tests.text.small_project import TASKS as TEXTS
 from tests.text.small_project import finished_project as text_project
@@ -86,10 +87,7 @@ def one_thread() -> Iterator[None]:
 
 def toy(folder: Path, device: str) -> Path:
     make_toy_project(folder, steps=12, save_every=5)
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["run"]["device"] = device
-    values["registry"] |= {"model": "nets", "tolerance": 0.5}
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    change_params(folder, {"run.device": device, "registry.model": "nets", "registry.tolerance": 0.5})
     (folder / "mlflow.db").write_bytes(registry_template().read_bytes())
     run_pipeline(folder, STAGES)
     return folder

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -28,7 +27,7 @@ from tasks.commands.expert_inputs import ExpertInputs
 from tasks.project.graph import load_graph
 from tasks.running.runner import run_stage
 from tests.causal.small_project import TASKS, make_causal_project, save_tokenizer
-from tests.project_folder import SWEPT
+from tests.project_folder import SWEPT, change_params
 
 CPU = torch.device("cpu")
 LINES = "".join(json.dumps({"question": f"{n}", "choices": ["b", "c"], "answer": 0}) + "\n" for n in range(20))
@@ -153,9 +152,7 @@ def test_what_cannot_be_learnt_from_is_refused(
     project: Path, tmp_path: Path, source: str, text: str | None, message: str
 ) -> None:
     folder = make_causal_project(tmp_path / "project")
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["tasks"] = {"one": source}
-    (folder / "params.yaml").write_text(yaml.safe_dump(values))
+    change_params(folder, {"tasks": {"one": source}})
     if text is not None:
         (folder / source.partition(":")[2]).write_text(text)
     with pytest.raises(MergeflowError, match=message):
@@ -175,9 +172,7 @@ def test_a_book_shorter_than_a_block_is_refused(tmp_path: Path) -> None:
 def test_texts_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     folder = make_causal_project(tmp_path / "project")
     save_tokenizer(folder / "inputs/other", "ship", "tree")
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["data"]["tokenizer"] = "inputs/other"
-    (folder / "params.yaml").write_text(yaml.safe_dump(values))
+    change_params(folder, {"data.tokenizer": "inputs/other"})
     with pytest.raises(
         MergeflowError, match=r"prepared with the tokenizer of 'inputs/other' .* give both the same name"
     ):

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from mergeflow.data import load_split
 from mergeflow.data.prepare import prepare_task
@@ -24,6 +23,7 @@ from mergeflow.training.settings import Precision
 from tasks.project.graph import load_graph
 from tasks.running.runner import run_stage
 from tests.evaluation.small import TASKS, make_scorer, sweep_values
+from tests.project_folder import change_params
 from tests.toy_project import PIPELINE, make_toy_project
 
 SCALES = (0.0, 0.3, 0.6, 1.0)
@@ -91,9 +91,7 @@ def test_every_stage_that_judges_does_it_in_the_projects_precision(
         return forward_in(precision, device)
 
     root = make_toy_project(tmp_path / "project", steps=4)
-    choices = yaml.safe_load((root / "params.yaml").read_text())
-    choices["evaluation"]["precision"] = "bfloat16"
-    (root / "params.yaml").write_text(yaml.safe_dump(choices, sort_keys=False))
+    change_params(root, {"evaluation.precision": "bfloat16"})
     seen = dict[str, set[str]]()
     for stage in load_graph(root).values():
         if stage.name in PIPELINE:

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from tests.flows.small_project import ROOT, environment, make_project, registry_template, run_in
+from tests.project_folder import change_params
 from tests.toy_project import make_toy_project
 
 DRIVERS = {"flow": ("mergeflow", "run"), "dvc": ("dvc", "repro")}
@@ -27,9 +26,7 @@ AGENTS, AGENTS_GONE = ("ray::DashboardAgent", "ray::RuntimeEnvAgent"), 90.0
 def make_toy_repository(folder: Path, runner: str = "threads", **finetune: int) -> Path:
     """Make a toy project in a git repository, its stages two at once on `runner`."""
     make_toy_project(folder, **finetune)
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["run"] |= {"runner": runner, "workers": 2}
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    change_params(folder, {"run.runner": runner, "run.workers": 2})
     for name in (".dvcignore", ".gitignore", "inputs/README.md"):  # git keeps no empty folder
         shutil.copy(ROOT / name, folder / name)
     shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp", "config.local"))

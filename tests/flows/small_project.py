@@ -23,8 +23,6 @@ QUIET = {"DO_NOT_TRACK": "true", "DVC_NO_ANALYTICS": "1", "OMP_NUM_THREADS": "1"
 # What these tests start must not reach a server of whoever runs them.
 FOREIGN = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "PREFECT_HOME")
 
-Command = Callable[..., subprocess.CompletedProcess[str]]
-
 
 @cache
 def prefect_home() -> str:
@@ -84,6 +82,14 @@ def run_in(
     if command[0] in COMMANDS:
         return run_forked(folder, command, env, timeout)
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def commit(folder: Path, what: str = "--all") -> None:
+    """Commit a file of a git repository, or all."""
+    who = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    for command in (("add", what), (*who, "commit", "--quiet", "--message", "a run")):
+        done = run_in(folder, "git", *command)
+        assert done.returncode == 0, done.stderr
 
 
 def draw_task(folder: Path, colour: tuple[int, int, int], seed: int) -> None:

@@ -1,13 +1,11 @@
 """What is wrong in params.yaml is told before anything starts."""
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import typer
-import yaml
 from rich.console import Console
 
 from flows.run_command import bring_up_to_date
@@ -17,12 +15,8 @@ from mergeflow.modalities.preparing import find_preparation
 from tasks.memory import check_project
 from tasks.project.new import new_project
 from tasks.project.validate_params import check_base, source_faults, validate_params
+from tests.project_folder import change_params
 from tests.toy_project import make_toy_project
-
-
-def change(project: Path, **values: Any) -> None:
-    path = project / "params.yaml"
-    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | values, sort_keys=False))
 
 
 def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +29,8 @@ def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monk
     )
     assert list(validate_params(project).tasks) == ["left", "right"]
     wrong = {"kind": "tyo:clouds", "plain": "clouds", "empty": "toy:", "turned": "toy:clouds?conflict=keep&rotat=1"}
-    change(project, tasks={**wrong, "gone": "series:inputs/wells.csv", "absolute": f"series:{tmp_path}/none.csv"})
+    wrong |= {"gone": "series:inputs/wells.csv", "absolute": f"series:{tmp_path}/none.csv"}
+    change_params(project, {"tasks": wrong})
     with pytest.raises(MergeflowError) as raised:
         validate_params(project)
     lines = str(raised.value).splitlines()
@@ -53,9 +48,8 @@ def test_every_source_that_cannot_be_opened_is_told_at_once(tmp_path: Path, monk
     assert [line for text, line in zip(expected, lines, strict=True) if text not in line] == []
     (project / "inputs").mkdir(exist_ok=True)
     (project / "inputs/wells.csv").write_text("1,0\n")
-    change(
-        project, tasks={"gone": "series:inputs/wells.csv?conflicts=keep&validation=join", "many": "series:inputs/*.csv"}
-    )
+    right = {"gone": "series:inputs/wells.csv?conflicts=keep&validation=join", "many": "series:inputs/*.csv"}
+    change_params(project, {"tasks": right})
     assert validate_params(project).tasks["gone"].startswith("series")
 
 
@@ -188,7 +182,8 @@ def test_a_base_that_cannot_be_is_told_before_the_data_are_prepared(
 def test_methods_that_the_pipeline_cannot_sweep_are_told_at_once(tmp_path: Path) -> None:
     project = make_toy_project(tmp_path / "toy")
     informed = {"fisher": {}, "regmean": {}, "adamerging": {}}
-    change(project, sweep={"average": {}, "slerp": {}, **informed, "nearswap": {}, "consensus": {"min_agree": [2, 3]}})
+    swept = {"average": {}, "slerp": {}, **informed, "nearswap": {}, "consensus": {"min_agree": [2, 3]}}
+    change_params(project, {"sweep": swept})
     with pytest.raises(MergeflowError) as raised:
         validate_params(project)
     lines = str(raised.value).splitlines()
@@ -207,7 +202,7 @@ def test_a_mistyped_task_takes_no_outputs_away(tmp_path: Path) -> None:
     for path in made:
         path.parent.mkdir(parents=True)
         path.write_text("{}")
-    change(project, tasks={"lefd": "tyo:clouds", "right": "toy:clouds"})
+    change_params(project, {"tasks": {"lefd": "tyo:clouds", "right": "toy:clouds"}})
     with pytest.raises(MergeflowError, match=r"tasks\.lefd: unknown kind"):
         bring_up_to_date(project, Console(quiet=True))
     assert all(path.exists() for path in made)

@@ -17,6 +17,7 @@ from flows.commands import QUIET
 from tests.flows.kill_driver import make_toy_repository
 from tests.flows.prefect_server import Server, prefect_server, wait_for
 from tests.flows.small_project import ROOT
+from tests.project_folder import change_params
 
 pytestmark = pytest.mark.slow
 STEPS = 800  # of fine-tuning: enough to be killed in, with the state saved a hundred times
@@ -71,10 +72,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with the pool, the limit and the deployments of a small project, made by the documented commands."""
     folder = tmp_path_factory.mktemp("prefect")
     project = make_toy_repository(folder / "project", steps=STEPS, save_every=8)
-    values = yaml.safe_load((project / "params.yaml").read_text())
-    values["sweep"] = {"task_arithmetic": {"scale": [0.3, 0.5]}}
-    values["registry"] |= {"tolerance": 0.5}  # a third task may cost the other two some accuracy
-    (project / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    # A third task may cost the other two some accuracy.
+    change_params(project, {"sweep": {"task_arithmetic": {"scale": [0.3, 0.5]}}, "registry.tolerance": 0.5})
     deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())
     deployments["deployments"][0]["schedules"] = [{"interval": 15}]  # seconds, not every night
     (project / "prefect.yaml").write_text(yaml.safe_dump(deployments))
@@ -176,9 +175,7 @@ def test_every_runner_makes_the_same_bits(server: Server, story: Story, tmp_path
     before = made(folder)
     for name in ("experts", "sweeps"):
         shutil.rmtree(folder / "outputs" / name)
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["run"]["runner"] = runner
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    change_params(folder, {"run.runner": runner})
     code = "from flows.pipeline import pipeline; print(pipeline('.', targets=['finetune', 'sweep']))"
     done = run_python(server, folder, f"if __name__ == '__main__':\n    {code}")
     assert done.returncode == 0, done.stdout + done.stderr

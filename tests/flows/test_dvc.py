@@ -12,7 +12,7 @@ from flows.dvc_commands import push_outputs
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
 from tasks.project.recorded import md5_of
-from tests.flows.small_project import run_in
+from tests.flows.small_project import commit, run_in
 from tests.tasks.test_recorded import flip_a_bit
 
 pytestmark = pytest.mark.slow
@@ -33,13 +33,6 @@ def committed(finished: tuple[Path, Any], tmp_path_factory: pytest.TempPathFacto
     shutil.copytree(finished[0], folder, symlinks=True)
     commit(folder)
     return folder
-
-
-def commit(folder: Path) -> None:
-    who = ("-c", "user.name=test", "-c", "user.email=test@example.org")
-    for command in (("add", "--all"), (*who, "commit", "--quiet", "--message", "a run")):
-        done = run_in(folder, "git", *command)
-        assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ from tests.flows.runbook import read_blocks
 from tests.flows.small_project import ROOT, environment, run_in
 from tests.loopback import free_port
 from tests.once import once
+from tests.project_folder import change_params
 
 if TYPE_CHECKING:
     from moto.server import ThreadedMotoServer
@@ -46,9 +47,7 @@ SPAN, OUTAGE = 15.0, 30.0  # seconds of which the lot chooses: until a kill, and
 def with_store(folder: Path, store: str = BUCKET, *, runner: str = "dask", **finetune: Any) -> Path:
     """Make a toy project whose stages travel."""
     make_toy_repository(folder, runner, **finetune)
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["run"]["store"] = store
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    change_params(folder, {"run.store": store})
     return folder
 
 
@@ -139,10 +138,8 @@ def test_the_page_leads_to_a_run_on_three_hosts(
     folder = make_toy_repository(tmp_path / "driver/project")
     names = {"HEAD": "127.0.0.1", "8786": str(port), "BUCKET": "bucket"}
     scheduler, worker = (block.commands[0] for block in read_blocks(names, MACHINES) if block.how == "background")
-    values = yaml.safe_load((folder / "params.yaml").read_text())
     (choice,) = re.findall(r"```yaml\n(.*?)```", MACHINES.read_text(), re.DOTALL)
-    values |= yaml.safe_load(choice.replace("BUCKET", "bucket"))
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    change_params(folder, yaml.safe_load(choice.replace("BUCKET", "bucket")))
     hosts = hosts_below(tmp_path)
     try:
         hosts.start("head", scheduler)

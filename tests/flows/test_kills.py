@@ -27,7 +27,7 @@ from tests.flows.kill_driver import (
     wait_for,
     wait_for_end,
 )
-from tests.flows.small_project import prefect_template, registry_template, run_in
+from tests.flows.small_project import commit, prefect_template, registry_template, run_in
 from tests.toy_project import PIPELINE, make_toy_project, run_pipeline
 
 pytestmark = pytest.mark.slow
@@ -141,9 +141,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 @pytest.mark.nightly
 def test_the_other_driver_on_a_clone_gives_the_same_lock(toy: Undisturbed, tmp_path: Path) -> None:
-    who = ("-c", "user.name=test", "-c", "user.email=test@example.org")
-    for command in (("add", "--all"), (*who, "commit", "--quiet", "--message", "a run")):
-        assert run_in(toy.folder, "git", *command).returncode == 0
+    commit(toy.folder)
     clone = tmp_path / "clone"
     assert run_in(tmp_path, "git", "clone", "--quiet", str(toy.folder), str(clone)).returncode == 0
     (clone / "mlflow.db").write_bytes(registry_template().read_bytes())

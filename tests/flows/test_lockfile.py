@@ -14,7 +14,7 @@ from tasks.project.graph import load_graph
 from tasks.project.recorded import locked_stages
 from tasks.running.runner import run_stage
 from tests.flows.kill_driver import make_toy_repository
-from tests.flows.small_project import ROOT, run_in
+from tests.flows.small_project import ROOT, commit
 
 pytestmark = pytest.mark.slow
 
@@ -55,9 +55,7 @@ def test_a_run_mends_it_and_finds_everything_up_to_date(
     lock = folder / "dvc.lock"
     before = lock.read_text()
     if committed:
-        who = ("-c", "user.name=test", "-c", "user.email=test@example.org")
-        for command in (("add", "dvc.lock"), (*who, "commit", "--quiet", "--message", "a run")):
-            assert run_in(folder, "git", *command).returncode == 0
+        commit(folder, "dvc.lock")
     lock.write_text("")
     (folder / ".dvc/tmp/rwlock").write_text('{"read": {"')
     assert locked_stages(folder) == {}

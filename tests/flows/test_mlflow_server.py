@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 
 from flows.dvc_commands import record_outputs, stages_to_run
 from flows.status import publish_report
@@ -19,6 +18,7 @@ from tasks.running.runner import run_stage
 from tests.flows.small_project import environment
 from tests.loopback import free_port, mlflow_server, post, server
 from tests.postgres import POSTGRES, postgres_server
+from tests.project_folder import change_params
 
 pytestmark = pytest.mark.slow
 MODEL = "mergeflow-pocket8"
@@ -40,9 +40,7 @@ def served(finished: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory)
         pytest.skip("Debian's package postgresql is not installed")
     folder = tmp_path_factory.mktemp("served")
     project = Path(shutil.copytree(finished[0], folder / "project", symlinks=True))
-    values = yaml.safe_load((project / "params.yaml").read_text())
-    values["sweep"]["task_arithmetic"]["scale"] = [0.3, 0.4]
-    (project / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    change_params(project, {"sweep.task_arithmetic.scale": [0.3, 0.4]})
     with (
         postgres_server() as database,
         mlflow_server(folder, database) as address,

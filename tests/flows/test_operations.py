@@ -25,6 +25,7 @@ from tests.flows.small_project import ROOT, environment, run_in
 from tests.guard import guarded
 from tests.loopback import free_port
 from tests.postgres import POSTGRES, postgres_server
+from tests.project_folder import change_params
 
 pytestmark = pytest.mark.slow
 SERVERS = os.environ.get("MERGEFLOW_RUNBOOK") == "servers"
@@ -35,9 +36,7 @@ PEOPLE = {f"GIT_{who}_{what}": "runbook@example.org" for who in ("AUTHOR", "COMM
 def stand(finished: tuple[Path, Any], tmp_path: Path) -> Path:
     """The finished project as git holds it, with gates that a handful of images can pass."""
     project = Path(shutil.copytree(finished[0], tmp_path / "mergeflow", symlinks=True))
-    values = yaml.safe_load((project / "params.yaml").read_text())
-    values["registry"] |= {"tolerance": 1.0, "confidence": None}
-    (project / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    change_params(project, {"registry.tolerance": 1.0, "registry.confidence": None})
     shutil.copy(ROOT / "prefect.yaml", project)
     shutil.copytree(ROOT / "deploy", project / "deploy")
     shutil.copytree(ROOT / "studies", project / "studies")  # whose outputs only who ran them has

@@ -17,6 +17,7 @@ from mergeflow.errors import MergeflowError
 from tasks.project.graph import find_stage, load_graph
 from tasks.running.runner import run_stage
 from tests.flows.small_project import make_project, run_in
+from tests.project_folder import change_params
 
 pytestmark = pytest.mark.slow
 
@@ -31,16 +32,6 @@ def outputs(folder: Path) -> dict[str, bytes]:
         for path in sorted(made.rglob("*"))
         if path.is_file() and path.name not in ("report.html", "registration.json")
     }
-
-
-def change(folder: Path, *keys: str, to: Any) -> None:
-    path = folder / "params.yaml"
-    values = yaml.safe_load(path.read_text())
-    section = values
-    for key in keys[:-1]:
-        section = section[key]
-    section[keys[-1]] = to
-    path.write_text(yaml.safe_dump(values, sort_keys=False))
 
 
 def ran(done: subprocess.CompletedProcess[str]) -> set[str]:
@@ -133,7 +124,7 @@ def test_lost_files_are_registered_again_and_put_in_service_by_force(project: Pa
 
 @pytest.mark.nightly
 def test_a_worse_candidate_is_registered_and_not_promoted(project: Path) -> None:
-    change(project, "finetune", "learning_rate", to=0.3)
+    change_params(project, {"finetune.learning_rate": 0.3})
     done = run_in(project, "mergeflow", "run")
     assert done.returncode == 0, done.stderr
     record = json.loads((project / "outputs/registration.json").read_text())
@@ -146,7 +137,7 @@ def test_a_fault_of_ours_is_one_traceback_and_finished_work_counts(project: Path
     figures = project / "tasks/figures.py"
     head = "def run(io: StageIO) -> None:\n"
     figures.write_text(figures.read_text().replace(head, f"{head}    raise AssertionError('a fault of ours')\n"))
-    change(project, "sweep", "cart", "scale", to=[1.0, 1.2])
+    change_params(project, {"sweep.cart.scale": [1.0, 1.2]})
     assert run_stage(project, load_graph(project)["sweep@cart"])
     done = run_in(project, "mergeflow", "run")
     assert done.returncode == 1
@@ -187,24 +178,24 @@ class TestBadInput:
         return done.stderr
 
     def test_an_unknown_parameter(self, project: Path) -> None:
-        change(project, "finetune", "step", to=3)
+        change_params(project, {"finetune.step": 3})
         assert "did you mean 'steps'" in self.failing_command(project, "run")
 
     def test_a_missing_checkpoint(self, project: Path) -> None:
-        change(project, "model", "pretrained", to="inputs/none.safetensors")
+        change_params(project, {"model.pretrained": "inputs/none.safetensors"})
         assert "none.safetensors" in self.failing(project, "base")
 
     def test_a_truncated_checkpoint(self, project: Path) -> None:
         whole = (project / BASE).read_bytes()
         (project / "inputs/half.safetensors").write_bytes(whole[: len(whole) // 2])
-        change(project, "model", "pretrained", to="inputs/half.safetensors")
+        change_params(project, {"model.pretrained": "inputs/half.safetensors"})
         assert "half.safetensors" in self.failing(project, "base")
 
     def test_a_base_of_another_shape(self, project: Path) -> None:
         state = load_file(project / BASE)
         state["visual.proj"] = torch.zeros(7, 5)
         save_file(state, project / "inputs/other.safetensors")
-        change(project, "model", "pretrained", to="inputs/other.safetensors")
+        change_params(project, {"model.pretrained": "inputs/other.safetensors"})
         message = self.failing(project, "base")
         assert "visual.proj" in message
         assert "(7, 5)" in message
@@ -234,7 +225,7 @@ class TestBadInput:
 
     @pytest.mark.nightly
     def test_a_diverging_run_keeps_what_was_there(self, project: Path) -> None:
-        change(project, "finetune", "learning_rate", to=1e30)
+        change_params(project, {"finetune.learning_rate": 1e30})
         message = self.failing_command(project, "run")
         assert "task 'red'" in message
         assert "task 'blue'" in message

@@ -2,23 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from tests.flows.small_project import run_in
+from tests.project_folder import change_params
 
 pytestmark = pytest.mark.slow
 
-ITERATIVE = {"regime": "iterative", "steps": 6, "iterative": {"rounds": 3, "optimiser": "kept"}}
-
-
-def configure(project: Path, **changes: Any) -> None:
-    path = project / "params.yaml"
-    values = yaml.safe_load(path.read_text())
-    values["finetune"] |= changes
-    path.write_text(yaml.safe_dump(values, sort_keys=False))
+ITERATIVE = {"finetune.regime": "iterative", "finetune.steps": 6}
+ITERATIVE |= {"finetune.iterative": {"rounds": 3, "optimiser": "kept"}}
 
 
 def fingerprints(project: Path) -> dict[str, str]:
@@ -28,7 +21,7 @@ def fingerprints(project: Path) -> dict[str, str]:
 
 def test_rounds_on_the_runner_equal_a_serial_run(project: Path, tmp_path: Path) -> None:
     before = fingerprints(project)
-    configure(project, **ITERATIVE)
+    change_params(project, ITERATIVE)
     done = run_in(project, "mergeflow", "run")
     assert done.returncode == 0, done.stderr
     by_flow = fingerprints(project)
@@ -43,7 +36,8 @@ def test_rounds_on_the_runner_equal_a_serial_run(project: Path, tmp_path: Path) 
 
 
 def test_a_task_that_fails_is_named_with_its_round_and_the_others_are_kept(project: Path) -> None:
-    configure(project, **ITERATIVE, learning_rate=1e30, gradient_clip=0.0, warmup=0.0)
+    wild = {"finetune.learning_rate": 1e30, "finetune.gradient_clip": 0.0, "finetune.warmup": 0.0}
+    change_params(project, ITERATIVE | wild)
     failed = run_in(project, "mergeflow", "run")
     assert failed.returncode == 2
     assert "round" in failed.stderr

@@ -43,7 +43,7 @@ from tasks.travel.lease import forget_state, lease, lease_name, mirrored, restor
 from tasks.travel.store import Store, StoreError, bring, forget_lost
 from tests.flows.kill_driver import make_toy_repository
 from tests.flows.small_project import run_in
-from tests.project_folder import run_pipeline
+from tests.project_folder import change_params, run_pipeline
 from tests.toy_project import make_toy_project
 
 METHOD = """
@@ -301,9 +301,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "methods").mkdir()
     (folder / "methods/_help.py").write_text("HALF = 0.5\n")
     (folder / "methods/mine.py").write_text(METHOD)
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["sweep"] = {"mine": {"scale": [1.0]}}
-    (folder / "params.yaml").write_text(yaml.safe_dump(values))
+    change_params(folder, {"sweep": {"mine": {"scale": [1.0]}}})
     with chdir(folder):
         return run_pipeline(folder, ("prepare", "base", "multitask"))
 

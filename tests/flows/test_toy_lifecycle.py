@@ -21,7 +21,7 @@ from registry.versions import current, load, show
 from tasks.commands.advise import make_advice
 from tasks.commands.expert_inputs import ExpertInputs
 from tests.flows.small_project import registry_template
-from tests.project_folder import register
+from tests.project_folder import change_params, register
 from tests.toy_project import PIPELINE, make_toy_project, run_pipeline
 
 pytestmark = pytest.mark.slow
@@ -144,9 +144,7 @@ def test_a_task_is_taken_out_and_one_is_added(project: Path, store: Store) -> No
 def test_a_task_added_to_many_rewrites_nothing_of_theirs(tmp_path: Path) -> None:
     tasks = {f"task{number:02}": "toy:clouds" for number in range(6)}
     folder = make_toy_project(tmp_path / "project", steps=10)
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["sweep"] = {"task_arithmetic": {"scale": [0.1, 0.2]}}
-    (folder / "params.yaml").write_text(yaml.safe_dump({**values, "tasks": tasks}, sort_keys=False))
+    change_params(folder, {"sweep": {"task_arithmetic": {"scale": [0.1, 0.2]}}, "tasks": tasks})
     register(folder, MODEL, (*PIPELINE, "figures", "register"))
     before = written(folder)
     add_task(folder, connect(project_root=folder), "another", "toy:clouds")
@@ -167,10 +165,8 @@ def written(folder: Path) -> dict[str, tuple[int, int]]:
 
 def test_a_net_without_heads_is_registered_and_answers(tmp_path: Path) -> None:
     folder = make_toy_project(tmp_path / "project")
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["model"] = {"modality": "toy", "widths": [8, 16, 4], "head": "none"}
-    values["registry"]["model"] = MODEL
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    model = {"modality": "toy", "widths": [8, 16, 4], "head": "none"}
+    change_params(folder, {"model": model, "registry.model": MODEL})
     shutil.copyfile(registry_template(), folder / "mlflow.db")
     run_pipeline(folder, (*PIPELINE, "figures", "register"))
     store = connect(project_root=folder)

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeflow.merging import Recipe, make_recipe, methods
+from mergeflow.merging import Recipe, configure, make_recipe, methods, prepare
 from mergeflow.merging.contract import State, awkward, statistics
 
-__all__ = ["EDGE", "State", "awkward", "fitting", "recipe", "single_tensor", "statistics"]
+__all__ = ["EDGE", "State", "awkward", "direction", "draw", "fitting", "recipe", "single_tensor", "statistics"]
 
 # One row per method: arguments at the edge of their range, beside the defaults every test uses too.
 EDGE: dict[str, list[dict[str, Any]]] = {
@@ -63,6 +63,25 @@ def single_tensor(
     """A model of a single float64 tensor, from its stack of task vectors [T, …]."""
     start = torch.zeros_like(taus[0]) if base is None else base
     return {name: start}, {f"e{index}": {name: start + tau} for index, tau in enumerate(taus)}
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers in float64."""
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def direction(
+    merged_by: str,
+    taus: Tensor,
+    weights: Any = None,
+    base: Tensor | None = None,
+    name: str = "blocks.0.attn.weight",
+    **args: Any,
+) -> Tensor:
+    """The direction in which a method moves a model of a single tensor, from its stack of task vectors."""
+    start, experts = single_tensor(taus, base, name)
+    (change,) = prepare(configure(merged_by, args), start, experts, weights).direction.values()
+    return change
 
 
 def recipe(folder: Path, **changes: Any) -> Recipe:

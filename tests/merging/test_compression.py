@@ -10,7 +10,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
 from mergeflow.merging.compression.compressor import compressors, configure_compressor
 from mergeflow.merging.compression.suite_file import compress, extract_task
-from tests.merging.helpers import awkward, single_tensor
+from tests.merging.helpers import awkward, draw, single_tensor
 
 NAME = "blocks.0.attn.weight"
 EXACT_ALONE = {
@@ -19,10 +19,6 @@ EXACT_ALONE = {
     "tall_mask": {},
     "tsv_compress": {"non_matrices": "own"},
 }
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def decoded(tmp_path, name, taus, args=None):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mergeflow.merging import configure, prepare
-from tests.merging.helpers import awkward, single_tensor
+from tests.merging.helpers import awkward, direction, single_tensor
 
 T, N = 4, 400
 
@@ -15,12 +15,6 @@ T, N = 4, 400
 @pytest.fixture
 def taus():
     return torch.randn(T, N, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-
-
-def direction(name, taus, weights=None, **args):
-    base, experts = single_tensor(taus)
-    (change,) = prepare(configure(name, args), base, experts, weights).direction.values()
-    return change
 
 
 def close(a, b):

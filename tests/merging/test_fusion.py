@@ -1,24 +1,17 @@
 """NuSLERP, Multi-SLERP, NearSwap, Arcee Fusion, SCE, RAM and the TIES of sparse vectors, against plain formulas."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
 from mergeflow.merging import configure, prepare
-from tests.merging.helpers import awkward, single_tensor
+from tests.merging import helpers
+from tests.merging.helpers import awkward, direction
 
 N = 60
-
-
-def draw(*shape, seed=3):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def direction(name, taus, weights=None, base=None, **args):
-    start, experts = single_tensor(taus, base)
-    (change,) = prepare(configure(name, args), start, experts, weights).direction.values()
-    return change
+draw = partial(helpers.draw, seed=3)
 
 
 def close(a, b):

@@ -8,11 +8,7 @@ import torch
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
 from mergeflow.merging.architectures.depth import depth
-from tests.merging.helpers import single_tensor
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+from tests.merging.helpers import draw, single_tensor
 
 
 def merged(name, thetas, scale=1.0, **args):

@@ -6,13 +6,9 @@ import torch
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
 from mergeflow.merging.learned.adamerging import learn
-from tests.merging.helpers import single_tensor
+from tests.merging.helpers import draw, single_tensor
 
 NAME = "blocks.0.attn.weight"
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def merged(name, thetas, data, weights=None, **args):

@@ -14,15 +14,9 @@ from mergeflow.merging import configure, prepare
 from mergeflow.merging.execution.engine import units_of
 from mergeflow.merging.execution.reader import model_of
 from mergeflow.merging.methods.dropout import uniform_bits
-from tests.merging.helpers import single_tensor
+from tests.merging.helpers import direction, single_tensor
 
 N = 60_000
-
-
-def direction(name, taus, **args):
-    base, experts = single_tensor(taus)
-    (change,) = prepare(configure(name, args), base, experts).direction.values()
-    return change
 
 
 @pytest.fixture

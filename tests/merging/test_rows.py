@@ -9,19 +9,14 @@ from transformers import GPT2Config, GPT2Model, MixtralConfig, MixtralModel
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
 from studies.theory.reduced import row_pruned
-from tests.merging.helpers import single_tensor
+from tests.merging import helpers
+from tests.merging.helpers import draw
 
 MLP = "blocks.0.mlp.c_fc.weight"
 
 
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
 def direction(taus, weights=None, name=MLP, **args):
-    base, experts = single_tensor(taus, name=name)
-    (change,) = prepare(configure("row_prune", args), base, experts, weights).direction.values()
-    return change
+    return helpers.direction("row_prune", taus, weights, name=name, **args)
 
 
 def pruned(tau, keep, smallest=False):

@@ -10,17 +10,7 @@ from mergeflow.merging.matrices import is_matrix, rank_of
 from mergeflow.merging.methods import optimised
 from mergeflow.merging.methods.ties import trim_rounded
 from studies.theory.peak_memory import peak_tensor_bytes
-from tests.merging.helpers import single_tensor
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def direction(name, taus, weights=None, **args):
-    base, experts = single_tensor(taus)
-    (change,) = prepare(configure(name, args), base, experts, weights).direction.values()
-    return change
+from tests.merging.helpers import direction, draw, single_tensor
 
 
 def svd_k(matrix, k):

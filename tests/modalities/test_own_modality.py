@@ -21,6 +21,7 @@ from tasks.project.graph import load_graph
 from tasks.project.new import new_project
 from tasks.running.digests import Code
 from tasks.running.runner import run_stage
+from tests.project_folder import change_params
 from tests.toy_project import make_toy_project, run_pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -38,8 +39,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The project that the page makes, which is the current one."""
     folder = make_toy_project(tmp_path / "tides")
     write_waves(folder / "modalities/waves")
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    (folder / "params.yaml").write_text(yaml.safe_dump(values | CHOICES, sort_keys=False))
+    change_params(folder, CHOICES)
     monkeypatch.chdir(folder)
     return folder
 
@@ -123,9 +123,7 @@ def test_a_source_of_the_project_opens_tasks_of_a_modality_that_is_there(
     (folder / "sources/series.py").write_text(SOURCE)
     inputs = np.random.default_rng(0).normal(size=(60, 8))
     np.savetxt(folder / "inputs/wells.csv", np.c_[inputs, inputs[:, 0] > 0], delimiter=",")
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["tasks"] = {"wells": "series:inputs/wells.csv"}
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    change_params(folder, {"tasks": {"wells": "series:inputs/wells.csv"}})
     monkeypatch.chdir(folder)
     run_pipeline(folder, ("prepare",))
     manifest = json.loads((folder / "outputs/data/manifests/wells/manifest.json").read_text())

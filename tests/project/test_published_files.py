@@ -10,6 +10,7 @@ import yaml
 from tasks.project.graph import load_graph
 from tasks.project.stage import Stage
 from tasks.running.digests import code_digest
+from tests.project_folder import change_params
 from tests.studies.small_lab import ROOT
 
 
@@ -76,9 +77,8 @@ def test_files_that_a_study_s_own_checkpoints_name_count_for_this_study(tmp_path
     texts, other = stages["studies/dvc.yaml:linearity_texts"], stages["studies/dvc.yaml:linearity_edits"]
     named = {"base": "t5", "experts": {"a": "a.safetensors"}, "texts": {"a": "text:a.txt"}}
     root = project(tmp_path, "{task}")
-    choices = yaml.safe_load((root / "studies/params.yaml").read_text())
-    choices["studies"] = {"linearity_texts": {"checkpoints": named}, "linearity_edits": {}}
-    (root / "studies/params.yaml").write_text(yaml.safe_dump(choices))
+    studies = {"linearity_texts": {"checkpoints": named}, "linearity_edits": {}}
+    change_params(root, {"studies": studies}, "studies/params.yaml")
     digests, untouched = [code_digest(root, texts)], code_digest(root, other)
     (root / "t5").mkdir()
     for name in ("t5/config.json", "a.safetensors", "a.txt"):

@@ -16,7 +16,7 @@ from mergeflow.modalities.text.modality import Group, TokenBatch, load_encoder
 from tasks.project.new import new_project
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_graph import check_study_options
-from tests.project_folder import PIPELINE, run_pipeline
+from tests.project_folder import PIPELINE, change_params, run_pipeline
 
 TEXTS, PICTURES = ("supersense", "isa", "section"), ("digits", "scans", "greek")
 
@@ -31,10 +31,8 @@ def make_inputs(root: Path, *words: str) -> None:
 
 def means_on_test(root: Path, tasks: dict[str, str], steps: int, scales: list[float]) -> dict[str, float]:
     """Run the pipeline with fewer tasks, steps and candidates; return each model's mean on test."""
-    values = yaml.safe_load((root / "params.yaml").read_text()) | {"tasks": tasks}
-    values["finetune"] |= {"steps": steps, "save_every": steps}
-    values["sweep"] = {"average": {"scale": [1.0]}, "task_arithmetic": {"scale": scales}}
-    (root / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    sweep = {"average": {"scale": [1.0]}, "task_arithmetic": {"scale": scales}}
+    change_params(root, {"tasks": tasks, "sweep": sweep, "finetune.steps": steps, "finetune.save_every": steps})
     run_pipeline(root, PIPELINE)
     return {row["name"]: row["mean"] for row in json.loads((root / layout.TEST).read_text())["rows"]}
 

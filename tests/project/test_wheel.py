@@ -11,7 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-import yaml
+
+from tests.project_folder import change_params
 
 pytestmark = pytest.mark.slow
 
@@ -137,9 +138,7 @@ def test_two_projects_run_side_by_side_by_either_driver(site: Path, tmp_path: Pa
     for name, driver in (("birds", ("mergeflow", "run")), ("fish", ("dvc", "repro"))):
         in_wheel(site, tmp_path, "mergeflow", "new", name)
         project = tmp_path / name
-        values = yaml.safe_load((project / "params.yaml").read_text())
-        values["finetune"] |= {"steps": 12, "save_every": 4}
-        (project / "params.yaml").write_text(yaml.safe_dump({**values, "sweep": SWEEP}, sort_keys=False))
+        change_params(project, {"sweep": SWEEP, "finetune.steps": 12, "finetune.save_every": 4})
         in_wheel(site, project, *driver, MLFLOW_TRACKING_URI=server)
     birds, fish = (tmp_path / name for name in ("birds", "fish"))
     results = "outputs/results/test.json"

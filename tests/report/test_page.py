@@ -16,6 +16,7 @@ from mergeflow.training.trajectory import Cost
 from tasks.report import write_report
 from tasks.report.files import read_run
 from tasks.report.pictures import inline, lineage_figure
+from tests.project_folder import change_params
 
 HOSTILE = "<script>alert('x')</script>\"&"
 
@@ -152,9 +153,8 @@ def test_base_data_and_seed_are_those_of_the_run_whatever_the_choices_say_by_now
     before = written(root)
     for words in ("pretrained ours", "suite:a", ">41<", "seed 41"):
         assert words in before
-    params = yaml.safe_load((root / "params.yaml").read_text())
-    params |= {"seed": 7, "model": {"modality": "toy"}, "tasks": dict.fromkeys(["ships", "trees"], "folder:b")}
-    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    tasks = dict.fromkeys(["ships", "trees"], "folder:b")
+    change_params(root, {"seed": 7, "model": {"modality": "toy"}, "tasks": tasks})
     assert written(root) == before
 
 

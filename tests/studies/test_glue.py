@@ -19,7 +19,7 @@ from studies.glue import STUDY, Bench, Options, probed_heads
 from studies.lab import Laboratory
 from studies.lab.rows import select
 from studies.lab.study import Result, read_rows
-from tests.project_folder import run_pipeline
+from tests.project_folder import change_params, run_pipeline
 from tests.studies.small_lab import ROOT, run_study, study_io, train_run
 from tests.text.small_project import TASKS, make_text_project
 
@@ -135,8 +135,7 @@ def test_other_studies_judge_every_expert_with_its_head(lab: Path, tmp_path: Pat
 
 def test_a_seed_starts_from_the_same_heads_whichever_seeds_ran_before_it(lab: Path, tmp_path: Path) -> None:
     alone = shutil.copytree(lab, tmp_path / "lab", ignore=shutil.ignore_patterns("runs", ".mergeflow"))
-    choices = yaml.safe_load((alone / "studies/params.yaml").read_text())
-    (alone / "studies/params.yaml").write_text(yaml.safe_dump(choices | {"seeds": [1]}, sort_keys=False))
+    change_params(alone, {"seeds": [1]}, "studies/params.yaml")
     for run, model in {"experts": "experts/mood", "mima": "experts/near", "joint": "model"}.items():
         train_run(alone, run)
         states = [

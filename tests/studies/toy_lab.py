@@ -9,6 +9,7 @@ import yaml
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Examples
 from studies.lab.inputs import Laboratory
+from tests.project_folder import change_params
 from tests.studies.small_lab import train_run
 from tests.toy_project import ROOT, make_toy_project, run_pipeline
 
@@ -30,9 +31,7 @@ def make_toy_lab(
     """
     make_toy_project(root, {"widths": [24, *widths, classes], "head": "none", "activation": "relu"}, **finetune)
     source = f"toy:clouds,inputs=24,train=300,validation=100,test=200,classes={classes}"
-    values = yaml.safe_load((root / "params.yaml").read_text())
-    values |= {"tasks": dict.fromkeys(NAMES, source), "data": {"inputs": 24}}
-    (root / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    change_params(root, {"tasks": dict.fromkeys(NAMES, source), "data": {"inputs": 24}})
     run_pipeline(root, ("prepare", "base"))
     (root / "studies").mkdir()
     whole = yaml.safe_load((ROOT / "studies/params.yaml").read_text()) | {"seeds": SEEDS, "runs": training}

@@ -9,7 +9,6 @@ from threading import Barrier, Lock
 from typing import Any
 
 import pytest
-import yaml
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modality import Model, device_of
@@ -19,6 +18,7 @@ from tasks.running import devices
 from tasks.running.devices import device_names, device_slot
 from tasks.running.runner import run_stage
 from tests.card import card
+from tests.project_folder import change_params
 from tests.toy_project import make_toy_project, run_pipeline
 
 NAMES = ("cuda:0", "cuda:1")
@@ -141,9 +141,7 @@ def test_a_runner_s_threads_take_the_cards_there_are(tmp_path: Path, monkeypatch
     """Three experts, three threads, two cards: two are trained at once, each on its own card, and the third waits."""
     folder = make_toy_project(tmp_path / "project", steps=2)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # locks of this test alone
-    values = yaml.safe_load((folder / "params.yaml").read_text())
-    values["tasks"], values["run"]["device"] = dict.fromkeys(("a", "b", "c"), "toy:clouds"), "cuda"
-    (folder / "params.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    change_params(folder, {"tasks": dict.fromkeys("abc", "toy:clouds"), "run.device": "cuda"})
     run_pipeline(folder, ("prepare", "base", "multitask"))
     used, busy, lock, both = list[str](), set[str](), Lock(), Barrier(2, timeout=60)
 
