@@ -238,7 +238,11 @@ def _residual(shapes: Shapes, _: Config) -> list[Group]:
             groups.append(Group(conv, shapes[f"{conv}.weight"][0], places))
         streams[-1][1].extend([*_linear(convs[-1], shapes, 0), *_norm(convs[-1].replace("conv", "bn"), shapes)])
     streams[-1][1].extend(_linear("fc", shapes, 1))
-    return [*groups, *(Group(name, shapes[f"{name}.weight"][0], tuple(places)) for name, places in streams)]
+    groups += [Group(name, shapes[f"{name}.weight"][0], tuple(places)) for name, places in streams]
+    placed = {place.name for group in groups for place in group.places}
+    others = [name for name in shapes if name not in placed and not name.endswith("num_batches_tracked")]
+    whole = all(shapes[place.name][place.axis] == group.units for group in groups for place in group.places)
+    return groups if whole and others in ([], ["fc.bias"]) else []  # else in groups, or with other parts in a block
 
 
 # A block's parts: hidden layer in and out; query, key, value (or one fused weight); attention's output.

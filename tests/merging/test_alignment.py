@@ -145,6 +145,15 @@ def test_unknown_architectures_are_refused() -> None:
         find_groups({"model.embed_tokens.weight": (10, 4), "model.layers.0.mlp.gate_proj.weight": (8, 4)})
 
 
+@pytest.mark.parametrize("odd", [{"layer1.0.se.fc1.weight": (2, 8, 1, 1)}, {"layer1.0.conv2.weight": (8, 4, 3, 3)}])
+def test_residual_nets_with_other_parts_or_groups_are_refused(odd: dict[str, tuple[int, ...]]) -> None:
+    """A squeeze-and-excitation reads the stream that was permuted; a grouped convolution ended in an IndexError."""
+    shapes = {name: tuple(value.shape) for name, value in a_resnet()[0].state_dict().items()}
+    assert find_groups(shapes)
+    with pytest.raises(MergeflowError, match=r"align: weight_matching knows .*of none of these"):
+        find_groups({**shapes, **odd})
+
+
 def test_without_config_heads_stay_where_they_are() -> None:
     shapes = {name: value.shape for name, value in a_clip()[0].state_dict().items()}
     assert not any(group.name.startswith("heads") for group in find_groups(shapes))
