@@ -331,7 +331,7 @@ def _commonest(expert: str, prefixes: Counter[str]) -> str:
 # Buffers that a class computes and that some of its versions store; nothing in them was learned.
 _BUFFERS = re.compile(
     r"(?:^|\.)(?:position_ids|token_type_ids|inv_freq|original_inv_freq|masked_bias|relative_position_index|"
-    r"relative_coords_table|attn_mask|causal_mask|num_batches_tracked|_float_tensor)$"
+    r"relative_coords_table|attn_mask|causal_mask|num_batches_tracked|n_averaged|_float_tensor)$"
 )
 _MASK = re.compile(r"\.(?:attn|attention|attn\.attention)\.bias$")  # GPT-2's causal mask, [1, 1, n, n]
 
@@ -390,6 +390,7 @@ def _with_ties(
     base: LazyStateDict, states: dict[str, LazyStateDict], left_out: frozenset[str], notes: list[str]
 ) -> tuple[LazyStateDict, dict[str, LazyStateDict]]:
     """Make inputs agree if some store a tied weight (an embedding that is also the head) once and others twice."""
+    base = _with_head_apart(base, states, left_out, notes)
     class_ties = _class_ties(base, states)
     states = _heads_with_tokens(base, states, class_ties)
     base = _untied(base, states, class_ties, notes)
@@ -419,6 +420,36 @@ def _with_ties(
                 tied[max(name, twin)] = min(name, twin)
         states[expert] = view(state, list(entries), entries, infos, tied)
     return view(base, list(base), tied={**base.tied, **ties}), states
+
+
+def _with_head_apart(
+    base: LazyStateDict, states: dict[str, LazyStateDict], left_out: frozenset[str], notes: list[str]
+) -> LazyStateDict:
+    """Give every model a head of its own, where some whole models have one and others tie it to their embedding."""
+    inputs = {"": base, **{name: state for name, state in states.items() if not state.is_task_vector}}
+    heads = {name for state in inputs.values() for name in state if may_be_tied(name, name) and name not in left_out}
+    for head in sorted(heads):
+        lacking = [owner for owner, state in inputs.items() if head not in state]
+        having = {name: state for name, state in inputs.items() if head in state} if lacking else {}
+        apart = next((name for name, state in having.items() if _parts(head, state)), None)
+        for owner in lacking if apart is not None else ():
+            origin = tied_copies(config_of(inputs[owner]), inputs[owner]).get(head)
+            if origin is not None:
+                named, other = (f"'{name}'" if name else "the base" for name in (owner, apart))
+                notes.append(f"{other} has '{head}' apart, and {named} ties it to '{origin}': the result has both")
+                inputs[owner] = _says_untied(_with(inputs[owner], head, origin))
+    states |= {name: state for name, state in inputs.items() if name}
+    return inputs[""]
+
+
+def _parts(head: str, state: LazyStateDict) -> bool:
+    """Whether a model stores a head that is no embedding once more, and computes with it as with a tied one."""
+    config = config_of(state)
+    return (
+        config.get("tie_word_embeddings") is False
+        and untied_config({**config, "tie_word_embeddings": True}) == untied_config(config)
+        and not _twin(state, head, [name for name in state if may_be_tied(name, head)])
+    )
 
 
 _SHARING = ("zamba", "zamba2")  # classes that tie whole blocks

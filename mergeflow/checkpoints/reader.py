@@ -347,7 +347,7 @@ def infos_of_file(state: LazyStateDict) -> dict[str, TensorInfo]:
 
 
 _WRAPPERS = re.compile(r"(?:(?<=\.)|^)(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-_PARALLEL = "module."
+_PARALLEL, _AVERAGED = "module.", "n_averaged"  # of DataParallel; torch's AveragedModel has a counter beside it
 
 
 def unwrap(state: LazyStateDict) -> None:
@@ -357,7 +357,7 @@ def unwrap(state: LazyStateDict) -> None:
         MergeflowError: Two tensors then have one name.
     """
     plain = {name: _WRAPPERS.sub("", name) for name in state}
-    if plain and all(name.startswith(_PARALLEL) for name in plain.values()):
+    if plain and all(name.startswith(_PARALLEL) or other == _AVERAGED for other, name in plain.items()):
         plain = {name: _WRAPPERS.sub("", other.removeprefix(_PARALLEL)) for name, other in plain.items()}
     names: dict[str, str] = {}
     for name, other in plain.items():

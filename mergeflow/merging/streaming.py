@@ -13,6 +13,7 @@ from mergeflow.merging.files.job import Fill, Job, after_steps
 from mergeflow.merging.files.parts import Part, check_parts, find_parts
 from mergeflow.merging.files.plan import Inputs, check_target, choose_device, make_plan, open_inputs, twice
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe, fix_references
+from mergeflow.merging.preflight import counter_findings
 from mergeflow.version import version
 
 Progress = Callable[[int, int], None]
@@ -110,9 +111,10 @@ def merge(
         made = after_steps(job, resolve, resume, finish) if plan.written else finish(inputs, {})
         if progress is not None:
             progress(plan.bytes_read, plan.bytes_read)
+        counters = [finding.text for finding in counter_findings(inputs.base, inputs.experts)]
     seconds = time.monotonic() - began
     experts = {name: made.inputs[name] for name in inputs.experts if name in made.inputs}
-    warnings = tuple(dict.fromkeys((*inputs.warnings, *twice(experts))))
+    warnings = tuple(dict.fromkeys((*inputs.warnings, *counters, *twice(experts))))
     return Merged(
         target, made.fingerprint, made.inputs, recipe, seconds, (*chosen, *made.notes, *inputs.notes), warnings
     )

@@ -103,14 +103,12 @@ def test_a_mixture_that_meets_a_dense_base_is_refused_at_once():
 def test_an_untied_head_is_not_taken_for_a_copy(tmp_path):
     base = saved(llama(0, tied=True), tmp_path / "base")
     expert = saved(llama(1, tied=False), tmp_path / "expert")
-    with open_checkpoint(base) as b, open_checkpoint(expert) as e:
-        fit = fit_inputs(b, {"e": e})
-        with pytest.raises(MergeflowError, match=r"'lm_head.weight', unknown to the base"):
+    for places in ((base, expert), (expert, base)):
+        with open_checkpoint(places[0]) as b, open_checkpoint(places[1]) as e:
+            fit = fit_inputs(b, {"e": e})
             check_compatible(fit.base, fit.experts)
-    with open_checkpoint(expert) as b, open_checkpoint(base) as e:
-        fit = fit_inputs(b, {"e": e})
-        with pytest.raises(MergeflowError, match=r"lacks tensor 'lm_head.weight'"):
-            check_compatible(fit.base, fit.experts)
+            for state, tied in ((fit.base, places[0] == base), (fit.experts["e"], places[1] == base)):
+                assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"]) == tied
 
 
 @pytest.mark.parametrize("prefix", ["base_model.model.", "module.model_to_save."])
@@ -237,6 +235,17 @@ def test_what_wrappers_put_into_names_is_taken_out(tmp_path, prefix, suffix):
     )
     with open_checkpoint(tmp_path / "o.safetensors") as checkpoint:
         assert set(checkpoint) == set(plain)
+
+
+def test_torch_s_averaged_models_are_read_as_the_models_they_average(tmp_path):
+    """The counter beside their names kept `module.` in all of them."""
+    model = torch.nn.Linear(2, 2)
+    torch.save(model.state_dict(), tmp_path / "base.pt")
+    torch.save(torch.optim.swa_utils.AveragedModel(model).state_dict(), tmp_path / "a.pt")
+    plan = {"method": "average", "base": str(tmp_path / "base.pt"), "experts": [str(tmp_path / "a.pt")]}
+    merge({**plan, "out": str(tmp_path / "o.safetensors")})
+    with open_checkpoint(tmp_path / "o.safetensors") as checkpoint:
+        assert set(checkpoint) == {"weight", "bias"}
 
 
 def test_wrapped_shards_and_names_that_collide(tmp_path):

@@ -200,10 +200,44 @@ def test_factors_of_a_model_s_weights_are_merged_with_a_word(tmp_path):
     assert "parts of 1 weights with factors of adapters, such as 'q', are merged apart" in made.notes[0]
 
 
+def test_weights_that_sum_to_0_in_a_tensor_and_nan_without_a_base_name_what_is_wrong(tmp_path):
+    for place, value in (("a", 1.0), ("b", 2.0), ("broken", float("nan"))):
+        write_checkpoint(tmp_path / f"{place}.safetensors", {"mlp": torch.full((2,), value), "w": torch.ones(2)})
+    a, b, broken = (f"{tmp_path}/{place}.safetensors" for place in ("a", "b", "broken"))
+    plan = {"method": "average", "out": str(tmp_path / "out.safetensors")}
+    nothing = [{"filter": "mlp", "value": 0}, 1]
+    with pytest.raises(
+        MergeflowError, match="'mlp' of the result is NaN: where weights vary, their sum may be 0 in no"
+    ):
+        merge({**plan, "experts": {"a": a, "b": b}, "weights": {"a": nothing, "b": nothing}})
+    with pytest.raises(MergeflowError, match="'broken' holds NaN or infinity in tensor 'mlp'"):
+        merge({**plan, "experts": {"broken": broken, "a": a}})
+
+
+@pytest.mark.parametrize("base", ["tied", "apart"])
+@pytest.mark.parametrize("experts", [["apart"], ["tied", "apart"], ["tied"]])
+def test_models_with_a_head_apart_merge_with_models_that_tie_it(tmp_path, base, experts):
+    """They were refused as mismatches, whatever was tied, although a tied head is the embedding."""
+    states = {}
+    for seed, (kind, tied) in enumerate({"tied": True, "apart": False}.items()):
+        model = llama(seed, tied)
+        model.save_pretrained(tmp_path / kind)
+        states[kind] = model.state_dict()
+    paths = {f"e{index}": f"{tmp_path}/{kind}" for index, kind in enumerate(experts)}
+    made = merge({"method": "average", "base": f"{tmp_path}/{base}", "experts": paths, "out": f"{tmp_path}/out"})
+    model, loading = transformers.AutoModelForCausalLM.from_pretrained(made.path, output_loading_info=True)
+    assert not loading["missing_keys"] | loading["unexpected_keys"]
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, sum(states[kind][name] for kind in experts) / len(experts))
+    mixed = len({base, *experts}) > 1
+    assert model.config.tie_word_embeddings is not (mixed or base == "apart")
+    assert any("ties it to 'model.embed_tokens.weight': the result has both" in note for note in made.notes) == mixed
+
+
 @pytest.mark.parametrize("key", ["ignore", "only"])
 def test_a_tied_weight_that_is_merged_alone_is_untied(tmp_path, key):
     """The file had both, but said that they are tied: transformers 4, and the next merge, took one for the other."""
-    (base, expert), _ = three(tmp_path, pickled, pickled)
+    (base, expert, _), _ = three(tmp_path, pickled, pickled, pickled)
     for place in (base, expert):
         os.renames(place, f"{place}.d/pytorch_model.bin")
         llama(0).config.save_pretrained(f"{place}.d")

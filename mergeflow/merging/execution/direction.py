@@ -100,8 +100,9 @@ def settled(name: str, parts: tuple[Tensor, Tensor], scale: float, dtype: torch.
     anchor, direction = parts
     piece = settle(anchor.reshape(-1), direction.reshape(-1), scale, dtype).cpu()
     if not all_finite(piece):
+        zero = "is NaN: where weights vary, their sum may be 0 in no tensor" if bool(direction.isnan().any()) else ""
         raise MergeflowError(
-            f"tensor '{name}' of the result overflows {dtype}: choose a wider dtype or a smaller scale."
+            f"tensor '{name}' of the result {zero or f'overflows {dtype}: choose a wider dtype or a smaller scale'}."
         )
     if name.endswith(RUNNING[1]) and bool((piece < 0).any()):
         raise MergeflowError(

@@ -325,7 +325,7 @@ class Stacks:
             piece = out[begin : begin + step]
             self._read(owner, state, Unit(unit.name, start, stop, ()), piece, on_piece)
             if not all_finite(piece):
-                raise not_finite(owner, unit.name)
+                raise not_finite(self.same or owner if owner == "base" else owner, unit.name)
 
     def _read(self, owner: str, state: State, unit: Unit, out: Tensor, on_piece: OnPiece | None) -> None:
         entry = _file_entry(state, unit.name)
@@ -351,7 +351,7 @@ class Stacks:
 
     def _refuse(self, unit: Unit) -> None:
         """Name who holds NaN or infinity; none does where finite values lie too far apart for a difference."""
-        for owner, state in {"base": self.base, **self.experts}.items():
+        for owner, state in {self.same or "base": self.base, **self.experts}.items():
             if unit.name in state and not all_finite(read(state, unit.name, unit.start, unit.stop)):
                 raise not_finite(owner, unit.name)
 

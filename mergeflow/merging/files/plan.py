@@ -50,7 +50,7 @@ from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe
 from mergeflow.merging.files.steps import Mixture, Slices, mixed, stacked, step_named
 from mergeflow.merging.linalg.lapack import one_thread
 from mergeflow.merging.matrices import Treatment, survey
-from mergeflow.merging.preflight import adapter_findings, check_findings, compare, counter_findings, running_findings
+from mergeflow.merging.preflight import adapter_findings, check_findings, compare, running_findings
 from mergeflow.merging.stack import Model, Pass
 from mergeflow.merging.values import check_depth, idle_filters
 from mergeflow.merging.vocabulary.alignment import fit_vocabularies
@@ -313,7 +313,6 @@ class _Opened:
         fit = fit_inputs(base, experts, recipe.ignore or (), recipe.only or (), recipe.missing or "refuse")
         findings = compare(fit.base, fit.experts, recipe.tokenizer_source, templated=recipe.chat_template is not None)
         findings += running_findings([name for name in fit.base if name not in fit.base_only])
-        findings += counter_findings(fit.base, fit.experts)
         if recipe.base is None or step_named(recipe.base) is None:
             findings += adapter_findings(fit.base, fit.experts)
         aligned = None if recipe.tokenizer is None else fit_vocabularies(recipe.tokenizer, fit.base, fit.experts)

@@ -407,14 +407,13 @@ def _extend(result: Vocabulary, folder: Path) -> None:
         write_text(path, json.dumps({**settings, "added_tokens_decoder": new}, indent=2, ensure_ascii=False) + "\n")
 
 
+_SIZES = ("vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input")
+
+
 def _resized(config: Mapping[str, Any], old: int, new: int) -> dict[str, Any]:
-    """Return a configuration with the new `vocab_size`, in its parts too, wherever the old one stands."""
+    """Return a configuration with the new sizes of tables of tokens, in its parts too, wherever the old one stands."""
     return {
-        key: _resized(value, old, new)
-        if isinstance(value, dict)
-        else new
-        if key == "vocab_size" and value == old
-        else value
+        key: _resized(value, old, new) if isinstance(value, dict) else new if key in _SIZES and value == old else value
         for key, value in config.items()
     }
 
