@@ -24,6 +24,7 @@ from mergeflow.merging.files.parts import Part, check_parts
 from mergeflow.merging.files.plan import check_target, make_plan, open_inputs
 from mergeflow.merging.files.recipe import Recipe, Resolve
 from mergeflow.merging.streaming import Merged, merge
+from mergeflow.plugins import project_folder
 from mergeflow.schema import validated
 from tasks.project.sections import ADDRESS, RunSection
 from tasks.project.stage import MAIN, Progress, Stage, StageIO
@@ -91,12 +92,12 @@ class Fleet:
         count = self._workers if job.inputs.looks_at_all_first else min(PARTS * self._workers, len(job.shards))
         parts = [Part(number, count).of(job.shards) for number in range(1, count + 1)]
         missing = [file for file in job.shards if file not in folder.shards]
-        pool, progress = ThreadPoolExecutor(self._workers), dict[str, tuple[int, int]]()
+        pool, bytes_read = ThreadPoolExecutor(self._workers), Counter[str]()
 
         def merge_files(parcel: MergeParcel) -> Sequence[str]:
-            def look(_what: str, done: int, total: int) -> None:
-                progress[parcel.address] = done, total
-                report(*(sum(counts) for counts in zip(*progress.values(), strict=True)))
+            def look(_what: str, done: int, _total: int) -> None:
+                bytes_read[parcel.address] = done
+                report(bytes_read.total(), max(bytes_read.total(), job.plan.bytes_read))
 
             self._carried_out(merge_part, parcel, job.recipe.device != "cpu", store, look)
             return parcel.files
@@ -214,7 +215,7 @@ def merge_on_fleet(
         check_target(recipe, inputs, force)
         Part(1, run.workers).of({str(number): {} for number, _ in enumerate(make_plan(recipe, inputs).shards)})
         whole = inputs.treats_whole
-    with fleet(Path.cwd(), run) as machines:
+    with fleet(project_folder() or Path.cwd(), run) as machines:
         assert machines is not None
         device = machines.device(whole) if recipe.device == "auto" else recipe.device
         recipe = recipe.model_copy(update={"device": device})

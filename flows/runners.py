@@ -78,7 +78,7 @@ def _ray(workers: int) -> tuple[str, str, dict[str, Any]]:
 
 QUESTION = 1.0  # seconds between two questions whether a stage has ended
 SILENCE = 20.0  # seconds after which a scheduler that does not answer is lost
-_AGAIN = "Finished stages count, and what a worker has finished since is taken from the store: run again."
+_AGAIN = "Finished work counts, and what a worker has finished since is taken from the store: run again."
 
 
 class Cluster(Protocol):

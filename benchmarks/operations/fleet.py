@@ -75,13 +75,13 @@ def plan(parameters: float, experts: int, boxes: int, tokens: float, flops: floa
     size = 2 * parameters
     each, read = ceil(experts / boxes), (experts + 1) * size
     training = each * (6 * parameters * tokens / flops + size / rates.hashing + size / rates.network)
-    here, merged = read / rates.network, read / rates.arithmetic
+    here, merged, moved = read / rates.network, read / rates.arithmetic, size / rates.network
     rows = [
         ("base to every box", boxes * size, size / rates.network),
         (f"fine-tuning, {each} a box, each on {tokens:.0e} tokens", experts * size, training),
         ("one merge by task arithmetic, one box", read, here + merged),
         ("the same by TIES", read, here + read / rates.ties),
-        (f"task arithmetic in {boxes} parts, each reading twice its share", 2 * read, 2 * (here + merged) / boxes),
+        (f"task arithmetic by `--store` on {boxes}", read + 2 * size, (here + merged + moved) / boxes + moved),
         ("registration: base, experts and a merge fetched, merged again", read + size, here + merged),
     ]
     print(f"\n{parameters:.0e} parameters, {experts} experts, {boxes} boxes: a model of {size / 1e9:.0f} GB")

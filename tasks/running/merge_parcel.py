@@ -101,7 +101,7 @@ def pack_merge(job: Job, scheme: str, files: Sequence[str], resolve: Resolve | N
         }
         modules = dict.fromkeys(METHODS.get(name).home for name, _ in recipe.code or ())
         code = [texts_of(module) for module in modules if module.startswith(PRIVATE)]
-        facts = public.record(), recipe.device, scheme, inputs, code
+        facts = public.record(), recipe.device.partition(":")[0], scheme, inputs, code
         parcel = MergeParcel(store.uri, job.target.name, running_code(), *facts)
         parcel = replace(parcel, files=parcel.missing(files, store))
         if parcel.files:

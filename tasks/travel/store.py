@@ -280,7 +280,7 @@ class Store:
     def _unable(self, what: str, error: Exception) -> StoreError:
         return StoreError(
             f"the store {self.uri} {what} ({type(error).__name__}: {first_line(error)}). Nothing half-written is left, "
-            "and finished stages count: run again when that is mended."
+            "and finished work counts: run again when that is mended."
         )
 
 

@@ -136,10 +136,13 @@ def test_the_page_leads_to_a_run_on_three_hosts(
     s3: str, threads: dict[str, Any], tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = make_toy_repository(tmp_path / "driver/project")
-    names = {"HEAD": "127.0.0.1", "8786": str(port), "BUCKET": "bucket"}
+    names = {"HEAD": "127.0.0.1", "8786": str(port), "BUCKET": "bucket", "workers 4": "workers 2"}
     scheduler, worker = (block.commands[0] for block in read_blocks(names, MACHINES) if block.how == "background")
     (choice,) = re.findall(r"```yaml\n(.*?)```", MACHINES.read_text(), re.DOTALL)
     change_params(folder, yaml.safe_load(choice.replace("BUCKET", "bucket")))
+    experts = [f"outputs/experts/{task}" for task in ("left", "right")]
+    recipe = {"method": "ties", "base": "outputs/base", "experts": experts, "out": "merged", "shard_size": 100}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     hosts = hosts_below(tmp_path)
     try:
         hosts.start("head", scheduler)
@@ -156,6 +159,10 @@ def test_the_page_leads_to_a_run_on_three_hosts(
     finally:
         hosts.end()
     assert recorded(folder) == threads
+    there = {path.name: path.read_bytes() for path in (folder / "merged").iterdir()}
+    assert len(there) > 3
+    assert run_in(folder, "mergeflow", "merge", "recipe.yaml").returncode == 0
+    assert {path.name: path.read_bytes() for path in (folder / "merged").iterdir()} == there
 
 
 def test_stages_travel_with_ray(s3: str, threads: dict[str, Any], tmp_path: Path, port: int) -> None:
