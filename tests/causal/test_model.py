@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM
 
 from mergeflow.checkpoints import read_state
@@ -249,15 +248,3 @@ def test_an_encoder_is_not_a_causal_model(tmp_path: Path) -> None:
     make_encoder(tmp_path / "encoder", "distilbert")
     with pytest.raises(MergeflowError, match=r"the causal model of 'encoder' cannot be read"):
         load_model("encoder", tmp_path)
-
-
-def test_weights_outside_of_the_parts_would_be_noticed() -> None:
-    from mergeflow.modalities.causal.model import LanguageModule
-
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.scale = nn.Linear(2, 2), nn.Parameter(torch.ones(1))
-
-    with pytest.raises(AssertionError):
-        LanguageModule(Odd())

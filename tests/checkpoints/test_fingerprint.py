@@ -19,7 +19,7 @@ from mergeflow.merging.compression.compressor import configure_compressor
 from mergeflow.merging.compression.suite_file import compress, extract_task
 from mergeflow.merging.files.vectors import add, extract
 from registry.stage import replay
-from tests.merging.helpers import awkward, recipe
+from tests.merging.helpers import State, awkward, recipe
 from tests.merging.test_folder import stop, written
 
 # Taken by the code of before the schemes.
@@ -29,9 +29,16 @@ RECORDED = {
 }
 
 
+def recorded() -> tuple[State, dict[str, State]]:
+    """The states whose fingerprint was recorded: their integers and flags were rows."""
+    base, experts = awkward(torch.float32)
+    rows = {"steps": torch.arange(4), "flag": torch.tensor([True, False])}
+    return {**base, **rows}, {name: {**state, **rows} for name, state in experts.items()}
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    base, experts = awkward(torch.float32)
+    base, experts = recorded()
     write_checkpoint(tmp_path / "base.safetensors", base)
     for name, state in experts.items():
         write_checkpoint(tmp_path / f"{name}.safetensors", state)
@@ -48,7 +55,7 @@ def older(path: Path, base: str) -> Path:
 
 
 def test_recorded_fingerprints_stay_true() -> None:
-    states = {"awkward": awkward(torch.float32)[0], "long": {"long": torch.arange(300_000, dtype=torch.float32)}}
+    states = {"awkward": recorded()[0], "long": {"long": torch.arange(300_000, dtype=torch.float32)}}
     for name, state in states.items():
         assert fingerprint(state, "sha256") == RECORDED[name]
         assert matches(state, RECORDED[name])
@@ -115,7 +122,7 @@ def test_task_vectors_of_before_know_their_base(files: Path) -> None:
 
 
 def test_a_header_that_names_the_base_in_another_scheme_does_not_refuse_it(files: Path) -> None:
-    state = awkward(torch.float32)[0]
+    state = recorded()[0]
     write_checkpoint(files / "merged.safetensors", state, {"mergeflow.fingerprint": RECORDED["awkward"]})
     extract(files / "merged.safetensors", files / "expert0.safetensors", files / "tau.safetensors")
     values = {"method": "task_arithmetic", "base": str(files / "merged.safetensors")}
@@ -123,7 +130,7 @@ def test_a_header_that_names_the_base_in_another_scheme_does_not_refuse_it(files
 
 
 def test_a_compressed_suite_of_before_opens(files: Path) -> None:
-    base, experts = awkward(torch.float32)
+    base, experts = recorded()
     compressed = compress(configure_compressor("tall_mask"), base, experts)
     compressed.write(files / "new.safetensors")
     replace(compressed, base=RECORDED["awkward"]).write(files / "old.safetensors")

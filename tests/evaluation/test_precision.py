@@ -43,9 +43,7 @@ def test_bfloat16_changes_features_and_tf32_no_bit_on_the_processor(scorer: Cand
     assert half == pytest.approx(plain, rel=0.02)
 
 
-def test_the_forward_pass_is_under_autocast_and_merge_and_head_are_not(
-    world: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_forward_pass_is_under_autocast_and_merge_and_head_are_not(world: Path) -> None:
     """Weights that are merged and logits with CLIP's temperature keep all their bits."""
     seen: dict[str, list[bool]] = {"encode": [], "head": []}
     scorer = make_scorer(world, precision="bfloat16")

@@ -213,7 +213,7 @@ def test_what_a_killed_one_has_finished_is_not_written_again(
     assert len(written) == len(set(written)) == LAYERS
 
 
-def test_lost_and_damaged_results_are_written_again_or_named(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_and_damaged_results_are_written_again_or_named(box: Box) -> None:
     values = recipe()
     expected = contents(on_fleet(values).path)
     shutil.rmtree("merged")

@@ -19,7 +19,7 @@ def fingerprints(project: Path) -> dict[str, str]:
     return {path.parent.name: json.loads(path.read_text())["fingerprint"] for path in experts}
 
 
-def test_rounds_on_the_runner_equal_a_serial_run(project: Path, tmp_path: Path) -> None:
+def test_rounds_on_the_runner_equal_a_serial_run(project: Path) -> None:
     before = fingerprints(project)
     change_params(project, ITERATIVE)
     done = run_in(project, "mergeflow", "run")

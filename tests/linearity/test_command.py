@@ -125,7 +125,7 @@ def test_what_is_missing_is_named(clip: dict[str, str]) -> None:
     assert "--data is missing" in str(error)
 
 
-def test_a_residual_net_of_torchvision(tmp_path: Path) -> None:
+def test_a_residual_net_of_torchvision() -> None:
     from torchvision.models import resnet18
 
     torch.manual_seed(0)

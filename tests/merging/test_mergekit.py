@@ -229,7 +229,7 @@ def models(tmp_path_factory):
 
 
 @pytest.mark.parametrize("which", CONFIGURATIONS)
-def test_a_converted_configuration_gives_what_theirs_means(models, which, monkeypatch, tmp_path):
+def test_a_converted_configuration_gives_what_theirs_means(models, which, tmp_path):
     folder, states = models
     config = yaml.safe_load(CONFIGURATIONS[which])
     recipe, _ = converted([config])

@@ -101,7 +101,7 @@ def test_another_machine_with_other_paths_of_the_same_files_can_join(files, tmp_
     assert joined.fingerprint == merge(values, out="again").fingerprint
 
 
-def test_a_machine_with_another_expert_is_named(files, tmp_path):
+def test_a_machine_with_another_expert_is_named(files):
     values = whole(files)
     parts = merge_parts(values, 2)
     name, path = values.experts[0]

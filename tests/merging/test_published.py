@@ -233,7 +233,7 @@ def merged(models, tmp_path_factory):
     return merge(plan(models, tmp_path_factory.mktemp("merged") / "out", shard_size="20KB")).path
 
 
-def test_what_a_merge_made_is_pushed_and_nothing_else(merged, hub, monkeypatch):
+def test_what_a_merge_made_is_pushed_and_nothing_else(merged, hub):
     with pytest.raises(MergeflowError, match=r"nobody is logged in to the Hub \(.*\): run `hf auth login`"):
         push(merged, "me/merged")
     assert not Hub.files

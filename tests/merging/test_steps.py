@@ -24,11 +24,11 @@ def folder(tmp_path, monkeypatch):
     """A base and three experts of six matrices and a counter."""
     monkeypatch.chdir(tmp_path)
     generator = torch.Generator().manual_seed(0)
-    base = {name: torch.randn(12, 20, generator=generator) for name in NAMES} | {"steps": torch.arange(3)}
+    base = {name: torch.randn(12, 20, generator=generator) for name in NAMES} | {"steps": torch.tensor(3)}
     write_checkpoint("base.safetensors", base)
     for name in "abc":
         expert = {key: base[key] + 0.1 * torch.randn(12, 20, generator=generator) for key in NAMES}
-        write_checkpoint(f"{name}.safetensors", expert | {"steps": torch.arange(3) + 1})
+        write_checkpoint(f"{name}.safetensors", expert | {"steps": torch.tensor(4)})
     return tmp_path
 
 

@@ -231,7 +231,7 @@ def test_the_base_s_tokens_alone_leave_experts_tokens_out(three):
     assert "tokens of 'a' are not in it and are left out" in lines
 
 
-def test_what_cannot_be_aligned_is_refused_with_the_way_out(three, tmp_path):
+def test_what_cannot_be_aligned_is_refused_with_the_way_out(three):
     def refused(match, **changes):
         for run in (check_recipe, merge):
             with pytest.raises(MergeflowError, match=match):

@@ -239,7 +239,7 @@ def test_compare_and_list(store, make_candidate):
     assert [model.name for model in list_models(store)] == ["merged"]
 
 
-def test_decision_is_logged_with_the_run(store, make_candidate, tmp_path):
+def test_decision_is_logged_with_the_run(store, make_candidate):
     run = store.client.create_run(store.experiment_id).info.run_id
     register(store, "merged", make_candidate(1, run_id=run))
     promote(store, "merged", 1, GATES)

@@ -46,7 +46,7 @@ def rows(*pairs: tuple[object, object]) -> pd.DataFrame:
     return pd.DataFrame({"image": [image for image, _ in pairs], "task": [task for _, task in pairs]})
 
 
-def test_load_by_alias_and_classify(store, real, tmp_path):
+def test_load_by_alias_and_classify(store, real):
     version = register(store, "merged", real).version
     promote(store, "merged", version, GateSettings())
     with store.active():

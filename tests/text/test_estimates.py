@@ -107,17 +107,6 @@ def test_statistics_of_texts_from_the_command_to_a_merge(project: Path, tmp_path
         assert torch.linalg.eigvalsh(gram.double()).min() > -1e-5
 
 
-def test_adamerging_learns_on_texts_from_the_command(project: Path, tmp_path: Path) -> None:
-    args = {"granularity": "task", "steps": 2}
-    recipe = recipe_of(project, "adamerging", args=args, out=str(tmp_path / "merged.safetensors"))
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    places = [f"--task={task}={project / f'outputs/data/validation/{task}'}" for task in TASKS]
-    places += [f"--head={task}={project / f'outputs/experts/{task}/head.safetensors'}" for task in TASKS]
-    done = call(project, "adamerge", str(tmp_path / "recipe.yaml"), *places, "--out", str(tmp_path / "learned"))
-    assert done.exit_code == 0, done.output
-    assert "entropy" in done.output
-
-
 def test_a_base_that_does_not_say_what_it_is(project: Path) -> None:
     with pytest.raises(MergeflowError, match="does not say what kind of model it is"):
         open_recorded(project / "outputs/experts/mood/model.safetensors", CPU)

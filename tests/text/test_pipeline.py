@@ -110,7 +110,7 @@ def test_a_kept_prediction_gives_the_figure_that_the_test_tells(project: Path) -
     assert matthews_corrcoef(right, answered) == pytest.approx(score, abs=1e-12)
 
 
-def test_heads_are_probed_before_training_or_drawn(project: Path, tmp_path: Path) -> None:
+def test_heads_are_probed_before_training_or_drawn(project: Path) -> None:
     from sklearn.linear_model import LogisticRegression
 
     from mergeflow.modalities.text.modality import warm

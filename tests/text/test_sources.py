@@ -137,7 +137,7 @@ def test_glue_has_its_own_figures(base: Path, tmp_path: Path, monkeypatch: pytes
     assert raw.keeps_conflicts
 
 
-def test_a_task_of_the_embedded_suite_brings_its_figure(tmp_path: Path) -> None:
+def test_a_task_of_the_embedded_suite_brings_its_figure() -> None:
     raw = open_source("acceptability", "suite:sentences8", SOURCES, TRANSFORMS)
     assert [transform.text for transform in raw.transforms] == ["metric=matthews"]
     assert set(next(raw.splits["test"]()).read()) == {"text"}

@@ -442,7 +442,7 @@ def test_hub_copies_with_bare_labels_get_their_names(tmp_path: Path, monkeypatch
         open_images("faces", "hf:somebody/faces")
 
 
-def test_food101s_validation_is_its_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_food101s_validation_is_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     names = datasets.ClassLabel(names=["apple_pie", "waffles"])
     on_the_hub(monkeypatch, ["train", "validation"], names, [0, 1] * 10, "image")
