@@ -303,6 +303,29 @@ def test_a_method_of_the_users_own_travels(box: Box, monkeypatch: pytest.MonkeyP
     assert contents(on_fleet(values).path) == expected
 
 
+@pytest.mark.parametrize(
+    ("method", "device", "there", "taken"),
+    [
+        ("cart", "auto", True, "cuda"),
+        ("cart", "auto", False, "cpu"),
+        ("ties", "auto", True, "cpu"),
+        ("ties", "cuda:1", True, "cuda"),
+    ],
+)
+def test_a_merge_takes_devices_that_workers_offer(
+    box: Box, monkeypatch: pytest.MonkeyPatch, method: str, device: str, there: bool, taken: str
+) -> None:
+    def stop(_number: int) -> None:
+        raise MergeflowError("it was sent")
+
+    monkeypatch.setattr(Box, "has_devices", lambda _self: there)
+    box.before = stop
+    with pytest.raises(MergeflowError, match="it was sent"):
+        on_fleet(recipe(method=method, device=device))
+    assert {argument["device"] for argument in box.sent} == {taken}
+    assert {*box.devices} == {taken == "cuda"}
+
+
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize(
