@@ -37,6 +37,7 @@ OBJECTS, DOCUMENTS = "files/md5", "mergeflow"
 LISTING = ".dir"  # how DVC ends the name of an object that lists a folder's files
 _WHOLE_AT_ONCE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "memory"}  # put a file whole or not at all
 _AT_ONCE = 16  # questions
+_LARGE = 100 * 2**20  # bytes from which files are sent one after the other: s3fs holds half a gigabyte of each
 # s3fs asks five times, and by default each time botocore does too, for a minute each: a lost store took half an hour.
 _S3 = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 20, "retries": {"max_attempts": 1}}}
 _LOCAL = {"auto_mkdir": True}
@@ -186,12 +187,15 @@ class Store:
         if not files:
             return
         with self._explained("cannot be written to"):
-            if self._is_whole_at_once:
-                self._fs.put([str(path) for path in files.values()], list(files))
-            else:
-                for target, path in files.items():
+            small = {to: str(path) for to, path in files.items() if path.stat().st_size < _LARGE}
+            if self._is_whole_at_once and small:
+                self._fs.put(list(small.values()), list(small))
+            for target, path in files.items():
+                if not self._is_whole_at_once:
                     with self._aside(target) as part:
                         self._fs.put_file(str(path), part)
+                elif target not in small:
+                    self._fs.put_file(str(path), target)
         self.sent += sum(path.stat().st_size for path in files.values())
 
     def _fetch_files(self, files: Mapping[Path, str], listed_in: str = "") -> None:

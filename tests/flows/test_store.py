@@ -39,6 +39,7 @@ from tasks.running import parcel as parcels
 from tasks.running.parcel import Parcel, Result, carry_out, pack, unpack
 from tasks.running.runner import PROGRESS_SECONDS, do_here, open_stage, progress_file, run_stage, running_code
 from tasks.travel import lease as leases
+from tasks.travel import store as stores
 from tasks.travel.lease import forget_state, lease, lease_name, mirrored, restore_state
 from tasks.travel.store import Store, StoreError, bring, forget_lost
 from tests.flows.kill_driver import make_toy_repository
@@ -89,6 +90,19 @@ def test_what_is_sent_has_dvcs_hash_comes_back_and_is_not_sent_again(uri: str, t
     for path, md5 in hashes.items():
         store.fetch(md5, tmp_path / "back")
         assert digest_as_dvc(tmp_path / "back") == md5, path
+
+
+def test_large_files_are_sent_one_after_the_other(
+    s3: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "_LARGE", 6)
+    together, put = list[str](), S3FileSystem.put
+    monkeypatch.setattr(S3FileSystem, "put", lambda fs, sources, to: (together.extend(sources), put(fs, sources, to)))
+    store = Store("s3://bucket/fleet")
+    md5 = store.send(tree)
+    assert [Path(path).name for path in together] == ["a.txt"]
+    store.fetch(md5, tmp_path / "back")
+    assert digest_as_dvc(tmp_path / "back") == md5
 
 
 def test_what_a_machine_has_is_not_fetched_again(uri: str, tree: Path, tmp_path: Path) -> None:
