@@ -229,7 +229,7 @@ def fit_inputs(
     """
     notes: list[str] = []
     states = {name: as_stored(name, base, state, notes) for name, state in experts.items()}
-    states = {name: _without_prefix(name, base, state, notes) for name, state in states.items()}
+    states = {name: _without_prefix(name, base, state, notes, ignore) for name, state in states.items()}
     states = {name: oriented(name, base, state) for name, state in states.items()}
     names = {*base, *(name for state in states.values() for name in state)}
     _check_patterns(names, ignore, only)
@@ -299,16 +299,19 @@ def _check_patterns(names: set[str], ignore: Sequence[str], only: Sequence[str])
         raise MergeflowError(f"{'; '.join(faults)}. Tensors are such as '{some}'.")
 
 
-def _without_prefix(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:
+def _without_prefix(
+    expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str], ignore: Sequence[str]
+) -> LazyStateDict:
     """Remove or add a constant prefix of an expert's names, if without this none of them is the base's."""
     if any(name in base for name in state):
         return state
-    ends = Counter(name[: -len(ending)] for name in state for ending in base if name.endswith(f".{ending}"))
+    names = [name for name in state if not _any(name, ignore)]
+    ends = Counter(name[: -len(ending)] for name in names for ending in base if name.endswith(f".{ending}"))
     if ends:
         prefix = _commonest(expert, ends)
         notes.append(f"names of '{expert}' are taken without their prefix '{prefix}'")
         return view(state, list(state), rename={name: name.removeprefix(prefix) for name in state})
-    starts = Counter(ending[: -len(name)] for name in state for ending in base if ending.endswith(f".{name}"))
+    starts = Counter(ending[: -len(name)] for name in names for ending in base if ending.endswith(f".{name}"))
     if starts:
         prefix = _commonest(expert, starts)
         notes.append(f"names of '{expert}' are taken with the prefix '{prefix}'")
@@ -323,7 +326,7 @@ def _commonest(expert: str, prefixes: Counter[str]) -> str:
     if others and others[0][1] == most:
         raise MergeflowError(
             f"names of '{expert}' fit the base's with the prefix '{first}' and as well with '{others[0][0]}': save it "
-            "under the names that the base has for it."
+            f"under the names that the base has for it, or leave one out by `ignore: ['{others[0][0]}*']`."
         )
     return first
 

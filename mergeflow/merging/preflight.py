@@ -586,12 +586,13 @@ def _with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
 _PREPROCESSING = (
     *("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"),
     *("sentence_bert_config.json", "config_sentence_transformers.json"),  # longest text, prompts
+    "generation_config.json",  # what ends an answer
 )
 _NAMES = re.compile(r"(?:.*\.)?(?:\w+_(?:class|type|version)|auto_map.*|_?name_or_path)|__version__\..*")
 
 
 def preprocessing_findings(base: Path | None, experts: Folders) -> list[Finding]:
-    """List the experts with another preprocessing than the base's: another mean, size or sampling rate."""
+    """List the experts with another preprocessing than the base's (mean, size, sampling rate), or end of answers."""
     findings = []
     for file in _PREPROCESSING:
         settings = {name: flattened(_settings(folder, file)) for name, folder in {"": base, **experts}.items()}
@@ -600,7 +601,8 @@ def preprocessing_findings(base: Path | None, experts: Folders) -> list[Finding]
             unlike = {name: given[key] for name, given in settings.items() if key in given and given[key] != value}
             if unlike and not _NAMES.fullmatch(key):
                 way_out = f"; the result has the base's {file}"
-                findings.append(difference(f"preprocessing.{key}", value, unlike, way_out=way_out))
+                subject = "generation" if file.startswith("generation") else "preprocessing"
+                findings.append(difference(f"{subject}.{key}", value, unlike, way_out=way_out))
     return findings
 
 

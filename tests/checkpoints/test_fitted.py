@@ -237,6 +237,18 @@ def test_what_wrappers_put_into_names_is_taken_out(tmp_path, prefix, suffix):
         assert set(checkpoint) == set(plain)
 
 
+def test_one_of_two_copies_in_a_file_is_left_out_by_ignore(tmp_path):
+    """A moving average beside the weights had no way out: `ignore` was read after the prefixes."""
+    base = {"a.weight": torch.zeros(2, 2), "b.weight": torch.zeros(2)}
+    copies = {f"{copy}.{name}": value + by for copy, by in (("model", 1), ("ema", 5)) for name, value in base.items()}
+    write_checkpoint(tmp_path / "b.safetensors", base)
+    write_checkpoint(tmp_path / "e.safetensors", copies)
+    with open_checkpoint(tmp_path / "b.safetensors") as b, open_checkpoint(tmp_path / "e.safetensors") as e:
+        with pytest.raises(MergeflowError, match=r"leave one out by `ignore: \['(ema|model)\.\*'\]`"):
+            fit_inputs(b, {"e": e})
+        assert fit_inputs(b, {"e": e}, ignore=["ema.*"]).experts["e"]["a.weight"].tolist() == [[1, 1], [1, 1]]
+
+
 def test_torch_s_averaged_models_are_read_as_the_models_they_average(tmp_path):
     """The counter beside their names kept `module.` in all of them."""
     model = torch.nn.Linear(2, 2)

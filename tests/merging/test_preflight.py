@@ -219,6 +219,13 @@ def test_new_tokens_are_warned_of_and_other_sizes_refused(pair):
     check_recipe(plan(pair, tokenizer_source="base"))
 
 
+def test_what_ends_an_answer_is_compared(pair):
+    for name, end in (("base", 2), ("a", [2, 7])):
+        (pair / name / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
+    (line,) = said(pair)
+    assert "generation.eos_token_id: base 2; 'a' [2, 7]; the result has the base's generation_config.json" in line
+
+
 def test_tokens_without_tokenizer_json_are_compared(pair):
     """Lists of tokens in another order were merged row by row, without a word."""
     for name in ("base", "a"):
