@@ -280,6 +280,9 @@ def test_maps_and_masks_that_differ_are_refused_and_counters_named(tmp_path, exp
         with pytest.raises(MergeflowError, match=f"'{next(iter(expert))}' \\[3\\] holds integers that differ"):
             refused()
     merge({**plan, "experts": [a], "ignore": ["ma*"]})
+    with open_checkpoint(origin) as state, open_checkpoint(b) as other:  # in a compressed suite a scalar became [1]
+        suite = compress(configure_compressor("cart_indexing"), state, {"b": other})
+    assert suite.tensors["shared/steps/copy"].shape == ()
 
 
 @pytest.mark.parametrize("method", ["average", "ties"])
