@@ -6,6 +6,7 @@ from pathlib import Path
 from threading import local
 
 import torch
+from blake3 import blake3
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -16,16 +17,17 @@ State = dict[str, Tensor]
 _PIECE = 8 * 2**20  # bytes of a file that are read at a time
 
 
-def floor(base: Path, experts: list[Path], out: Path, threads: int = 2) -> None:
+def floor(base: Path, experts: list[Path], out: Path, threads: int = 2, hashed: bool = False) -> None:
     """Read every file into reused memory, sum in float32, write one file to the disk: what no merge can be faster than.
 
-    No header is checked, nothing is hashed, no value is looked at, and files must have one type and layout.
+    No header is checked, no value is looked at, and files must have one type and layout.
 
     Args:
         base: a safetensors file.
         experts: safetensors files.
         out: the sum, without a header.
         threads: that read and sum.
+        hashed: whether all that is read and written is hashed too, as provenance asks it of a merge.
     """
     torch.set_num_threads(1)
     files = [os.open(path, os.O_RDONLY) for path in (base, *experts)]
@@ -49,6 +51,8 @@ def floor(base: Path, experts: list[Path], out: Path, threads: int = 2) -> None:
         for row in values[1:]:
             total.add_(converted.copy_(row), alpha=0.3)
         os.pwrite(target, result.copy_(total).view(torch.uint8).numpy().data, at)
+        for written in (*buffers.stored[:, :count], result.view(torch.uint8)) if hashed else ():
+            blake3(written.numpy().data).digest()
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(0, size, _PIECE)))

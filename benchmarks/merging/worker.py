@@ -21,7 +21,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         from benchmarks.merging.plain import floor
 
         began = time.perf_counter()
-        floor(base, experts, out, job.get("workers", 2))
+        floor(base, experts, out, job.get("workers", 2), job.get("hashed", False))
         return {"seconds": time.perf_counter() - began}
     if job["kind"] == "plain":
         return plain(job["method"], base, experts, out, job["blocks"])
