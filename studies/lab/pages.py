@@ -79,7 +79,7 @@ _RULES = """\
   paper's 2,000. Methods differ in how many candidates and rates validation chooses among; the lines above say where.
 - No test set was drawn anew: remarks tell which look at test a record is.
 - MIMA's Figure 1b, accuracy over cosine, and the lines of TIES and AdaMerging in CART's Figure 1 are not drawn, because
-  their numbers are rows of two studies each. ViT-B/32's soups (L6, L7) have no configuration.
+  their numbers are rows of two studies each.
 - P1, P3, P4, P20 and P24 make no claim; what they ask for is code, which tests hold to its definitions.
 """
 

@@ -48,7 +48,7 @@ def test_an_example_is_a_project_whose_studies_are_valid(file: Path, tmp_path: P
 
 
 def test_the_readme_names_every_example() -> None:
-    named = re.findall(r"`((?:rounds|landscape|cart|glue)_\w+_\w+)`", (FOLDER / "README.md").read_text())
+    named = re.findall(r"`((?:rounds|landscape|cart|glue|soups)_\w+_\w+)`", (FOLDER / "README.md").read_text())
     assert {path.name for path in FOLDER.iterdir() if path.is_dir()} == set(named)
 
 
@@ -61,7 +61,8 @@ def test_a_clip_is_a_published_one_and_its_tasks_are_the_real_ones_in_order(exam
     assert params.data.image_size == size.get("image_size", 224)
     assert size["patch_size"] == int(example.name.rsplit("_", 1)[1])
     names = [get_real_task(parse_address(source).place).name for source in params.tasks.values()]
-    assert names == list(REAL_TASKS)[: 20 if example.name.startswith("cart") else 8]
+    every = list(REAL_TASKS)
+    assert names == {"cart": every[:20], "soups": ["CIFAR10"]}.get(example.name.partition("_")[0], every[:8])
     for task, source in params.tasks.items():
         with pytest.raises(MergeflowError, match=re.escape(str(tmp_path / "inputs/torchvision"))):
             open_images(task, source, root=tmp_path)

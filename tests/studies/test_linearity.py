@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
+from mergeflow.errors import MergeflowError
 from mergeflow.linearity.affine import combine
 from mergeflow.modalities.nets import mlp
 from mergeflow.modality import Network
@@ -16,7 +17,8 @@ from studies.lab.claims import UNTESTED
 from studies.lab.linearity import direction, loss_gaps, with_statistics, worst_share
 from studies.lab.rows import select
 from studies.linearity_edits import edited, edits
-from tests.studies.small_lab import ROOT, check_two_processes, rows_by_study
+from tests.studies.small_lab import ROOT, check_two_processes, rows_by_study, run_result
+from tests.studies.toy_lab import make_toy_lab
 
 pytestmark = pytest.mark.slow
 
@@ -149,6 +151,21 @@ def test_averaged_weights_are_as_good_as_averaged_logits(run: Run) -> None:
     rows = select(run("linearity_averages"), part="triples")
     assert len(rows) == 4, "C(4, 3) triples"
     assert (rows.weights - rows.logits).abs().max() < 8
+
+
+def test_a_soup_of_training_runs_is_measured_as_nets_trained_here_are(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    settings = {f"soup_{n}": {"tasks": 1, "learning_rate": rate} for n, rate in enumerate((0.01, 0.02, 0.04, 0.05))}
+    lab = make_toy_lab(tmp_path_factory.mktemp("soup") / "lab", settings, classes=6, widths=[32, 32])
+    rows = run_result(lab, "texts_soups", tmp_path, runs=list(settings), task="north", averages=[2, 4], images=64).rows
+    of_triples, features = select(rows, part="triples"), select(rows, part="features")
+    assert set(of_triples.groupby("seed").nets.nunique()) == {4}, "C(4, 3)"
+    assert (of_triples.weights - of_triples.logits).abs().max() < 8
+    assert set(features.combination) == {"2 nets", "4 nets"}
+    assert features.distance.max() < features.base.max()
+    with pytest.raises(MergeflowError, match="west"):
+        run_result(lab, "texts_soups", tmp_path / "other", runs=list(settings), task="west", averages=[2], images=64)
 
 
 def test_training_together_makes_features_linear(run: Run) -> None:
