@@ -26,6 +26,7 @@ order of the batches; base and data are the same for all.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
@@ -33,9 +34,10 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from mergeflow.merging import configure
+from studies import alignment
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, curves, grid, table
 from studies.lab.claims import Samples, needs, with_interval
-from studies.lab.plots import listed
+from studies.lab.plots import listed, scatter
 from studies.lab.rows import at, each, ends, least, per_seed, select, steps
 
 GRIDS = {"task_arithmetic": (grid(0, 1, 0.05), 0.2), "ties": (grid(0.2, 2.8, 0.1), 1.0)}  # λ tried, and the first
@@ -294,6 +296,16 @@ def accuracy_figure(models: list[str], title: str, rows: pd.DataFrame) -> Figure
     )  # fmt: skip
 
 
+def aligned_figure(rows: pd.DataFrame, cosines: pd.DataFrame) -> Figure:
+    """Draw the accuracy of two merges over the mean cosine of the task vectors, a point for each N (Figure 1b)."""
+    aligned = per_seed(alignment.final(alignment.pairs(cosines)), "N", value="tau").mean(axis=1)
+    points = select(main(rows), model=MERGES[:2]).groupby(["model", "rounds"]).accuracy.mean().reset_index()
+    return scatter(
+        points.assign(cosine=points.rounds.map(aligned)).dropna(), {"cosine": "mean cosine of τ"},
+        "accuracy", "model", y_label="mean test accuracy, %", labels=NAMES, height=3.7,
+    )  # fmt: skip
+
+
 def gap_figure(rows: pd.DataFrame) -> Figure:
     """Draw expert − average over N for each task (the paper's Figure 6)."""
     wide = main(rows).pivot_table(index=["rounds", "seed", "task"], columns="model", values="accuracy").reset_index()
@@ -340,4 +352,8 @@ STUDY = Study(
     notes=notes,
 )
 
-STUDIES = {"mima": STUDY, "texts_mima": STUDY, "pictures_mima": STUDY}
+STUDIES = {
+    "mima": replace(STUDY, joined={"aligned": ("alignment", aligned_figure)}),
+    "texts_mima": STUDY,
+    "pictures_mima": STUDY,
+}

@@ -24,7 +24,7 @@ choice; bell and lead are judged at 8 % as well, which was fixed before. ± is o
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pandas as pd
@@ -37,16 +37,17 @@ from mergeflow.merging.matrices import is_matrix
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, table
 from studies.lab.claims import Samples, with_interval
 from studies.lab.inputs import Accuracy, State
-from studies.lab.methods import OUTPERFORMS, PEAK, ends_note, leader
+from studies.lab.methods import NAMES, OUTPERFORMS, PEAK, ends_note, leader
 from studies.lab.plots import curves, listed
 from studies.lab.rows import per_seed, samples, select
-from studies.lab.study import Figures, Tables
+from studies.lab.study import Figures, Joined, Tables
 
 ALONE = "matrices alone"
 METHODS = {"centred": "cart", "original": "low_rank", ALONE: "low_rank"}
 LEVELS = ("average", "experts", "zero_shot")
 RULES = ("once", "per rank")
 USED = 0.08  # the paper's rank ratio
+LINES = ("ties", "adamerging_ta", "adamerging_cart")  # of the paper's Figure 1, from the study many_tasks
 USED_AT = {"centred": USED, "original": 1.0}
 VECTORS = {kind: f"{kind} task vectors" for kind in USED_AT}
 NEAR = (0.04, 0.16)  # a factor of two around the paper's 8 %
@@ -343,17 +344,28 @@ def tables(options: Options) -> Tables:
     return shown
 
 
-def mean_figure(count: int, rows: pd.DataFrame) -> Figure:
-    """Draw mean test accuracy over the ratio, a panel for each rule of λ (the paper's Figure 1)."""
+def mean_figure(count: int, rows: pd.DataFrame, methods: pd.DataFrame | None = None) -> Figure:
+    """Draw mean test accuracy over the ratio, a panel for each rule of λ (the paper's Figure 1).
+
+    Args:
+        methods: rows of the study many_tasks, of whose other methods lines are drawn.
+    """
     of_count = select(rows, tasks=count)
     names = {rule: f"{count} tasks, λ chosen {rule}" for rule in RULES} | VECTORS
     heights = {name: samples(of_count, curve=name).mean() for name in ("average", "experts")}
     heights["task arithmetic"] = over(of_count, "original").loc[1.0].mean()
+    if methods is not None:
+        others = select(methods, tasks=count, split="test").groupby("model").accuracy.mean()
+        heights |= {NAMES[name]: others[name] for name in LINES if name in others}
     return curves(
         select(of_count, curve=list(USED_AT)), "ratio", "curve", panel="rule", labels=names, x_label="rank ratio k / r",
         y_label="mean test accuracy, %", scale="root", ticks=(0, 0.04, 0.08, 0.16, 0.32, 0.64, 1),
         levels=lambda rule: heights,
     )  # fmt: skip
+
+
+def figures_of_methods(study: str, options: Options) -> Joined:
+    return {f"methods_{suite.tasks}": (study, partial(mean_figure, suite.tasks)) for suite in options.suites}
 
 
 def task_figure(count: int, rows: pd.DataFrame) -> Figure:
@@ -431,4 +443,8 @@ STUDY = Study(
     notes=notes,
 )
 
-STUDIES = {"rank_curve": STUDY, "texts_rank_curve": STUDY, "pictures_rank_curve": STUDY}
+STUDIES = {
+    "rank_curve": replace(STUDY, joined=partial(figures_of_methods, "many_tasks")),
+    "texts_rank_curve": replace(STUDY, joined=partial(figures_of_methods, "texts_many_tasks")),
+    "pictures_rank_curve": STUDY,
+}

@@ -78,8 +78,6 @@ _RULES = """\
 - C1 and C2's bell are measured on four bases, C3 to C8 on one. M4, M6 and M7 have S = 240, and 480 for some N, of the
   paper's 2,000. Methods differ in how many candidates and rates validation chooses among; the lines above say where.
 - No test set was drawn anew: remarks tell which look at test a record is.
-- MIMA's Figure 1b, accuracy over cosine, and the lines of TIES and AdaMerging in CART's Figure 1 are not drawn, because
-  their numbers are rows of two studies each.
 - P1, P3, P4, P20 and P24 make no claim; what they ask for is code, which tests hold to its definitions.
 """
 
@@ -125,7 +123,7 @@ def write_pages(home: Path, studies: Iterable[Study], figures: bool = False) -> 
             name = study.stage.name
             file = folder / "studies" / f"{name}.md"
             file.parent.mkdir(exist_ok=True)
-            file.write_text(study_page(*study.text, name, results[name]), encoding="utf-8")
+            file.write_text(study_page(*study.text, name, results), encoding="utf-8")
     return [folder / f"{page}.md" for page in written]
 
 
@@ -193,7 +191,7 @@ def draw(folder: Path, results: Mapping[str, Result]) -> None:
     """Write the figures of studies as `NAME.FIGURE.svg`."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, result in results.items():
-        for figure, svg in result.draw().items():
+        for figure, svg in result.draw(results).items():
             (folder / figure_file(name, figure)).write_bytes(svg)
 
 
@@ -275,16 +273,16 @@ def _study(home: Path, study: Study, result: Result) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def study_page(title: str, text: str, name: str, result: Result) -> str:
+def study_page(title: str, text: str, name: str, results: Mapping[str, Result]) -> str:
     """Return the page of one study: text, findings, notes, tables and figures."""
+    result = results[name]
     findings = [
         f"- **{finding.system}, {finding.verdict}.** {finding.claim} *Rule:* {finding.rule}. "
         f"{f'*Needs:* {finding.needs}; {finding.has}. ' if finding.needs else ''}*Measured:* {finding.measured}"
         for finding in result.findings
     ]
     tables = [f"**{title}**\n\n{markdown_table(table)}" for title, table in result.tables.items()]
-    figures = result.study.figures(result.options) if callable(result.study.figures) else result.study.figures
-    pictures = [f"![{figure}](../figures/{figure_file(name, figure)})" for figure in figures]
+    pictures = [f"![{figure}](../figures/{figure_file(name, figure)})" for figure in result.figures(results)]
     return "\n\n".join([f"# {title}", text, *findings, *result.notes, *tables, *pictures]) + "\n"
 
 

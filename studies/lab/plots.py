@@ -30,7 +30,7 @@ from tasks.plotting.panels import curve, round_axis
 
 Names = str | Sequence[str]
 _DARK = LinearSegmentedColormap.from_list("low is dark", ["#3f97cc", "#b9d9ec", SURFACE])
-DASHES: Any = ((0, (4, 3)), "-.", (0, (1, 2)), (0, (8, 2)))  # of levels
+DASHES: Any = ((0, (4, 3)), "-.", (0, (1, 2)), (0, (8, 2)), (0, (8, 2, 1, 2, 1, 2)), (0, (2, 6)))  # of levels
 
 
 def table(

@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -25,6 +25,7 @@ from tasks.project.studies import Declaration
 ROWS = "rows.parquet"
 Tables = Mapping[str, Callable[[pd.DataFrame], pd.DataFrame]]
 Figures = Mapping[str, Callable[[pd.DataFrame], Figure]]
+Joined = Mapping[str, tuple[str, Callable[[pd.DataFrame, pd.DataFrame], Figure]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,7 @@ class Study(Declaration[Any]):
     """All that there is of a study: `STUDY` of its module, whose docstring is its question, method and source.
 
     What is judged and shown is a function of the tidy rows alone, so a record can be judged again at any time. Each of
-    `claims`, `tables`, `figures` and `notes` may also be a function that takes the study's choices and returns it.
+    `claims`, `tables`, `figures`, `joined`, `notes` may be a function that takes the study's choices and returns it.
 
     Attributes:
         measure: yields tidy rows from the laboratory and the choices: flat, of JSON values, with the column `seed`.
@@ -40,6 +41,8 @@ class Study(Declaration[Any]):
         claims: held against the rows.
         tables: by title, made of the rows; the index is printed.
         figures: by name, drawn of the rows.
+        joined: figures by name that take another study's rows as well: its name, and what draws both. The papers' pages
+            have them.
         notes: sentences on what decides the findings, made of the rows.
         question: what it asks, where its file holds studies of several questions.
     """
@@ -48,6 +51,7 @@ class Study(Declaration[Any]):
     claims: Sequence[Claim] | Callable[[Any], Sequence[Claim]] = ()
     tables: Tables | Callable[[Any], Tables] = field(default_factory=dict)
     figures: Figures | Callable[[Any], Figures] = field(default_factory=dict)
+    joined: Joined | Callable[[Any], Joined] = field(default_factory=dict)
     notes: Callable[[pd.DataFrame, Any], Sequence[str]] = lambda rows, options: ()
     question: str = ""
 
@@ -90,9 +94,16 @@ class Result:
         rows = [{k: v for k, v in row.items() if not _missing(v)} for row in rows]
         return SimpleNamespace(findings=self.findings, rows=rows)
 
-    def draw(self) -> dict[str, bytes]:
+    def figures(self, others: "Mapping[str, Result]" = MappingProxyType({})) -> dict[str, Callable[[], Figure]]:
+        """Return what draws each figure, by name; joined ones where `others` have the other study."""
+        joined = self._of(self.study.joined).items()
+        return {name: partial(figure, self.rows) for name, figure in self._of(self.study.figures).items()} | {
+            name: partial(figure, self.rows, others[other].rows) for name, (other, figure) in joined if other in others
+        }
+
+    def draw(self, others: "Mapping[str, Result]" = MappingProxyType({})) -> dict[str, bytes]:
         """Return the figures as SVG, by name."""
-        return {name: to_svg(figure(self.rows), name) for name, figure in self._of(self.study.figures).items()}
+        return {name: to_svg(figure(), name) for name, figure in self.figures(others).items()}
 
     def _of(self, declared: Any) -> Any:
         return declared(self.options) if callable(declared) else declared
