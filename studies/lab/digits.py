@@ -105,7 +105,8 @@ class Adapting(Section):
 class ColouredWorld(Section):
     """Digits of one source, coloured by parity, and a net that first learnt the ten digits in white, or a CLIP.
 
-    source: an address of ten digits, as in params.yaml's `tasks`. size: pixels a side. train, validation, test:
+    source: an address of ten digits, as in params.yaml's `tasks`, or of ten classes of other pictures. odd: the classes
+    that count as odd, by place; by default those that name an odd digit. size: pixels a side. train, validation, test:
     examples of each task. noise: share of the labels that are the other parity, before colouring (Arjovsky et al. take
     0.25). width, depth, heads, patch: of the transformer; mlp: width of its MLPs, in widths. clip: instead of it and of
     `pretrain` the image tower of a CLIP. pretrain, tune: how long and how fast; a study replaces the steps of `tune` by
@@ -113,6 +114,7 @@ class ColouredWorld(Section):
     """
 
     source: str
+    odd: list[int] | None = None
     size: int = Field(32, ge=8)
     train: int = Field(ge=32)
     validation: int = Field(ge=16)
@@ -148,10 +150,13 @@ def open_digits(world: ColouredWorld, root: Path) -> dict[str, Digits]:
     """Return the splits of a world's source, each digit drawn once for all colours.
 
     Raises:
-        MergeflowError: as the sources do; classes that are not digits.
+        MergeflowError: as the sources do; classes that are not digits where the world does not say which are odd.
     """
     raw = open_images(world.source.partition("?")[0].rpartition("/")[2], world.source, root=root)
-    decode, parity = image_decoding(world.size).decode, colour("1", raw.class_names)
+    names = raw.class_names
+    if world.odd is not None:
+        names = [str(int(place in world.odd)) for place in range(len(names or ()))]
+    decode, parity = image_decoding(world.size).decode, colour("1", names)
     digits_by_split = {}
     for split, count in zip(SPLITS, (world.train, world.validation, world.test), strict=True):
         grey, digit, odd, draws = [], [], [], []
