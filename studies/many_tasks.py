@@ -397,6 +397,9 @@ def rates(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
     return table(courses, ["model", "tasks", "rate"], "step") if len(courses) else courses
 
 
+ADAPTED_RATES = "AdaMerging's rates on validation images, first seed, % over the steps, the chosen first"
+
+
 def tables(options: Options) -> Tables:
     return {
         "Mean test accuracy, %": partial(summary, options, mean_test),
@@ -406,9 +409,7 @@ def tables(options: Options) -> Tables:
             for count in options.counts
         },
         "Chosen on validation, in so many of the seeds": partial(chosen, options),
-        "AdaMerging's rates on validation images, first seed, % over the steps, the chosen first": partial(
-            rates, options
-        ),
+        **({ADAPTED_RATES: partial(rates, options)} if options.adapted.directions else {}),
     }
 
 
@@ -469,7 +470,8 @@ def at_ends(rows: pd.DataFrame, options: Options, names: Mapping[str, str]) -> I
         tried = ranges_of(options.methods[row["model"]]) if row["model"] in options.methods else {}
         taken = [name for name, values in tried.items() if at_end(row[name], values)]
         ends.update(f"{name} of {names[row['model']]} with {row['tasks']} tasks" for name in taken)
-    rated = rows[rows.rate.notna()].drop_duplicates(["tasks", "model"])  # one choice, for all seeds
+    adapted = rows[rows.rate.notna()] if options.adapted.directions else rows[:0].assign(rate=None)
+    rated = adapted.drop_duplicates(["tasks", "model"])  # one choice, for all seeds
     for row in rated[rated.rate.map(lambda rate: at_end(rate, options.adapted.rates))].to_dict("records"):
         ends[f"rate of {names[row['model']]} with {row['tasks']} tasks"] += 1
     yield from (f"{name} ({times} seed{'s' * (times > 1)})" for name, times in ends.items())

@@ -20,7 +20,7 @@ WORDS: dict[Verdict, str] = {True: "holds", False: "does not hold", None: "undec
 UNTESTED = "not testable here"
 UNMEASURED = "not measured with these choices"
 VERDICTS = (*WORDS.values(), UNTESTED)
-RESAMPLES = 100  # of the test examples: their standard error is known to 7 %
+RESAMPLES = 50  # of the test examples: their standard error is known to 10 %
 LEVEL = 0.025  # of a claim, one-sided: what a 95 % interval leaves out on one side
 SHOWN = 8  # parts of a claim that are printed: those nearest to the limits or farthest beyond
 
