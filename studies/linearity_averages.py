@@ -11,14 +11,15 @@ C(n, 3), test accuracy of the averaged weights against accuracy of the averaged 
 
 The paper prints no thresholds, r or difference; all margins are ours and were written before the run.
 `fashion_averages` is the same on real pictures, Fashion-MNIST (worlds/fashion). `soups` takes the project's own model:
-its nets are the experts of several training runs on one task, and a repetition has one net of each run. `texts_soups`
+its nets are the experts of several training runs on one task, and a repetition has one net of each run; where heads are
+trained, averaged weights have the mean of the nets' heads. `texts_soups`
 is that on a pre-trained encoder and real texts (worlds/real-texts), examples/studies has the choices for ViT-B/32.
 
 **Source.** Zhou et al. 2024, Cross-Task Linearity, Sections 4.1 and 4.2, Eq. 1, Figures 4 to 6; Wortsman et al.
 2022, Model soups.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -92,7 +93,7 @@ def measure_seed(options: Options, opened: Tasks, seed: int) -> Iterator[Row]:
     ]
     nets = [trained(model, start, task.train, tuning, order) for tuning, order in settings]
     yield from measure_averages(model, nets, task.test, options.averages, seed)
-    yield from measure_triples(model, nets, task.test, seed)
+    yield from measure_triples(model, nets, lambda chosen: task.test, seed)
 
 
 def measure_soups(lab: Laboratory, options: SoupOptions) -> Iterator[Row]:
@@ -106,18 +107,25 @@ def measure_soup(lab: Laboratory, options: SoupOptions, seed: int) -> Iterator[R
     Raises:
         MergeflowError: the task is none of the project's, or has no classes.
     """
-    tests = lab.examples("test")
-    if options.task not in tests:
-        raise unknown_name("task", options.task, tests)
-    test = tests[options.task]
-    if not isinstance(test, Classification):
-        raise MergeflowError(
-            f"studies.{lab.io.stage.name}.task: '{options.task}' has no classes, whose logits could be averaged. Name "
-            "a task of labelled examples."
-        )
-    nets = [lab.run(run).expert(seed, options.task) for run in options.runs]
-    yield from measure_averages(lab.model, nets, Subset.first(test, options.images), options.averages, seed)
-    yield from measure_triples(lab.model, nets, test, seed)
+    if options.task not in lab.tasks:
+        raise unknown_name("task", options.task, lab.tasks)
+    lab, runs = lab.only([options.task]), [lab.run(run) for run in options.runs]
+    nets = [run.expert(seed, options.task) for run in runs]
+    heads = [run.heads(seed)[options.task] for run in runs] if lab.trained_heads else []
+
+    def test_of(chosen: Sequence[int]) -> Classification:
+        """Return the test examples with the head of a net, or with the mean of several nets' heads."""
+        mean = {options.task: combine([heads[net] for net in chosen], [1 / len(chosen)] * len(chosen))} if heads else {}
+        test = lab.with_heads(mean).examples("test")[options.task]
+        if not isinstance(test, Classification):
+            raise MergeflowError(
+                f"studies.{lab.io.stage.name}.task: '{options.task}' has no classes, whose logits could be averaged. "
+                "Name a task of labelled examples."
+            )
+        return test
+
+    yield from measure_averages(lab.model, nets, Subset.first(test_of([0]), options.images), options.averages, seed)
+    yield from measure_triples(lab.model, nets, test_of, seed)
 
 
 def measure_averages(
@@ -130,10 +138,16 @@ def measure_averages(
     yield from rows_of(compared, part="features", seed=seed)
 
 
-def measure_triples(model: Model, nets: Sequence[State], test: Classification, seed: int) -> Iterator[Row]:
-    """Yield for every three nets the test accuracy, in %, of averaged weights and of averaged logits."""
-    labels = test.labels
-    outputs = [_logits(model, state, test) for state in nets]
+def measure_triples(
+    model: Model, nets: Sequence[State], test_of: Callable[[Sequence[int]], Classification], seed: int
+) -> Iterator[Row]:
+    """Yield for every three nets the test accuracy, in %, of averaged weights and of averaged logits.
+
+    Args:
+        test_of: gives the test examples with what the chosen nets have for a head.
+    """
+    labels = test_of([0]).labels
+    outputs = [_logits(model, state, test_of([net])) for net, state in enumerate(nets)]
 
     def accuracy(logits: torch.Tensor) -> float:
         return 100 * float((logits.argmax(1) == labels).double().mean())
@@ -141,7 +155,7 @@ def measure_triples(model: Model, nets: Sequence[State], test: Classification, s
     for chosen in combinations(range(len(nets)), 3):
         middle = combine([nets[index] for index in chosen], [1 / 3] * 3)
         mean = torch.stack([outputs[index] for index in chosen]).mean(0)
-        accuracies = {"weights": accuracy(_logits(model, middle, test)), "logits": accuracy(mean)}
+        accuracies = {"weights": accuracy(_logits(model, middle, test_of(chosen))), "logits": accuracy(mean)}
         yield {"part": "triples", "seed": seed, "nets": "-".join(map(str, chosen)), **accuracies}
 
 

@@ -361,9 +361,13 @@ class Laboratory:
                 f"a study asks for the first {count} tasks, but there are {len(self.tasks)}: {', '.join(self.tasks)}. "
                 "Ask for fewer in studies/params.yaml, or add tasks."
             )
+        return self.only(self.tasks[:count])
+
+    def only(self, tasks: Sequence[str]) -> "Laboratory":
+        """Return the same for some of the tasks alone; examples and model are shared."""
         assert self.model  # made before the copy, so that both have the same
         part = copy(self)
-        part.tasks = self.tasks[:count]
+        part.tasks = [task for task in self.tasks if task in tasks]
         return part
 
     def blind(self) -> "Laboratory":
