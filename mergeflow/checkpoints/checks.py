@@ -226,7 +226,7 @@ def check_copied(tensor: str, info: TensorInfo, expert: str, base: Tensor, value
         raise MergeflowError(
             f"tensor '{tensor}' {list(info.shape)} holds {what} that differ between the base and '{expert}': "
             f"{reason} cannot be merged, and keeping the base's would lose the expert. Merge the weights they "
-            "were made from; what is no weight stays the base's by `ignore`."
+            "were made from; in a recipe, what is no weight stays the base's by `ignore`."
         )
 
 
