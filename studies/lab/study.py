@@ -95,7 +95,7 @@ class Result:
         return SimpleNamespace(findings=self.findings, rows=rows)
 
     def figures(self, others: "Mapping[str, Result]" = MappingProxyType({})) -> dict[str, Callable[[], Figure]]:
-        """Return what draws each figure, by name; joined ones where `others` have the other study."""
+        """Make a function that draws each figure, by name; joined ones where `others` have the other study."""
         joined = self._of(self.study.joined).items()
         return {name: partial(figure, self.rows) for name, figure in self._of(self.study.figures).items()} | {
             name: partial(figure, self.rows, others[other].rows) for name, (other, figure) in joined if other in others
