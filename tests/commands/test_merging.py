@@ -1,5 +1,6 @@
 """The commands of the library, as a shell runs them."""
 
+import json
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -277,7 +278,20 @@ def test_commands_say_what_they_leave_out(run: Run, folder: Path) -> None:
     made = run("vector", "extract", "base.safetensors", "a.pt", "--out", "vector.safetensors").output
     assert unread in made
     assert taken in made
+    lora = ("extract-lora", "base.safetensors", "a.pt", "--rank", "2", "--out", "lora", "--ignore", "bias")
+    assert unread in run(*lora).output
     suite = ("compress", "emr", "--base", "base.safetensors", "--expert", "a=a.pt", "--out", "suite.safetensors")
     compressed = run(*suite).output
     assert unread in compressed
     assert taken.replace("expert", "a") in compressed
+
+
+def test_a_vector_of_models_with_other_settings_says_so(run: Run, folder: Path) -> None:
+    for name, theta in (("base", 10000.0), ("a", 500000.0)):
+        (folder / name).mkdir()
+        write_checkpoint(folder / name / "model.safetensors", tensors(folder / f"{name}.safetensors"))
+        settings = {"model_type": "llama", "hidden_size": 4, "rope_theta": theta}
+        (folder / name / "config.json").write_text(json.dumps(settings))
+    said = run("vector", "extract", "base", "a", "--out", "vector.safetensors").output
+    assert "warning" in said
+    assert "rope_theta" in said
