@@ -71,6 +71,7 @@ FOREIGN = {
     "mergeflow.search.scorer:evaluate",
     "mergeflow.commands.language:lm_eval",
     *(f"flows.runners:{name}.run" for name in ("Cluster", "_Dask", "_Ray")),  # whether the cluster gives one
+    "tasks.running.merge_parcel:MergeParcel",  # names a worker's; tests/flows/test_merge_on_fleet.py asks which
 }
 
 

@@ -187,11 +187,15 @@ def example_errors(measure: Callable[[pd.DataFrame], Samples], rows: pd.DataFram
     plain = rows.drop(columns="scores")
     accuracies = (drawing.combine_first(plain.accuracy) for _, drawing in drawn.iterrows())
     means = [_means(measure, plain.assign(accuracy=accuracy)) for accuracy in accuracies]
-    return {name: float(error) for name, error in pd.DataFrame(means).std().items()}
+    drawings = pd.DataFrame(means)
+    unbounded = np.isinf(drawings).any()  # a share of a headroom that vanishes in some drawing
+    return {name: math.inf if unbounded[name] else float(drawings[name].std()) for name in drawings}
 
 
 def _means(measure: Callable[[pd.DataFrame], Samples], rows: pd.DataFrame) -> dict[str, float]:
-    return {name: float(np.mean(list(values))) for name, values in measure(rows).items()}
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = {name: float(np.mean(list(values))) for name, values in measure(rows).items()}
+    return {name: math.inf if math.isnan(mean) else mean for name, mean in means.items()}
 
 
 def spread(values: Values, error: float = 0.0) -> tuple[float, float, float]:
