@@ -48,7 +48,11 @@ def test_one_thing_at_a_time() -> None:
 
 
 def test_a_system_is_all_studies_that_cover_it() -> None:
-    assert {study.stage.name for study in find_named("c1", STUDIES, ROOT)} == {"bases", "many_tasks", "texts_many_tasks"}
+    assert {study.stage.name for study in find_named("c1", STUDIES, ROOT)} == {
+        "bases",
+        "many_tasks",
+        "texts_many_tasks",
+    }
     assert [study.stage.name for study in find_named("mima", STUDIES, ROOT)] == ["mima"]
     with pytest.raises(MergeflowError, match="did you mean 'mima'"):
         find_named("mimma", STUDIES, ROOT)
