@@ -131,3 +131,25 @@ def make_project(folder: Path) -> Path:
     shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("cache", "tmp", "config.local"))
     assert run_in(folder, "git", "init", "-q").returncode == 0
     return folder
+
+
+METHOD = """
+from mergeflow.merging.method import Args, Parts, Stack, method
+
+from .{helpers} import HALF
+
+
+class Mine(Args):
+    pass
+
+
+@method("mine", Mine, elementwise=True)
+def mine(stack: Stack, args: Mine) -> Parts:
+    return stack.base, HALF * stack.taus.sum(0)
+"""
+
+
+def write_method(file: Path, helpers: str) -> None:
+    """Write a merge method of a user's own, `mine`, and beside it the file of helpers that it reads."""
+    file.write_text(METHOD.format(helpers=helpers))
+    file.with_name(f"{helpers}.py").write_text("HALF = 0.5\n")

@@ -28,25 +28,11 @@ from tasks.travel import lease as leases
 from tasks.travel.store import Store, StoreError
 from tests.flows.hosts import Hosts, machines
 from tests.flows.kill_driver import wait_for
-from tests.flows.small_project import environment, run_in
+from tests.flows.small_project import environment, run_in, write_method
 from tests.loopback import free_port
 from tests.merging.model_folders import llama, save, tokenizer
 
 LAYERS, BUCKET = 6, "s3://bucket/fleet"
-METHOD = """
-from mergeflow.merging.method import Args, Parts, Stack, method
-
-from .helpers import HALF
-
-
-class Mine(Args):
-    pass
-
-
-@method("mine", Mine, elementwise=True)
-def mine(stack: Stack, args: Mine) -> Parts:
-    return stack.base, HALF * stack.taus.sum(0)
-"""
 
 
 def write_models(folder: Path, width: int = 32, layers: int = LAYERS) -> None:
@@ -295,8 +281,7 @@ def test_every_form_of_an_input_travels(box: Box) -> None:
 def test_a_method_of_the_users_own_travels(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(METHODS, "_files", ())
     Path("code").mkdir()
-    Path("code/mine.py").write_text(METHOD)
-    Path("code/helpers.py").write_text("HALF = 0.5\n")
+    write_method(Path("code/mine.py"), helpers="helpers")
     METHODS.add_file("code/mine.py")
     values = recipe(method="mine")
     expected = alone(values)

@@ -43,24 +43,9 @@ from tasks.travel import store as stores
 from tasks.travel.lease import forget_state, lease, lease_name, mirrored, restore_state
 from tasks.travel.store import Store, StoreError, bring, forget_lost
 from tests.flows.kill_driver import make_toy_repository
-from tests.flows.small_project import run_in
+from tests.flows.small_project import run_in, write_method
 from tests.project_folder import change_params, run_pipeline
 from tests.toy_project import make_toy_project
-
-METHOD = """
-from mergeflow.merging.method import Args, Parts, Stack, method
-
-from ._help import HALF
-
-
-class Mine(Args):
-    pass
-
-
-@method("mine", Mine, elementwise=True)
-def mine(stack: Stack, args: Mine) -> Parts:
-    return stack.base, HALF * stack.taus.sum(0)
-"""
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -313,8 +298,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A toy project up to its base."""
     folder = make_toy_project(tmp_path_factory.mktemp("driver") / "toy")
     (folder / "methods").mkdir()
-    (folder / "methods/_help.py").write_text("HALF = 0.5\n")
-    (folder / "methods/mine.py").write_text(METHOD)
+    write_method(folder / "methods/mine.py", helpers="_help")
     change_params(folder, {"sweep": {"mine": {"scale": [1.0]}}})
     with chdir(folder):
         return run_pipeline(folder, ("prepare", "base", "multitask"))
