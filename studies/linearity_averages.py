@@ -12,8 +12,8 @@ C(n, 3), test accuracy of the averaged weights against accuracy of the averaged 
 The paper prints no thresholds, r or difference; all margins are ours and were written before the run.
 `fashion_averages` is the same on real pictures, Fashion-MNIST (worlds/fashion). `soups` takes the project's own model:
 its nets are the experts of several training runs on one task, and a repetition has one net of each run; where heads are
-trained, averaged weights have the mean of the nets' heads. `texts_soups`
-is that on a pre-trained encoder and real texts (worlds/real-texts), examples/studies has the choices for ViT-B/32.
+trained, averaged weights have the mean of the nets' heads. `texts_soups` is that on a pre-trained encoder and real
+texts (worlds/real-texts); examples/studies has the choices for ViT-B/32.
 
 **Source.** Zhou et al. 2024, Cross-Task Linearity, Sections 4.1 and 4.2, Eq. 1, Figures 4 to 6; Wortsman et al.
 2022, Model soups.
@@ -115,8 +115,11 @@ def measure_soup(lab: Laboratory, options: SoupOptions, seed: int) -> Iterator[R
 
     def test_of(chosen: Sequence[int]) -> Classification:
         """Return the test examples with the head of a net, or with the mean of several nets' heads."""
-        mean = {options.task: combine([heads[net] for net in chosen], [1 / len(chosen)] * len(chosen))} if heads else {}
-        test = lab.with_heads(mean).examples("test")[options.task]
+        judging = lab
+        if heads:
+            mean = combine([heads[net] for net in chosen], [1 / len(chosen)] * len(chosen))
+            judging = lab.with_heads({options.task: mean})
+        test = judging.examples("test")[options.task]
         if not isinstance(test, Classification):
             raise MergeflowError(
                 f"studies.{lab.io.stage.name}.task: '{options.task}' has no classes, whose logits could be averaged. "

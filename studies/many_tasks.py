@@ -470,10 +470,10 @@ def at_ends(rows: pd.DataFrame, options: Options, names: Mapping[str, str]) -> I
         tried = ranges_of(options.methods[row["model"]]) if row["model"] in options.methods else {}
         taken = [name for name, values in tried.items() if at_end(row[name], values)]
         ends.update(f"{name} of {names[row['model']]} with {row['tasks']} tasks" for name in taken)
-    adapted = rows[rows.rate.notna()] if options.adapted.directions else rows[:0].assign(rate=None)
-    rated = adapted.drop_duplicates(["tasks", "model"])  # one choice, for all seeds
-    for row in rated[rated.rate.map(lambda rate: at_end(rate, options.adapted.rates))].to_dict("records"):
-        ends[f"rate of {names[row['model']]} with {row['tasks']} tasks"] += 1
+    if options.adapted.directions:
+        rated = rows[rows.rate.notna()].drop_duplicates(["tasks", "model"])  # one choice, for all seeds
+        for row in rated[rated.rate.map(lambda rate: at_end(rate, options.adapted.rates))].to_dict("records"):
+            ends[f"rate of {names[row['model']]} with {row['tasks']} tasks"] += 1
     yield from (f"{name} ({times} seed{'s' * (times > 1)})" for name, times in ends.items())
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from mergeflow.evaluation.averages import mean_interval
+
 Values: TypeAlias = Sequence[float] | pd.Series
 Samples: TypeAlias = Mapping[str, Values]
 """By the quantity in words, one value for each seed; of a comparison the paired differences."""
@@ -221,8 +223,8 @@ def spread(values: Values, error: float = 0.0) -> tuple[float, float, float]:
 
 def interval(values: Values, error: float = 0.0) -> tuple[float, float]:
     """Return a mean and half its 95 % interval, as `spread` has it; that of one seed is infinite."""
-    if len(values) == 1:
-        return float(next(iter(values))), math.inf
+    if len(values) == 1 or not error:
+        return mean_interval(list(values))
     centre, whole, degrees = spread(values, error)
     return centre, float(stats.t.ppf(1 - LEVEL, degrees)) * whole
 

@@ -37,9 +37,11 @@ def accuracy_rows(accuracy: Mapping[str, float], **settings: Any) -> list[Row]:
         >>> accuracy_rows({"digits": 0.5}, model="average", seed=0)
         [{'model': 'average', 'seed': 0, 'task': 'digits', 'accuracy': 50.0}]
     """
-    rows = [{**settings, "task": task, "accuracy": 100 * value} for task, value in accuracy.items()]
-    scores = [{"scores": value.scores.tolist()} if hasattr(value, "scores") else {} for value in accuracy.values()]
-    return [row | of_row for row, of_row in zip(rows, scores, strict=True)]
+    return [
+        {**settings, "task": task, "accuracy": 100 * value}
+        | ({"scores": value.scores.tolist()} if hasattr(value, "scores") else {})
+        for task, value in accuracy.items()
+    ]
 
 
 def select(rows: pd.DataFrame, **where: Any) -> pd.DataFrame:
