@@ -1,7 +1,8 @@
-"""The order of the tests, and the processor threads of each of their processes."""
+"""The order of the tests, the environment of each, and the processor threads of each of their processes."""
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,16 @@ LONGEST = [
 # For the same reason no example has a deadline.
 settings.register_profile("shared processor", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared processor")
+
+
+@pytest.fixture(autouse=True)
+def _environment_of_before() -> Iterator[None]:
+    """Restore the environment: a login that a test left in it would be masked in the messages of the next ones."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ |= before
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
