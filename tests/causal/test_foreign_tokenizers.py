@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from mergeflow.commands.texts import read_texts
 from mergeflow.data.task import Example
@@ -15,7 +15,7 @@ from mergeflow.modalities.causal.tokenizer import CausalTokenizer
 
 def of_llama() -> Tokenizer:
     """Return a tokenizer as Llama 2, Mistral and Phi-3 have it: every text gets a blank in front."""
-    letters = "▁abcdefghijklmnopqrstuvwxyz\n"
+    letters = "▁abcdefghijklmnopqrstuvwxyz\n.é"
     words = ["▁▁", "▁o", "▁on", "▁one", "▁t", "▁tw", "▁two"]
     merges = [("▁", "▁"), ("▁", "o"), ("▁o", "n"), ("▁on", "e"), ("▁", "t"), ("▁t", "w"), ("▁tw", "o")]
     vocabulary = {token: number for number, token in enumerate(["</s>", *letters, *words])}
@@ -35,10 +35,21 @@ def of_gpt2() -> Tokenizer:
     return tokenizer
 
 
-@pytest.mark.parametrize("make", [of_llama, of_gpt2])
-@pytest.mark.parametrize("between", [" ", "\n"])
+def of_qwen() -> Tokenizer:
+    """Return a tokenizer as Qwen and Llama 3 have it: line breaks belong to the punctuation before them."""
+    letters = ["</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "on", "one", "wo", "ewo", ".Ċ"]
+    merges = [("o", "n"), ("on", "e"), ("w", "o"), ("e", "wo"), (".", "Ċ")]
+    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(letters)}, merges))
+    words = pre_tokenizers.Split(Regex(r" ?[a-z]+| ?[^\sa-z]+[\r\n]*|\s+"), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+@pytest.mark.parametrize("make", [of_llama, of_gpt2, of_qwen])
+@pytest.mark.parametrize("between", [" ", "\n", ".\n", "", "é"])
 def test_the_tokens_of_a_long_text_are_those_of_the_whole(tmp_path: Path, make, between: str) -> None:  # type: ignore[no-untyped-def]
-    text = between.join(["one two"] * 300)
+    text = between.join(["one two" if between else "onewo"] * 5000)
     (tmp_path / "text.txt").write_text(text)
     tokenizer = CausalTokenizer(make().to_str(), 0)
     blocks = read_texts("folder:text.txt", None, tokenizer, 32, torch.device("cpu"), tmp_path).blocks

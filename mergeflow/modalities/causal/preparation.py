@@ -4,7 +4,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -75,8 +76,15 @@ def _examples(documents: Documents) -> Iterator[Example]:
     for number, (name, text) in enumerate(documents()):
         if not text.strip():
             raise MergeflowError(f"{name} is empty: give it some words, or remove it.")
-        for place, piece in enumerate(pieces(checked(text, name))):
-            yield Example({"text": piece, "document": number, "place": place}, f"{name}#{place // SECTION}")
+        parts = list(pieces(checked(text, name)))
+        starts = list(accumulate(map(len, parts), initial=0))
+        for place, piece in enumerate(parts):
+            section = place // SECTION
+            if place % SECTION == 0:  # one more piece on both sides: there a tokenizer falls into step with the whole
+                first = starts[max(place - 1, 0)]
+                around = text[first : starts[min(place + SECTION + 1, len(parts))]]
+            within = {"around": around, "at": starts[place] - first}
+            yield Example({"text": piece, "document": number, "place": place, **within}, f"{name}#{section}")
 
 
 def checked(text: str, name: str) -> str:
@@ -98,18 +106,19 @@ MOST_CHOICES = 16
 def causal_decoding(tokenizer: CausalTokenizer, block: int) -> Decoding:
     """Return how examples become arrays.
 
-    A piece of a text: `ids` (int32 [N, 528], the end token behind the piece's), `lengths` (int32 [N]), `documents` and
-    `places` (int64 [N], which document, and which of its pieces).
+    A piece of a text, its part of the whole text's tokens: `ids` (int32 [N, 528], the end token behind the piece's),
+    `lengths` (int32 [N]), `documents` and `places` (int64 [N], which document, and which of its pieces).
     A question: `ids` (int32 [N, 2 · block], the question's tokens and then those of each choice), `ends`
     (int32 [N, 17], where the question and each choice end), `answers` (int64 [N]).
     """
+    encode = lru_cache(maxsize=16)(tokenizer.encode_with_starts)
 
     def decode(example: Example, where: str) -> Decoded:
         content: Mapping[str, Any] = example.read()
         try:
             if "choices" in content:
                 return _decoded_question(content, tokenizer, block)
-            return _decoded_piece(content, tokenizer)
+            return _decoded_piece(content, encode(content["around"]), tokenizer.end)
         except MergeflowError as error:
             raise MergeflowError(f"{where} ('{example.path}'): {error}") from None
 
@@ -117,16 +126,17 @@ def causal_decoding(tokenizer: CausalTokenizer, block: int) -> Decoding:
     return Decoding(settings, decode, causal_schema, 4 * max(ROW, 2 * block) + 80)
 
 
-def _decoded_piece(content: Mapping[str, Any], tokenizer: CausalTokenizer) -> Decoded:
-    text = content["text"]
-    ids = tokenizer.encode_further(text) if content["place"] else tokenizer.encode(text)
+def _decoded_piece(content: Mapping[str, Any], encoded: tuple[list[int], np.ndarray], end: int) -> Decoded:
+    text, at, (ids, starts) = content["text"], content["at"], encoded
+    first, last = np.searchsorted(starts, [at, at + len(text)])
+    ids = ids[first : None if at + len(text) == len(content["around"]) else last]
     if len(ids) >= ROW:  # one place is for the token that ends a document
         raise MergeflowError(
             f"{len(ids)} tokens for a piece of {len(text.encode())} bytes; expected less than {ROW}. Choose a "
             "tokenizer that takes texts as they are."
         )
     arrays = {
-        "ids": _filled(ids, ROW, tokenizer.end),
+        "ids": _filled(ids, ROW, end),
         "lengths": np.asarray(len(ids), np.int32),
         "documents": np.asarray(content["document"], np.int64),
         "places": np.asarray(content["place"], np.int64),

@@ -7,11 +7,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mergeflow.modalities.pretrained import fast_tokenizer
 
 ASSETS = Path(__file__).with_name("assets")
-
-_BEFORE = "a"  # a text that ends in white space
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,11 @@ class CausalTokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
 
-    def encode_further(self, text: str) -> list[int]:
-        """Return the ids of a text that follows another one, without the tokens that start every text.
-
-        Args:
-            text: the text that follows; if it does not begin with white space it is encoded alone.
-        """
-        if not text[:1].isspace() or self.decode(self._before).strip() != _BEFORE:
-            return self.encode(text)
-        whole, before = self.encode(_BEFORE + text), len(self._before)
-        return whole[before:] if whole[:before] == self._before else self.encode(text)
-
-    @cached_property
-    def _before(self) -> list[int]:
-        return self.encode(_BEFORE)
+    def encode_with_starts(self, text: str) -> tuple[list[int], np.ndarray]:
+        """Return the ids of a text, and the character at which each begins, int64 [T], never falling."""
+        encoded = self._backend.encode(text, add_special_tokens=False)
+        starts = np.array([start for start, _ in encoded.offsets], np.int64)
+        return encoded.ids, np.maximum.accumulate(starts)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, without special tokens."""
