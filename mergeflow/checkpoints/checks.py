@@ -230,6 +230,33 @@ def check_copied(tensor: str, info: TensorInfo, expert: str, base: Tensor, value
         )
 
 
+# Tables that a class computes of config.json, and that some files hold.
+_COMPUTED = re.compile(r"(?:^|[._])(?:(?P<small>inv_freq)|(?:cos|sin)_cached?|freqs_(?:cos|sin))$")
+
+
+def check_computed(tensor: str, base: Tensor, taus: Mapping[str, Tensor]) -> None:
+    """Check that a table which a class computes of settings is the same in all models, but for rounding.
+
+    Args:
+        base: The base's table, or a piece of it, [...].
+        taus: The experts' differences from it, [...] each.
+
+    Raises:
+        MergeflowError: An expert's is another: its settings are other ones.
+    """
+    match = _COMPUTED.search(tensor)
+    if match is None:
+        return
+    tolerance = base.abs() * 2**-7 + (1e-7 if match["small"] else 2**-7)
+    for expert, tau in taus.items():
+        if bool((tau.abs() > tolerance).any()):
+            raise MergeflowError(
+                f"tensor '{tensor}' is computed of settings (of rotary positions), and that of '{expert}' is another "
+                "than the base's: their weights mean something else. Merge fine-tuned copies of one base; in a recipe, "
+                "`ignore` keeps the base's."
+            )
+
+
 def check_all_copied(base: Mapping[str, Tensor], expert: str, state: Mapping[str, Tensor]) -> None:
     """Check every tensor of an expert that is copied from the base, as `check_copied` does."""
     for name, info in infos_of(base).items():

@@ -192,6 +192,37 @@ def test_overflow_of_the_result_type_is_an_error(files):
     assert not (files / "out.safetensors").exists()
 
 
+@pytest.mark.parametrize("name", ["ignored", "bounded"])
+def test_overflow_of_what_is_not_merged_is_an_error_and_its_bounds_are_none(tmp_path, name):
+    """A tensor that `ignore` keeps, or that holds a bound of infinity, was cast to float16 without a look."""
+    state = {"w": torch.ones(2), name: torch.tensor([float("inf"), 1e6])}
+    write_checkpoint(tmp_path / "m.safetensors", state)
+    place = str(tmp_path / "m.safetensors")
+    plan = {"method": "average", "base": place, "experts": {"a": place}, "out": str(tmp_path / "out.safetensors")}
+    plan |= {"ignore": [name]} if name == "ignored" else {}
+    with pytest.raises(MergeflowError, match=rf"'{name}' of the result overflows torch\.float16"):
+        merge({**plan, "dtype": "float16"})
+    merge({**plan, "dtype": "bfloat16"})
+
+
+@pytest.mark.parametrize(
+    ("base", "expert", "message"),
+    [
+        ({"w": torch.full((4,), 6e4).half()}, {"w": torch.full((4,), 6.3e4)}, r"overflows torch\.float16"),
+        ({"n.running_var": torch.ones(2)}, {"n.running_var": torch.zeros(2)}, "holds negative variances"),
+    ],
+)
+def test_a_result_in_memory_is_checked_as_one_in_a_file(base, expert, message):
+    """`at` gave infinities and negative variances without a word."""
+    direction = prepare("task_arithmetic", base, {"a": expert})
+    for out in (None, {name: value.clone() for name, value in base.items()}):
+        with pytest.raises(MergeflowError, match=message):
+            direction.at(2.0, out)
+    assert direction.at(2.0, checked=False)
+    bound = {"w": torch.tensor([float("-inf"), 0.0])}
+    assert torch.equal(prepare("average", bound, {"a": bound}).at(1.0)["w"], bound["w"])
+
+
 @pytest.mark.parametrize("name", ["base.safetensors", "expert1.safetensors", "link.safetensors", "hard.safetensors"])
 def test_an_input_is_never_overwritten(files, name):
     (files / "link.safetensors").symlink_to(files / "expert1.safetensors")

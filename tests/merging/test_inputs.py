@@ -285,6 +285,21 @@ def test_maps_and_masks_that_differ_are_refused_and_counters_named(tmp_path, exp
     assert suite.tensors["shared/steps/copy"].shape == ()
 
 
+@pytest.mark.parametrize("name", ["rotary_emb.inv_freq", "rotary.cos_cached"])
+def test_tables_that_a_class_computes_are_the_same_or_refused(tmp_path, name):
+    """Files without a config.json, of two rotary bases, gave the mean of both tables."""
+    steps = torch.arange(0, 1, 0.125)
+    tables = {theta: theta**-steps if "inv" in name else (theta**-steps).cos() for theta in (1e4, 1e6)}
+    for file, table in (("base", tables[1e4]), ("rounded", tables[1e4].bfloat16()), ("other", tables[1e6])):
+        write_checkpoint(tmp_path / f"{file}.safetensors", {"w": torch.ones(3), name: table})
+    plan = {"method": "average", "base": f"{tmp_path}/base.safetensors", "out": str(tmp_path / "out.safetensors")}
+    merge({**plan, "experts": [f"{tmp_path}/rounded.safetensors"]})
+    other = {**plan, "experts": [f"{tmp_path}/other.safetensors"]}
+    with pytest.raises(MergeflowError, match=rf"'{name}' is computed of settings .* that of 'other' is another"):
+        merge(other)
+    merge({**other, "ignore": [name]})
+
+
 @pytest.mark.parametrize("method", ["average", "ties"])
 def test_weights_whose_data_are_elsewhere_are_refused(tmp_path, method):
     """A state dict of ZeRO-3 holds its large weights as [0], and small ones whole."""

@@ -32,7 +32,7 @@ from mergeflow.merging.adapters.slots import (
     whole_modules,
     whole_roles,
 )
-from mergeflow.merging.execution.direction import settled
+from mergeflow.merging.execution.direction import cast, settled
 from mergeflow.merging.execution.engine import Engine
 from mergeflow.merging.execution.reader import Stacks, Unit
 from mergeflow.merging.files.card import model_card, published, write_licences
@@ -197,9 +197,10 @@ class AdapterJob:
 
             def store(unit: Unit, stack: Stack | None, result: Any) -> None:
                 dtype = self.infos[unit.name].dtype.torch
-                piece = result if stack is None else settled(unit.name, result, self.plan.call.scale, dtype)
+                scale = self.plan.call.scale
+                piece = cast(unit.name, result, dtype) if stack is None else settled(unit.name, result, scale, dtype)
                 for key in sources[unit.name]:
-                    writer.write(key, unit.start, piece.to(dtype))
+                    writer.write(key, unit.start, piece)
 
             self.engine.run(store, sources)
             return writer.commit()

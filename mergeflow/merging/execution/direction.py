@@ -50,21 +50,25 @@ class Direction:
         """The bytes of anchor and direction."""
         return sum(value.nbytes for part in (self.anchor, self.direction) for value in part.values())
 
-    def at(self, scale: float, out: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    def at(self, scale: float, out: dict[str, Tensor] | None = None, *, checked: bool = True) -> dict[str, Tensor]:
         """Return the merged state dict anchor + scale · direction in the base's types.
 
         Args:
             scale: Any real number; 0 gives the anchor bit for bit.
             out: A result of an earlier call to write into, so that a sweep touches no new memory.
+            checked: Whether a result that overflows its type, or has negative variances, is refused; a sweep goes on
+                and gives it the score that it has.
         """
-        if out is not None:
-            for name, anchor in self.anchor.items():
-                settle_into(out[name], anchor, self.direction.get(name), scale)
-            return out
-        return {
-            name: settle(anchor, self.direction.get(name), scale, self.dtypes[name])
-            for name, anchor in self.anchor.items()
-        }
+        made = {} if out is None else out
+        for name, anchor in self.anchor.items():
+            direction = self.direction.get(name)
+            if out is None:
+                made[name] = settle(anchor, direction, scale, self.dtypes[name])
+            else:
+                settle_into(out[name], anchor, direction, scale)
+            if checked and direction is not None and scale != 0:
+                _check_result(name, made[name], anchor, direction)
+        return made
 
 
 RUNNING = ("running_mean", "running_var")  # the ends of the names of BatchNorm's statistics
@@ -99,18 +103,43 @@ def settled(name: str, parts: tuple[Tensor, Tensor], scale: float, dtype: torch.
     """
     anchor, direction = parts
     piece = settle(anchor.reshape(-1), direction.reshape(-1), scale, dtype).cpu()
-    if not all_finite(piece):
-        zero = "is NaN: where weights vary, their sum may be 0 in no tensor" if bool(direction.isnan().any()) else ""
+    _check_result(name, piece, anchor, direction)
+    return piece
+
+
+def cast(name: str, piece: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a piece [...] that is not merged in the result's type.
+
+    Raises:
+        MergeflowError: It overflows the type.
+    """
+    made = piece.to(dtype)
+    if made.dtype != piece.dtype:
+        _check_range(name, made, piece)
+    return made
+
+
+def _check_range(name: str, piece: Tensor, source: Tensor) -> None:
+    """Check that a piece [...] is finite where its source is; infinities of the source belong there, as bounds do."""
+    if not all_finite(piece) and bool((~piece.isfinite() & source.isfinite().to(piece.device)).any()):
         raise MergeflowError(
-            f"tensor '{name}' of the result {zero or f'overflows {dtype}: choose a wider dtype or a smaller scale'}."
+            f"tensor '{name}' of the result overflows {piece.dtype}: choose a wider dtype or a smaller scale."
         )
+
+
+def _check_result(name: str, piece: Tensor, anchor: Tensor, direction: Tensor) -> None:
+    """Check a piece [...] of a result."""
+    if not all_finite(piece) and bool(direction.isnan().any()):
+        raise MergeflowError(
+            f"tensor '{name}' of the result is NaN: where weights vary, their sum may be 0 in no tensor."
+        )
+    _check_range(name, piece, anchor.reshape(piece.shape))
     if name.endswith(RUNNING[1]) and bool((piece < 0).any()):
         raise MergeflowError(
             f"tensor '{name}' of the result holds negative variances, and the model would give NaN: statistics of "
             f"BatchNorm do not add up as weights do. Keep the base's (`ignore: ['*{RUNNING[0]}', '*{RUNNING[1]}']`) "
             "and compute them again from data, or use a mean (average) or a smaller scale."
         )
-    return piece
 
 
 def settle_into(out: Tensor, anchor: Tensor, direction: Tensor | None, scale: float) -> None:
@@ -324,4 +353,4 @@ class CandidateMerger:
             self.prepared += 1
         elif has_room(device, self._direction.nbytes):
             self._direction = self._direction.to(device)
-        return self._direction.at(call.scale)
+        return self._direction.at(call.scale, checked=False)

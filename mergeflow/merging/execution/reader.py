@@ -8,7 +8,7 @@ from functools import partial
 from threading import local
 from typing import TYPE_CHECKING, Any
 
-from mergeflow.checkpoints.checks import all_finite, check_copied, infos_of, not_finite
+from mergeflow.checkpoints.checks import all_finite, check_computed, check_copied, infos_of, not_finite
 from mergeflow.checkpoints.fingerprint import BLOCK, raw_bytes
 from mergeflow.checkpoints.header import FLOAT32, FLOAT64, DType, TensorInfo
 from mergeflow.checkpoints.lora import LoraEntry
@@ -147,6 +147,7 @@ class Stacks:
                 raise
             copied = True
             base, taus = self._empty(count).zero_(), self._empty(len(self.experts), count).zero_()
+        check_computed(unit.name, base, dict(zip(self.model.experts, taus, strict=True)))
         return Stack(
             self.model.tied.get(unit.name, unit.name),
             base.reshape(unit.shape).to(self.device),

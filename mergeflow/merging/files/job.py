@@ -14,7 +14,7 @@ from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import BASE, TIED, infos_of_file
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.execution.direction import settled
+from mergeflow.merging.execution.direction import cast, settled
 from mergeflow.merging.execution.engine import Engine
 from mergeflow.merging.execution.reader import Stacks, Unit
 from mergeflow.merging.files.card import model_card, published, write_licences
@@ -127,7 +127,7 @@ class Job:
         def store(unit: Unit, stack: Stack | None, result: Any) -> None:
             dtype = dtypes[unit.name]
             if stack is None:
-                return writer.write(unit.name, unit.start, result.to(dtype))
+                return writer.write(unit.name, unit.start, cast(unit.name, result, dtype))
             # In pieces, so that no further tensor of the unit's size is made.
             for start, anchor, direction in _in_pieces(piece, *(part.reshape(-1) for part in result)):
                 writer.write(unit.name, unit.start + start, settled(unit.name, (anchor, direction), scale, dtype))
