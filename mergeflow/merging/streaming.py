@@ -111,7 +111,8 @@ def merge(
         made = after_steps(job, resolve, resume, finish) if plan.written else finish(inputs, {})
         if progress is not None:
             progress(plan.bytes_read, plan.bytes_read)
-        counters = [finding.text for finding in counter_findings(inputs.base, inputs.experts)]
+        all_inputs = (inputs, *(step.inputs for step in inputs.steps.values()))
+        counters = [note.text for each in all_inputs for note in counter_findings(each.base, each.experts)]
     seconds = time.monotonic() - began
     experts = {name: made.inputs[name] for name in inputs.experts if name in made.inputs}
     warnings = tuple(dict.fromkeys((*inputs.warnings, *counters, *twice(experts))))

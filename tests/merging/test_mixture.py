@@ -157,7 +157,8 @@ def test_random_routers_are_the_seeds_and_steps_may_be_experts(tmp_path):
             r"down_proj.weight' is \[32, 40\], the base's is \[32, 48\], and 5",
         ),
         ({"experts": ["{base}", "{biased}"]}, r"down_proj.bias' is \[32\], the base's is missing, and 5"),
-        ({"experts": ["{base}", "{gelu}"]}, "have one activation, and config.json differs: '.*/base' 'silu', .*'gelu'"),
+        ({"experts": ["{base}", "{gelu}"]}, "hidden_act: base 'silu'; '.*/gelu' 'gelu'"),
+        ({"experts": ["{base}", "{turned}"]}, "rope_theta: base 10000.0; '.*/turned' 500000.0"),
         ({"base": "{gpt2}"}, "model_type gpt2: mixtures are made of dense models of llama, mistral, qwen2, qwen3"),
     ],
 )
@@ -167,12 +168,29 @@ def test_what_is_no_mixture(changes, message, tmp_path):
     saved(tmp_path / "gpt2", "gpt2")
     saved(tmp_path / "biased", "llama", mlp_bias=True)
     saved(tmp_path / "gelu", "llama", hidden_act="gelu")
+    saved(tmp_path / "turned", "llama", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
     plain = {"base": "{base}", "experts": ["{base}", "{base}"], "gate": "random"}
     text = json.dumps({**plain, **changes})
-    for place in ("base", "wide", "gpt2", "biased", "gelu"):
+    for place in ("base", "wide", "gpt2", "biased", "gelu", "turned"):
         text = text.replace(f"{{{place}}}", f"{tmp_path}/{place}")
     with pytest.raises(MergeflowError, match=message):
         check_recipe({"mixture": json.loads(text)})
+
+
+def test_experts_of_other_settings_are_accepted_by_allow_and_told_of(tmp_path):
+    saved(tmp_path / "base", "llama")
+    saved(tmp_path / "a", "mistral", rms_norm_eps=1e-3, sliding_window=None)
+    weights = {name: value.bfloat16() for name, value in read_state(tmp_path / "a").items()}
+    weights["model.layers.0.mlp.up_proj.weight"][0, 0] = 1e6
+    write_checkpoint(tmp_path / "a/model.safetensors", weights)
+    plan = {"mixture": {"base": f"{tmp_path}/base", "experts": [f"{tmp_path}/{n}" for n in ("a", "base")]}}
+    plan["mixture"]["gate"] = "random"
+    made = merge({**plan, "allow": ["hidden_act"]}, tmp_path / "out")
+    assert [line for line in made.warnings if line.startswith("rms_norm_eps: base 1e-06; ")]
+    halves = {name: value.half() for name, value in read_state(tmp_path / "base").items()}
+    write_checkpoint(tmp_path / "base/model.safetensors", halves)
+    with pytest.raises(MergeflowError, match=r"experts\.0\.w3\.weight' of the result overflows torch\.float16"):
+        merge(plan, tmp_path / "half")
 
 
 def test_a_base_without_a_tokenizer(tmp_path):

@@ -1,6 +1,7 @@
 """Slices of layers: what comes out is a model of transformers' own class that runs the chosen blocks in their order."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -153,6 +154,16 @@ def test_the_bits_are_the_models(tmp_path):
     assert json.loads((tmp_path / "same/config.json").read_text()) == json.loads(
         (tmp_path / "a/config.json").read_text()
     )
+
+
+def test_models_of_other_types_keep_them_with_a_word(tmp_path):
+    for seed, (place, dtype) in enumerate((("a", torch.bfloat16), ("b", torch.float32))):
+        tiny("llama", seed).to(dtype).save_pretrained(tmp_path / place)
+    slices = [{"model": f"{tmp_path}/{place}", "layers": [at, at + 1]} for at, place in enumerate("ab")]
+    (warning,) = merge({"slices": slices}, tmp_path / "out").warnings
+    assert re.search("types of the slices' models differ .*/a' torch.bfloat16, .*/b' torch.float32", warning)
+    with open_checkpoint(tmp_path / "out") as made, open_checkpoint(tmp_path / "b") as b:
+        assert torch.equal(made["model.layers.1.mlp.up_proj.weight"], b["model.layers.1.mlp.up_proj.weight"])
 
 
 def test_scale_switches_parts_off(tmp_path):

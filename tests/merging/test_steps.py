@@ -108,6 +108,22 @@ def test_a_step_without_a_base_of_its_own_reads_the_first_expert_once(folder):
     assert merge({**AVERAGE, "base": "a.safetensors"}, "p.safetensors").inputs == merge(AVERAGE, "q.safetensors").inputs
 
 
+def test_what_is_to_be_said_of_a_step_is_said(folder):
+    """Warnings and notes of a step's own inputs were lost."""
+    for name, width in (("base", 1e-6), ("a", 1e-3)):
+        (folder / name).mkdir()
+        write_checkpoint(f"{name}/model.safetensors", {"w": torch.zeros(2), "steps": torch.tensor(ord(name[0]))})
+        (folder / name / "config.json").write_text(json.dumps({"rms_norm_eps": width}))
+    write_checkpoint("a/model.safetensors", {"model.w": torch.ones(2), "model.steps": torch.tensor(3)})
+    step = {"method": "average", "base": "base", "experts": {"a": "a"}}
+    made = merge({"steps": {"s": step}, "method": "average", "base": "base", "experts": {"s": "step:s"}, "out": "o"})
+    assert made.warnings == (
+        "step 's', rms_norm_eps: base 1e-06; 'a' 0.001",
+        "integers: 'steps' of 'a' differs from the base's, which the result has",
+    )
+    assert made.notes == ("step 's', names of 'a' are taken without their prefix 'model.'",)
+
+
 def test_the_record_keeps_the_order_of_experts(folder):
     """SLERP goes from the first expert to the second: a replay that sorted them would be another model."""
     made = merge(

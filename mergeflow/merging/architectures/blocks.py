@@ -98,15 +98,6 @@ def stacked_config(configs: Sequence[Config], key: str, chosen: Sequence[tuple[i
     return config
 
 
-def check_same_activation(configs: Mapping[str, Config]) -> None:
-    """Check that the MLPs of several models compute the same with the same weights."""
-    settings, _ = comparable(configs, lambda name: name == "hidden_act")
-    acts = {path: config.get("hidden_act") for path, config in settings.items()}
-    if len(set(acts.values())) > 1:
-        listed = ", ".join(f"'{path}' {act!r}" for path, act in acts.items())
-        raise MergeflowError(f"the MLPs of a mixture have one activation, and config.json differs: {listed}.")
-
-
 def check_alike(configs: Mapping[str, Config], key: str) -> None:
     """Check that blocks of several models can run in one: nothing that a block computes differs in config.json."""
     settings, classes = comparable(configs, lambda name: not _FREE.search(name.split(".")[-1]))

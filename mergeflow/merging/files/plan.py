@@ -27,7 +27,7 @@ from mergeflow.merging.alignment import match_experts
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.execution.device import check_device
 from mergeflow.merging.execution.device_memory import check_room
-from mergeflow.merging.execution.direction import settled
+from mergeflow.merging.execution.direction import cast, settled
 from mergeflow.merging.execution.engine import (
     BUFFER,
     Engine,
@@ -207,8 +207,7 @@ class Computed:
             stack, result = self.engine.result(unit)
             dtype = self.infos[unit.name].dtype.torch
             if stack is None:
-                copied: Tensor = result.to(dtype)
-                return copied
+                return cast(unit.name, result, dtype)
             return settled(unit.name, result, self.inputs.call.scale, dtype)
 
 
@@ -260,7 +259,7 @@ class _Opened:
         self.recipe, self.resolve, self.made, self.files = recipe, resolve, made, files
         self.states: dict[str, LazyStateDict] = {}
         self.steps: dict[str, Computed] = {}
-        self.idle: list[str] = []  # filters of steps that decide nothing
+        self.of_steps: dict[str, list[str]] = {"notes": [], "warnings": []}  # what is to be said of steps
 
     def state(self, path: str) -> LazyStateDict:
         """Open the model that a path of the recipe or of a step names."""
@@ -279,24 +278,21 @@ class _Opened:
             if isinstance(step, Slices):
                 return stacked(step, [self.state(part.model) for part in step])
             if isinstance(step, Mixture):
-                return mixed(step, {path: self.state(path) for path in step.paths()})
+                return mixed(step, {path: self.state(path) for path in step.paths()}, self.recipe.allow or ())
             inputs = self.inputs(step)
-            filters = self._idle(step, inputs.call, inputs.model.varied, inputs.base)
-            self.idle += [f"step '{name}', {line}" for line in filters]
+            for kind, lines in (("notes", inputs.notes), ("warnings", inputs.warnings)):
+                self.of_steps[kind] += [f"step '{name}', {line}" for line in lines]
         except MergeflowError as error:
             raise MergeflowError(f"step '{name}': {error}") from None
         self.steps[name] = Computed(inputs, self.recipe.device, output_infos(inputs.base.infos, step.dtype))
         return self.steps[name].state()
 
-    def _idle(
-        self, recipe: Recipe, call: MethodCall, weights: Mapping[str, Any], base: Mapping[str, Tensor]
-    ) -> list[str]:
-        """Name the filters of a merge that decide nothing; of the recipe itself those of its steps too."""
-        return idle_filters(_varied(call, weights), [*base]) + (self.idle if recipe is self.recipe else [])
+    def _of_steps(self, recipe: Recipe, kind: str) -> list[str]:
+        return self.of_steps[kind] if recipe is self.recipe else []
 
     def _of_files(self, recipe: Recipe) -> list[str]:
         """Say what files hold beside what is read, and which experts are one file."""
-        notes = [note for state in self.states.values() for note in state.notes]
+        notes = [note for state in self.states.values() for note in state.notes] if recipe is self.recipe else []
         files = {
             name: path if step_named(path) else os.path.realpath(self.state(path).path)
             for name, path in (*recipe.experts, *recipe.task_vectors)
@@ -330,6 +326,7 @@ class _Opened:
             lambda: _check_statistics(call, base, data),
         )
         weights, varied, extra = recipe.expert_weights(), recipe.varied_weights(), self._extra_tensors(recipe)
+        idle = idle_filters(_varied(call, varied), [*base])
         return Inputs(
             call,
             base,
@@ -337,8 +334,13 @@ class _Opened:
             data,
             self._paths(base, experts, data),
             model_of(base, experts, weights, data, base_only=fit.base_only, varied=varied, extra_tensors=extra),
-            fit.notes,
-            (*self._of_files(recipe), *(finding.text for finding in findings), *self._idle(recipe, call, varied, base)),
+            (*fit.notes, *self._of_steps(recipe, "notes")),
+            (
+                *self._of_files(recipe),
+                *(finding.text for finding in findings),
+                *idle,
+                *self._of_steps(recipe, "warnings"),
+            ),
             aligned.files if aligned is not None else None,
             _templates(recipe, base, experts),
             self.steps,

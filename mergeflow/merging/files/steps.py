@@ -20,12 +20,13 @@ from mergeflow.checkpoints.reader import Entry, LazyStateDict
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import architecture_of
-from mergeflow.merging.architectures.blocks import BLOCK, check_alike, check_same_activation, count_key, stacked_config
+from mergeflow.merging.architectures.blocks import BLOCK, check_alike, count_key, stacked_config
 from mergeflow.merging.architectures.depth import depth
 from mergeflow.merging.architectures.mixtures import TARGETS, Target, mixture_config
+from mergeflow.merging.execution.direction import cast
 from mergeflow.merging.files.fields import Location, shown
 from mergeflow.merging.files.output import shards_like
-from mergeflow.merging.preflight import resized, tokenizer_findings
+from mergeflow.merging.preflight import check_findings, config_findings, resized, tokenizer_findings
 from mergeflow.schema import Frozen, Seed, refusal, validated
 
 if TYPE_CHECKING:
@@ -118,7 +119,17 @@ def stacked(slices: Sequence[Slice], states: Sequence[LazyStateDict]) -> LazySta
         tied={name: first for name, first in models[0].state.tied.items() if name in infos and first in infos},
         shards=shards_like(states, infos),
         config=config,
+        notes=_types(models),
     )
+
+
+def _types(models: Sequence[_Model]) -> tuple[str, ...]:
+    """Return a note where models have other types than the first."""
+    types = {model.path: {str(info.dtype) for info in model.state.infos.values()} for model in models}
+    if len(set(map(frozenset, types.values()))) == 1:
+        return ()
+    listed = ", ".join(f"'{path}' {' and '.join(sorted(kinds))}" for path, kinds in types.items())
+    return (f"types of the slices' models differ ({listed}): without a `dtype` each tensor keeps its type",)
 
 
 def _outside(first: _Model, last: _Model) -> dict[str, _Model]:
@@ -375,6 +386,7 @@ class Mixture(Frozen):
 class _Changed:
     """A tensor in another type, times a factor."""
 
+    name: str
     entry: Entry
     dtype: DType
     factor: float = 1.0
@@ -382,7 +394,7 @@ class _Changed:
     def read(self, start: int, stop: int) -> Tensor:
         """Return elements start..stop of the flattened tensor."""
         values = self.entry.read(start, stop)
-        return (values.float() * self.factor if self.factor != 1 else values).to(self.dtype.torch)
+        return cast(self.name, values.float() * self.factor if self.factor != 1 else values, self.dtype.torch)
 
 
 @dataclass(frozen=True)
@@ -396,18 +408,24 @@ class _Zeros:
         return torch.zeros(stop - start, dtype=self.dtype.torch)
 
 
-def mixed(mixture: Mixture, states: Mapping[str, LazyStateDict]) -> LazyStateDict:
+def mixed(mixture: Mixture, states: Mapping[str, LazyStateDict], allow: Iterable[str] = ()) -> LazyStateDict:
     """Return the mixture as a state dict; nothing is copied or read.
 
     Router row of expert e in block l: the unit vector of mean(x over its prompts) − mean(x over its negative prompts),
     x as `gate` says. The weights of the chosen experts sum to 1, so that equal experts give the dense model.
+
+    Args:
+        allow: Patterns of the settings in which experts may differ from the base, whose counts.
     """
     base = states[mixture.base]
     config = config_of(base)
     target = _target(mixture, config)
     blocks = _blocks(mixture.base, base, target)
     together(*(partial(_check, path, states[path], base) for path in mixture.paths()))
-    check_same_activation({path: config_of(states[path]) for path in mixture.paths()})
+    # MLPs see what the attention of their own models made; whichever model is of a type, its MLP has the base's form.
+    configs = {path: {**config_of(states[path]), "model_type": config["model_type"]} for path in mixture.paths()}
+    findings = config_findings(config, configs, {})
+    check_findings(findings, allow)
     new_config = mixture_config(
         config, target, len(mixture.experts), mixture.experts_per_token, mixture.shared is not None
     )
@@ -423,6 +441,7 @@ def mixed(mixture: Mixture, states: Mapping[str, LazyStateDict]) -> LazyStateDic
         tied={name: first for name, first in base.tied.items() if name in infos and first in infos},
         shards=shards_like(list(states.values()), infos),
         config=new_config,
+        notes=tuple(finding.text for finding in findings),
     )
 
 
@@ -451,7 +470,7 @@ def _moe_tensors(
     def put(name: str, path: str, source: str, factor: float = 1.0) -> None:
         info, stored, entry = base.infos[source], states[path].infos[source], states[path].entries[source]
         plain = stored.dtype == info.dtype and factor == 1
-        tensors[name] = (entry if plain else _Changed(entry, info.dtype, factor), info)
+        tensors[name] = (entry if plain else _Changed(name, entry, info.dtype, factor), info)
 
     first = base.infos[f"model.layers.0.mlp.{target.parts[0]}.weight"]
     width, prompts = first.shape[1], [(expert.prompts, expert.negative_prompts) for expert in mixture.experts]
