@@ -24,7 +24,6 @@ from mergeflow.merging.architectures.settings import comparable, flattened
 from mergeflow.merging.execution.direction import RUNNING
 from mergeflow.merging.vocabulary.alignment import vocab_sizes
 from mergeflow.merging.vocabulary.companions import (
-    SLOW,
     TOKENIZER,
     Vocabulary,
     added_tokens,
@@ -32,6 +31,7 @@ from mergeflow.merging.vocabulary.companions import (
     read_vocabulary,
     settings_of,
     templates_of,
+    tokenizer_files,
 )
 
 if TYPE_CHECKING:
@@ -140,15 +140,16 @@ def allowed(finding: Finding, patterns: Iterable[str]) -> bool:
     )
 
 
-# Bookkeeping and training: no output of the merged model depends on it. Sizes of vocabularies and ids of tokens are
-# compared with the tokenizers.
+# Bookkeeping and training: no output of the merged model depends on it. Sizes of vocabularies are compared with the
+# tokenizers.
 _IGNORED = re.compile(
-    r"_name_or_path|transformers\w*_version|(?:torch_)?dtype|architectures|auto_map|use_cache|output_\w+|return_dict\w*"
-    r"|\w*dropout\w*|\w+_pdrop|\w*drop_path\w*|initializer\w*|\w*init_std|pretraining_tp|gradient_checkpointing"
-    r"|problem_type|finetuning_task|task_specific_params|\w+_loss_coef\w*|router_jitter_noise|quantization_config"
-    r"|_?attn_implementation\w*|chunk_size_feed_forward|unsloth\w*|vocab_size|\w+_tokens?_(?:ids?|index)"
-    r"|label2id|num_labels|prefix|tokenizer_class|summary_\w+|layer_norm_training|use_bfloat16|_\w+"
+    r"_name_or_path|transformers\w*_version|(?:torch_)?dtype|architectures|auto_map|use_cache|return_dict\w*"
+    r"|output_(?:attentions|hidden_states|scores|past|\w+_logits)|gradient_checkpointing|layer_norm_training|use_bfloat16"
+    r"|(?!token_)\w*dropout\w*|\w+_pdrop|\w*drop_path\w*|initializer\w*|\w*init_std|pretraining_tp|quantization_config"
+    r"|problem_type|finetuning_task|task_specific_params|\w+_loss_coef\w*|router_jitter_noise|label2id|num_labels"
+    r"|_?attn_implementation\w*|chunk_size_feed_forward|unsloth\w*|vocab_size|prefix|tokenizer_class|_\w+"
 )
+_TOKEN_ID = re.compile(r"\w+_tokens?_(?:ids?|index)")
 # The same weights compute something else.
 _MEANING = re.compile(
     r"model_type|rope_(?:theta|scaling|parameters)\b.*|\w*rotary\w*|rope_interleave"
@@ -187,11 +188,14 @@ def config_findings(base: Config, experts: Mapping[str, Config], tensors: Mappin
         kind = given[""].get(f"{key.removesuffix('pad_token_id')}model_type")
         return _last(key) == "pad_token_id" and bool(_PADDED.fullmatch(str(kind)))
 
+    def is_id(key: str) -> bool:
+        return bool(_TOKEN_ID.fullmatch(_last(key))) and not places(key)
+
     def counts(key: str) -> bool:
         last = _last(key)
         return places(key) or not (_IGNORED.fullmatch(last) or (last.startswith("id2label") and not labelled))
 
-    settings, classes = comparable(names, counts)
+    settings, classes = comparable(names, lambda key: places(key) or (counts(key) and not is_id(key)))
     base_settings = settings.pop("")
     findings = []
     for key in sorted({key for config in settings.values() for key in config} | base_settings.keys()):
@@ -202,6 +206,7 @@ def config_findings(base: Config, experts: Mapping[str, Config], tensors: Mappin
             name: Default(config[key], classes.get(name, "")) if key not in given[name] else config[key]
             for name, config in settings.items()
             if key in config and key in base_settings and config[key] != base_settings[key]
+            if not is_id(key) or None not in (config[key], base_settings[key])
         }
         if unlike:
             mine = Default(base_settings[key], classes.get("", "")) if key not in given[""] else base_settings[key]
@@ -262,18 +267,21 @@ def tokenizer_findings(base: Path | None, experts: Folders, resized: Mapping[str
 
 
 def _slowly_compared(name: str, base: Path | None, other: Path | None) -> list[Finding]:
-    """Compare tokenizers of which one has no tokenizer.json: by lists of tokens, else by the bytes of their files."""
+    """Compare tokenizers of which one has no tokenizer.json: by the tokens that are listed, the rest by bytes."""
     if base is None or other is None:
         return []
-    mine, theirs = listed_tokens(base), listed_tokens(other)
-    if mine and theirs:
-        return _compared(name, mine, theirs)
-    unlike = [file for file in SLOW if (base / file).is_file() and not _same_file(base / file, other / file)]
-    return [
-        Finding("tokenizer", f"tokenizer: '{name}' has another {file}, not compared; the result has the base's")
-        for file in unlike[:1]
-        if (other / file).is_file()
-    ]
+    (mine, whole), (theirs, theirs_whole) = listed_tokens(base), listed_tokens(other)
+    findings = _compared(name, mine, theirs, lists_all=(whole is None) == (theirs_whole is None))
+    files, their_files = tokenizer_files(base), tokenizer_files(other)
+    unlike = [file for file in files & their_files if not _same_file(base / file, other / file)]
+    unlike = [file for file in sorted(unlike) if not (file == whole == theirs_whole)]
+    if unlike:
+        text = f"tokenizer: '{name}' has another {unlike[0]}, not compared; the result has the base's"
+    elif files and their_files and not files & their_files and not (whole and theirs_whole):
+        text = f"tokenizer: '{name}' has {min(their_files)}, the base {min(files)}: not compared"
+    else:
+        return findings
+    return [*findings, Finding("tokenizer", text)]
 
 
 def _aligns(name: str) -> str:
@@ -285,8 +293,13 @@ def _content(folder: Path | None) -> bytes | None:
     return path.read_bytes() if path is not None and path.is_file() else None
 
 
-def _compared(name: str, base: Vocabulary, other: Vocabulary) -> list[Finding]:
-    """Compare one expert's tokenizer: rows of other tokens are refused, new tokens and other cuts are warned of."""
+def _compared(name: str, base: Vocabulary, other: Vocabulary, lists_all: bool = True) -> list[Finding]:
+    """Compare one expert's tokenizer: rows of other tokens are refused, new tokens and other cuts are warned of.
+
+    Args:
+        lists_all: Whether both list all of their tokens, or both the added ones; else a token that is not listed may
+            be there.
+    """
     moved = [token for token, row in other.ids.items() if base.ids.get(token, row) != row]
     named = {row: token for token, row in base.ids.items()}
     taken = [token for token, row in other.ids.items() if token not in base.ids and row in named]
@@ -296,11 +309,11 @@ def _compared(name: str, base: Vocabulary, other: Vocabulary) -> list[Finding]:
         parts += [f"{_count(taken, 'row')} of other tokens{_some(taken)}"] * bool(taken)
         return [Finding("tokenizer", f"tokenizer: '{name}' has {' and '.join(parts)}; {_aligns(name)}", refused=True)]
     findings = []
-    if new:
+    if new and lists_all:
         keeps = f"`tokenizer_source: union` (or {name}) keeps them"
         findings.append(Finding("tokenizer", f"tokenizer: '{name}' has {_count(new)} more{_some(new)}; {keeps}"))
     lacking = [token for token in base.ids if token not in other.ids]
-    if lacking:
+    if lacking and lists_all:
         findings.append(Finding("tokenizer", f"tokenizer: '{name}' lacks {_count(lacking)}{_some(lacking)}"))
     if not base.content or not other.content:
         return findings
@@ -347,7 +360,7 @@ def special_findings(base: Path | None, experts: Folders) -> list[Finding]:
 
 
 def _special(folder: Path | None) -> dict[str, Any]:
-    given = settings_of(folder)
+    given = {**_settings(folder, "special_tokens_map.json"), **settings_of(folder)}
     return {key: value.get("content") if isinstance(value := given[key], dict) else value for key in given}
 
 
@@ -557,6 +570,16 @@ def compare(
     folders = {name: folder_of(state) for name, state in experts.items()}
     configs = {name: config_of(state) for name, state in experts.items()}
     findings = config_findings(config, configs, base.infos)
+    preprocessing = preprocessing_findings(base_folder, folders)
+    # Ids of tokens are aligned with the tokens, or told of generation_config.json.
+    other_ids = {finding.subject.removeprefix("generation.") for finding in preprocessing}
+    findings = [
+        finding
+        for finding in findings
+        if finding.refused
+        or not _TOKEN_ID.fullmatch(_last(finding.subject))
+        or not (tokenizer or finding.subject in other_ids)
+    ]
     for file, defaults in _OTHER_CONFIGS.items():
         given = {name: _with_defaults(_settings(folder, file), defaults) for name, folder in folders.items()}
         findings += config_findings(_with_defaults(_settings(base_folder, file), defaults), given, base.infos)
@@ -569,7 +592,7 @@ def compare(
         {"base": licence_of(base_folder), **{name: licence_of(folder) for name, folder in folders.items()}}
     )
     findings += [Finding("licence", message)] if message else []
-    findings += preprocessing_findings(base_folder, folders)
+    findings += preprocessing
     findings += [finding for name, folder in folders.items() for finding in _other_files(name, base_folder, folder)]
     return [*findings, *_unread({"base": base_folder, **folders})]
 
@@ -588,21 +611,32 @@ _PREPROCESSING = (
     *("sentence_bert_config.json", "config_sentence_transformers.json"),  # longest text, prompts
     "generation_config.json",  # what ends an answer
 )
-_NAMES = re.compile(r"(?:.*\.)?(?:\w+_(?:class|type|version)|auto_map.*|_?name_or_path)|__version__\..*")
+_NAMES = re.compile(r"(?:.*\.)?(?:\w+_(?:class|type|version)|auto_map.*|_?name_or_path|_\w+)|__version__\..*")
 
 
 def preprocessing_findings(base: Path | None, experts: Folders) -> list[Finding]:
     """List the experts with another preprocessing than the base's (mean, size, sampling rate), or end of answers."""
     findings = []
     for file in _PREPROCESSING:
-        settings = {name: flattened(_settings(folder, file)) for name, folder in {"": base, **experts}.items()}
+        flat = {name: flattened(_settings(folder, file)) for name, folder in {"": base, **experts}.items()}
+        settings = {
+            name: {key: value for key, value in given.items() if value is not None and not _NAMES.fullmatch(key)}
+            for name, given in flat.items()
+        }
         base_settings = settings.pop("")
+        subject = "generation" if file.startswith("generation") else "preprocessing"
         for key, value in base_settings.items():
             unlike = {name: given[key] for name, given in settings.items() if key in given and given[key] != value}
-            if unlike and not _NAMES.fullmatch(key):
+            if unlike:
                 way_out = f"; the result has the base's {file}"
-                subject = "generation" if file.startswith("generation") else "preprocessing"
                 findings.append(difference(f"{subject}.{key}", value, unlike, way_out=way_out))
+        for name, given in settings.items():
+            alone = sorted(given.keys() ^ base_settings.keys()) if given else []
+            if alone:
+                keys = f"{', '.join(alone[:3])}{', …' * (len(alone) > 3)}"
+                text = f"{subject}: {file} of '{name}' and the base do not both say {keys}; the result has the base's"
+                lone = f"{subject}: '{name}' has a {file} ({keys}), and the base and the result have none"
+                findings.append(Finding(subject, text if base_settings else lone))
     return findings
 
 

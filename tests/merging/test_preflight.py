@@ -168,8 +168,14 @@ def test_other_preprocessing_is_warned_of(pair):
         (pair / name / "preprocessor_config.json").write_text(json.dumps(values))
     assert said(pair) == [
         "warning       preprocessing.image_mean: base [0.5, 0.5, 0.5]; 'a' [0.48, 0.46, 0.41]; the result has the "
-        "base's preprocessor_config.json"
+        "base's preprocessor_config.json",
+        "warning       preprocessing: preprocessor_config.json of 'a' and the base do not both say a, base; the result "
+        "has the base's",
     ]
+    (pair / "base/preprocessor_config.json").unlink()
+    assert (
+        "preprocessing: 'a' has a preprocessor_config.json (a, image_mean, size.height), and the base" in said(pair)[0]
+    )
 
 
 def test_other_prompts_and_lengths_of_sentence_transformers_are_warned_of(pair):
@@ -241,6 +247,38 @@ def test_tokens_without_tokenizer_json_are_compared(pair):
         (pair / name / "tokenizer.model").write_bytes(name.encode())
     (pair / "a/vocab.json").unlink()
     assert "'a' has another tokenizer.model, not compared" in "".join(said(pair))
+
+
+def test_added_tokens_and_files_that_no_list_tells_are_compared(pair):
+    """The same SentencePiece model with other added tokens was merged row by row, without a word."""
+    for name in ("base", "a"):
+        (pair / name / "tokenizer.json").unlink()
+        (pair / name / "tokenizer_config.json").unlink()
+        (pair / name / "tokenizer.model").write_bytes(b"pieces")
+        (pair / name / "added_tokens.json").write_text(json.dumps({f"<{name}>": 303}))
+    assert "tokenizer: 'a' has 1 row of other tokens ('<a>')" in refused(pair)
+    (pair / "a/added_tokens.json").write_text(json.dumps({"<base>": 303, "<a>": 302}))
+    assert "tokenizer: 'a' has 1 token more ('<a>')" in "".join(said(pair))
+    (pair / "a/added_tokens.json").write_text(json.dumps({"<base>": 303}))
+    assert said(pair) == []
+    (pair / "a/tokenizer.model").unlink()
+    (pair / "a/spm.model").write_bytes(b"pieces")
+    assert "tokenizer: 'a' has spm.model, the base tokenizer.model: not compared" in said(pair)[0]
+    for file in ("spm.model", "qwen.tiktoken", "tekken.json", "vocab.bpe"):
+        for name in ("base", "a"):
+            (pair / name / "tokenizer.model").unlink(missing_ok=True)
+            (pair / name / file).write_bytes(name.encode())
+        assert f"'a' has another {file}, not compared" in said(pair)[0]
+        [(pair / name / file).unlink() for name in ("base", "a")]
+
+
+def test_ids_of_tokens_that_only_config_json_has_are_compared(pair):
+    for name, start in (("base", 0), ("a", 2)):
+        (pair / name / "generation_config.json").unlink(missing_ok=True)
+        edit(pair / name / "config.json", decoder_start_token_id=start, output_multiplier=start)
+    assert "- output_multiplier: base 0; 'a' 2" in refused(pair)
+    assert "warning       decoder_start_token_id: base 0; 'a' 2" in said(pair, allow=["output_multiplier"])
+    assert "decoder_start" not in "".join(said(pair, allow=["output_multiplier"], tokenizer_source="a"))
 
 
 @pytest.mark.parametrize(

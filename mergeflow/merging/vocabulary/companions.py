@@ -138,19 +138,25 @@ def read_vocabulary(folder: Path | None, owner: str, path: str) -> Vocabulary:
     return Vocabulary(folder, content, ids)
 
 
-def listed_tokens(folder: Path) -> Vocabulary | None:
-    """Return the tokens of a folder, with or without a tokenizer.json; None where no file lists them as text."""
+def listed_tokens(folder: Path) -> tuple[Vocabulary, str | None]:
+    """Return the tokens that files list as text, and the file that lists all of them; with None added ones alone."""
     if (folder / TOKENIZER).is_file():
-        return read_vocabulary(folder, folder.name, str(folder))
+        return read_vocabulary(folder, folder.name, str(folder)), TOKENIZER
     if (folder / "vocab.txt").is_file():
         lines = (folder / "vocab.txt").read_text(encoding="utf-8", errors="replace").split("\n")
         ids: dict[str, Any] = {token.rstrip("\r"): row for row, token in enumerate(lines) if token}
     else:
         ids = read_json_if_whole(folder / "vocab.json")
+    source = None if not ids else "vocab.txt" if (folder / "vocab.txt").is_file() else "vocab.json"
     listed = settings_of(folder).get("added_tokens_decoder")
     added = {token["content"]: int(row) for row, token in listed.items()} if isinstance(listed, dict) else {}
-    ids = {**ids, **read_json_if_whole(folder / "added_tokens.json"), **added} if ids else {}
-    return Vocabulary(folder, {}, ids) if ids else None
+    return Vocabulary(folder, {}, {**ids, **read_json_if_whole(folder / "added_tokens.json"), **added}), source
+
+
+def tokenizer_files(folder: Path) -> set[str]:
+    """Return the files of a folder that hold the tokens of a tokenizer or how it cuts text, but for added tokens."""
+    patterns = (TOKENIZER, "tekken.json", "vocab*.json", *_DERIVED)
+    return {path.name for pattern in patterns for path in folder.glob(pattern)} - {"added_tokens.json"}
 
 
 def token_ids(model: Mapping[str, Any]) -> dict[str, int]:
