@@ -326,7 +326,7 @@ class _Opened:
             lambda: _check_statistics(call, base, data),
         )
         weights, varied, extra = recipe.expert_weights(), recipe.varied_weights(), self._extra_tensors(recipe)
-        idle = idle_filters(_varied(call, varied), [*base])
+        warnings = [*(finding.text for finding in findings), *idle_filters(_varied(call, varied), [*base])]
         return Inputs(
             call,
             base,
@@ -335,12 +335,7 @@ class _Opened:
             self._paths(base, experts, data),
             model_of(base, experts, weights, data, base_only=fit.base_only, varied=varied, extra_tensors=extra),
             (*fit.notes, *self._of_steps(recipe, "notes")),
-            (
-                *self._of_files(recipe),
-                *(finding.text for finding in findings),
-                *idle,
-                *self._of_steps(recipe, "warnings"),
-            ),
+            (*self._of_files(recipe), *warnings, *self._of_steps(recipe, "warnings")),
             aligned.files if aligned is not None else None,
             _templates(recipe, base, experts),
             self.steps,
