@@ -132,11 +132,7 @@ def named(name: str, result: Any) -> Any:
 
 
 def project_folder(root: str) -> Path:
-    """Return the project folder that is `root` or holds it.
-
-    Raises:
-        MergeflowError: there is none.
-    """
+    """Return the project folder that is `root` or holds it."""
     start = Path(root).resolve()
     folder = find_project(start)
     if folder is None:

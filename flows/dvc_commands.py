@@ -87,20 +87,12 @@ _DVC = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); fro
 
 
 def dvc(root: Path, *arguments: str) -> str:
-    """Run a command of DVC's to its end and return its output.
-
-    Raises:
-        MergeflowError: it failed.
-    """
+    """Run a command of DVC's to its end and return its output."""
     return _run_dvc(root, ["--wait-for-lock", *arguments])
 
 
 def ask_dvc(root: Path, *arguments: str) -> str:
-    """Run a command of DVC's that only reads, at once, whatever stage another DVC runs.
-
-    Raises:
-        MergeflowError: it failed.
-    """
+    """Run a command of DVC's that only reads, at once, whatever stage another DVC runs."""
     return _run_dvc(root, ["ask", "--wait-for-lock", *arguments])
 
 
@@ -189,9 +181,6 @@ def accept_outputs(root: Path, names: Sequence[str], because: str, who: str = ""
 
     Returns:
         The digest of the older code, by what the digest stands under; nothing for a stage whose code did not change.
-
-    Raises:
-        MergeflowError: there is no such stage, it never ran, or its items were made by different code.
     """
     stages = load_graph(root, studies=True)
     codes: dict[str, tuple[str, str]] = {}
@@ -327,9 +316,6 @@ def stages_to_run(root: Path, stages: dict[str, Stage], targets: Iterable[str] |
 
     Args:
         targets: only these stages and what they need; `finetune` names all its items, `finetune@digits` one. None: all.
-
-    Raises:
-        MergeflowError: a target is not a stage.
     """
     todo = downstream_closure(stale_stages(root, stages), stages)
     if targets is not None:

@@ -34,9 +34,6 @@ def embedded_server(home: Path) -> Iterator[None]:
 
     Args:
         home: the folder of Prefect's database, unless the environment names another one in PREFECT_HOME.
-
-    Raises:
-        MergeflowError: the server does not start, because its database cannot be used.
     """
     if PREFECT_API_URL.value() is not None:  # from the environment or from a profile
         yield

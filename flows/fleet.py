@@ -43,11 +43,7 @@ class Fleet:
     """The machines on which a run's stages are at work."""
 
     def __init__(self, machines: Cluster, run: RunSection) -> None:
-        """Take a cluster and what params.yaml says of its use.
-
-        Raises:
-            MergeflowError: a CUDA device is asked for and no worker offers one, or the store cannot be opened.
-        """
+        """Take a cluster and what params.yaml says of its use."""
         self._machines, self._uri, self._workers = machines, Store(str(run.store)).uri, run.workers
         self._traffic, self._lock = Counter[str](), Lock()
         self._brought_before = Store.brought
@@ -169,11 +165,7 @@ class Watch:
 
 @contextmanager
 def fleet(root: Path, run: RunSection) -> Iterator[Fleet | None]:
-    """Connect to store and cluster while the block runs; None where params.yaml names no store.
-
-    Raises:
-        MergeflowError: the store is DVC's remote, which is a folder.
-    """
+    """Connect to store and cluster while the block runs; None where params.yaml names no store."""
     if run.store is None:
         yield None
         return

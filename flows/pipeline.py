@@ -56,11 +56,7 @@ LEASE_SECONDS = 60  # the slot of a holder that was killed is free again after t
 
 @contextmanager
 def gpu_slot(root: Path, stage: Stage) -> Iterator[None]:
-    """Hold a slot while the block runs, if the stage uses a CUDA device and a person chose the Prefect server.
-
-    Raises:
-        MergeflowError: the server has no such limit; without it any number of stages would share the device.
-    """
+    """Hold a slot while the block runs, if the stage uses a CUDA device and a person chose the Prefect server."""
     if not is_server_chosen() or not _uses_cuda(root, stage):
         yield
         return
@@ -113,11 +109,10 @@ def tune_in_round(root: str, number: int, name: str, driver: dict[str, str]) -> 
 def run_rounds(runner: TaskRunner[Any], root: Path, stage: Stage) -> None:
     """Do the rounds of a stale stage `multitask` in the iterative regime; the stage then only gathers the experts.
 
+    Where a task fails, the others of its round are finished and kept.
+
     Args:
         runner: Prefect's, on which the round's tasks run beside each other.
-
-    Raises:
-        MergeflowError: a task failed in a round; the round's other tasks have finished and are kept.
     """
     io, fingerprint = open_stage(root, stage)
     if io.section("finetune").regime != "iterative" or is_up_to_date(root, stage, fingerprint):
@@ -211,11 +206,10 @@ def submit(
 def pipeline(root: str, push: bool = False, targets: list[str] | None = None) -> list[str]:
     """Run every stale stage and what depends on it; then record the outputs in DVC, as its only writer.
 
+    Where a stage fails, those that do not depend on it are finished and kept.
+
     Returns:
         The addresses of the stages that were submitted.
-
-    Raises:
-        MergeflowError: a stage failed; stages that do not depend on it have finished and are kept.
     """
     with tracked_run(Path(root)):
         return run_project(Path(root), push, targets)

@@ -19,9 +19,6 @@ def resolve_reference(root: Path, path: str) -> str:
 
     Args:
         path: `models:/NAME@ALIAS`, `models:/NAME/VERSION`, or a path; a missing one is fetched when DVC tracks it.
-
-    Raises:
-        MergeflowError: no such model, version or alias; DVC cannot fetch the file.
     """
     if path.startswith("models:/"):
         address = path.removeprefix("models:/")

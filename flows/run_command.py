@@ -31,9 +31,6 @@ def run_pipeline(
         console: where progress and the result are shown.
         report: a JSON file that says what came of it, however it ends; None: none.
         metrics: the same for Prometheus.
-
-    Raises:
-        MergeflowError: a parameter is wrong or a stage failed.
     """
     from tasks.report import write_report
 
@@ -53,9 +50,6 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
 
     DVC is asked first; when nothing is stale, Prefect is not even imported. Otherwise the flow runs against the
     server of PREFECT_API_URL, or one inside this process.
-
-    Raises:
-        MergeflowError: a parameter is wrong or a stage failed.
     """
     params = validate_params(root)
     wait_for_dvc(root)

@@ -33,9 +33,6 @@ def task_runner(name: str, workers: int) -> TaskRunner[Any]:
             one that the environment names in DASK_SCHEDULER_ADDRESS or RAY_ADDRESS; its workers must see the project
             folder under the same path.
         workers: stages that run at once, at least 1; a running cluster has as many as it has, and is sent no more.
-
-    Raises:
-        MergeflowError: the runner's package is not installed.
     """
     if name == "threads":
         return ThreadPoolTaskRunner(max_workers=workers)
@@ -95,9 +92,6 @@ class Cluster(Protocol):
             function: its module and its name.
             device: take a GPU of the worker's for it.
             meanwhile: called every second or so.
-
-        Raises:
-            MergeflowError: the cluster, or the worker again and again, was lost.
         """
         ...
 
@@ -108,9 +102,6 @@ def cluster(name: str, workers: int) -> AbstractContextManager[Cluster]:
     Args:
         name: `dask` or `ray`.
         workers: of a cluster that is started here.
-
-    Raises:
-        MergeflowError: the cluster does not answer, or its package is not installed.
     """
     module, connect = {"dask": ("distributed", _dask_cluster), "ray": ("ray", _ray_cluster)}[name]
     try:
@@ -143,9 +134,6 @@ def _await(
 
     Args:
         answers: whether the cluster's head does.
-
-    Raises:
-        MergeflowError: it has not answered for `SILENCE` seconds; the message is `lost`.
     """
     answered = time.monotonic()
     while not has_ended():

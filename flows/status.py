@@ -42,9 +42,6 @@ def print_status(root: Path, console: Console, studies: bool = False) -> list[st
 
     Returns:
         The addresses that the next run would run.
-
-    Raises:
-        MergeflowError: a parameter is wrong, or DVC cannot answer.
     """
     from tasks.project.validate_params import validate_params  # here, because `results` needs no torch
 
@@ -159,11 +156,7 @@ def _word(state: str) -> str:
 
 
 def print_summary(root: Path, console: Console) -> None:
-    """Print the results of the pipeline.
-
-    Raises:
-        MergeflowError: the pipeline has not run yet.
-    """
+    """Print the results of the pipeline."""
     path = root / layout.TEST
     if not path.exists():
         raise MergeflowError(f"{path.name} is missing: run the pipeline first with `mergeflow run`.")

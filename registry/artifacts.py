@@ -55,11 +55,7 @@ def fetched(store: Store, source: str, part: str, folder: Path | None = None) ->
 
 
 def check_model(store: Store, version: ModelVersion) -> None:
-    """Compare a version's weights, heads and documents with what was registered; its evidence checks itself when read.
-
-    Raises:
-        MergeflowError: they are others, or cannot be read; the message names the version.
-    """
+    """Compare a version's weights, heads and documents with what was registered; evidence checks itself when read."""
     with reading(version), fetched(store, str(version.source), MODEL) as folder:
         check_part(version, MODEL, folder)
 
@@ -69,9 +65,6 @@ def check_part(version: ModelVersion, part: str, folder: Path) -> None:
 
     Args:
         part: MODEL or EVIDENCE.
-
-    Raises:
-        MergeflowError: the files are others; the message names the version.
     """
     recorded = json.loads(version.tags.get(DIGESTS, "{}")).get(part)
     weights = version.tags.get(FINGERPRINT)
@@ -94,11 +87,7 @@ def check_part(version: ModelVersion, part: str, folder: Path) -> None:
 
 @contextmanager
 def reading(version: ModelVersion) -> Iterator[None]:
-    """Read a version's files inside the block.
-
-    Raises:
-        MergeflowError: they cannot be read; the message names the version.
-    """
+    """Read a version's files inside the block."""
     try:
         yield
     except MergeflowError:
@@ -131,11 +120,7 @@ def write_evidence(folder: Path, evidence: Evidence) -> None:
 
 
 def read_evidence(store: Store, version: ModelVersion) -> Evidence:
-    """Read the evidence of a version; reading it also proves that the version's files are there.
-
-    Raises:
-        MergeflowError: the version was not registered by mergeflow, or its files are gone or damaged.
-    """
+    """Read the evidence of a version; reading it also proves that the version's files are there."""
     try:
         with fetched(store, str(version.source), EVIDENCE) as folder:
             check_part(version, EVIDENCE, folder)
@@ -284,11 +269,7 @@ def _forget_this_machine(folder: Path) -> None:
 
 
 def check_pyfunc(folder: Path, served: Served) -> None:
-    """Load the folder as its users will and answer its own example.
-
-    Raises:
-        MergeflowError: it does not load, or does not answer in the form of the signature.
-    """
+    """Load the folder as its users will and answer its own example."""
     try:
         model = mlflow.pyfunc.load_model(str(folder))
         example = model.input_example
@@ -335,11 +316,7 @@ def _copy_weights(inside: Path, files: ModelFiles) -> None:
 
 
 def _environment(packages: Sequence[str]) -> dict[str, Any]:
-    """Return the model's requirements at this machine's versions; in full, or MLflow looks for pip and warns.
-
-    Raises:
-        MergeflowError: a package that every model needs runs here without being installed.
-    """
+    """Return the model's requirements at this machine's versions; in full, or MLflow looks for pip and warns."""
     pinned = []
     for name in (*_REQUIRED, *packages):
         try:

@@ -240,9 +240,6 @@ def describe_origin(io: StageIO, selection: Mapping[str, Any], runs: Mapping[str
         io: the stage's files; its `root` holds dvc.lock.
         runs: task to the MLflow run of its expert.
 
-    Raises:
-        MergeflowError: an ancestor's bytes are not those of the hash that would be written.
-
     Returns:
         `base`, `experts` by task, `params`, `git_commit`, `environment`. A path comes with DVC's hash where dvc.lock
         has one, and with a digest of mergeflow's own that proves the content wherever it is found.
@@ -317,11 +314,7 @@ def describe_expert(io: StageIO, task: str, hashes: Mapping[str, str], commit: s
 
 
 def _proven(io: StageIO, path: str, hashes: Mapping[str, str]) -> str | None:
-    """Return DVC's hash of an ancestor, which its bytes have, where they are here.
-
-    Raises:
-        MergeflowError: the bytes are others, so that the version could not be made again from what the hash names.
-    """
+    """Return DVC's hash of an ancestor, which its bytes have, where they are here."""
     recorded = hashes.get(path)
     if recorded is not None and (io.root / path).exists():
         md5 = digest_as_dvc(io.root / path)

@@ -136,9 +136,6 @@ def log_pipeline(store: Store, record: PipelineRecord, children: Sequence[ChildR
 
     Returns:
         The runs' ids.
-
-    Raises:
-        MergeflowError: two children share kind and name, or MLflow refuses a value.
     """
     seen = [(child.kind, child.name) for child in children]
     if len(set(seen)) != len(seen):
@@ -212,9 +209,6 @@ def log_file(store: Store, run_id: str, path: Path, folder: str | None = None) -
     Args:
         run_id: MLflow's; a run that is gone takes nothing.
         folder: among the run's files; None: at their top.
-
-    Raises:
-        MergeflowError: MLflow refuses it.
     """
     try:
         store.client.log_artifact(run_id, str(path), folder)

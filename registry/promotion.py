@@ -233,11 +233,7 @@ def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
 
 @contextmanager
 def scratch_folder(store: Store, name: str) -> Iterator[Path]:
-    """Open an empty folder on the project's disk; files of a killed holder of the lock are removed first.
-
-    Raises:
-        MergeflowError: the disk is full or refuses.
-    """
+    """Open an empty folder on the project's disk; files of a killed holder of the lock are removed first."""
     folder = store.scratch / name
     try:
         shutil.rmtree(folder, ignore_errors=True)
@@ -463,9 +459,6 @@ def _repaired(store: Store, name: str, model: ModelSnapshot | None = None) -> tu
 
     Args:
         model: as it was read just now; None: it is read.
-
-    Raises:
-        MergeflowError: no such model.
     """
     model = model or snapshot(store, name)
     if _mend(store, name, model):

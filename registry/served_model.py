@@ -50,11 +50,7 @@ class MergedModel(PythonModel):
 
     @arithmetic()
     def answer(self, rows: pd.DataFrame) -> dict[str, list[Any]]:
-        """Return the answer's columns.
-
-        Raises:
-            MergeflowError: columns are missing, or rows cannot be answered; all are named.
-        """
+        """Return the answer's columns."""
         columns = {str(name): rows[name].tolist() for name in rows}
         return SERVED.get(self.loaded.modality.name).answer(self.loaded, columns)
 

@@ -268,9 +268,6 @@ def serve(
         ready: told the address once the model is loaded and the port is ours.
         limits: of one request; None: 32 MiB and 1024 rows.
         foreign: serve a version that another program registered, and so execute what lies in its files.
-
-    Raises:
-        MergeflowError: no such model, version or alias, its files cannot be read, or the port is taken.
     """
     with _bound(host, port) as listener:  # before the model, which may take long to load
         token = os.environ.get(TOKEN, "")

@@ -112,9 +112,6 @@ def replay(recipe: Mapping[str, Any], root: Path, out: Path) -> Replay:
             `select` records them.
         root: folder that the paths start from.
         out: the `.safetensors` file to write.
-
-    Raises:
-        MergeflowError: an input is missing or damaged, or a method is made of other code now.
     """
     experts = {task: str(root / path) for task, path in recipe["experts"].items()}
     same = {key: recipe[key] for key in ("method", "args", "weights", "code") if key in recipe}
@@ -138,9 +135,6 @@ def make_candidate(
         io: files below `outputs/`: base and heads, experts, manifests, merged, results.
         run_id: MLflow's run that it belongs to.
         tags: text by name, kept with the version.
-
-    Raises:
-        MergeflowError: the winner's file does not hold the weights that were chosen.
     """
     tasks = selection["tasks"]
     manifests = {task: load_manifest(io.dep(layout.manifest_folder(task))) for task in tasks}
@@ -220,9 +214,6 @@ def evaluate_version(
         splits: task to the folder that `prepare_task` wrote.
         candidate: gives the experts' accuracies and the splits' digests of today.
         precision: of the forward passes, that of the candidate's.
-
-    Raises:
-        MergeflowError: no such version, or its examples were prepared in another way.
     """
     device = torch.device(device)
     version = find_stored(store, name, which)

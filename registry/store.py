@@ -42,9 +42,6 @@ def file_lock(folder: Path, name: str, timeout: float) -> Iterator[Check]:
 
     Args:
         folder: where the lock files are; made when missing.
-
-    Raises:
-        MergeflowError: another process held it all that time.
     """
     path = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}-{_number(name):016x}.lock"
     with ExitStack() as held:
@@ -67,9 +64,6 @@ def postgres_lock(uri: str, name: str, timeout: float) -> Iterator[Check]:
 
     Yields:
         What asks the same connection whether the lock is still held.
-
-    Raises:
-        MergeflowError: another process held it all that time, or the database does not answer.
     """
     engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.pool.NullPool, isolation_level="AUTOCOMMIT")
     key = _number(name) - 2**63

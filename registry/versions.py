@@ -273,9 +273,6 @@ def snapshot(store: Store, name: str, versions: dict[str, ModelVersion] | None =
 
     Args:
         versions: as they were read under the same lock, which are not read again; None: they are read.
-
-    Raises:
-        MergeflowError: no model has this name; the message names the nearest one.
     """
     model = find_snapshot(store, name, versions)
     if model is None:
@@ -421,28 +418,17 @@ def find_version(store: Store, name: str, which: str | int) -> RegisteredVersion
 
     Args:
         which: its number (3, "3") or an alias ("champion", "@champion").
-
-    Raises:
-        MergeflowError: no such model, version or alias.
     """
     return describe(*chosen_version(store, name, which))
 
 
 def find_stored(store: Store, name: str, which: str | int) -> ModelVersion:
-    """Find MLflow's version by number or alias; it names the place of its files.
-
-    Raises:
-        MergeflowError: no such model, version or alias.
-    """
+    """Find MLflow's version by number or alias; it names the place of its files."""
     return chosen_version(store, name, which)[0]
 
 
 def chosen_version(store: Store, name: str, which: str | int) -> tuple[ModelVersion, Mapping[str, str]]:
-    """Return MLflow's version and the aliases of its model.
-
-    Raises:
-        MergeflowError: no such model, version or alias.
-    """
+    """Return MLflow's version and the aliases of its model."""
     word = str(which).removeprefix("@")
     registered = find_model(store, name)
     if registered is not None:
@@ -492,11 +478,7 @@ def show(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]
 
 
 def read_documents(store: Store, version: ModelVersion) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a version's recipe and its origin, the document of `registry.lineage`.
-
-    Raises:
-        MergeflowError: it has none because the project's pipeline did not make it.
-    """
+    """Return a version's recipe and its origin, the document of `registry.lineage`."""
     documents = []
     for stem in ("recipe", "provenance"):
         document = read_document(store, version, stem)

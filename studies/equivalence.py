@@ -131,11 +131,7 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
 
 
 def measure_model(lab: Laboratory, options: Options) -> list[Row]:
-    """Return the rows of the project's own model on its first training examples.
-
-    Raises:
-        MergeflowError: a task that the project has not, or one that the theorems say nothing about.
-    """
+    """Return the rows of the project's own model on its first training examples."""
     for task in options.model_tasks:
         if task not in lab.tasks:
             raise unknown_name("task", task, lab.tasks)

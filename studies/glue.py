@@ -251,11 +251,7 @@ def choose(sweep: Sweep, method: str, score: Callable[[MethodCall], Mapping[str,
 
 
 def probed_heads(lab: Laboratory, state: State) -> Heads:
-    """Return heads that are fitted to the features that a model gives for the training examples.
-
-    Raises:
-        MergeflowError: the project's tasks have no trained heads.
-    """
+    """Return heads that are fitted to the features that a model gives for the training examples."""
     warm = modality_of(lab.io).warm
     if warm is None:
         raise MergeflowError("the study glue fits heads, but the tasks of this modality have none that are trained.")

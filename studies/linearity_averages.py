@@ -102,11 +102,7 @@ def measure_soups(lab: Laboratory, options: SoupOptions) -> Iterator[Row]:
 
 
 def measure_soup(lab: Laboratory, options: SoupOptions, seed: int) -> Iterator[Row]:
-    """Yield the rows of one repetition of all runs.
-
-    Raises:
-        MergeflowError: the task is none of the project's, or has no classes.
-    """
+    """Yield the rows of one repetition of all runs."""
     if options.task not in lab.tasks:
         raise unknown_name("task", options.task, lab.tasks)
     lab, runs = lab.only([options.task]), [lab.run(run) for run in options.runs]

@@ -70,11 +70,7 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
 
 
 def measure_seed(lab: Laboratory, run: str, seed: int, options: Options) -> Iterator[Row]:
-    """Yield the rows of one seed's experts.
-
-    Raises:
-        MergeflowError: the model has fewer blocks than the choices name.
-    """
+    """Yield the rows of one seed's experts."""
     tests = {task: Subset.first(examples, options.images) for task, examples in lab.examples("test").items()}
     done = TunedModels(lab.model, lab.base, lab.run(run).experts(seed), tests)
     layers = find_layers(done.model.module)

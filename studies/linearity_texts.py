@@ -222,11 +222,7 @@ class Checkpoints(Section):
 
 
 def open_checkpoints(asked: Checkpoints, root: Path, count: int) -> TunedModels:
-    """Return the models and the first texts of each task.
-
-    Raises:
-        MergeflowError: a file is not there or does not fit, an expert is of another base, or there are too few texts.
-    """
+    """Return the models and the first texts of each task."""
     base = root / asked.base
     opened = open_network(str(base), {})
     start = _read(opened, base)

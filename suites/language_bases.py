@@ -32,11 +32,7 @@ def muon_and_adamw(
 
 
 def check_empty(out: Path) -> None:
-    """Refuse a folder that holds something.
-
-    Raises:
-        MergeflowError: the folder is there already and is not empty.
-    """
+    """Refuse a folder that holds something."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise MergeflowError(f"{out} is there already and is not an empty folder: name another one.")
 

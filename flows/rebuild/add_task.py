@@ -51,9 +51,6 @@ def read_address(root: Path, address: str, name: str | None = None) -> tuple[str
         address: a source (`hf:tanganke/eurosat?classes=0-4`), or a path: the ending of the files' names says of
             which kind it is, and a folder where they say none is one of class folders.
         name: of the task; None: the last part of the address, and what its transforms say.
-
-    Raises:
-        MergeflowError: neither a folder nor a source of a known kind, or no name can be made of the address.
     """
     kinds = find_preparation(load_params(root / "params.yaml").lookup("model.modality")).sources
     source = address if parse_address(address).kind in kinds else _local_source(root, address, kinds)
@@ -100,16 +97,12 @@ def add_task(
 
     The merge is chosen on validation by a climb over the grid of the champion's method, from the champion's choice;
     the next `mergeflow run` tries the whole sweep. A call that was killed continues when it is made again.
+    Where data or expert are refused, params.yaml and outputs are as before.
 
     Args:
         promote: make the result champion if the gates let it.
         full_sweep: choose among all candidates of params.yaml.
         watch: shows the progress of stages while its block lasts.
-
-    Raises:
-        MergeflowError: a bad name; no champion yet; the data are refused, the expert does not train or is no better
-            than a guess, and params.yaml and outputs are as before; the disk is full, and what was finished is kept;
-            ancestors of the champion are nowhere.
     """
     with file_lock(root / STATE / "locks" / "add-task.lock", "`mergeflow add-task`"):
         params = load_params(root / "params.yaml")

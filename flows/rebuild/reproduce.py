@@ -68,10 +68,6 @@ def reproduce(
 
     Args:
         from_data: fine-tune every expert again from its data, with its recorded settings and seed.
-
-    Raises:
-        MergeflowError: no such version, the registry's weights are not those it registered, or ancestors are missing
-            (all of them named).
     """
     stored = find_stored(store, name, which)
     version = describe(stored, {})

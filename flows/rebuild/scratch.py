@@ -78,9 +78,6 @@ def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, st
 
     Returns:
         Path to where it was found: "the project", "DVC's cache" or "DVC's remote".
-
-    Raises:
-        MergeflowError: naming every ancestor that is nowhere.
     """
     places: dict[str, str] = {}
     absent: list[Ancestor] = []
@@ -194,9 +191,6 @@ def lay_out(root: Path, store: Store, version: ModelVersion, origin: dict[str, A
     Args:
         version: whose heads are taken.
         origin: the provenance document; its `experts` say which tasks.
-
-    Raises:
-        MergeflowError: naming every ancestor that is nowhere.
     """
     tasks = origin["experts"]
     wanted = [base_of(origin)]

@@ -92,11 +92,7 @@ class Bounds:
     recited: float | None = None
 
     def check(self) -> None:
-        """Refuse bounds that contradict each other.
-
-        Raises:
-            MergeflowError: an accuracy or a recall is not a fraction, or a loss is below 0.
-        """
+        """Refuse bounds that contradict each other."""
         for names, allowed, limit in (
             (("--lose", "--at-most"), self.lose, self.at_most),
             (("--fall", "--recited"), self.fall, self.recited),
@@ -162,9 +158,6 @@ def choose(tried: Sequence[Tried], task: str) -> Tried:
 
     Args:
         tried: weights, 0 among them.
-
-    Raises:
-        MergeflowError: none below 0 keeps them.
     """
     able = [trial for trial in tried if trial.scale < 0 and trial.keeps]
     if not able:
@@ -215,9 +208,6 @@ class Passages:
 
         Returns:
             By task, in [0, 1]; tasks whose passages are all too short are left out.
-
-        Raises:
-            MergeflowError: the package rouge-score is not installed.
         """
         from mergeflow.modalities.causal.generation import go_on, rouge_l
 
@@ -309,10 +299,6 @@ def unlearn(
         bounds: what the others may lose, and what counts as forgotten.
         scales: the weights to try; 0 is tried too.
         promote: make the result champion if the gates let it.
-
-    Raises:
-        MergeflowError: no such model, version or task; the only task; a method without weights; no λ < 0 keeps the
-            others; ancestors that are nowhere.
 
     Source:
         Li et al. 2025, Equation 3; Ilharco et al. 2023, Section 3 (the bound on what the others lose).

@@ -26,10 +26,6 @@ def unmerge(
 
     Args:
         promote: make the result champion if the gates let it, judged on the remaining tasks.
-
-    Raises:
-        MergeflowError: no such model, version or task; the only task; a version that this project did not make;
-            ancestors that are nowhere.
     """
     stored = find_stored(store, name, which)
     version = str(stored.version)

@@ -343,11 +343,7 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
 
 
 def _as_saved(stored: LazyStateDict, config: Mapping[str, Any]) -> LazyStateDict:
-    """Return an adapter's tensors as PEFT saves them, of a `state_dict()`, which names the adapter and holds the base.
-
-    Raises:
-        MergeflowError: There are several adapters.
-    """
+    """Return an adapter's tensors as PEFT saves them, of a `state_dict()` that names the adapter and holds the base."""
     adapters = sorted({match[1] or match[2] for name in stored if (match := _OF_ADAPTER.search(name))})
     if not adapters:
         return stored

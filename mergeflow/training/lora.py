@@ -142,11 +142,7 @@ def _matrices(module: nn.Module) -> Iterator[tuple[str, str, str]]:
 
 
 def _inputs_first(module: nn.Module, weights: Iterable[str]) -> bool:
-    """Return whether the adapted weights are stored [inputs, outputs]; one adapter has one setting for all.
-
-    Raises:
-        MergeflowError: some are and others are not.
-    """
+    """Return whether the adapted weights are stored [inputs, outputs]; one adapter has one setting for all."""
     names = {True: list[str](), False: list[str]()}
     for weight in weights:
         names[stores_inputs_first(module.get_submodule(weight.rpartition(".")[0]))].append(weight)

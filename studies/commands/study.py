@@ -73,11 +73,7 @@ def add_commands(app: typer.Typer, root: Path) -> None:
 
 
 def check_options(chosen: Sequence["Study"], **options: bool) -> None:
-    """Refuse options that do not go together, or that need a study.
-
-    Raises:
-        MergeflowError: naming them.
-    """
+    """Refuse options that do not go together, or that need a study."""
     asked = [f"--{name}" for name, value in options.items() if value]
     if len(asked) > 1:
         raise MergeflowError(
@@ -88,11 +84,7 @@ def check_options(chosen: Sequence["Study"], **options: bool) -> None:
 
 
 def make_study(root: Path, names: list[str]) -> None:
-    """Write the file of one new study in the project's folder `studies`.
-
-    Raises:
-        MergeflowError: none or several names, or as `new_study`.
-    """
+    """Write the file of one new study in the project's folder `studies`."""
     from tasks.project.new import new_study
 
     if len(names) != 1:
@@ -102,11 +94,7 @@ def make_study(root: Path, names: list[str]) -> None:
 
 
 def write_graphs(root: Path) -> None:
-    """Write studies/dvc.yaml of every project whose choices name other studies than it has.
-
-    Raises:
-        MergeflowError: what is wrong in the choices.
-    """
+    """Write studies/dvc.yaml of every project whose choices name other studies than it has."""
     from tasks.project.study_graph import names_differ, write_study_graph
 
     for folder in _projects(root):
@@ -157,9 +145,6 @@ def find_named(name: str, studies: dict[str, "Study"], root: Path) -> list["Stud
         name: of a study or of a system.
         studies: of `find_studies`.
         root: the project folder.
-
-    Raises:
-        MergeflowError: no study has this name or covers this system.
     """
     from tasks.project.stage import CHOICES
     from tasks.project.studies import find_study_modules
@@ -185,9 +170,6 @@ def run_studies(root: Path, studies: list["Study"], record: bool, console: Conso
         studies: of `find_studies`.
         record: keep the rows as records.
         console: where results are shown.
-
-    Raises:
-        MergeflowError: a parameter is wrong or a stage failed.
     """
     from flows.run_command import bring_up_to_date
     from tasks.project.study_graph import write_study_graph
@@ -283,12 +265,7 @@ def show_list(studies: dict[str, "Study"], console: Console) -> None:
 
 
 def check_rows_file(path: Path, studies: Sequence["Study"]) -> None:
-    """Refuse a file that `--rows` cannot write.
-
-    Raises:
-        MergeflowError: none or several studies, an unknown ending, a file that exists, a folder that does not or where
-            nothing may be written.
-    """
+    """Refuse a file that `--rows` cannot write."""
     if len(studies) != 1:
         fault = ", ".join(study.stage.name for study in studies) or "none"
         raise MergeflowError(f"`--rows` takes one study, found {fault}: mergeflow study NAME --rows FILE.csv")
@@ -305,9 +282,6 @@ def write_rows(study: "Study", home: Path, path: Path) -> None:
     """Write the raw rows of a study's last run here, or else of its record, one per seed, task and setting.
 
     In a .csv a list is a cell of JSON.
-
-    Raises:
-        MergeflowError: there is neither.
     """
     from pyarrow import csv, parquet
 

@@ -67,9 +67,6 @@ def clip_of_digits(chosen: ClipBase, size: int, groups: Sequence[Sequence[int]])
     """Return a CLIP with a logit for each group of digits.
 
     w_g = n(1/|g| Σ_{d∈g} n(text(d)))
-
-    Raises:
-        MergeflowError: no such CLIP, or pictures of another size than it takes.
     """
     clip = load_clip(chosen.architecture, chosen.pretrained)
     if clip.image_size != size:
@@ -147,11 +144,7 @@ class Digits(NamedTuple):
 
 
 def open_digits(world: ColouredWorld, root: Path) -> dict[str, Digits]:
-    """Return the splits of a world's source, each digit drawn once for all colours.
-
-    Raises:
-        MergeflowError: as the sources do; classes that are not digits where the world does not say which are odd.
-    """
+    """Return the splits of a world's source, each digit drawn once for all colours."""
     raw = open_images(world.source.partition("?")[0].rpartition("/")[2], world.source, root=root)
     names = raw.class_names
     if world.odd is not None:

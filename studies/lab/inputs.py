@@ -351,11 +351,7 @@ class Laboratory:
         return self.cached(pieces, "runs and seeds")
 
     def first(self, count: int) -> "Laboratory":
-        """Return the same for the first `count` tasks alone; examples and model are shared.
-
-        Raises:
-            MergeflowError: there are fewer tasks.
-        """
+        """Return the same for the first `count` tasks alone; examples and model are shared."""
         if not 1 <= count <= len(self.tasks):
             raise MergeflowError(
                 f"a study asks for the first {count} tasks, but there are {len(self.tasks)}: {', '.join(self.tasks)}. "
@@ -406,11 +402,7 @@ class Laboratory:
         return TrainingRun(self.io, name, self.tasks)
 
     def examples(self, split: str) -> dict[str, Examples]:
-        """Return every task's examples of a split.
-
-        Raises:
-            MergeflowError: A task's head is trained with the model, and no piece of `of_run` has said which counts.
-        """
+        """Return every task's examples of a split."""
         for task in self.tasks:
             if (split, task) not in self._examples:
                 head = self._head(task)

@@ -203,9 +203,6 @@ def adapt(
         experts: State dicts by task, in memory or lazy.
         plan: How.
         watch: Shown every step's merged model before the step is taken: (step, state).
-
-    Raises:
-        MergeflowError: A task without images, experts that do not fit, or an entropy that is not finite.
     """
     learned, seconds = learn_on(inputs, experts, plan, watch)
     data = {"coefficients": learned.coefficients}

@@ -43,11 +43,7 @@ class Record:
 
 
 def find_record(home: Path, name: str) -> Record:
-    """Return a study's record below `home`.
-
-    Raises:
-        MergeflowError: there is none.
-    """
+    """Return a study's record below `home`."""
     rows = home / RECORDS / f"{name}.parquet"
     if not rows.exists():
         raise MergeflowError(
@@ -58,11 +54,7 @@ def find_record(home: Path, name: str) -> Record:
 
 
 def last_run(study: Study) -> Result:
-    """Read a study's last run here, with the project's choices of today.
-
-    Raises:
-        MergeflowError: it has not run.
-    """
+    """Read a study's last run here, with the project's choices of today."""
     rows, name = study.folder / ROWS, study.stage.name
     if not rows.exists():
         raise MergeflowError(f"study {name} has no rows in {study.folder}: run it, `mergeflow study {name}`.")

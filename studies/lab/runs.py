@@ -67,11 +67,7 @@ def _requested(io: StageIO) -> Asked:
 
 
 def _check_space(io: StageIO, run: Asked) -> None:
-    """Refuse before the first step a run that this disk cannot take.
-
-    Raises:
-        MergeflowError: saying what the run writes and what is free.
-    """
+    """Refuse before the first step a run that this disk cannot take."""
     model, settings = io.dep(layout.BASE_MODEL).stat().st_size, run.settings
     done = sum((io.scratch / f"seed_{seed}" / DONE).exists() for seed in run.seeds)
     rounds = settings.iterative.rounds if settings.regime == "iterative" else 0
@@ -137,9 +133,6 @@ def take_experts(root: Path, pattern: str, tasks: Sequence[str], seed: int, base
         seed: the seed asked for.
         base: checkpoint of θ0, whose tensors the experts must have.
         folder: where the result is built.
-
-    Raises:
-        MergeflowError: listing every checkpoint that is not there, or does not have the base's names and shapes.
     """
     paths = {task: root / pattern.format(task=task, seed=seed) for task in tasks}
     with open_checkpoint(base) as state:

@@ -18,11 +18,7 @@ KIND = "folder:"
 
 
 def splits_of(place: str, root: Path) -> Mapping[str, Callable[[], Iterator[Example]]]:
-    """Return the splits of a place `folder:PATH`.
-
-    Raises:
-        MergeflowError: it is no such place, or the folder cannot be read.
-    """
+    """Return the splits of a place `folder:PATH`."""
     if not place.startswith(KIND):
         raise MergeflowError(f"'{place}' is not a folder of texts")
     return open_folder(place, place.removeprefix(KIND), 0, root).splits
@@ -33,9 +29,6 @@ def check_places(study: str, places: Iterable[object], root: Path) -> None:
 
     Args:
         places: `folder:PATH`; what is no text is generated, and passed over.
-
-    Raises:
-        MergeflowError: listing every place that is missing, or lacks a split.
     """
     faults = []
     for place in (place for place in places if isinstance(place, str)):

@@ -126,9 +126,6 @@ def find_book(title: str, seed: int = 0) -> Book:
     Args:
         title: one of `TITLES`.
 
-    Raises:
-        MergeflowError: there is none of that title.
-
     Example:
         >>> find_book("harbour").chapter(0).partition(".")[0]
         'Everybody knew that Nemir was the shepherd'

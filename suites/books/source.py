@@ -17,9 +17,6 @@ def open_suite(task: str, place: str, seed: int, root: Path) -> RawTask:
         place: `NAME` or `NAME/TASK`; without TASK it is the corpus's task of that name.
         seed: not used: there are all three splits.
         root: not used: nothing is read from files.
-
-    Raises:
-        MergeflowError: unknown corpus, or a task that it lacks.
     """
     name, _, named = place.partition("/")
     if name != NAME:

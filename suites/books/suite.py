@@ -41,9 +41,6 @@ def documents(task: str, split: str, seed: int = 0) -> Iterator[tuple[str, str]]
     Args:
         task: one of `tasks()`.
         seed: of another corpus of the same making; 0 is the one that ships.
-
-    Raises:
-        MergeflowError: there is no such task.
     """
     if task not in tasks():
         raise unknown_name("task of the suite books", task, tasks())

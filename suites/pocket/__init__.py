@@ -23,9 +23,6 @@ def suite_names() -> list[str]:
 def get_suite(name: str) -> Suite:
     """Return an embedded suite by name.
 
-    Raises:
-        MergeflowError: for an unknown name.
-
     Example:
         >>> list(get_suite("pocket8").tasks)
         ['digits', 'street', 'signs', 'textures', 'land', 'aerial', 'scenes', 'vehicles']

@@ -62,9 +62,6 @@ class SuiteTask:
     def sample(self, split: str, index: int) -> tuple[np.ndarray, int]:
         """Return image uint8 [32, 32, 3] and label number `index` of a split.
 
-        Raises:
-            MergeflowError: for an unknown split or an index outside it.
-
         Example:
             >>> from suites.pocket import get_suite
             >>> image, label = get_suite("pocket8").tasks["signs"].sample("test", 25)

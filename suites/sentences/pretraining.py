@@ -117,9 +117,6 @@ def pretrain(settings: PretrainSettings, out: Path, progress: Progress | None = 
 
     Returns:
         The fingerprint of the weights and the last training loss.
-
-    Raises:
-        MergeflowError: the folder is there already and is not empty.
     """
     check_empty(out)
     words = word_tokenizer()

@@ -17,9 +17,6 @@ def open_suite(task_name: str, place: str, seed: int, root: Path) -> RawTask:
         place: `NAME` or `NAME/TASK`; without TASK it is the suite's task of that name.
         seed: not used: suites have all three splits.
         root: not used: nothing is read from files.
-
-    Raises:
-        MergeflowError: unknown suite, or a task that it lacks.
     """
     suite_name, _, named = place.partition("/")
     tasks = get_text_suite(suite_name).tasks

@@ -76,9 +76,6 @@ class SentenceTask:
             split: train, validation or test.
             seed: of the rows; another one is another suite of the same making.
 
-        Raises:
-            MergeflowError: for an unknown split.
-
         Example:
             >>> TASKS["sentiment"].rows("test")[1].label
             1
@@ -131,9 +128,6 @@ _SUITES = {NAME: TextSuite(NAME, TASKS)}
 
 def get_text_suite(name: str) -> TextSuite:
     """Return an embedded suite of texts by name.
-
-    Raises:
-        MergeflowError: for an unknown name.
 
     Example:
         >>> list(get_text_suite("sentences8").tasks)[:3]

@@ -177,11 +177,7 @@ def _scales(norms: Sequence[float], cosines: Sequence[Sequence[float]], remarks:
 
 
 def _vectors(base: State, experts: Mapping[str, State]) -> dict[str, State]:
-    """Return the task vectors.
-
-    Raises:
-        MergeflowError: naming all experts that lack one.
-    """
+    """Return the task vectors."""
     vectors: dict[str, State] = {}
     faults: list[str] = []
     for expert, state in experts.items():

@@ -113,11 +113,7 @@ class Rule:
     always: bool = False
 
     def __call__(self, name: str, shape: Sequence[int], config: Config) -> Cut:
-        """Return the cut of one tensor.
-
-        Raises:
-            MergeflowError: config.json lacks a size, or its sizes are not the tensor's.
-        """
+        """Return the cut of one tensor."""
         length, otherwise = shape[self.axis], "" if self.always else ", or leave `split_qkv: false`"
         try:
             groups, sizes = self.cut(config, length, shape[-3 - self.axis])
