@@ -15,7 +15,7 @@ from mergeflow.checkpoints.folders import config_of, folder_of, named_base
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
-from mergeflow.checkpoints.names import names_in_memory, tied_copies, unknown_in_memory
+from mergeflow.checkpoints.names import module_in_memory, names_in_memory, tied_copies, unknown_in_memory
 from mergeflow.checkpoints.reader import infos_of_file
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
@@ -123,7 +123,7 @@ class AdapterJob:
             shapes = {key: tuple(part.shape) for key, part in held.tensors.items()}
             shapes |= {key: self.infos[self._source(name)].shape for name, key in keys.items()}
             write_text(folder.partial / ADAPTER_CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
-            inputs, notes = self._input_fingerprints(), self._notes(modules, biases, keys)
+            inputs, notes = self._input_fingerprints(), self._notes(modules, biases, keys, slots)
             resized = [key for name, key in keys.items() if self.copies.get(name, name) in self.moved]
             notes += tuple(loading_notes(self.config, config, shapes, resized))
             self._complete(folder.partial, made, inputs, notes)
@@ -236,13 +236,25 @@ class AdapterJob:
         return fingerprints | self.given_fingerprints
 
     def _notes(
-        self, modules: Mapping[str, tuple[str, ...]], biases: Iterable[str], keys: Mapping[str, str]
+        self,
+        modules: Mapping[str, tuple[str, ...]],
+        biases: Iterable[str],
+        keys: Mapping[str, str],
+        slots: Mapping[str, Slot],
     ) -> tuple[str, ...]:
-        """Say what the adapter holds and loses."""
+        """Say what the adapter holds and loses, and what it takes for granted."""
+        whole_models = any(not state.is_task_vector for state in self.inputs.experts.values())
+        unknown = whole_models and module_in_memory(self.config, "") is None
+        linear = sorted(slot.module for slot in slots.values() if unknown and slot.kind == "linear")
+        taken = [
+            f"modules whose class is unknown, {len(linear)} such as '{module}', are taken for linear ones: PEFT passes "
+            "over these factors of any other, such as an embedding (`ignore` it, or write the model)"
+            for module in linear[:1]
+        ]
         size = sum(self.infos[self._source(name)].nbytes for name in keys)
         whole = [f"stored whole: {_listed(sorted(modules))}, {size / 1e6:.2f} MB"] if modules else []
         held = [f"biases of {len(list(biases))} adapted modules"] if biases else []
-        return (*lines(self.found.losses.values()), *whole, *held)
+        return (*lines(self.found.losses.values()), *whole, *held, *taken)
 
     def _complete(self, partial: Path, made: str, inputs: Mapping[str, str], notes: tuple[str, ...]) -> None:
         """Write all that the folder holds beside weights and configuration."""

@@ -121,6 +121,8 @@ _EXPERT_MODULES = ("gate", "w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"
 _MAMBA = ("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h")
 _NOT_ADAPTED = ("out_proj", "conv1d", "dt_proj")  # of the last one Mamba takes the weight, past what PEFT adds
 _LISTED_EXPERT = re.compile(r"\.experts\.\d+\.")
+# Names of tables of rows that are looked up, where neither a class nor the vocabulary of roles knows them.
+_LOOKED_UP = re.compile(r"(?:^|[._])(?:emb|tok(?:en)?s?|words?|vocab|table|lookup|codebook)(?:_\w+)?\.weight$")
 # What a change of is kept whole where a merge need not keep factors that it was given.
 _WHOLE: tuple[Role, ...] = ("position", "router", "norm", "other")
 _TABLES: tuple[Role, ...] = ("embedding", "head")
@@ -231,7 +233,8 @@ def slot_of(
         return Slot(attention + INNER, "linear", False)
     holder = module_in_memory(architecture.config, module)
     wrapped = holder is None or _is_wrapped(holder)
-    if not wrapped and not factored:
+    doubtful = not wrapped or (holder is None and role is None and _LOOKED_UP.search(name))
+    if doubtful and not factored:
         return None
     if isinstance(holder, torch.nn.Embedding) if holder is not None else role in ("embedding", "position"):
         return Slot(module, "embedding", True)

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 import transformers
+from torch import nn
 from transformers.models.auto import modeling_auto
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
@@ -283,6 +284,22 @@ def test_ranks_by_pattern_and_by_error(tmp_path):
     extracted(tmp_path, "error", rank=64, error=0.5)
     errors = json.loads((tmp_path / "error/mergeflow.json").read_text())["errors"]
     assert all(0.3 < error <= 0.5 for error in errors.values())
+
+
+def test_tables_and_matrices_of_an_unknown_class_are_not_taken_for_each_other_without_a_word(tmp_path):
+    """An embedding got the factors of a linear layer, over which PEFT passes."""
+    net = nn.ModuleDict({"tok": nn.Embedding(20, 8), "turn": nn.Linear(8, 8)})
+    for name in ("base", "e"):
+        torch.manual_seed(len(name))
+        write_checkpoint(
+            tmp_path / f"{name}.safetensors", {k: torch.randn_like(v) for k, v in net.state_dict().items()}
+        )
+    plan = {"method": "task_arithmetic", "args": {"scale": 1.0}, "experts": {"e": f"{tmp_path}/e.safetensors"}}
+    plan |= {"base": f"{tmp_path}/base.safetensors", "out": f"{tmp_path}/out", "adapter": {"rank": 8}}
+    made = merge(plan)
+    assert "class is unknown, 1 such as 'turn', are taken for linear" in made.notes[-1]
+    config = peft.LoraConfig.from_pretrained(made.path)
+    assert (config.target_modules, config.modules_to_save) == ({"turn"}, ["tok"])
 
 
 def test_what_did_not_change_is_not_stored_and_nothing_is_an_error(tmp_path):
