@@ -328,8 +328,10 @@ def register_rebuilt(
     logged = log_pipeline(store, _record(origin, selection), list(_children(io, selection, trained)))
     if trained is not None:
         origin["experts"][trained]["run"] = logged.children["expert", trained]
-    removed = [origin["parent"]["task"]] if origin["kind"] in ("unmerge", "unlearn") else []
-    tags = {REMOVED: json.dumps(removed)} if removed else {}
+    parent = origin["parent"]
+    removed = {*json.loads(find_stored(store, parent["model"], parent["version"]).tags.get(REMOVED, "[]"))}
+    removed = (removed | {parent["task"]}) - set(selection["tasks"])  # an added one is there again
+    tags = {REMOVED: json.dumps(sorted(removed))} if removed else {}
     version, judged = register_merge(store, name, io, selection, origin, logged.run_id, tags, only_ask=not promote_it)
     winner = selection["methods"][selection["winner"]]
     return Rebuilt(

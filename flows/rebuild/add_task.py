@@ -113,8 +113,7 @@ def add_task(
         stored = find_stored(store, model, champion.version)
         recipe, origin = read_documents(store, stored)
         _check(params, origin, name, source)
-        origin.pop("unlearned", None)
-        note_rebuild(root, origin, "add-task", stored, name)
+        note_rebuild(root, origin, "add-task", stored, name, report)
         with scratch_project(root, "remerge") as scratch:
             report(f"looking for the ancestors of version {champion.version}")
             lay_out(root, store, stored, origin, scratch)

@@ -206,8 +206,25 @@ def lay_out(root: Path, store: Store, version: ModelVersion, origin: dict[str, A
         (scratch / expert["path"] / "training.json").write_text(json.dumps({"task": task, **summary}))
 
 
-def note_rebuild(root: Path, origin: dict[str, Any], kind: str, version: ModelVersion, task: str) -> None:
-    """Record in a provenance document which version, command and task the new model comes from."""
+def note_rebuild(
+    root: Path,
+    origin: dict[str, Any],
+    kind: str,
+    version: ModelVersion,
+    task: str,
+    report: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Record in a provenance document which version, command and task the new model comes from.
+
+    Args:
+        report: told of each task that the version has unlearned: the new merge does not subtract it.
+    """
+    if kind != "unlearn":
+        for other, facts in origin.pop("unlearned", {}).items():
+            report(
+                f"version {version.version} has unlearned '{other}' (λ = {facts['weight']:g}); the new one leaves it "
+                "out alone. To subtract it again, unlearn it from a version that has it"
+            )
     origin |= {"kind": kind, "parent": {"model": str(version.name), "version": str(version.version), "task": task}}
     origin |= {"git_commit": git_commit(root), "environment": environment()}
 

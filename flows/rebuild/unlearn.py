@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +21,7 @@ from mergeflow.documents import write_document
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.evaluation import Judge, mean, normalised, write_scores
 from mergeflow.merging import configure, prepare
-from mergeflow.merging.catalog import code_record
+from mergeflow.merging.catalog import check_inputs, code_record
 from mergeflow.modality import Examples, Model
 from registry.stage import Rebuilt, register_rebuilt
 from registry.store import Store
@@ -397,9 +398,17 @@ class _Work:
         self._io.holds.close()
 
     def merged(self, scale: float) -> dict[str, torch.Tensor]:
-        """Return the merge in which the task to forget has the weight `scale`."""
-        weights = {self.task: scale}
-        return prepare(self._call, self._base, self._experts, weights=weights).at(self._call.scale)
+        """Return the merge in which the task to forget has the weight `scale`; with 0 that of the others alone.
+
+        To methods that count experts, as CART's mean does, one of weight 0 is one of them. With 0 it still is where
+        the others are too few to be merged.
+        """
+        experts, weights = self._experts, {self.task: scale}
+        others = {name: state for name, state in experts.items() if name != self.task}
+        with suppress(MergeflowError):
+            check_inputs(self._call, others, None)
+            experts, weights = (experts, weights) if scale else (others, {})
+        return prepare(self._call, self._base, experts, weights=weights).at(self._call.scale)
 
     def figures(self, scale: float) -> Figures:
         """Return the validation figures of that merge on every task."""

@@ -38,8 +38,7 @@ def unmerge(
             "Roll back, or serve another version."
         )
     del origin["experts"][task]
-    origin.pop("unlearned", None)
-    note_rebuild(root, origin, "unmerge", stored, task)
+    note_rebuild(root, origin, "unmerge", stored, task, report)
     with scratch_project(root, "unmerge") as scratch:
         report("looking for its ancestors")
         lay_out(root, store, stored, origin, scratch)

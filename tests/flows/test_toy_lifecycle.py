@@ -141,6 +141,22 @@ def test_a_task_is_taken_out_and_one_is_added(project: Path, store: Store) -> No
     assert reproduce(project, store, MODEL, added.version, from_data=True).same
 
 
+def test_weight_0_is_the_merge_without_the_task_which_may_be_followed_by_another(tmp_path: Path) -> None:
+    folder = make_toy_project(tmp_path / "project", steps=30)
+    tasks = dict.fromkeys(("left", "middle", "right"), "toy:clouds")
+    change_params(folder, {"sweep": {"cart": {"rank_ratio": [0.5], "scale": [1.0]}}, "tasks": tasks})
+    register(folder, MODEL, (*PIPELINE, "figures", "register"))
+    store = connect(project_root=folder)
+    bounds = Bounds(lose=0.9)
+    at_0 = unlearn(folder, store, MODEL, "champion", "left", bounds=bounds, scales=[-0.1]).tried[0].figures.accuracy
+    without = unmerge(folder, store, MODEL, "champion", "left").version
+    assert show(store, MODEL, without)["accuracy"] == {name: at_0[name] for name in ("middle", "right")}
+    both = unmerge(folder, store, MODEL, without, "right")
+    assert show(store, MODEL, both.version)["removed_tasks"] == ["left", "right"]
+    assert both.decision is not None
+    assert "tasks" not in {gate.name for gate in both.decision.gates if not gate.passed}
+
+
 def test_a_task_added_to_many_rewrites_nothing_of_theirs(tmp_path: Path) -> None:
     tasks = {f"task{number:02}": "toy:clouds" for number in range(6)}
     folder = make_toy_project(tmp_path / "project", steps=10)
