@@ -173,7 +173,10 @@ def _rows(model: Any, body: bytes, content_type: str, limits: Limits) -> Any:
     try:
         if kind == "text/csv":
             types = dict(zip(schema.input_names(), schema.pandas_types(), strict=True)) if schema else None
-            rows: Any = pd.read_csv(io.StringIO(body.decode()), dtype=types, nrows=limits.rows + 1)
+            as_it_is = {"keep_default_na": False, "na_values": [""]}  # `NA` and `null` are texts too
+            rows: Any = pd.read_csv(io.StringIO(body.decode()), dtype=types, nrows=limits.rows + 1, **as_it_is)
+            if pd.read_csv(io.StringIO(body.decode()), header=None, nrows=1, dtype=str).T.duplicated().any():
+                raise ValueError("a column comes twice")
             _check_count(len(rows), limits)
             return _with_columns(rows, schema) if schema else rows
         values = json.loads(body)
@@ -186,7 +189,7 @@ def _rows(model: Any, body: bytes, content_type: str, limits: Limits) -> Any:
         )
     except RecursionError:
         raise Refused(400, "the JSON is nested too deep.") from None
-    except (MlflowException, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (MlflowException, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         _LOG.debug("refused", exc_info=error)
         raise Refused(400, _misfit(model)) from None
 
@@ -224,7 +227,7 @@ def _count(values: Any) -> int:
     if form == "dataframe_split":
         rows = rows["data"]
     if isinstance(rows, Mapping):
-        return max((len(column) for column in rows.values() if isinstance(column, list)), default=0)
+        return max((len(column) for column in rows.values() if isinstance(column, list | dict)), default=0)
     return len(rows)
 
 

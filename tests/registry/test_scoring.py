@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
+from mlflow.types import ColSpec, Schema
 from prometheus_client.parser import text_string_to_metric_families
 
 from registry.artifacts import as_pyfunc, save_pyfunc
@@ -94,6 +95,7 @@ def test_rows_in_every_form_are_answered(client):
         (json.dumps({"dataframe_records": [ROW] * 6}), 413, "more than 5 rows"),
         (json.dumps({"dataframe_split": {"columns": ["task"], "data": [["digits"]] * 6}}), 413, "more than 5 rows"),
         (json.dumps({"inputs": {"task": ["digits"] * 6}}), 413, "more than 5 rows"),
+        (json.dumps({"inputs": {"task": dict.fromkeys(range(6), "digits")}}), 413, "more than 5 rows"),
         ('{"dataframe_records": [' + "{}," * 50_000 + "{}]}", 413, "more than 5 rows"),
         (b" " * 200_001, 413, "larger than 200000 bytes"),
         ("[" * 99_999, 400, "nested too deep"),
@@ -126,6 +128,29 @@ def test_bad_requests(client, body, status, words):
     assert re.search(words, message)
     assert MARK not in answer.text
     assert len(message) < 600
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    """Give a client of a model that answers with what it was given: a number and a text."""
+    columns = Schema([ColSpec("double", "x"), ColSpec("string", "text")])
+    metadata = SimpleNamespace(get_input_schema=lambda: columns)
+    echo = SimpleNamespace(metadata=metadata, predict=lambda rows: rows[["x", "text"]])
+    return TestClient(application(echo, Limits()), raise_server_exceptions=False)
+
+
+@pytest.mark.parametrize("text", ["NA", "null", "None", "nan", "007", "a,b"])
+def test_a_text_in_csv_is_taken_as_it_is(numbers, text):
+    answer = numbers.post("/invocations", content=f'x,text\n1.5,"{text}"\n', headers={"content-type": "text/csv"})
+    assert answer.json()["predictions"] == [{"x": 1.5, "text": text}]
+
+
+def test_a_column_that_comes_twice_and_a_number_without_bound_are_refused(numbers):
+    csv = numbers.post("/invocations", content="x,x,text\n1,2,a\n", headers={"content-type": "text/csv"})
+    whole = numbers.post("/invocations", content='{"inputs": [{"x": 1' + "0" * 400 + ', "text": "a"}]}', headers=JSON)
+    assert (csv.status_code, whole.status_code) == (400, 400)
+    assert "The columns are x (double), text (string)" in csv.json()["message"]
+    assert "The columns are x (double), text (string)" in whole.json()["message"]
 
 
 @pytest.mark.parametrize("kind", ["application/vnd.apache.parquet", "text/html", "text/csv; charset=latin-1", ""])
