@@ -67,6 +67,8 @@ def classify(
         for row, task in enumerate(tasks[start : start + rows]):
             head, feature = loaded.heads[task], features[row : row + 1]
             outputs = (feature if head is None else head(feature))[0].double()
+            if not outputs.isfinite().all():
+                raise MergeflowError(f"row {start + row}: the model's answer is no finite number: send smaller inputs.")
             names = list(loaded.class_names[task])
             if not names:
                 labels.append(f"{outputs.item():.9g}")  # nine digits distinguish any two float32 numbers

@@ -3,6 +3,8 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ from safetensors.torch import load_file
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.vectors import extract
+from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import Head, load_head, save_head
+from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modalities.toy.preparation import open_toy
 from tasks.project.graph import load_graph
 from tasks.project.new import new_project
@@ -168,3 +172,13 @@ def test_wrong_sections_are_refused(tmp_path: Path, change: dict[str, object], m
 def test_wrong_sources_are_refused(place: str, message: str) -> None:
     with pytest.raises(MergeflowError, match=message):
         open_toy("left", place, 0, Path())
+
+
+def test_an_answer_that_is_no_number_is_refused() -> None:
+    doubled = SimpleNamespace(module=lambda rows: torch.stack([rows[:, 0] * 10, rows[:, 0] - rows[:, 0] * 10], dim=1))
+    device = torch.device("cpu")
+    names, widths = {"left": ["a", "b"]}, {"inputs": 1}
+    loaded: Any = Loaded(MODALITIES.get("toy"), doubled, {"left": None}, names, widths, {}, device)
+    assert SERVED.get("toy").answer(loaded, {"x0": [1.0], "task": ["left"]})["label"] == ["a"]
+    with pytest.raises(MergeflowError, match="row 1: the model's answer is no finite number"):
+        SERVED.get("toy").answer(loaded, {"x0": [1.0, 1e308], "task": ["left"] * 2})
