@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM
 
 from mergeflow.checkpoints import read_state
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe, merge
+from mergeflow.modalities.catalog import MODALITIES, SECTION
 from mergeflow.modalities.causal.generation import continued
 from mergeflow.modalities.causal.modality import PackedText, cut, perplexity, total_loss
 from mergeflow.modalities.causal.model import build_model, check_vocabulary, draw_model, load_model
-from mergeflow.modalities.causal.sections import Generation
-from mergeflow.modalities.causal.tokenizer import load_tokenizer
+from mergeflow.modalities.causal.sections import Generation, ModelSection
+from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenizer
+from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.training.linearised import LinearisedModel
 from mergeflow.training.lora import LoraModel
 from mergeflow.training.settings import LoraSettings
@@ -100,6 +104,26 @@ def test_generation_is_that_of_transformers(family: Path) -> None:
                 0, len(prompt) :
             ].tolist()
             assert new == [token for token in expected if token != tokenizer.end]
+
+
+def test_a_served_text_begins_as_its_tokenizer_begins_texts_and_is_never_cut(base: Path) -> None:
+    (model, _), tokenizer = load_model(base.name, base.parent), load_tokenizer(base.name, base.parent)
+    backend = Tokenizer.from_str(tokenizer.content)
+    first = backend.id_to_token(9)
+    backend.post_processor = TemplateProcessing(single=f"{first} $A", special_tokens=[(first, 9)])
+    tokenizer = CausalTokenizer(backend.to_str(), tokenizer.end, 9)
+    section = ModelSection(modality="causal", pretrained="base", generation=Generation(tokens=6)).model_dump_json()
+    record, heads = {**tokenizer.record, SECTION: section}, {"ships": None}
+    loaded = Loaded(MODALITIES.get("causal"), model, heads, {"ships": ()}, {}, record, CPU)
+    plain, room = AutoModelForCausalLM.from_pretrained(base).eval(), model.module.whole.config.max_position_embeddings
+    for text in (*"abcdefgh", "the ship", "s" * (room - 4)):
+        asked = tokenizer.encode(text)
+        ids = torch.tensor([[9, *asked]])
+        new = plain.generate(ids, max_new_tokens=min(6, room - ids.shape[1]), do_sample=False, eos_token_id=0)
+        expected = tokenizer.decode_further(asked, [token for token in new[0, ids.shape[1] :].tolist() if token])
+        assert SERVED.get("causal").answer(loaded, {"text": [text], "task": ["ships"]}) == {"continuation": [expected]}
+    with pytest.raises(MergeflowError, match=f"row 0: its text has {room} tokens; the model takes at most"):
+        SERVED.get("causal").answer(loaded, {"text": ["s" * room], "task": ["ships"]})
 
 
 def test_a_tied_weight_is_one_weight_and_every_state_fits_again(family: Path) -> None:

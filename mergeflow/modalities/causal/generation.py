@@ -23,22 +23,19 @@ def continued(module: LanguageModule, prompts: Sequence[Sequence[int]], how: Gen
     machine the same model and prompt give the same answer.
 
     Args:
-        prompts: tokens, at least one each; of a prompt that leaves no room among the model's positions the first are
-            left out.
+        prompts: tokens, at least one each, and fewer than the model has positions.
     """
     whole = module.eval().whole
     device = next(module.parameters()).device
-    positions = getattr(whole.config, "max_position_embeddings", None) or 2**31
     drawn = {"do_sample": True, "temperature": how.temperature, "top_k": 0} if how.temperature else {"do_sample": False}
     answers = []
     for prompt in prompts:
-        tokens = min(how.tokens, positions - 1)
-        ids = torch.tensor([list(prompt)[-(positions - tokens) :]], device=device)
+        ids = torch.tensor([list(prompt)], device=device)
         with own_generator(how.seed, device, alone=bool(how.temperature) and device.type == "cpu"):
             whole_ids = whole.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
-                max_new_tokens=tokens,
+                max_new_tokens=min(how.tokens, module.positions - len(prompt)),
                 pad_token_id=end,
                 eos_token_id=end,
                 **drawn,

@@ -43,6 +43,11 @@ class LanguageModule(nn.Module):
         """The transformers model; it shares all weights."""
         return self._whole[0]
 
+    @property
+    def positions(self) -> int:
+        """Tokens that the model sees at once; 2³¹ where its configuration sets no limit."""
+        return getattr(self.whole.config, "max_position_embeddings", None) or 2**31
+
     def train(self, mode: bool = True) -> "LanguageModule":
         """Set the mode of the parts, and of the model that they are parts of."""
         super().train(mode)

@@ -16,19 +16,25 @@ def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:
     check_columns(columns, ["text", "task"])
     tokenizer = CausalTokenizer.of_record(loaded.record)
     how = ModelSection.model_validate_json(loaded.record[SECTION]).generation
-    prompts, _ = read_rows(loaded.heads, columns, ["text"], lambda row: _prompt(row["text"], tokenizer), "answered")
     module = loaded.model.module
     assert isinstance(module, LanguageModule)
-    written = continued(module, prompts, how, tokenizer.end)
+    start = [] if tokenizer.prefix is None else [tokenizer.prefix]
+    room = module.positions - len(start)
+    prompts, _ = read_rows(
+        loaded.heads, columns, ["text"], lambda row: _prompt(row["text"], tokenizer, room), "answered"
+    )
+    written = continued(module, [[*start, *prompt] for prompt in prompts], how, tokenizer.end)
     return {"continuation": list(map(tokenizer.decode_further, prompts, written))}
 
 
-def _prompt(text: Any, tokenizer: CausalTokenizer) -> list[int]:
+def _prompt(text: Any, tokenizer: CausalTokenizer, room: int) -> list[int]:
     if not isinstance(text, str):
         raise MergeflowError(f"its text is of the type {type(text).__name__}; expected a text.")
     ids = tokenizer.encode(text)
     if not text.strip() or not ids:
         raise MergeflowError("its text is empty: give it some words.")
+    if len(ids) >= room:
+        raise MergeflowError(f"its text has {len(ids)} tokens; the model takes at most {room - 1}: shorten it.")
     return ids
 
 
