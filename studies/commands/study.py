@@ -131,21 +131,13 @@ def home_of(root: Path, study: "Study", every: Mapping[str, "Study"]) -> Path:
     """Return the folder that has a study's record: its world's where its name is another study's in `root`.
 
     Args:
-        root: the project folder.
         study: one of those that `every` names; its graph may have been written anew since.
-        every: all studies, as of `find_studies`.
     """
     return root if every[study.stage.name].root == study.root else study.root
 
 
 def find_named(name: str, studies: dict[str, "Study"], root: Path) -> list["Study"]:
-    """Return the study with this name, or all that cover this system of the papers.
-
-    Args:
-        name: of a study or of a system.
-        studies: of `find_studies`.
-        root: the project folder.
-    """
+    """Return the study with this name, or all that cover this system of the papers."""
     from tasks.project.stage import CHOICES
     from tasks.project.studies import find_study_modules
 
@@ -167,9 +159,7 @@ def run_studies(root: Path, studies: list["Study"], record: bool, console: Conso
 
     Args:
         root: the project folder whose studies/records get the records.
-        studies: of `find_studies`.
         record: keep the rows as records.
-        console: where results are shown.
     """
     from flows.run_command import bring_up_to_date
     from tasks.project.study_graph import write_study_graph
@@ -205,18 +195,26 @@ def _show(root: Path, study: "Study", home: Path | None, console: Console) -> No
 
 def _show_records(root: Path, chosen: Sequence["Study"], every: Mapping[str, "Study"], judge: bool) -> None:
     """Judge recorded rows by today's rules, or say what differs today from what they were measured with."""
+    console, faults = Console(), []
+    for study in chosen:
+        try:
+            _show_record(home_of(root, study, every), study, judge, console)
+        except MergeflowError as error:
+            faults.append(str(error))
+    if faults:
+        raise MergeflowError("\n".join(faults))
+
+
+def _show_record(home: Path, study: "Study", judge: bool, console: Console) -> None:
     from studies.lab.records import changes, find_record, recorded
 
-    console = Console()
-    for study in chosen:
-        home, name = home_of(root, study, every), study.stage.name
-        if judge:
-            _print(study.text[0], recorded(home, study), console)
-            continue
-        facts, differences = find_record(home, name).facts, changes(home, study)
-        console.print(f"{name}: measured {facts['day']} at {facts['commit']}", highlight=False)
-        for difference in differences or ["code, choices and inputs are the record's"]:
-            console.print(f"  {escape(difference)}", highlight=False, soft_wrap=True)
+    if judge:
+        _print(study.text[0], recorded(home, study), console)
+        return
+    facts, differences = find_record(home, study.stage.name).facts, changes(home, study)
+    console.print(f"{study.stage.name}: measured {facts['day']} at {facts['commit']}", highlight=False)
+    for difference in differences or ["code, choices and inputs are the record's"]:
+        console.print(f"  {escape(difference)}", highlight=False, soft_wrap=True)
 
 
 def _write_pages(root: Path, studies: Mapping[str, "Study"], figures: bool) -> None:

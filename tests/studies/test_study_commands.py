@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from mergeflow.errors import MergeflowError
-from studies.commands.study import _print, check_options, find_named, find_studies, home_of, show_list
+from studies.commands.study import _print, _show_records, check_options, find_named, find_studies, home_of, show_list
 from studies.lab import Claim, Section, Study
 from studies.lab.study import Result
 from tests.studies.small_lab import ROOT
@@ -86,3 +86,17 @@ def test_a_study_of_another_world_with_a_name_that_is_taken_has_its_page_there(t
     assert home_of(tmp_path, studies["a_real_one/many_tasks"], studies) == real
     rewritten = replace(studies["many_tasks"], stage=replace(studies["many_tasks"].stage, deps=("another",)))
     assert home_of(tmp_path, rewritten, studies) == tmp_path, "whose graph was written anew since it was found"
+
+
+@pytest.mark.parametrize("judge", [True, False])
+def test_a_study_without_a_record_does_not_keep_others_from_being_judged(
+    judge: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "studies/records").mkdir(parents=True)
+    for file in (ROOT / "studies/records").glob("cart_landscape.*"):
+        shutil.copy(file, tmp_path / "studies/records")
+    chosen = [STUDIES[name] for name in ("mima", "cart_landscape", "gradients")]
+    with pytest.raises(MergeflowError) as raised:
+        _show_records(tmp_path, chosen, STUDIES, judge)
+    assert [line.split()[1] for line in str(raised.value).splitlines()] == ["mima", "gradients"]
+    assert ("Study `cart_landscape` (C8)" if judge else "cart_landscape: measured") in capsys.readouterr().out
