@@ -50,10 +50,10 @@ from pydantic import Field
 from torch import Tensor
 
 from mergeflow.analysis.geometry import cosine_matrix, norm
-from mergeflow.analysis.provable.answers import Answers, ask, ask_all, one_each
+from mergeflow.analysis.provable.advice import scales_of_lengths, suggested
+from mergeflow.analysis.provable.answers import Answers, ask, one_each
 from mergeflow.analysis.provable.conditions import Interval
-from mergeflow.analysis.provable.correlation import correlations, responses
-from mergeflow.analysis.provable.ranges import scales_of_lengths, scales_of_theory, suggested
+from mergeflow.analysis.provable.correlation import correlations
 from mergeflow.evaluation.averages import draw_subsets, mean
 from mergeflow.modalities.classification import Subset
 from mergeflow.search.candidates import score_all
@@ -75,6 +75,7 @@ from studies.lab.inputs import Lazy, State, regime_of
 from studies.lab.plots import scatter, side_by_side
 from studies.lab.rows import rank_correlation, samples, select
 from studies.lab.tuning import best_scale, combined, task_vector
+from studies.theory.coefficients import responses, scales_of_theory
 from tasks.plotting.palette import INK
 
 GRID, SUITE_GRID = grid(0.1, 2.0, 0.1), [*grid(0.05, 0.5, 0.05), *grid(0.6, 1.5, 0.1)]
@@ -284,8 +285,8 @@ def measure_suites(lab: Laboratory, options: SuiteOptions) -> list[Row]:
 
 def measure_suite(lab: Laboratory, run: str, seed: int, options: SuiteOptions) -> Iterator[Row]:
     suite = open_suite(lab, run, seed)
-    asked = {task: one_each(data) for task, data in suite.first("validation", options.samples).items()}
-    predicted = Predictions(ask_all(lab.model, suite.start, suite.experts, asked, BATCH), suite.vectors)
+    asked = {task: one_each(data) for task, data in suite.first("validation", options.samples).items() if len(data)}
+    predicted = Predictions(ask(lab.model, suite.start, suite.experts, asked, BATCH), suite.vectors)
     parts = [list(suite.experts)[:count] for count in options.counts]
     for size, count in ((2, options.pairs), (3, options.triples)):
         parts += [list(drawn) for drawn in draw_subsets(list(suite.experts), size, count, seed)] if count else []

@@ -1,12 +1,14 @@
-"""Which coefficients the theory allows for a task that nobody trained, or why there are none."""
+"""Which coefficients the theory allows for a sum of task vectors and for a task that nobody trained."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from torch import Tensor
 
-from mergeflow.analysis.provable.conditions import check_numbers
+from mergeflow.analysis.provable.conditions import NOTHING, Interval, check_numbers
 from mergeflow.errors import MergeflowError
 
+_BEYOND = 2.0  # the theory gives the smallest λ alone; the range that is tried ends at so many times that
 BETA, C = 0.01, 0.02  # β and c of the paper's Figure 2
 _Rows = Sequence[Sequence[float]] | np.ndarray
 
@@ -18,6 +20,28 @@ def predicted_outputs(alpha: float, scale: float) -> tuple[float, float]:
         Li et al. 2025, Equations 45 to 48; attention is taken to be on the right tokens.
     """
     return 1 + scale * alpha, scale + alpha
+
+
+def scales_of_theory(alphas: Sequence[Sequence[float]]) -> Interval:
+    """Return the range of λ in Ψ^(0) + λ Σ ΔΨ_i in which the theory expects all tasks to be solved.
+
+    y f_i = λ Σ_j α_ij ≥ 1 for all i, so that λ ≥ 1 / min_i Σ_j α_ij; the range ends at twice that
+
+    Args:
+        alphas: α̂ of all pairs, [T][T], with 1 on the diagonal.
+
+    Returns:
+        The range; empty if a task's α sum to 0 or less: then no λ solves all tasks.
+
+    Example:
+        >>> scales_of_theory([[1.0, 0.25], [0.25, 1.0]])
+        Interval(low=0.8, high=1.6)
+
+    Source:
+        Ours, from Equations 45 to 48 of Li et al. 2025 with one λ for all tasks. The theory has no upper end.
+    """
+    least = min(sum(row) for row in alphas)
+    return Interval(1 / least, _BEYOND / least) if least > 0 else NOTHING
 
 
 def out_of_domain(scales: _Rows, gammas: Sequence[float], beta: float, c: float, margin: float = 1.0) -> np.ndarray:
@@ -172,3 +196,42 @@ def unseen_coefficients(gammas: Sequence[float], beta: float, c: float) -> np.nd
     closed = closed_form(gammas, c)
     # A hair of slack for sums that are exactly 1 + c.
     return closed if out_of_domain(closed[None], gammas, beta, c, 1 - 1e-9)[0] else smallest
+
+
+def responses(outputs: Mapping[str, Mapping[str, Tensor]], base: Mapping[str, Tensor]) -> list[list[float]]:
+    """Return how far each expert moves the answers to each task's samples along the way of the task's own expert.
+
+    A_ij = Σ_n ⟨Δ_j^n, Δ_i^n⟩ / Σ_n ‖Δ_i^n‖²,  Δ_j^n = y_j^n − y_0^n on task i's samples, less its mean over classes
+
+    Eq. 11 compares answers. Experts of one pre-trained base share what the base answers, so that its cosine is large
+    for tasks that have nothing in common; A compares what tuning has changed, with its length.
+
+    Args:
+        outputs: task → expert → logits on that task's samples, [n, C].
+        base: task → the base's logits on them, [n, C].
+
+    Returns:
+        [T][T], rows for tasks, columns for experts; 1 on the diagonal; 0 in the row of a task whose own expert answers
+        as the base does. Not symmetric, and not bounded.
+
+    Example:
+        >>> import torch
+        >>> zero, own = torch.zeros(3, 2), torch.tensor([[1.0, -1.0], [-2.0, 2.0], [0.5, -0.5]])
+        >>> answers = {"a": {"a": own, "b": -0.5 * own}, "b": {"a": 0 * own, "b": own}}
+        >>> responses(answers, {"a": zero, "b": zero})
+        [[1.0, -0.5], [0.0, 1.0]]
+
+    Source:
+        Ours; in the theory's model, whose base answers 0, A_ij is the α of Equations 45 to 48.
+    """
+    rows = []
+    for task, answers in outputs.items():
+        moved = {expert: _moved(outputs_of, base[task]) for expert, outputs_of in answers.items()}
+        energy = float((moved[task] ** 2).sum())
+        rows.append([float((moved[expert] * moved[task]).sum()) / energy if energy else 0.0 for expert in outputs])
+    return rows
+
+
+def _moved(outputs: Tensor, base: Tensor) -> Tensor:
+    change = outputs.double() - base.double()
+    return change - change.mean(1, keepdim=True) if change.shape[1] > 1 else change

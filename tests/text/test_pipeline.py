@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from mergeflow.analysis.provable.answers import ask_all, one_each
+from mergeflow.analysis.provable.answers import ask, one_each
 from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import example_scores
@@ -42,7 +42,7 @@ def test_the_whole_pipeline_runs_and_experts_learn(project: Path) -> None:
 def test_the_experts_are_asked_for_classes_and_for_numbers(project: Path) -> None:
     ready = ExpertInputs(project, [], None, [], None, None).open(20)
     near: Any = ready.sources["near"]
-    scores = ask_all(ready.model, ready.base, ready.experts, {"near": one_each(near)}, 16).experts["near"]["near"]
+    scores = ask(ready.model, ready.base, ready.experts, {"near": one_each(near)}, 16).experts["near"]["near"]
     ready.model.load(ready.experts["near"])
     with torch.inference_mode():
         numbers = near.whole.answers(ready.model, torch.arange(20))

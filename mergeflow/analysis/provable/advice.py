@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 from mergeflow.analysis.geometry import cosine_matrix, norm
 from mergeflow.analysis.provable.answers import Answers
-from mergeflow.analysis.provable.conditions import Interval, addition, unlearning
+from mergeflow.analysis.provable.conditions import NOTHING, Interval, addition, unlearning
 from mergeflow.analysis.provable.correlation import Correlations, correlations
-from mergeflow.analysis.provable.ranges import scales_of_lengths, suggested
 from mergeflow.errors import MergeflowError
 from mergeflow.modality import State
 
 RELATED = 1 / 3
 """From this α̂ on two tasks are aligned, and from its negative contradictory; the paper prints no threshold."""
+POINTS = 4
+_LENGTH = (0.8, 1.6)  # the range of λ in units of the λ that keeps the experts' length
 _LONGEST = 10.0  # no longer λ is suggested: task vectors that ask for one cancel each other, but for rounding
 _MOST = 8  # experts in one sum for which the suggested range held the best λ, or lost nothing without it
 _DIGITS = 6  # of a document: processors differ in the last bits, and nobody reads so far
@@ -174,6 +175,50 @@ def _scales(norms: Sequence[float], cosines: Sequence[Sequence[float]], remarks:
             "lies below the range (docs/sweep.md). Try half of the smallest as well."
         )
     return suggested(lengths)
+
+
+def scales_of_lengths(norms: Sequence[float], cosines: Sequence[Sequence[float]]) -> Interval:
+    """Return the range of λ around the one with which the merge is as far from the base as an expert.
+
+    λ° = mean_i ‖τ_i‖ / ‖Σ τ_i‖;  the range is 0.8 λ° to 1.6 λ°
+
+    Args:
+        norms: ‖τ_i‖, [T].
+        cosines: of all pairs of task vectors, [T][T].
+
+    Returns:
+        The range; empty if the task vectors cancel each other.
+
+    Example:
+        >>> found = scales_of_lengths([1.0] * 4, [[float(i == j) for j in range(4)] for i in range(4)])
+        >>> round(found.low, 2), round(found.high, 2)
+        (0.4, 0.8)
+
+    Source:
+        Ours.
+    """
+    square = sum(
+        a * b * cosine for a, row in zip(norms, cosines, strict=True) for b, cosine in zip(norms, row, strict=True)
+    )
+    mean = sum(norms) / len(norms)
+    if square <= 1e-12 * mean**2:
+        return NOTHING
+    centre = mean / math.sqrt(square)
+    return Interval(_LENGTH[0] * centre, _LENGTH[1] * centre)
+
+
+def suggested(scales: Interval) -> list[float]:
+    """Return four λ from one end of a range to the other, each the same factor above the one before.
+
+    Args:
+        scales: the range, positive and not empty.
+
+    Example:
+        >>> suggested(Interval(0.4, 0.8))
+        [0.4, 0.504, 0.635, 0.8]
+    """
+    factor = (scales.high / scales.low) ** (1 / (POINTS - 1))
+    return [float(f"{scales.low * factor**step:.3g}") for step in range(POINTS)]
 
 
 def _vectors(base: State, experts: Mapping[str, State]) -> dict[str, State]:

@@ -111,10 +111,3 @@ def one_each(examples: Subset) -> OneEach | OneNumber:
     """Return examples of a project, with one answer for each."""
     whole = examples.whole
     return OneNumber(whole, examples.chosen) if isinstance(whole, Regression) else OneEach(examples)
-
-
-def ask_all(
-    model: Model, base: State, experts: Mapping[str, State], sources: Mapping[str, Asked], batch_size: int
-) -> Answers:
-    """Return the answers to every task that has samples, as `ask` does."""
-    return ask(model, base, experts, {task: source for task, source in sources.items() if len(source)}, batch_size)

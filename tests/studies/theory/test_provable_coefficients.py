@@ -13,10 +13,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mergeflow.analysis.provable.conditions import addition, unlearning
-from mergeflow.analysis.provable.correlation import correlations, output_correlation, responses
+from mergeflow.analysis.provable.correlation import correlations, output_correlation
 from mergeflow.analysis.provable.criteria import addition_criteria, all_met, unlearning_criteria
 from mergeflow.errors import MergeflowError
-from studies.theory.coefficients import closed_form, out_of_domain, smallest_coefficients, unseen_coefficients
+from studies.theory.coefficients import (
+    closed_form,
+    out_of_domain,
+    responses,
+    smallest_coefficients,
+    unseen_coefficients,
+)
 from studies.theory.reduced import low_rank
 
 
