@@ -185,7 +185,7 @@ def _turned(config: Mapping[str, object], state: LazyStateDict) -> LazyStateDict
 
 
 # A part of a weight that torch computes from several: in `parametrizations`, and as older versions of it name them.
-_PART = re.compile(r"(.+)\.(?:parametrizations\.(\w+)\.original\d*|(weight\w*)_(?:g|orig))$")
+_PART = re.compile(r"(.+\.)?(?:parametrizations\.(\w+)\.original\d*|(weight\w*)_(?:g|orig))$")
 
 
 @dataclass(frozen=True)
@@ -382,7 +382,7 @@ def _in_parts(base: LazyStateDict, left_out: frozenset[str]) -> list[str]:
     """Note that parts of a weight, such as length and direction, are merged each by itself, not as their product."""
     named = [name for name in base if name not in left_out]
     matches = [match for name in named if (match := _PART.match(name))]
-    weights = {f"{match[1]}.{match[2] or match[3]}" for match in matches}
+    weights = {f"{match[1] or ''}{match[2] or match[3]}" for match in matches}
     factored = {match.string[: match.start()] for name in named if (match := FACTOR.search(name))}
     kinds = {"with weight norm, spectral norm or pruning": weights, "with factors of adapters": factored}
     return [f"parts of {len(names)} weights {kind}, such as '{min(names)}', are merged apart: the result is near the "

@@ -230,12 +230,12 @@ def check_copied(tensor: str, info: TensorInfo, expert: str, base: Tensor, value
         )
 
 
-# Tables that a class computes of config.json, and that some files hold.
-_COMPUTED = re.compile(r"(?:^|[._])(?:(?P<small>inv_freq)|(?:cos|sin)_cached?|freqs_(?:cos|sin))$")
+# Tables that a class computes of config.json and some files hold, and torch's masks of pruned weights.
+_COMPUTED = re.compile(r"(?:^|[._])(?:(?P<small>inv_freq)|(?:cos|sin)_cached?|freqs_(?:cos|sin)|(?:weight|bias)_mask)$")
 
 
 def check_computed(tensor: str, base: Tensor, taus: Mapping[str, Tensor]) -> None:
-    """Check that a table which a class computes of settings is the same in all models, but for rounding.
+    """Check that a table that nobody trains, as of rotary positions, is the same in all models, but for rounding.
 
     Args:
         base: The base's table, or a piece of it, [...].
@@ -251,9 +251,9 @@ def check_computed(tensor: str, base: Tensor, taus: Mapping[str, Tensor]) -> Non
     for expert, tau in taus.items():
         if bool((tau.abs() > tolerance).any()):
             raise MergeflowError(
-                f"tensor '{tensor}' is computed of settings (of rotary positions), and that of '{expert}' is another "
-                "than the base's: their weights mean something else. Merge fine-tuned copies of one base; in a recipe, "
-                "`ignore` keeps the base's."
+                f"tensor '{tensor}' is a table of settings or a mask, and that of '{expert}' is another than the "
+                "base's: their weights mean something else, and a mean of both means nothing. Merge fine-tuned copies "
+                "of one base, pruned ones as the weights that they compute; in a recipe, `ignore` keeps the base's."
             )
 
 

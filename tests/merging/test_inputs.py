@@ -285,7 +285,7 @@ def test_maps_and_masks_that_differ_are_refused_and_counters_named(tmp_path, exp
     assert suite.tensors["shared/steps/copy"].shape == ()
 
 
-@pytest.mark.parametrize("name", ["rotary_emb.inv_freq", "rotary.cos_cached"])
+@pytest.mark.parametrize("name", ["rotary_emb.inv_freq", "rotary.cos_cached", "weight_mask"])
 def test_tables_that_a_class_computes_are_the_same_or_refused(tmp_path, name):
     """Files without a config.json, of two rotary bases, gave the mean of both tables."""
     steps = torch.arange(0, 1, 0.125)
@@ -295,7 +295,9 @@ def test_tables_that_a_class_computes_are_the_same_or_refused(tmp_path, name):
     plan = {"method": "average", "base": f"{tmp_path}/base.safetensors", "out": str(tmp_path / "out.safetensors")}
     merge({**plan, "experts": [f"{tmp_path}/rounded.safetensors"]})
     other = {**plan, "experts": [f"{tmp_path}/other.safetensors"]}
-    with pytest.raises(MergeflowError, match=rf"'{name}' is computed of settings .* that of 'other' is another"):
+    with pytest.raises(
+        MergeflowError, match=rf"'{name}' is a table of settings or a mask, and that of 'other' is another"
+    ):
         merge(other)
     merge({**other, "ignore": [name]})
 
