@@ -571,15 +571,12 @@ def compare(
     configs = {name: config_of(state) for name, state in experts.items()}
     findings = config_findings(config, configs, base.infos)
     preprocessing = preprocessing_findings(base_folder, folders)
-    # Ids of tokens are aligned with the tokens, or told of generation_config.json.
-    other_ids = {finding.subject.removeprefix("generation.") for finding in preprocessing}
-    findings = [
-        finding
-        for finding in findings
-        if finding.refused
-        or not _TOKEN_ID.fullmatch(_last(finding.subject))
-        or not (tokenizer or finding.subject in other_ids)
-    ]
+    # Ids of tokens go with the tokens where these are aligned, and need no second line of generation_config.json.
+    ids = [finding for finding in findings if not finding.refused and _TOKEN_ID.fullmatch(_last(finding.subject))]
+    both = {finding.subject.removeprefix("generation.") for finding in preprocessing}
+    findings = [finding for finding in findings if finding not in ids or not (tokenizer or finding.subject in both)]
+    if tokenizer in experts:
+        preprocessing = [each for each in preprocessing if not _TOKEN_ID.fullmatch(_last(each.subject))]
     for file, defaults in _OTHER_CONFIGS.items():
         given = {name: _with_defaults(_settings(folder, file), defaults) for name, folder in folders.items()}
         findings += config_findings(_with_defaults(_settings(base_folder, file), defaults), given, base.infos)

@@ -230,6 +230,7 @@ def test_what_ends_an_answer_is_compared(pair):
         (pair / name / "generation_config.json").write_text(json.dumps({"eos_token_id": end}))
     (line,) = said(pair)
     assert "generation.eos_token_id: base 2; 'a' [2, 7]; the result has the base's generation_config.json" in line
+    assert said(pair, tokenizer_source="a") == []  # the result has that of 'a'
 
 
 def test_tokens_without_tokenizer_json_are_compared(pair):
