@@ -286,12 +286,12 @@ def test_commands_say_what_they_leave_out(run: Run, folder: Path) -> None:
     assert taken.replace("expert", "a") in compressed
 
 
-def test_a_vector_of_models_with_other_settings_says_so(run: Run, folder: Path) -> None:
+def test_vectors_and_suites_of_models_with_other_settings_say_so(run: Run, folder: Path) -> None:
     for name, theta in (("base", 10000.0), ("a", 500000.0)):
         (folder / name).mkdir()
         write_checkpoint(folder / name / "model.safetensors", tensors(folder / f"{name}.safetensors"))
         settings = {"model_type": "llama", "hidden_size": 4, "rope_theta": theta}
         (folder / name / "config.json").write_text(json.dumps(settings))
-    said = run("vector", "extract", "base", "a", "--out", "vector.safetensors").output
-    assert "warning" in said
-    assert "rope_theta" in said
+    suite = ("compress", "emr", "--base", "base", "--expert", "a=a", "--out", "suite.safetensors")
+    for arguments in (("vector", "extract", "base", "a", "--out", "vector.safetensors"), suite):
+        assert "warning       rope_theta: base 10000.0; " in run(*arguments).output
