@@ -163,7 +163,7 @@ def plan_of(
 def with_entropy(lab: Laboratory, state: State, **about: Any) -> list[Row]:
     """Return accuracy and entropy of a model on the test images of each task."""
     entropy = entropies(lab.model, lab.examples("test"), state)
-    return [row | {"entropy": entropy[row["task"]]} for row in accuracy_rows(lab.accuracy(state, "test"), **about)]
+    return [row | {"entropy": entropy[row["task"]]} for row in lab.accuracy_rows(state, "test", **about)]
 
 
 def measure_start(lab: Laboratory, run: str, seed: int, options: Options) -> Iterator[Row]:

@@ -35,7 +35,6 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from mergeflow.evaluation import CandidateScorer, Judge
-from mergeflow.merging import configure
 from mergeflow.modalities.classification import Subset
 from mergeflow.modality import Examples
 from studies.lab import Claim, Laboratory, Row, Section, Study, curves, table
@@ -125,9 +124,9 @@ class Site:
         if model.kind == "base" or (model.kind == "low_rank" and model.rank == 0):
             return self.lab.base
         if model.kind == "average" or (model.kind == "cart" and model.rank == 0):
-            return self.scorer.merge(configure("average"))
+            return self.scorer.merge("average")
         rank = {} if model.rank is None else {"rank_ratio": model.rank}
-        return self.scorer.merge(configure(model.kind, {**rank, "scale": model.scale}))
+        return self.scorer.merge(model.kind, **rank, scale=model.scale)
 
     def losses(self, state: Mapping[str, Any], examples: Mapping[str, Examples] | None = None) -> dict[str, float]:
         """Return L_t of every task, or on the examples given."""

@@ -32,7 +32,6 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from mergeflow.evaluation.averages import mean
-from mergeflow.merging import configure
 from studies.lab import Claim, Laboratory, Row, Section, Study
 from studies.lab.claims import with_interval
 from studies.lab.inputs import State, choose_scale, grid, mean_accuracy
@@ -128,10 +127,10 @@ def best_merge(lab: Laboratory, options: Options, experts: Mapping[str, State]) 
     selecting = time.thread_time() - begun
     for _, method, args in results:
         begun = time.thread_time()
-        lab.scorer(experts).merge(configure(method, args))
+        lab.scorer(experts).merge(method, **args)
         merging[method] = time.thread_time() - begun
     validation, method, args = max(results, key=lambda result: result[0])
-    test = lab.accuracy(scorer.merge(configure(method, args)), "test")
+    test = lab.accuracy(scorer.merge(method, **args), "test")
     listed = ", ".join(f"{name} {value:g}" for name, value in args.items())
     choice = {"test": test, "chosen": f"{method} ({listed})", "tried": tried, "validation": 100 * validation}
     return {**choice, "selecting": selecting, "merging": merging}

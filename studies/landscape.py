@@ -25,7 +25,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from mergeflow.merging import configure
 from mergeflow.modalities.classification import Subset
 from studies.lab import Claim, Laboratory, Row, Section, Study, per_seed, select, table
 from studies.lab.plots import contours, side_by_side
@@ -81,7 +80,7 @@ def measure_plane(lab: Laboratory, run: str, seed: int, options: Options, pair: 
     scorer = lab.scorer({})
     errors = measure_grid(plane, grid, lambda state: error_of(scorer.state(state, examples)))
     halfway = {name: (first[name] + second[name]) / 2 for name in first}
-    merged = lab.scorer(experts).merge(configure("average"))
+    merged = lab.scorer(experts).merge("average")
     about = {"seed": seed, "rounds": rounds, "pair": " – ".join(pair)}
     shape = geometry(grid, errors, [places[task] for task in pair], options.height)
     yield {"part": "plane", **about, **shape, "off": plane.coordinates(merged)[1]}

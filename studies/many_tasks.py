@@ -143,7 +143,7 @@ def measure_models(lab: Laboratory, run: str, seed: int, options: Options) -> It
         if count in together.counts and seed in lab.run(f"{name}_{count}").seeds
     }
     measures: dict[str, Callable[[], list[Row]]] = {
-        "zero_shot": lambda: accuracy_rows(lab.accuracy(lab.base, "test")),
+        "zero_shot": lambda: lab.accuracy_rows(lab.base, "test"),
         "individual": lambda: accuracy_rows(lab.individual(experts, "test")),
         **{name: lab.of_run(together, seed, measure_trained) for name, together in trained.items()},
         **{name: partial(measure_method, lab, scorer, name, sweep) for name, sweep in options.methods.items()},
@@ -172,14 +172,14 @@ def measure_trained(lab: Laboratory, name: str, seed: int) -> list[Row]:
     """Return the accuracy of the one model that a joint or an iterative run ends with."""
     run = lab.run(name)
     state = run.model(seed) if run.is_joint(seed) else run.merged(seed, len(run.rounds(seed)))
-    return accuracy_rows(lab.accuracy(state, "test"))
+    return lab.accuracy_rows(state, "test")
 
 
 def measure_method(lab: Laboratory, scorer: CandidateScorer, method: str, sweep: Sweep) -> list[Row]:
     """Choose a method's arguments on validation, look at test once."""
     tried = [along(lab, scorer, method, sweep.scale, args) for args in grid_of(method, sweep.args)]
     best = max(tried, key=lambda chosen: mean(chosen.validation))
-    test = lab.accuracy(scorer.merge(configure(method, best.args)), "test")
+    test = lab.accuracy(scorer.merge(method, **best.args), "test")
     chosen = {**best.args, "tried": sum(chosen.tried for chosen in tried)}
     splits: dict[str, Accuracy] = {"test": test, "validation": best.validation}
     return [row | chosen for split, accuracies in splits.items() for row in accuracy_rows(accuracies, split=split)]
@@ -208,7 +208,7 @@ def measure_adapted(
     plan = replace(plan, lr=tried[0]["lr"], seed=seed)
     about = {"seed": seed, "tasks": count, "model": ADAPTED[plan.on]}
     start = lab.accuracy(lab.scorer(experts).merge(plan.static), "test")
-    yield from accuracy_rows(lab.accuracy(adapt(lab, experts, plan).state, "test"), **about, split="test")
+    yield from lab.accuracy_rows(adapt(lab, experts, plan).state, "test", **about, split="test")
     yield from accuracy_rows(start, **about, split="start")
     for trial in tried:
         for step, value in trial["course"].items():

@@ -24,7 +24,7 @@ import pandas as pd
 from pydantic import Field
 
 from mergeflow.merging import configure
-from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, curves, per_seed, select, table
+from studies.lab import Claim, Laboratory, Row, Section, Study, curves, per_seed, select, table
 from studies.lab.inputs import mean_accuracy
 from studies.lab.plots import listed
 from studies.lab.rows import Samples, steps
@@ -97,8 +97,8 @@ def measure_cell(lab: Laboratory, run: str, seed: int, schedule: str, multiple: 
         merged = trained.merged(seed, rounds)
     about = {"part": "model", "seed": seed, "schedule": schedule if rounds > 1 else "once", "multiple": multiple}
     about |= {"rounds": rounds, "steps": trained.rounds(seed)[-1]["steps"]}
-    yield from accuracy_rows(lab.accuracy(merged, "validation"), **about, model="validation")
-    yield from accuracy_rows(lab.accuracy(merged, "test"), **about, model="merged")
+    yield from lab.accuracy_rows(merged, "validation", **about, model="validation")
+    yield from lab.accuracy_rows(merged, "test", **about, model="merged")
 
 
 def measure_course(lab: Laboratory, run: str, seed: int) -> Iterator[Row]:

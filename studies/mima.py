@@ -33,7 +33,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from mergeflow.merging import configure
 from studies import alignment
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, curves, grid, table
 from studies.lab.claims import Samples, needs, with_interval
@@ -89,15 +88,15 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
 
 def measure_base(lab: Laboratory, run: str, seed: int) -> list[Row]:
     """Return the accuracy of θ0, which the heads of a run's experts read where tasks have heads of their own."""
-    return accuracy_rows(lab.accuracy(lab.base, "test"), model="zero_shot")
+    return lab.accuracy_rows(lab.base, "test", model="zero_shot")
 
 
 def measure_average(lab: Laboratory, run: str, seed: int) -> Iterator[Row]:
     """Yield the accuracy of one run's experts and of their average."""
     experts, about = lab.run(run).experts(seed), settings(lab, run, seed)
-    average = lab.scorer(experts).merge(configure("average"))
+    average = lab.scorer(experts).merge("average")
     yield from accuracy_rows(lab.individual(experts, "test"), **about, model="experts")
-    yield from accuracy_rows(lab.accuracy(average, "test"), **about, model="average")
+    yield from lab.accuracy_rows(average, "test", **about, model="average")
 
 
 def measure_merges(lab: Laboratory, run: str, seed: int, keep: float) -> Iterator[Row]:
@@ -109,8 +108,8 @@ def measure_merges(lab: Laboratory, run: str, seed: int, keep: float) -> Iterato
         chosen = choose_scale(lab, scorer, method, scales, start, arguments[method])
         yield from accuracy_rows(chosen.test, **about, model=method, scale=chosen.args["scale"])
     for name, method, scale in zip(FIXED, GRIDS, (0.4, 1.0), strict=True):
-        merged = scorer.merge(configure(method, {"scale": scale, **arguments[method]}))
-        yield from accuracy_rows(lab.accuracy(merged, "test"), **about, model=name)
+        merged = scorer.merge(method, scale=scale, **arguments[method])
+        yield from lab.accuracy_rows(merged, "test", **about, model=name)
 
 
 def settings(lab: Laboratory, run: str, seed: int) -> Row:

@@ -56,7 +56,7 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
 
 def measure_base(lab: Laboratory, run: str, seed: int) -> list[Row]:
     """Return the accuracy of θ0, which the heads of a run's experts read where tasks have heads."""
-    return accuracy_rows(lab.accuracy(lab.base, "test"), seed=None, model="zero_shot")
+    return lab.accuracy_rows(lab.base, "test", seed=None, model="zero_shot")
 
 
 def measure_merge(lab: Laboratory, run: str, seed: int, epoch: int | None) -> Iterator[Row]:

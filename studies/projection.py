@@ -127,7 +127,7 @@ def choose_scales(lab: Laboratory, options: Options) -> Iterator[Row]:
 def measure_seed(lab: Laboratory, options: Options, scales: Mapping[str, float], seed: int) -> Iterator[Row]:
     experts = lab.run(options.one_shot).experts(seed)
     scorer = lab.scorer(experts)
-    merges = {name: scorer.merge(configure(name, {"scale": scale})) for name, scale in scales.items()}
+    merges = {name: scorer.merge(name, scale=scale) for name, scale in scales.items()}
     paths = [path_of(lab, run, seed) for run in options.paths]
     rounds = {name: state for states in paths for name, state in states.items()}
     joint = {options.joint: lab.run(options.joint).model(seed)}
@@ -218,11 +218,11 @@ def path_of(lab: Laboratory, run: str, seed: int) -> dict[str, State]:
 
 def measure_drops(scorer: CandidateScorer, drops: Sequence[float], scale: float, seed: int) -> Iterator[Row]:
     """Yield DARE's distance from task arithmetic at the same scale, and what is expected of it."""
-    plain_sum = scorer.merge(configure(AGAINST, {"scale": scale}))
+    plain_sum = scorer.merge(AGAINST, scale=scale)
     base, experts = scorer.merger.base, scorer.merger.experts.values()
     squares = sum(distances(centred_gram({"base": base, "expert": e}))[0, 1] ** 2 for e in experts)
     for drop in drops:
-        masked = scorer.merge(configure("dare", {"drop": drop, "scale": scale}))
+        masked = scorer.merge("dare", drop=drop, scale=scale)
         distance = float(distances(centred_gram({"plain": plain_sum, "masked": masked}))[0, 1])
         expected, accuracy = scale * sqrt(drop / (1 - drop) * squares), mean_accuracy(scorer.state(masked))
         about = {"part": "drop", "seed": seed, "model": "dare", "drop": drop}

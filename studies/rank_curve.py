@@ -113,10 +113,10 @@ def measure_suite(
     scale = next(row["scale"] for row in rows if row["rule"] == "once")  # of the original curve
     for ratio in suite.ratios:
         yield from ({**about, **row} for row in walk.point(ALONE, "once", ratio, scale))
-    average = lab.accuracy(walk.scorer.merge(configure("average")), "test")
+    average = lab.accuracy(walk.scorer.merge("average"), "test")
     yield from accuracy_rows(average, **about, curve="average")
     yield from accuracy_rows(lab.individual(experts, "test"), **about, curve="experts")
-    yield from accuracy_rows(lab.accuracy(lab.base, "test"), **about, curve="zero_shot")
+    yield from lab.accuracy_rows(lab.base, "test", **about, curve="zero_shot")
 
 
 @dataclass
@@ -162,7 +162,7 @@ class Walk:
             return {name: state[name] if ratio > 0 and name in matrices else self.lab.base[name] for name in state}
         if ratio > 0:
             return state
-        anchor = self.lab.base if kind == "original" else self.scorer.merge(configure("average"))
+        anchor = self.lab.base if kind == "original" else self.scorer.merge("average")
         return {name: anchor[name] if name in matrices else tensor for name, tensor in state.items()}
 
 

@@ -215,7 +215,7 @@ def choose(scorer: CandidateScorer, options: Options, examples: Split) -> dict[s
     """
 
     def score(method: str, tried: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:
-        return [(args, mean(scorer.state(scorer.merge(configure(method, args)), examples))) for args in tried]
+        return [(args, mean(scorer.state(scorer.merge(method, **args), examples))) for args in tried]
 
     chosen = {}
     for method, grid in options.grids.items():

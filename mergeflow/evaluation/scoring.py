@@ -10,7 +10,7 @@ from torch import Tensor
 from mergeflow.evaluation.accuracy import Judge
 from mergeflow.evaluation.averages import mean, normalised
 from mergeflow.merging import MethodCall
-from mergeflow.merging.execution.direction import CandidateMerger
+from mergeflow.merging.execution.direction import CandidateMerger, configured
 from mergeflow.modality import Examples, Model, State, device_of
 
 
@@ -70,9 +70,9 @@ class CandidateScorer:
         """Forget all factorisations and keep those to come up to a share of the rank."""
         self.merger.renew_cache(rank_ratio)
 
-    def merge(self, call: MethodCall) -> dict[str, Tensor]:
-        """Return the merged state dict of a candidate."""
-        return self.merger.merge(call)
+    def merge(self, call: MethodCall | str, **args: Any) -> dict[str, Tensor]:
+        """Return the merged state dict of a candidate: a configured method, or a method's name with its arguments."""
+        return self.merger.merge(configured(call, args))
 
     def candidate(self, call: MethodCall) -> dict[str, float]:
         """Return the accuracy of a candidate on every task."""

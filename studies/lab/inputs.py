@@ -27,7 +27,7 @@ from mergeflow.modality import Examples, Model
 from mergeflow.plugins import PRIVATE
 from mergeflow.processes import worker_pool
 from mergeflow.search.candidates import best_on_line, line, score_all
-from studies.lab.rows import Row
+from studies.lab.rows import Row, accuracy_rows
 from tasks.models import choose_device, load_base_head, load_examples, load_model
 from tasks.project.parameters import params_of
 from tasks.project.stage import CHOICES, STUDIES, Stage, StageIO
@@ -442,6 +442,10 @@ class Laboratory:
             judged = {task: Judged.of(self._judge.scores(examples)) for task, examples in new.items()}
             self._judged |= {keys[task]: value if split == "test" else float(value) for task, value in judged.items()}
         return {task: self._judged[key] for task, key in keys.items()}
+
+    def accuracy_rows(self, state: State, split: str, /, **settings: Any) -> list[Row]:
+        """Return one row for each task: the settings, and the accuracy of a model in %."""
+        return accuracy_rows(self.accuracy(state, split), **settings)
 
     def individual(self, experts: Mapping[str, State], split: str) -> Accuracy:
         """Return every expert's accuracy on its own task."""

@@ -36,7 +36,7 @@ def test_every_candidate_is_the_plain_merge_bit_for_bit(scorer: CandidateScorer)
 def test_each_matrix_is_factored_once_for_all_ranks_and_scales(scorer: CandidateScorer):
     scorer.renew_cache(0.12)
     for args in GRID:
-        scorer.merge(configure("cart", args))
+        scorer.merge("cart", **args)
     matrices = sum("attn" in name or "mlp" in name for name, value in scorer.merger.base.items() if value.ndim == 2)
     assert scorer.merger.cache.misses == matrices * len(TASKS)
     assert scorer.merger.cache.hits == 2 * scorer.merger.cache.misses

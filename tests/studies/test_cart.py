@@ -12,7 +12,7 @@ import torch
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import configure, load_recipe, merge
+from mergeflow.merging import load_recipe, merge
 from mergeflow.modalities.classification import Subset
 from studies import adaptation, cart_landscape, compression, interference, many_tasks, rank_curve, subset_scaling
 from studies.lab import Laboratory, Row
@@ -131,8 +131,8 @@ def test_the_curves_ends_are_the_average_and_task_arithmetic(many_lab: Path, tmp
     lab = Laboratory(study_io(many_lab, "rank_curve", tmp_path, **CURVE))
     scorer = lab.scorer(lab.run("experts").experts(0))
     walk = rank_curve.Walk(lab, scorer, {})
-    average = scorer.merge(configure("average"))
-    addition = scorer.merge(configure("task_arithmetic", {"scale": 0.3}))
+    average = scorer.merge("average")
+    addition = scorer.merge("task_arithmetic", scale=0.3)
     none, whole = (walk.merged("centred", ratio, 2.0) for ratio in (0.0, 1.0))
     base, all_of_it = (walk.merged("original", ratio, 0.3) for ratio in (0.0, 1.0))
     for name, tensor in average.items():

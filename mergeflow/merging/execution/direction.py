@@ -203,7 +203,7 @@ def prepare(
         >>> prepare("ties", torch.nn.Linear(1, 2), {"a": torch.nn.Linear(1, 2)}, keep=0.5).at(0.3)["bias"].shape
         torch.Size([2])
     """
-    call = _configured(call, args)
+    call = configured(call, args)
     if config is None:
         config = _config(base)
     check_inputs(call, experts, data)
@@ -260,7 +260,8 @@ def _checked(
     return model
 
 
-def _configured(call: MethodCall | str, args: Mapping[str, Any]) -> MethodCall:
+def configured(call: MethodCall | str, args: Mapping[str, Any]) -> MethodCall:
+    """Return a method's name with its arguments as the configured method; a configured one as it is."""
     if isinstance(call, str):
         return configure(call, args)
     if not isinstance(call, MethodCall):
