@@ -98,7 +98,7 @@ class Bounds:
             (("--lose", "--at-most"), self.lose, self.at_most),
             (("--fall", "--recited"), self.fall, self.recited),
         ):
-            if not 0 <= allowed < 1 or (limit is not None and not 0 <= limit <= 1):
+            if not 0 <= allowed <= 1 or (limit is not None and not 0 <= limit <= 1):
                 raise MergeflowError(
                     f"{names[0]} {allowed:g} and {names[1]} {limit} are fractions: expected 0 to 1, such as 0.02."
                 )

@@ -147,7 +147,7 @@ def test_weight_0_is_the_merge_without_the_task_which_may_be_followed_by_another
     change_params(folder, {"sweep": {"cart": {"rank_ratio": [0.5], "scale": [1.0]}}, "tasks": tasks})
     register(folder, MODEL, (*PIPELINE, "figures", "register"))
     store = connect(project_root=folder)
-    bounds = Bounds(lose=0.9)
+    bounds = Bounds(lose=1.0)
     at_0 = unlearn(folder, store, MODEL, "champion", "left", bounds=bounds, scales=[-0.1]).tried[0].figures.accuracy
     without = unmerge(folder, store, MODEL, "champion", "left").version
     assert show(store, MODEL, without)["accuracy"] == {name: at_0[name] for name in ("middle", "right")}
