@@ -144,7 +144,7 @@ def allowed(finding: Finding, patterns: Iterable[str]) -> bool:
 # tokenizers.
 _IGNORED = re.compile(
     r"_name_or_path|transformers\w*_version|(?:torch_)?dtype|architectures|auto_map|use_cache|return_dict\w*"
-    r"|output_(?:attentions|hidden_states|scores|past|\w+_logits)|gradient_checkpointing|layer_norm_training|use_bfloat16"
+    r"|output_(?:attentions|hidden_states|scores|past|(?:\w+_)?logits)|gradient_checkpointing|layer_norm_training|use_bfloat16"
     r"|(?!token_)\w*dropout\w*|\w+_pdrop|\w*drop_path\w*|initializer\w*|\w*init_std|pretraining_tp|quantization_config"
     r"|problem_type|finetuning_task|task_specific_params|\w+_loss_coef\w*|router_jitter_noise|label2id|num_labels"
     r"|_?attn_implementation\w*|chunk_size_feed_forward|unsloth\w*|vocab_size|prefix|tokenizer_class|_\w+"
@@ -629,6 +629,7 @@ def preprocessing_findings(base: Path | None, experts: Folders) -> list[Finding]
                 findings.append(difference(f"{subject}.{key}", value, unlike, way_out=way_out))
         for name, given in settings.items():
             alone = sorted(given.keys() ^ base_settings.keys()) if given else []
+            alone = [key for key in alone if not _IGNORED.fullmatch(_last(key))]
             if alone:
                 keys = f"{', '.join(alone[:3])}{', …' * (len(alone) > 3)}"
                 text = f"{subject}: {file} of '{name}' and the base do not both say {keys}; the result has the base's"
