@@ -35,10 +35,10 @@ def add_commands(app: typer.Typer, root: Path) -> tuple[typer.Typer, Opened]:
 
     def opened(name: str | None, which: str = "champion") -> tuple[Any, str, str]:
         from registry.store import connect
-        from tasks.project.sections import RegistrySection, read_section
+        from tasks.project.sections import read_registry_section
 
         model, number = split_address(which)
-        model = model or name or read_section(root, "registry", RegistrySection).model
+        model = model or name or read_registry_section(root).model
         return connect(project_root=root), model, number
 
     def asked(name: str | None, which: str = "champion") -> tuple[Any, str, str]:
@@ -195,10 +195,10 @@ def _add_changes(group: typer.Typer, opened: Opened, root: Path) -> None:
         """Make a version champion if the gates of params.yaml let it; exit status 1 when they do not."""
         from registry.promotion import Force, promote
         from registry.versions import find_version
-        from tasks.project.sections import RegistrySection, read_section
+        from tasks.project.sections import read_registry_section
 
         store, model, version = opened(name, which)
-        settings = read_section(root, "registry", RegistrySection)
+        settings = read_registry_section(root)
         number = find_version(store, model, version).version
         done = promote(
             store, model, number, settings, force=Force(who, why) if force else None, who=who or None, why=why

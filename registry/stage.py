@@ -201,7 +201,6 @@ def evaluate_version(
     which: str | int,
     splits: Mapping[str, Path],
     candidate: Evidence,
-    batch_size: int = 256,
     device: str | torch.device = "cpu",
     precision: Precision = "float32",
 ) -> Evidence:
@@ -234,7 +233,7 @@ def evaluate_version(
                 "force it."
             )
         examples = loaded.modality.open(task, splits[task], "validation", head and head.to(device), device)
-        scores[task] = example_scores(loaded.model, examples, batch_size, precision)
+        scores[task] = example_scores(loaded.model, examples, 256, precision)
     return Evidence(
         accuracy={task: registered.accuracy[task] for task in others}
         | {task: float(hits.mean(dtype=np.float64)) for task, hits in scores.items()},

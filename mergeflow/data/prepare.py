@@ -24,6 +24,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 PROGRESS_EVERY = 64
+_AHEAD = 64  # rows in work at most
 
 
 def prepare_task(
@@ -144,14 +145,11 @@ def _derive(raw: RawTask, example: Example, place: Place) -> Example | None:
     return derived
 
 
-def map_ordered(
-    function: Callable[[T], R], items: Iterable[T], pool: ThreadPoolExecutor, ahead: int = 64
-) -> Iterator[R]:
-    """Yield function(item) in the order of `items`, computed by the pool at most `ahead` items ahead.
+def map_ordered(function: Callable[[T], R], items: Iterable[T], pool: ThreadPoolExecutor) -> Iterator[R]:
+    """Yield function(item) in the order of `items`, computed by the pool at most `_AHEAD` items ahead.
 
     Args:
         items: taken one at a time, as results are asked for.
-        ahead: items in work at most, at least 1.
 
     Example:
         >>> with ThreadPoolExecutor(2) as pool:
@@ -162,7 +160,7 @@ def map_ordered(
     try:
         for item in items:
             waiting.append(pool.submit(function, item))
-            if len(waiting) >= ahead:
+            if len(waiting) >= _AHEAD:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

@@ -37,12 +37,11 @@ def normalised(merged: Mapping[str, float], individual: Mapping[str, float]) -> 
     return sum(ratios) / len(ratios)
 
 
-def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return the mean of n repetitions and the half-width of its interval, t · s/√n by Student's t with n − 1 degrees.
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of n repetitions and the half-width of its 95 % interval, t · s/√n by Student's t (n − 1 degrees).
 
     Args:
         values: one number per repetition (seed), at least one.
-        confidence: level of the interval, in (0, 1).
 
     Returns:
         (mean, half-width); the half-width of a single value is infinite.
@@ -58,7 +57,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     centre = float(np.mean(values))
     if len(values) == 1:
         return centre, math.inf
-    quantile = float(stats.t.ppf(0.5 + confidence / 2, len(values) - 1))
+    quantile = float(stats.t.ppf(0.5 + 0.95 / 2, len(values) - 1))
     return centre, quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 

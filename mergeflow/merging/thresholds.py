@@ -341,17 +341,16 @@ class _Search:
         return flip_negative(patterns).view(self.dtype.torch).masked_fill(none, inf)
 
 
-def threshold_passes(
-    values: Values, keep: Callable[[Any], float], dtype: DType, name: str = "threshold"
-) -> tuple[Pass, ...]:
+def threshold_passes(values: Values, keep: Callable[[Any], float], dtype: DType) -> tuple[Pass, ...]:
     """Return the passes that find the magnitude of each expert's ⌊keep · n⌋-th largest entry over the whole model.
+
+    The result is `threshold`, a float64 tensor [T], +∞ where nothing is kept.
 
     Args:
         values: (stack, args) → values [T, …] in the type of arithmetic.
         keep: args → the share that is kept, 0 … 1, of the n elements of the model.
-        name: Key of the result: a float64 tensor [T], +∞ where nothing is kept.
     """
-    return kth_largest_passes(values, lambda args, n: count_kept(keep(args), n), dtype, name, magnitudes=True)
+    return kth_largest_passes(values, lambda args, n: count_kept(keep(args), n), dtype, "threshold", magnitudes=True)
 
 
 def count_kept(keep: float, n: int) -> int:
@@ -473,8 +472,8 @@ def _merge(a: _Found, b: _Found) -> _Found:
     )
 
 
-def _observe(counts_so_far: _Found, stack: Stack, args: Any, name: str) -> _Found:
-    windows: _Windows = stack.model.results[f"{name}.sample"]
+def _observe(counts_so_far: _Found, stack: Stack, args: Any) -> _Found:
+    windows: _Windows = stack.model.results["threshold.sample"]
     taus = stack.taus.reshape(len(stack.taus), stack.base.numel()).cpu()
     room = counts_so_far.like(taus)
     unsure = _count(counts_so_far, taus.numpy(), windows, room.numpy())
@@ -538,9 +537,9 @@ def _weighted(values: Tensor, weights: Tensor | None) -> Tensor:
     return values if weights is None else values * weights
 
 
-def _finish(tallies: _Found, model: Model, args: Any, rank: Rank, name: str) -> None:
+def _finish(tallies: _Found, model: Model, args: Any, rank: Rank) -> None:
     """Return the thresholds and the majority, where the counts prove them."""
-    windows: _Windows = model.results[f"{name}.sample"]
+    windows: _Windows = model.results["threshold.sample"]
     k, cuts = rank(args, model.numel), []
     for index in _each(model):
         left, tally = k - tallies.above[index], tallies.inside[index]
@@ -549,7 +548,7 @@ def _finish(tallies: _Found, model: Model, args: Any, rank: Rank, name: str) -> 
         exact = k and bool(windows.low[index] < windows.high[index])
         cuts.append(tally.kth_largest(left) if exact else float(windows.low[index]))
     thresholds = torch.tensor(cuts, dtype=torch.float64)
-    model.results[name] = thresholds
+    model.results["threshold"] = thresholds
     if tallies.held_bytes > _KEPT or any(tally.full for tally in tallies.alone):
         return
     total = tallies.signs
@@ -561,16 +560,16 @@ def _finish(tallies: _Found, model: Model, args: Any, rank: Rank, name: str) -> 
     model.results["majority"] = majority_of(total)
 
 
-def trimming_passes(rank: Rank, name: str = "threshold") -> tuple[Pass, ...]:
+def trimming_passes(rank: Rank) -> tuple[Pass, ...]:
     """Return the passes that find the magnitude of each expert's k-th largest entry, and the majority of the signs.
 
-    Both are known afterwards, as `name` (a float64 tensor [T], +∞ where k = 0) and `majority`, or not at all.
+    Both are known afterwards, as `threshold` (a float64 tensor [T], +∞ where k = 0) and `majority`, or not at all.
 
     Args:
         rank: (args, n) → k, 0 … n, for n elements in the model.
     """
     sample = Pass(
-        f"{name}.sample",
+        "threshold.sample",
         lambda model, args: {},
         _sampled,
         lambda a, b: {**a, **b},
@@ -579,12 +578,12 @@ def trimming_passes(rank: Rank, name: str = "threshold") -> tuple[Pass, ...]:
         held=_sample_bytes,
     )
     return sample, Pass(
-        f"{name}.window",
+        "threshold.window",
         _start,
-        partial(_observe, name=name),
+        _observe,
         _merge,
-        partial(_finish, rank=rank, name=name),
-        finds=(name, "majority"),
+        partial(_finish, rank=rank),
+        finds=("threshold", "majority"),
         held=lambda model, elements, workers: min(
             workers * _KEPT, len(model.experts) * elements * model.dtype.itemsize
         ),

@@ -270,8 +270,8 @@ def p_outside(values: Values, low: float = -math.inf, high: float = math.inf, er
     return float(stats.t.sf(beyond / whole, degrees)) if whole > 0 else float(not beyond > 0)
 
 
-def holm(ps: Mapping[str, float], level: float = LEVEL) -> list[str]:
-    """Return the hypotheses that Holm's step-down rejects: the smallest p at level/n, the next at level/(n − 1), ….
+def holm(ps: Mapping[str, float]) -> list[str]:
+    """Return the hypotheses that Holm's step-down rejects: the smallest p at `LEVEL`/n, the next at `LEVEL`/(n − 1), ….
 
     Example:
         >>> holm({"a": 0.011, "b": 0.003, "c": 0.4}), holm({"a": 0.011, "c": 0.4, "d": 0.5})
@@ -282,7 +282,7 @@ def holm(ps: Mapping[str, float], level: float = LEVEL) -> list[str]:
     """
     rejected: list[str] = []
     for name in sorted(ps, key=ps.__getitem__):
-        if not ps[name] < level / (len(ps) - len(rejected)):
+        if not ps[name] < LEVEL / (len(ps) - len(rejected)):
             break
         rejected.append(name)
     return rejected

@@ -174,21 +174,19 @@ def new_net(world: World, tasks: Mapping[str, NetTask], seed: int) -> Network:
     return Network(SmallResNet(classes, world.width, seed=seed).eval())
 
 
-def with_statistics(model: Model, state: State, data: Sequence[Classification], count: int = 256) -> dict[str, Tensor]:
-    """Return weights whose BatchNorm statistics were computed again on training pictures of these tasks.
+def with_statistics(model: Model, state: State, data: Sequence[Classification]) -> dict[str, Tensor]:
+    """Return weights whose BatchNorm statistics were computed again on the first training pictures of these tasks.
 
     A net without BatchNorm keeps its weights.
 
     Args:
-        model: the network, whose weights are overwritten.
-        state: the weights.
-        data: training examples of the tasks.
-        count: of each task's first pictures, one batch of them at most.
+        model: its weights are overwritten.
+        data: training examples of the tasks; one batch of each is read.
     """
     if not has_statistics(model):
         return dict(state)
     model.load(state)
-    batches = [pixels(examples.inputs[torch.arange(min(count, len(examples)))]) for examples in data]
+    batches = [pixels(examples.inputs[torch.arange(min(256, len(examples)))]) for examples in data]
     recompute_statistics(model.module, batches)
     return drawn_weights(model)
 
@@ -248,23 +246,16 @@ def accuracy_of(model: Model, state: State, task: NetTask) -> float:
     return 100 * accuracies(model, {"own": task.test})["own"]
 
 
-def train_world(
-    world: World, tasks: dict[str, NetTask], seed: int, report: Callable[[int, int], None] = lambda done, total: None
-) -> Trained:
+def train_world(world: World, tasks: dict[str, NetTask], seed: int) -> Trained:
     """Pre-train on the first task and tune on each of the others.
 
     Args:
-        world: architecture, sizes and settings.
         tasks: by name; the first is the one to pre-train on.
         seed: of the weights and of the order of examples.
-        report: called with (tasks tuned, tasks to tune).
     """
     first, *others = tasks
     model, _, start = pretrained(world, tasks, seed)
-    tuned = {}
-    for done, task in enumerate(others, start=1):
-        tuned[task] = trained(model, start, tasks[task].train, world.tune, seed)
-        report(done, len(others))
+    tuned = {task: trained(model, start, tasks[task].train, world.tune, seed) for task in others}
     return Trained(model, start, tuned, tasks, first)
 
 

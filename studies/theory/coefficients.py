@@ -121,10 +121,10 @@ def closed_form(gammas: Sequence[float], c: float, printed: bool = False) -> np.
     return scales
 
 
-def smallest_coefficients(gammas: Sequence[float], c: float, margin: float = 1.0) -> np.ndarray:
+def smallest_coefficients(gammas: Sequence[float], c: float) -> np.ndarray:
     """Return the coefficients that meet both sums of Equation 7 with the smallest largest absolute value.
 
-    min max_i abs(λ_i)  subject to  Σ λ_i γ_i ≥ margin + c,  Σ λ_i γ_i² ≥ margin + c
+    min max_i abs(λ_i)  subject to  Σ λ_i γ_i ≥ 1 + c,  Σ λ_i γ_i² ≥ 1 + c
 
     The closed form of Equations 75 and 76 is one solution of the two sums; this is the one that leaves the box
     abs(λ_i) β ≤ c last.
@@ -132,7 +132,6 @@ def smallest_coefficients(gammas: Sequence[float], c: float, margin: float = 1.0
     Args:
         gammas: γ, [K], each in [−1, 1].
         c: in (0, 1).
-        margin: 1 in Theorem 3; the paper's Figure 2 takes 0.2.
 
     Returns:
         λ, [K].
@@ -155,7 +154,7 @@ def smallest_coefficients(gammas: Sequence[float], c: float, margin: float = 1.0
     sums = -np.stack([towards, towards**2])
     box = np.concatenate([np.eye(count), -np.eye(count)])
     limits = np.block([[sums, np.zeros((2, 1))], [box, -np.ones((2 * count, 1))]])
-    bounds = np.concatenate([np.full(2, -(margin + c)), np.zeros(2 * count)])
+    bounds = np.concatenate([np.full(2, -(1.0 + c)), np.zeros(2 * count)])
     cost = np.append(np.zeros(count), 1.0)
     solution = linprog(cost, A_ub=limits, b_ub=bounds, bounds=[(None, None)] * count + [(0, None)])
     assert solution.success, solution.message

@@ -76,20 +76,19 @@ def hessian(loss: Loss, point: Tensor) -> Tensor:
     return rows
 
 
-def spectral_norm(loss: Loss, point: Tensor, products: int, seed: int = 0) -> float:
+def spectral_norm(loss: Loss, point: Tensor, products: int) -> float:
     """Return an estimate from below of ‖∇²L(θ)‖₂: power iteration with `products` Hessian-vector products.
 
     Args:
         loss: L.
         point: θ, [P].
         products: Hessian-vector products, at least 1.
-        seed: of the vector that the iteration starts from.
 
     Example:
         >>> round(spectral_norm(lambda theta: (theta**2 * torch.tensor([1.0, -3.0])).sum(), torch.zeros(2), 20), 4)
         6.0
     """
-    vector = torch.randn(len(point), generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(point)
+    vector = torch.randn(len(point), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(point)
     for _ in range(products):
         vector = hessian_vector(loss, point, vector / vector.norm())
         if not vector.any():

@@ -325,29 +325,27 @@ class Coordinates:
     explained: np.ndarray
 
 
-def principal_coordinates(gram: np.ndarray, fitted: Sequence[int], count: int = 2) -> Coordinates:
-    """Return where points lie on the principal components of some of them, from their Gram matrix alone.
+def principal_coordinates(gram: np.ndarray, fitted: Sequence[int]) -> Coordinates:
+    """Return where points lie on the two principal components of some of them, from their Gram matrix alone.
 
     K_ij = ⟨θ_i − θ̄_S, θ_j − θ̄_S⟩ from G by centring on the fitted points S;  K_SS = U Λ Uᵀ;  places = K_·S U Λ^(−1/2)
 
     Args:
         gram: of all n points, centred anywhere, for example that of `centred_gram`.
         fitted: indices S of the points that the components are found from.
-        count: number k of components.
 
     Raises:
-        MergeflowError: the fitted points lie in fewer than k dimensions.
+        MergeflowError: the fitted points lie on a line.
 
     Example:
-        >>> points = np.array([[0.0, 0.0], [2.0, 0.0], [1.0, 5.0]])
-        >>> found = principal_coordinates(points @ points.T, [0, 1], 1)
-        >>> np.abs(found.places[:, 0]).round(6), found.off.round(6)
-        (array([1., 1., 0.]), array([0., 0., 5.]))
+        >>> points = np.array([[0.0, 0.0, 0.0], [2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 5.0]])
+        >>> principal_coordinates(points @ points.T, [0, 1, 2]).off.round(5)
+        array([0., 0., 0., 5.])
     """
     chosen = list(fitted)
     rows = gram[:, chosen].mean(axis=1)
     inner = gram - rows[:, None] - rows[None, :] + rows[chosen].mean()
-    values, vectors, explained = _leading(inner[np.ix_(chosen, chosen)], count)
+    values, vectors, explained = _leading(inner[np.ix_(chosen, chosen)], 2)
     places = inner[:, chosen] @ (vectors / np.sqrt(values))
     off = np.sqrt(np.maximum(np.diag(inner) - np.square(places).sum(axis=1), 0.0))
     return Coordinates(places, off, explained)

@@ -112,7 +112,7 @@ _RELATIVE_ZERO = 1e-12  # a smaller share of the mean square is rounding
 
 @torch.no_grad()
 def activation_matching(
-    model: Model, samples: Featured, reference: State, other: State, groups: Sequence[Group], batch_size: int = 256
+    model: Model, samples: Featured, reference: State, other: State, groups: Sequence[Group]
 ) -> list[Tensor]:
     """Return for each group the order of `other`'s units whose outputs correlate most with `reference`'s.
 
@@ -125,7 +125,6 @@ def activation_matching(
         reference: θ_A.
         other: θ_B.
         groups: As `find_groups` gives them, whose units are single outputs of a layer.
-        batch_size: Samples in memory at a time.
 
     Returns:
         Permutations for `permute(other, groups, …)`, int64 [units] each.
@@ -139,7 +138,7 @@ def activation_matching(
     sums = [torch.zeros(0)] * len(groups)
     count = 0
     with borrowed(model):
-        for rows in torch.arange(len(samples)).split(batch_size):
+        for rows in torch.arange(len(samples)).split(256):
             hidden = []
             for state in (reference, other):
                 model.load(state)

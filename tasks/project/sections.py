@@ -1,7 +1,7 @@
 """Parts of params.yaml that no training depends on: a command that needs one of them alone imports no torch."""
 
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -70,12 +70,9 @@ class RunSection(Section):
         return self
 
 
-Part = TypeVar("Part", bound=Frozen)
-
-
-def read_section(root: Path, name: str, section: type[Part]) -> Part:
-    """Read and validate one section of the project's params.yaml; the others are not looked at."""
+def read_registry_section(root: Path) -> RegistrySection:
+    """Read and validate this section of the project's params.yaml; the others are not looked at."""
     values = read_yaml(root / "params.yaml")
-    if not isinstance(values, dict) or name not in values:
-        raise MergeflowError(f"params.yaml in {root} has no section '{name}'.")
-    return validated(section, values[name], f"params.yaml, section {name}")
+    if not isinstance(values, dict) or "registry" not in values:
+        raise MergeflowError(f"params.yaml in {root} has no section 'registry'.")
+    return validated(RegistrySection, values["registry"], "params.yaml, section registry")
