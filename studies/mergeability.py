@@ -282,13 +282,6 @@ def ranks(rows: pd.DataFrame, runs: Sequence[str], column: str, by: str | None =
     return [rank_correlation(part.to_dict("records"), itemgetter(column), by) for _, part in common.groupby("seed")]
 
 
-def chosen_prediction(rows: pd.DataFrame, runs: Sequence[str]) -> str:
-    """Return the prediction by which `mergeflow linearity` answers, by the rule in this file's text."""
-    means = {name: pd.Series(ranks(rows, runs, name)).mean() for name in PREDICTIONS}
-    best, cheap = max(means, key=means.__getitem__), max(OF_WEIGHTS, key=means.__getitem__)
-    return cheap if means[cheap] >= means[best] - BETTER else best
-
-
 def over_rounds(iterative: Mapping[int, str], rows: pd.DataFrame) -> pd.DataFrame:
     """Return the last experts' mean CTL error of the last block over N, a column for each seed that all N have."""
     numbers = {run: number for number, run in iterative.items()}

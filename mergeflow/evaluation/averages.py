@@ -38,7 +38,7 @@ def normalised(merged: Mapping[str, float], individual: Mapping[str, float]) -> 
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of n repetitions and the half-width of its 95 % interval, t · s/√n by Student's t (n − 1 degrees).
+    """Return the mean of n repetitions and the half-width of its 95 % interval, t · s/√n with Student's t of n − 1.
 
     Args:
         values: one number per repetition (seed), at least one.

@@ -15,44 +15,32 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from mergeflow.modalities.modules import own_generator
-from mergeflow.schema import Frozen
 from suites.books.book import general
-from suites.language_bases import check_empty, muon_and_adamw, write_base
-from suites.pretraining import SHARDS, Progress, descend_all
+from suites.language_bases import Recipe, check_empty, train_base
+from suites.pretraining import SHARDS, Progress
 
 END = "<end>"
 _POOL = 64  # texts that are written and packed at once
 _VOCABULARY_TEXTS = 3000
 
 
-class PretrainSettings(Frozen):
+class PretrainSettings(Recipe):
     """The recipe of the base.
 
     Args:
         seed: of weights; the texts are those of the corpus that ships, of a part of its own.
-        steps: number of batches.
         batch: blocks a step.
         block: tokens of a block.
         vocabulary: tokens of the byte-level BPE.
-        matrix_rate: peak learning rate of matrices, which Muon trains; linear warm-up, then cosine to 0.
-        learning_rate: of embeddings and vectors, which AdamW trains; likewise.
-        warmup: share of the steps with rising learning rates.
-        weight_decay: on matrices.
         width: of the model, in heads of 24; keys and values have half as many heads.
-        layers: of the model.
     """
 
-    seed: int = 0
     steps: int = Field(default=560, gt=0)
     batch: int = Field(default=48, gt=1)
     block: int = Field(default=128, ge=8)
     vocabulary: int = Field(default=1024, ge=300)
-    matrix_rate: float = Field(default=0.02, gt=0)
     learning_rate: float = Field(default=4e-3, gt=0)
-    warmup: float = Field(default=0.03, ge=0, lt=1)
-    weight_decay: float = Field(default=0.01, ge=0)
     width: int = Field(default=96, ge=48)
-    layers: int = Field(default=4, ge=1)
 
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
@@ -110,31 +98,10 @@ def _loss(model: LlamaForCausalLM, ids: Tensor) -> Tensor:
     return loss
 
 
-def train_base(
-    settings: PretrainSettings, words: PreTrainedTokenizerFast, progress: Progress | None = None
-) -> tuple[LlamaForCausalLM, float]:
-    """Train the base; return it and the mean loss of the last fiftieth of the steps, in nats a token."""
-    model = make_model(settings, words).train()
-    optimizers = muon_and_adamw(model, settings.matrix_rate, settings.learning_rate, settings.weight_decay)
-    losses = (_shards(model, batch) for batch in batches(settings, words))
-    loss = descend_all(model, optimizers, losses, settings.steps, settings.warmup, progress)
-    return model.eval(), loss
-
-
 def pretrain(settings: PretrainSettings, out: Path, progress: Progress | None = None) -> dict[str, str | float]:
-    """Make the base of the corpus again: a folder in the layout of Hugging Face.
-
-    On one machine the same settings give the same bytes.
-
-    Args:
-        settings: the recipe, which goes into the record of the weights.
-        out: the folder; the weights are written last.
-        progress: called with the steps done and in all.
-
-    Returns:
-        The fingerprint of the weights and the last training loss.
-    """
+    """Make the base of the corpus again, as `train_base` does."""
     check_empty(out)
     words = make_tokenizer(settings.vocabulary)
-    model, loss = train_base(settings, words, progress)
-    return {"fingerprint": write_base(out, model, words, settings), "loss": loss}
+    model = make_model(settings, words)
+    losses = (_shards(model, batch) for batch in batches(settings, words))
+    return train_base(settings, out, model, words, losses, progress)

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from mergeflow.modalities.modules import own_generator
-from mergeflow.schema import Frozen
-from suites.language_bases import check_empty, muon_and_adamw, write_base
-from suites.pretraining import SHARDS, Progress, descend_all
+from suites.language_bases import Recipe, check_empty, train_base
+from suites.pretraining import SHARDS, Progress
 from suites.sentences.corruption import IGNORED, Batch, Corruption, CorruptionSettings
 from suites.sentences.stream import passages
 from suites.sentences.tokenizer import word_tokenizer
@@ -23,32 +22,21 @@ from suites.sentences.tokenizer import word_tokenizer
 _POOL = 32  # batches whose passages are sorted by length together: padding is 12 % of the tokens
 
 
-class PretrainSettings(Frozen):
+class PretrainSettings(Recipe):
     """The recipe of the base.
 
     Args:
         seed: of weights, passages and corruption.
-        steps: number of batches.
         batch: passages a step.
-        matrix_rate: peak learning rate of matrices, which Muon trains; linear warm-up, then cosine to 0.
-        learning_rate: of embeddings and vectors, which AdamW trains; likewise.
-        warmup: share of the steps with rising learning rates.
-        weight_decay: on matrices.
         width: of the encoder, in heads of 32.
-        layers: of the encoder.
         corruption: which words have to be named.
         hiding: share of the steps, at the beginning, in which words are hidden alone and none is exchanged.
     """
 
-    seed: int = 0
     steps: int = Field(default=1700, gt=0)
     batch: int = Field(default=64, gt=1)
-    matrix_rate: float = Field(default=0.02, gt=0)
     learning_rate: float = Field(default=3e-3, gt=0)
-    warmup: float = Field(default=0.03, ge=0, lt=1)
-    weight_decay: float = Field(default=0.01, ge=0)
     width: int = Field(default=128, ge=32)
-    layers: int = Field(default=4, ge=1)
     corruption: CorruptionSettings = CorruptionSettings()
     hiding: float = Field(default=0.4, ge=0, le=1)
 
@@ -94,31 +82,10 @@ def _loss(model: BertForMaskedLM, part: Batch, total: int) -> Tensor:
     return nn.functional.cross_entropy(model.cls(hidden[chosen]), part.targets[chosen], reduction="sum") / total
 
 
-def train_base(
-    settings: PretrainSettings, words: PreTrainedTokenizerFast, progress: Progress | None = None
-) -> tuple[BertForMaskedLM, float]:
-    """Train the base; return it and the mean loss of the last fiftieth of the steps."""
-    model = make_model(settings, words).train()
-    optimizers = muon_and_adamw(model, settings.matrix_rate, settings.learning_rate, settings.weight_decay)
-    losses = (_shards(model, batch) for batch in batches(settings, words))
-    loss = descend_all(model, optimizers, losses, settings.steps, settings.warmup, progress)
-    return model.eval(), loss
-
-
 def pretrain(settings: PretrainSettings, out: Path, progress: Progress | None = None) -> dict[str, str | float]:
-    """Make the base of the suite again: a folder in the layout of Hugging Face.
-
-    On one machine the same settings give the same bytes.
-
-    Args:
-        settings: the recipe, which goes into the record of the weights.
-        out: the folder; the weights are written last.
-        progress: called with the steps done and in all.
-
-    Returns:
-        The fingerprint of the weights and the last training loss.
-    """
+    """Make the base of the suite again, as `train_base` does."""
     check_empty(out)
     words = word_tokenizer()
-    model, loss = train_base(settings, words, progress)
-    return {"fingerprint": write_base(out, model, words, settings), "loss": loss}
+    model = make_model(settings, words)
+    losses = (_shards(model, batch) for batch in batches(settings, words))
+    return train_base(settings, out, model, words, losses, progress)

@@ -176,6 +176,17 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def hash_once(path: Path, of_file: Callable[[Path], str] = md5_of) -> str:
+    """Return the hash of a file, which is read once in a process while its size and time stay as they are."""
+    status = path.stat()
+    return _hashed(path, of_file, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _hashed(path: Path, of_file: Callable[[Path], str], *_status: int) -> str:
+    return of_file(path)
+
+
 def digest(path: Path, of_file: Callable[[Path], str] = sha256_of) -> str:
     """Return the SHA-256 of a file, or of a folder's sorted relative paths and contents; links are followed."""
     if path.is_file():

@@ -35,7 +35,7 @@ from mergeflow.plugins import entry_points
 from mergeflow.training.settings import IterativeSettings
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph, training_settings
-from tasks.project.recorded import sha256_of
+from tasks.project.recorded import hash_once, sha256_of
 from tasks.project.stage import CHOICES, RECORDS, STATE, Stage
 from tasks.project.study_graph import read_study_file
 
@@ -127,7 +127,7 @@ def strict_digest(root: Path, stage: Stage, read: Callable[[Path], Any] = read_y
     code = code_of(root, _methods(root, stage, read)).digest(stage.module, stage.outs, _unused(stage))
     code = equivalents().get(code, code)
     files = _published(root, stage, read)
-    lines = [f"{name} {_bytes_of(path)}" for name, path in files.items()]
+    lines = [f"{name} {hash_once(path, sha256_of)}" for name, path in files.items()]
     return hashlib.sha256("\n".join([code, *lines]).encode()).hexdigest()[:LENGTH] if files else code
 
 
@@ -169,17 +169,6 @@ def _checkpoints(root: Path, stage: Stage, read: Callable[[Path], Any]) -> Itera
         return ()
     tasks, seeds = list(common["tasks"])[: run.get("tasks")], read(choices)["seeds"][: run.get("seeds")]
     return dict.fromkeys(pattern.format(task=task, seed=seed) for seed in seeds for task in tasks)
-
-
-def _bytes_of(path: Path) -> str:
-    status = path.stat()
-    return _hashed(path, status.st_size, status.st_mtime_ns)
-
-
-@cache
-def _hashed(path: Path, *status: int) -> str:
-    """Return the SHA-256 of a file, which is read once in a process while its size and time stay as they are."""
-    return sha256_of(path)
 
 
 def _methods(root: Path, stage: Stage, read: Callable[[Path], Any]) -> frozenset[str] | None:
@@ -517,7 +506,9 @@ class Code:
         reached, outputs = self.closure(module, unused), {(self._root / out).resolve() for out in made}
         files = {(name, path) for name, at in reached.items() for path in self.data_files(name, at)}
         lines = [f"{name} {self._source(name).meaning}" for name in reached]
-        lines += [f"{name} {path.name} {_bytes_of(path)}" for name, path in files if path.resolve() not in outputs]
+        lines += [
+            f"{name} {path.name} {hash_once(path, sha256_of)}" for name, path in files if path.resolve() not in outputs
+        ]
         self._memory.write()
         return hashlib.sha256("\n".join([RULES, *sorted(lines)]).encode()).hexdigest()[:LENGTH]
 
@@ -705,7 +696,8 @@ class _Memory:
     def source(self, path: Path, name: str) -> Source:
         is_package, text = path.name == "__init__.py", path.read_bytes()
         package = name if is_package else name.rpartition(".")[0]
-        key = hashlib.sha256(f"{_bytes_of(Path(__file__))} {package} {is_package} ".encode() + text).hexdigest()
+        rules = hash_once(Path(__file__), sha256_of)
+        key = hashlib.sha256(f"{rules} {package} {is_package} ".encode() + text).hexdigest()
         if self._known is None:
             self._known = _read_memory(self._path)
         if key not in self._known:

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,6 +25,7 @@ from tasks.project.recorded import (
     absent_files,
     digest_as_dvc,
     files_of,
+    hash_once,
     listing_as_dvc,
     listing_file,
     md5_of,
@@ -75,11 +75,11 @@ class Store:
 
         A folder's listing is sent last, so where it is, the folder's files are too.
         """
-        md5 = digest_as_dvc(path, _md5)
+        md5 = digest_as_dvc(path, hash_once)
         if not md5.endswith(LISTING):
             self.send_files({md5: path})
         elif not self.has(md5):
-            files = listing_as_dvc(path, _md5)
+            files = listing_as_dvc(path, hash_once)
             self.send_files({file["md5"]: path / file["relpath"] for file in files})
             self._write(self._object(md5), json.dumps(files, sort_keys=True).encode())
         return md5
@@ -93,7 +93,7 @@ class Store:
             raise self._damaged(lost[0], "missing")
         self._put({self._object(md5): path for md5, path in missing.items()})
         for md5, path in missing.items():
-            if _md5(path) != md5:
+            if hash_once(path) != md5:
                 with self._explained("cannot be written to"):
                     self._fs.rm_file(self._object(md5))
                 raise MergeflowError(f"{path.name} has changed while it was sent to {self.uri}: run again.")
@@ -123,7 +123,8 @@ class Store:
 
     def keep(self, path: Path, md5: str) -> None:
         """Link a file, or the files of a folder, into the cache, because the next stage here may read them."""
-        for file, file_md5 in [(path, md5)] if path.is_file() else [(file, _md5(file)) for _, file in files_of(path)]:
+        hashes = [(path, md5)] if path.is_file() else [(file, hash_once(file)) for _, file in files_of(path)]
+        for file, file_md5 in hashes:
             place = self._place(file_md5)
             if place is not None and not place.exists():
                 place.parent.mkdir(parents=True, exist_ok=True)
@@ -325,20 +326,9 @@ def hashes_of(files: Iterable[Path]) -> dict[Path, str]:
     """Return the MD5 of files, which are read several at once."""
     files = list(files)
     with ThreadPoolExecutor() as pool:
-        return dict(zip(files, pool.map(_md5, files), strict=True))
+        return dict(zip(files, pool.map(hash_once, files), strict=True))
 
 
 def _is(path: Path, md5: str) -> bool:
     """Whether a file is there with the bytes that its name says."""
     return path.exists() and md5_of(path) == md5
-
-
-def _md5(path: Path) -> str:
-    status = path.stat()
-    return _hashed(path, status.st_size, status.st_mtime_ns)
-
-
-@cache
-def _hashed(path: Path, *_status: int) -> str:
-    """Return the MD5 of a file, which is read once in a process while its size and time stay as they are."""
-    return md5_of(path)
