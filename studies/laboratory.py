@@ -231,9 +231,10 @@ def convergence_rows(options: Options, seed: int) -> Iterator[Row]:
     bench = Bench.open(options, seed)
     first, _, rest = related_patterns(0.0, options.dimensions)
     task, usual = bench.task(first, rest), bench.training(seed)
+    clean = replace(task, confusing=0)  # so that δ_* alone varies
     varied = [
         *(("step", step, task, replace(usual, step=step)) for step in options.step_sizes),
-        *(("relevant", count / options.tokens, _clean(task, count), usual) for count in options.shares),
+        *(("relevant", count / options.tokens, replace(clean, relevant=count), usual) for count in options.shares),
         *(("bits", bits, _one_bit(options, bits), usual) for bits in options.bits),
         *(("batch", batch, task, replace(usual, batch=batch)) for batch in options.batches),
     ]
@@ -271,11 +272,6 @@ def steps_to(bench: Bench, task: PatternTask, training: Training) -> float:
     (before, above), (after, below) = history[-2:]
     assert below <= solved, f"not solved after {after} steps"
     return before + (after - before) * (above - solved) / (above - below)
-
-
-def _clean(task: PatternTask, relevant: int) -> PatternTask:
-    """Return a task with other counts and no confusing tokens, so that δ_* alone varies."""
-    return replace(task, relevant=relevant, confusing=0)
 
 
 def _one_bit(options: Options, bits: int) -> PatternTask:

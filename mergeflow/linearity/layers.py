@@ -23,7 +23,8 @@ def find_layers(module: nn.Module) -> list[str]:
         >>> find_layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)))
         ['1', '3']
     """
-    layers = list(_blocks(module, "")) or [name for name, part in module.named_modules() if _is_activation(part)]
+    layers = list(_blocks(module, ""))
+    layers = layers or [name for name, part in module.named_modules() if isinstance(part, _ACTIVATIONS)]
     if not layers:
         raise MergeflowError(
             f"{type(module).__name__} has no blocks and no activations as submodules: name the layers to look at."
@@ -56,10 +57,6 @@ def short_names(layers: Sequence[str]) -> list[str]:
     while all(len(part) > common + 1 for part in parts) and len({part[common] for part in parts}) == 1:
         common += 1
     return [".".join(part[common:]) for part in parts]
-
-
-def _is_activation(part: nn.Module) -> bool:
-    return isinstance(part, _ACTIVATIONS)
 
 
 def _blocks(module: nn.Module, prefix: str) -> Iterator[str]:

@@ -175,7 +175,8 @@ def weights_by_name(
     """
     if weights is None:
         return dict.fromkeys(experts, 1.0)
-    if call.method.weights == "none" and any(weight != 1 for weight in _values(weights)):
+    values = weights.values() if isinstance(weights, Mapping) else weights
+    if call.method.weights == "none" and any(weight != 1 for weight in values):
         raise MergeflowError(f"method '{call.name}' takes no weights per expert: remove `weights`.")
     if isinstance(weights, Mapping):
         unknown = sorted(set(weights) - set(experts))
@@ -191,10 +192,6 @@ def weights_by_name(
     if getattr(call.arguments, "normalize", call.method.weights == "shares") and sum(by_name.values()) == 0:
         raise MergeflowError("the weights of an average sum to 0: they cannot be normalised.")
     return by_name
-
-
-def _values(weights: Mapping[str, float] | Sequence[float]) -> Sequence[float]:
-    return list(weights.values()) if isinstance(weights, Mapping) else weights
 
 
 def check_inputs(call: MethodCall, experts: Mapping[str, Any], data: Mapping[str, Any] | None) -> None:

@@ -284,10 +284,6 @@ def _slowly_compared(name: str, base: Path | None, other: Path | None) -> list[F
     return [*findings, Finding("tokenizer", text)]
 
 
-def _aligns(name: str) -> str:
-    return f"`tokenizer_source: union` (or base, or {name}) aligns them"
-
-
 def _content(folder: Path | None) -> bytes | None:
     path = folder / TOKENIZER if folder is not None else None
     return path.read_bytes() if path is not None and path.is_file() else None
@@ -307,7 +303,8 @@ def _compared(name: str, base: Vocabulary, other: Vocabulary, lists_all: bool = 
     if moved or taken:
         parts = [f"{_count(moved)} in other rows"] * bool(moved)
         parts += [f"{_count(taken, 'row')} of other tokens{_some(taken)}"] * bool(taken)
-        return [Finding("tokenizer", f"tokenizer: '{name}' has {' and '.join(parts)}; {_aligns(name)}", refused=True)]
+        way_out = f"`tokenizer_source: union` (or base, or {name}) aligns them"
+        return [Finding("tokenizer", f"tokenizer: '{name}' has {' and '.join(parts)}; {way_out}", refused=True)]
     findings = []
     if new and lists_all:
         keeps = f"`tokenizer_source: union` (or {name}) keeps them"

@@ -370,7 +370,9 @@ def climb(grid: Grid, start: Mapping[str, Any]) -> Strategy:
     """
     heights: dict[tuple[Any, ...], float] = {}
     names = sorted(grid, key=lambda name: name != "scale")  # candidates of other scales cost least
-    best = {name: start[name] if start.get(name) in grid[name] else _middle(grid[name]) for name in grid}
+    best = {
+        name: start[name] if start.get(name) in values else values[len(values) // 2] for name, values in grid.items()
+    }
     height = yield from _ask(best, heights)
     moved = True
     while moved:
@@ -398,7 +400,3 @@ def _neighbours(grid: Grid, args: Args, name: str) -> list[Args]:
     values = grid[name]
     place = list(values).index(args[name])
     return [{**args, name: values[other]} for other in (place - 1, place + 1) if 0 <= other < len(values)]
-
-
-def _middle(values: Sequence[Any]) -> Any:
-    return values[len(values) // 2]

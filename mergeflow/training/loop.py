@@ -18,7 +18,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.modules import draws, own_generator
 from mergeflow.modality import Examples, Model, device_of, prefetch
 from mergeflow.training.arithmetic import arithmetic
-from mergeflow.training.batches import Batches, Part, plan_batches
+from mergeflow.training.batches import Part, plan_batches
 from mergeflow.training.compiling import Forward
 from mergeflow.training.optimiser import learning_rate_factor, make_optimiser
 from mergeflow.training.reading import read_later
@@ -110,7 +110,7 @@ def fine_tune(
             run.step(parts, coming, step)
             parts = coming
             report(step + 1 - span.first, span.last - span.first)
-            if step + 1 == span.last or _ends_epoch(step + 1, batches):
+            if step + 1 == span.last or (step + 1) % batches.steps_per_epoch == 0:
                 run.modules.eval()
                 run.optimiser.zero_grad(set_to_none=True)  # the gradients' memory is the validation's
                 run.close_epoch(step + 1, validate())
@@ -305,10 +305,6 @@ def is_trained(head: nn.Module | None) -> bool:
 def _clocks() -> tuple[float, float]:
     """Return wall time and this thread's processor time, in seconds."""
     return time.perf_counter(), time.thread_time()
-
-
-def _ends_epoch(steps: int, batches: Batches) -> bool:
-    return steps % batches.steps_per_epoch == 0
 
 
 def _process_peak_mib() -> int:

@@ -1,6 +1,6 @@
 """The report's tables as plain values: the template prints them all in one way, and the script sorts them all."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -92,7 +92,7 @@ def candidates_table(run: RunFiles, method: str) -> Table:
     chosen = run.selection["methods"][method]["args"]
     names = list(rows[0]["args"])
     best = max(row["normalised"] for row in rows)
-    columns = [Column(name, numeric=_numeric(row["args"][name] for row in rows)) for name in names]
+    columns = [Column(name, numeric=all(_is_number(row["args"][name]) for row in rows)) for name in names]
     columns += [Column(task_title(run.test, task)) for task in tasks] + [Column("mean"), Column("normalised")]
     made = [
         Row(
@@ -198,7 +198,7 @@ def _lineage_row(run: RunFiles, task: str) -> Row:
         [
             Cell(task, task),
             Cell(source, source),
-            *(_count(count) for count in [*counts, expert.get("steps")]),
+            *(_absent() if n is None else Cell(f"{n}", n) for n in [*counts, expert.get("steps")]),
             _accuracy(run.selection["individual"][task]),
             _absent() if distance is None else Cell(f"{100 * distance:.2f}", distance),
             Cell(short(fingerprint), fingerprint, note=fingerprint) if fingerprint else _absent(),
@@ -219,10 +219,6 @@ def _share(value: float, low: float, high: float) -> float:
     return min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 0.0
 
 
-def _count(value: int | None) -> Cell:
-    return _absent() if value is None else Cell(f"{value}", value)
-
-
 def _measured(value: float | None) -> Cell:
     return Cell(f"{value:.1f}", value) if value else _absent()
 
@@ -237,10 +233,6 @@ def _argument_cell(value: Any) -> Cell:
 
 def _value_text(value: Any) -> str:
     return f"{value:g}" if _is_number(value) else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _numeric(values: Iterable[Any]) -> bool:
-    return all(_is_number(value) for value in values)
 
 
 def _is_number(value: Any) -> bool:

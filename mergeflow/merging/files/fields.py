@@ -111,17 +111,15 @@ def _number(value: Any, place: str) -> Any:
     return number
 
 
-def _plain_weights(value: Any) -> Any:
-    return thawed(value) if value else value
-
-
 Patterns = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 Location = Annotated[str, BeforeValidator(_path)]
 Paths = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_named_paths), PlainSerializer(dict)]
 Arguments = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_mapping), PlainSerializer(thawed)]
 Statistics = Annotated[tuple[tuple[str, Paths], ...], BeforeValidator(_statistics), PlainSerializer(dict)]
 Weights = Annotated[
-    tuple[float, ...] | tuple[tuple[str, float], ...] | None, PlainValidator(_weights), PlainSerializer(_plain_weights)
+    tuple[float, ...] | tuple[tuple[str, float], ...] | None,
+    PlainValidator(_weights),
+    PlainSerializer(lambda value: thawed(value) if value else value),
 ]
 
 

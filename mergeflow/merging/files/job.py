@@ -188,7 +188,10 @@ class Job:
     def shards(self) -> dict[str, dict[str, TensorInfo]]:
         """The tensors of each file of a folder, in order."""
         count, stem = len(self.plan.shards), weights_stem(Path(self.inputs.base.path))
-        return {shard_file(at, count, stem): _only(self.infos, names) for at, names in enumerate(self.plan.shards)}
+        return {
+            shard_file(at, count, stem): {name: self.infos[name] for name in names}
+            for at, names in enumerate(self.plan.shards)
+        }
 
     def into_folder(
         self, resume: bool, joined: Sequence[Path] = (), fill: "Fill | None" = None
@@ -289,10 +292,6 @@ def _in_pieces(size: int, *flat: Tensor) -> Iterator[tuple[Any, ...]]:
     """Yield the first element of each piece of some tensors [n] of one length, and the piece of each of them."""
     for start in range(0, max(len(flat[0]), 1), size):
         yield start, *(part[start : start + size] for part in flat)
-
-
-def _only(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> dict[str, TensorInfo]:
-    return {name: infos[name] for name in names}
 
 
 Fill = Callable[[Job, OutputFolder], None]

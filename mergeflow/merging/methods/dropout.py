@@ -309,14 +309,10 @@ def della_ties(stack: Stack, args: DellaTiesArgs) -> Parts:
     return merge_rest(stack, args, della_sparsify(stack, args))
 
 
-def _breadcrumbs_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
-    return (majority_pass(breadcrumbs_sparsify),)
-
-
 @method(
     "breadcrumbs_ties",
     BreadcrumbsTiesArgs,
-    passes=_breadcrumbs_passes,
+    passes=lambda args, dtype: (majority_pass(breadcrumbs_sparsify),),
     workspace=tensors(lambda experts: 3 * experts + 4, weighted=True),
     on_device=ties_copies,
 )

@@ -69,16 +69,12 @@ def _factor_bytes(args: LowRankArgs, shape: Matrix) -> int:
     return max(decomposition(shape, rank_found), 16 * shape.short * rank_found + factors)
 
 
-def _cart_bytes(args: CartArgs, shape: Matrix) -> int:
-    return shape.nbytes + _factor_bytes(args, shape)  # the mean
-
-
 @method(
     "cart",
     CartArgs,
     elementwise=all_but_matrices,
     anchor="mean θ_t",
-    workspace=matrices(_cart_bytes),
+    workspace=matrices(lambda args, shape: shape.nbytes + _factor_bytes(args, shape)),  # with the mean
     on_device=Copies(1, 6),
 )
 def cart(stack: Stack, args: CartArgs) -> Parts:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from mergeflow.merging.matrices import Matrices, SplitQkv
-from mergeflow.merging.method import Args, Copies, Matrix, Parts, Stack, all_but_matrices, matrices, method
+from mergeflow.merging.method import Args, Copies, Parts, Stack, all_but_matrices, matrices, method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,15 +23,11 @@ class RowPruneArgs(Args):
     split_qkv: SplitQkv = False
 
 
-def _row_bytes(args: RowPruneArgs, shape: Matrix) -> int:
-    return shape.nbytes  # the sum
-
-
 @method(
     "row_prune",
     RowPruneArgs,
     elementwise=all_but_matrices,
-    workspace=matrices(_row_bytes),
+    workspace=matrices(lambda args, shape: shape.nbytes),  # the sum
     on_device=Copies(1, 2.1),
 )
 def row_prune(stack: Stack, args: RowPruneArgs) -> Parts:
