@@ -46,7 +46,6 @@ class DatasetRecord(Frozen):
     """One split of one task.
 
     Args:
-        task: its name.
         split: "train", "validation" or "test".
         digest: SHA-256 of the split's file, hexadecimal.
         path: where it is, relative to the project folder or a URI.

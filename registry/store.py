@@ -266,7 +266,6 @@ def connect(
     Args:
         tracking_uri: MLflow's address; the environment's MLFLOW_TRACKING_URI wins over it; None for both means
             `mlflow.db` in the project folder, with the files in `mlartifacts/`.
-        project_root: the project folder.
         experiment: the MLflow experiment that holds the runs; made when missing.
         lock_uri: PostgreSQL database whose advisory locks keep promoters apart; the environment's
             MERGEFLOW_LOCK_URI wins. None: the tracking database when that is PostgreSQL, else file locks, which hold

@@ -310,7 +310,6 @@ def look_at_test(
     """Look at test once: accuracy by model and task.
 
     Args:
-        lab: the study's lab.
         clip: the base with its text tower.
         bench: the same, and the tasks.
         tuned: θ_t by task.

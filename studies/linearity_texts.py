@@ -103,7 +103,6 @@ class Answers:
     """Rows of symbols and what is to be answered to them, as examples of a task.
 
     Attributes:
-        task: The task's name.
         asked: Ids and mask.
         labels: int64 [N, T], −100 behind the end.
     """

@@ -203,7 +203,6 @@ def ctl_errors(lab: Laboratory, experts: Mapping[str, State], images: int) -> di
 
     Args:
         lab: whose model the experts are weights of.
-        experts: task → weights.
         images: of each task's validation, without their labels.
     """
     sources: dict[str, Featured] = {

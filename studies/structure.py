@@ -86,7 +86,6 @@ class Variant:
     Attributes:
         kind: The way.
         amount: The rank, or the share that is kept; None of whole vectors.
-        vectors: By task.
         stored: Bytes, as a share of the whole vectors'.
     """
 
@@ -112,7 +111,6 @@ def variants(
     """Yield the whole task vectors and each way of reducing them.
 
     Args:
-        vectors: by task.
         ranks: of matrices.
         keeps: shares of the rows or entries of MLP matrices.
         seed: of the entries that DARE drops; each task has its own.

@@ -151,7 +151,6 @@ def plan_sample(
     Args:
         tasks: all of them, in order.
         references: `zero_shot` and `expert`, accuracy per task on validation.
-        options: the study's choices.
         size: N.
         work: returns the rows of a subset, by N, number and tasks.
     """

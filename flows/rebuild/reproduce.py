@@ -30,8 +30,6 @@ class Reproduction:
 
     Attributes:
         model: name of the registered model.
-        version: its number.
-        recipe: of the version.
         same: the new weights have the registered ones' digest.
         fingerprint: of the new weights.
         registered: of the weights that the registry holds now.

@@ -193,8 +193,6 @@ class Fitted:
     """The inputs of a merge under the base's names.
 
     Attributes:
-        base: The base.
-        experts: The experts by name.
         base_only: Names of the base's tensors that no expert takes part in.
         notes: What was done to make them fit, a sentence each.
     """

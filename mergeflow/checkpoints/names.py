@@ -211,7 +211,6 @@ class JoinedEntry:
     """Flattened tensors, concatenated.
 
     Attributes:
-        parts: The tensors.
         ends: The number of elements up to the end of each.
     """
 

@@ -45,7 +45,6 @@ class CandidateScorer:
     Args:
         model: What the merges are weights of, on its device; its weights are overwritten.
         base: θ0, in memory or lazy.
-        experts: State dicts by name.
         statistics: Of data, for methods that need them: kind → expert → tensor.
         device: Where the merge's arithmetic happens.
         judging: Batch size, precision and compilation of the forward passes, as `Judge` takes them; merges are made in

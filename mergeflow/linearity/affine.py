@@ -244,7 +244,6 @@ class LayerVerdict:
     """What one combination gives at one layer; three numbers are the lower quartile, the middle, the upper quartile.
 
     Attributes:
-        layer: Name of the layer.
         distance: 1 − cos over samples; the middle is the mean.
         base: Mean of the baseline.
         coef: Over samples; the middle is the median.

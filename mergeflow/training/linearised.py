@@ -73,7 +73,6 @@ class LinearisedModel:
         base: The model with the weights θ0.
         module: Its module with the linearised part instead of the part.
         tower: The part's name; "" where the whole module is linearised.
-        part: The linearised part.
     """
 
     base: Model

@@ -75,7 +75,6 @@ def fine_tune(
     Args:
         model: its module's parameters with `requires_grad` are trained.
         data: the tasks' examples, heads on the model's device; more than one for `joint` alone.
-        settings: optimiser, schedule and length.
         seed: seed of the batch order, at least 0.
         saved: file for the resumable state.
         validate: returns the validation accuracy of the model as it stands; called once an epoch.

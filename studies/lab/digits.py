@@ -184,7 +184,6 @@ def coloured(digits: Digits, red_if_odd: float, name: str) -> Classification:
     Args:
         digits: in black and white.
         red_if_odd: r_o, in [0, 1].
-        name: of the task.
 
     Source:
         Li et al. 2025, Section 4.1, with r_e = 1 − r_o; the same draws as the transform `?colour=`.
@@ -305,8 +304,6 @@ def accuracy(model: Model, state: State, tasks: Mapping[str, Classification]) ->
 
     Args:
         model: the network, whose weights are overwritten.
-        state: the weights.
-        tasks: by name.
     """
     model.load(state)
     with torch.inference_mode():

@@ -62,9 +62,6 @@ copyreg.pickle(StageIO, _packed)
 class Lazy(Generic[Opened]):
     """A value that is made at its first use, and is then pickled to other processes.
 
-    Args:
-        make: makes it.
-
     Example:
         >>> words = Lazy(lambda: print("made") or ["a", "b"])
         >>> words(), words()
@@ -214,8 +211,6 @@ class TrainingRun:
         """Return θ_t after an epoch of a run with `keep_epochs`.
 
         Args:
-            seed: of the run.
-            task: the task's name.
             number: of the epoch, from 1.
         """
         return self._state(f"seed_{seed}/experts/{task}/epochs/epoch_{number:03}")
@@ -341,7 +336,6 @@ class Laboratory:
         """Return the rows of `measure(lab, run, seed)` for every seed of every training run, each a piece of `of_run`.
 
         Args:
-            names: of the runs.
             measure: yields the rows of one.
             seeds: those that count, by default all that a run has.
             name: put before that of every piece, where runs are measured in several ways.
@@ -430,7 +424,6 @@ class Laboratory:
         """Return the accuracy of a model on each task, on test `Judged`, in [0, 1]; the same weights are judged once.
 
         Args:
-            state: the model's weights.
             split: train, validation or test.
             tasks: names of the tasks to look at; all of the study by default.
         """
@@ -505,7 +498,6 @@ def choose_scale(
     """Choose a method's scale on validation, walking the grid from `start` both ways; look at test once.
 
     Args:
-        inputs: the study's inputs.
         scorer: what merges and scores; of `inputs.blind()` where nothing else needs it.
         method: a name of the catalog.
         scales: the grid, rising.
@@ -543,7 +535,6 @@ def regime_of(run: TrainingRun, seed: int) -> str:
 
     Args:
         run: one that has experts, not one joint model.
-        seed: of the run.
     """
     folder = run.io.dep(layout.study_run(run.name)) / f"seed_{seed}" / "experts" / run.tasks[0]
     if not (folder / "training.json").exists():

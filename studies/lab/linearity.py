@@ -322,7 +322,6 @@ def direction(system: str, says: str, chosen: Callable[[pd.DataFrame], pd.DataFr
 
     Args:
         system: of the paper.
-        says: the claim.
         chosen: which rows it is about.
         ours: as of `Claim`.
     """

@@ -223,7 +223,6 @@ def choose_rate(
     runs, and adapt none of them. Test is not there to be read.
 
     Args:
-        inputs: the study's.
         experts: State dicts by task, in memory or lazy.
         plan: how, but for the rate and the images.
         rates: those tried.

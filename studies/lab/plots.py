@@ -119,7 +119,6 @@ def curves(
         value: what is drawn.
         panel: the column whose values become panels.
         labels: from values of `by` and `panel` to what the legend and titles say.
-        x_label, y_label: of the axes.
         title: of the one panel where there is no `panel`.
         levels: from a panel's value to what is compared with: what the legend calls it, and its height.
         scale: of x; that of rounds is logarithmic, with marks where something was measured, and "root" is for shares.
@@ -209,7 +208,6 @@ def ranked_dots(values: Mapping[str, Mapping[str, Sequence[float]]], title: str,
 
     Args:
         values: from the model to the legend's text to one value for each seed.
-        title, x_label: of the panel.
     """
     figure = new_figure(0.75 * FULL_WIDTH, 1.4 + 0.26 * len(values))
     axis = figure.subplots()
@@ -245,7 +243,6 @@ def scatter(
         x: from the column to what its axis is called.
         y: the column of the heights.
         by: the column whose values are colours.
-        y_label: of the y axis.
         labels: from values of `by` to what the legend says.
         grid: as of `dress`.
         columns, height: panels in a row, and inches of each.

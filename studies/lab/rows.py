@@ -153,7 +153,6 @@ def rank_correlation(
     """Return Spearman's correlation of a prediction with the column `loss`.
 
     Args:
-        rows: what was measured.
         prediction: of a row.
         by: the column whose values divide the rows into groups; the mean over them counts. One group by default.
 

@@ -129,8 +129,6 @@ def take_experts(root: Path, pattern: str, tasks: Sequence[str], seed: int, base
     Args:
         root: the project, which the pattern is relative to.
         pattern: a path with `{task}`, and `{seed}` if there is more than one seed.
-        tasks: names.
-        seed: the seed asked for.
         base: checkpoint of θ0, whose tensors the experts must have.
         folder: where the result is built.
     """

@@ -49,7 +49,6 @@ def trained(model: Model, start: State, data: Examples, tuning: Lasting, seed: i
     Args:
         model: whose weights are overwritten.
         start: where training begins.
-        data: training examples.
         tuning: how long, and with which settings.
         seed: of the order of the examples.
     """

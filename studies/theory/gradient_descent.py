@@ -322,7 +322,6 @@ class Problem:
     """T tasks from one starting point. `step` is η > 0, `scale` α, with which the joint run has the step αη.
 
     Args:
-        name: of the model.
         module: the model in float64, with the weights θ0.
         examples: of every task.
         net: the feed-forward net that `module` is, or None.

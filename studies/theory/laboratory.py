@@ -127,7 +127,6 @@ def initial(dimensions: int, width: int, seed: int, spread: float = 0.5) -> tupl
     Args:
         dimensions: d.
         width: m.
-        seed: of the draw.
         spread: ξ√m, at most 1 in the paper.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -190,8 +189,6 @@ def fine_tune(
     Args:
         start: Ψ^(0).
         output: a, [m].
-        task: the task.
-        training: its settings.
         watch: called with the number of steps taken and the weights, before the first step and after each; True ends
             the training.
     """

@@ -46,7 +46,6 @@ def low_rank(vector: Vector, rank: int) -> Reduced:
     """Return a task vector whose matrices are the best approximations of a rank; what is not a matrix stays whole.
 
     Args:
-        vector: tensors by name.
         rank: ≥ 1.
 
     Raises:
@@ -75,7 +74,6 @@ def row_pruned(vector: Vector, keep: float, smallest: bool = False) -> Reduced:
     """Return a task vector with a share of the rows of each MLP matrix, the largest in 2-norm; the others are 0.
 
     Args:
-        vector: tensors by name.
         keep: share of the rows kept, in [0, 1].
         smallest: keep the smallest rows instead, as a control.
 
@@ -100,7 +98,6 @@ def trimmed(vector: Vector, keep: float) -> Reduced:
     """Return a task vector with a share of the entries of each MLP matrix, the largest; the others are 0.
 
     Args:
-        vector: tensors by name.
         keep: share of the entries kept, in [0, 1].
 
     Raises:
@@ -124,7 +121,6 @@ def thinned(vector: Vector, keep: float, seed: int) -> Reduced:
     """Return a task vector whose MLP matrices keep each entry with a probability, divided by it; the others are 0.
 
     Args:
-        vector: tensors by name.
         keep: the probability, in (0, 1].
         seed: of the entries, which are then stored without their places.
 

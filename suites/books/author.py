@@ -93,7 +93,6 @@ class Style:
         """Return a sentence about people and places.
 
         Args:
-            dice: of every choice.
             names: of at least two people.
             towns: at least one.
         """
@@ -121,7 +120,6 @@ def draw_cast(dice: Dice, count: int) -> tuple[list[str], list[Fact]]:
     """Return the names of people and the facts about them, one of each kind a person.
 
     Args:
-        dice: of every choice.
         count: of people.
     """
     names: list[str] = []

@@ -66,7 +66,6 @@ class Animal:
 
         Args:
             wide, high: half its width and half its height.
-            colour: of the muzzle.
             y: height of its middle before the nod.
         """
         self.pen.oval(self.turn, y + self.nod, wide, high, colour)
@@ -88,7 +87,6 @@ class Animal:
         """Draw the nose and the line below it, moved with the face.
 
         Args:
-            colour: of the nose.
             y: its height before the nod.
             size: half its width.
         """
@@ -101,7 +99,6 @@ class Animal:
 
         Args:
             wide, high: mean half width and half height of the fur.
-            colour: of the fur.
             tufts: how many stick out.
         """
         radii = (1 + 0.14 * self.pen.rng.random(2 * tufts)).tolist()
@@ -114,7 +111,6 @@ class Animal:
         Args:
             count: how many are tried; fewer are drawn.
             radius: of a spot, 0.6 to 1.4 times it.
-            colour: of the spots.
         """
         for a, b, c in self.pen.rng.random((count, 3)).tolist():
             x, y = 1.1 * a - 0.55, 1.6 * b - 0.5

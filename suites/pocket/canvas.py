@@ -134,9 +134,7 @@ def ground(rng: Generator, colour: Colour, rough: float, style: Style, cells: in
 
     Args:
         rng: the image's own generator.
-        colour: of the ground.
         rough: standard deviation of the mottling in grey values; 0 for none.
-        style: rendering style.
         cells: bumps of the coarse mottling along a side; the fine one has four times as many.
     """
     if not style.clutter or rough <= 0:
@@ -210,7 +208,6 @@ class Pen:
 
         Args:
             left, top, right, bottom: its sides, in object coordinates.
-            fill: its colour.
         """
         self.polygon([(left, top), (right, top), (right, bottom), (left, bottom)], fill)
 
@@ -220,7 +217,6 @@ class Pen:
         Args:
             points: its corners, in object coordinates.
             width: in object units.
-            fill: its colour.
         """
         self._draw.line(self.place(points), fill=fill, width=max(1, round(width * self.unit)), joint="curve")
 
@@ -230,7 +226,6 @@ class Pen:
         Args:
             x, y: its centre, in object coordinates.
             radius: in object units.
-            fill: its colour.
         """
         ((cx, cy),) = self.place([(x, y)])
         r = radius * self.unit
@@ -242,7 +237,6 @@ class Pen:
         Args:
             x, y: its centre, in object coordinates.
             rx, ry: half its width and half its height, in object units.
-            fill: its colour.
         """
         self._draw.polygon(self.place([(x + rx * a, y + ry * b) for a, b in _CIRCLE]), fill=fill)
 
@@ -253,7 +247,6 @@ class Pen:
             x, y: its centre, in object coordinates.
             radius: of the outer edge, in object units.
             width: of the line, in object units.
-            fill: its colour.
         """
         ((cx, cy),) = self.place([(x, y)])
         r = radius * self.unit

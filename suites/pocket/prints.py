@@ -28,10 +28,8 @@ def draw_chunk(suite: str, task: str, start: int, stop: int, seed: int) -> np.nd
 
     Args:
         suite: an embedded suite.
-        task: of the suite.
         start: first index; the label of picture i is i modulo the number of classes.
         stop: index after the last.
-        seed: of the drawings.
 
     Example:
         >>> draw_chunk("pocket8", "street", 0, 2, 0).shape

@@ -11,12 +11,9 @@ def draw_chunk(suite: str, task: str, start: int, stop: int, photo_share: float,
     """Draw images `start` to `stop` of a task's stream.
 
     Args:
-        suite: suite name.
-        task: task name.
         start: first index; the label of image i is i modulo the number of classes.
         stop: index after the last.
         photo_share: share of the images in the task's own style, the rest is clip art.
-        seed: of the stream.
 
     Returns:
         uint8 [stop - start, 32, 32, 3].

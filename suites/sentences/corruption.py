@@ -54,7 +54,6 @@ class Corruption:
     Args:
         settings: the shares.
         words: the tokenizer.
-        seed: of every choice.
     """
 
     def __init__(self, settings: CorruptionSettings, words: PreTrainedTokenizerFast, seed: int) -> None:

@@ -123,8 +123,6 @@ class Loss:
     """The loss of the factors of one tensor.
 
     Attributes:
-        name: The tensor.
-        rank: Of the factors.
         norm: ‖Δ‖, Frobenius.
         lost: ‖Δ − s · B A‖, as the factors are stored.
     """

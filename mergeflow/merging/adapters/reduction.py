@@ -35,7 +35,6 @@ class Reduction:
     """The factors of everything that changed and takes factors.
 
     Attributes:
-        engine: The merge.
         scale: The factor of its direction.
         options: What the recipe says of the adapter.
         dtype: The type of the factors; None for float32, or an adapter's own where its factors are kept as they are.

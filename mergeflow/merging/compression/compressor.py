@@ -40,8 +40,6 @@ class Stored:
 
     Attributes:
         base: θ0 of this tensor in the type of arithmetic; None for compressors that need no base.
-        shared: The shared part.
-        task_part: The task's part.
         whole: The task's values for the whole model.
     """
 

@@ -35,7 +35,6 @@ class Compressed:
         call: The compressor and its arguments.
         tensors: What is stored, by name: shared/TENSOR/PART, task/TASK/TENSOR/PART.
         dtypes: The base's type per tensor.
-        tasks: Names of the tasks.
         base: Fingerprint of the base.
         expert_bits: Bits of all experts as they were.
     """

@@ -297,7 +297,6 @@ class CandidateMerger:
 
     Args:
         base: θ0, in memory or lazy.
-        experts: State dicts by name.
         statistics: Of data, for methods that need them: kind → expert → tensor.
         device: Where the arithmetic happens.
     """

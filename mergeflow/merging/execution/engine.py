@@ -213,9 +213,6 @@ class _Facts:
     """What a pass finds of one tensor by itself, from its pieces, on any threads.
 
     Args:
-        engine: Reads the pieces.
-        name: The tensor.
-        step: The pass.
         pieces: How many pieces the tensor has.
         before: What an earlier pass finds of the tensor, which this one needs.
     """

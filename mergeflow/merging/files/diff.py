@@ -19,7 +19,6 @@ class TensorDiff:
     """One tensor in two checkpoints.
 
     Attributes:
-        name: Its name.
         shapes: Shape in a and in b; None where it is missing.
         dtypes: Type in a and in b; None where it is missing.
         norm_a: ‖a‖.
