@@ -293,25 +293,19 @@ def on_card(
         return {use.__name__: use(home, tmp_path_factory.mktemp(use.__name__), "cuda") for use, home in used}
 
 
-@pytest.mark.parametrize("use", USES)
-def test_what_takes_images(
-    use: Callable[[Path, Path, str], Any], world: Path, tmp_path: Path, on_card: dict[str, Any]
+@pytest.mark.parametrize(
+    ("use", "home"),
+    [(use, home) for uses, home in ((USES, "world"), (TEXT_USES, "texts"), (CAUSAL_USES, "tales")) for use in uses],
+)
+def test_what_takes_a_device(
+    use: Callable[[Path, Path, str], Any],
+    home: str,
+    tmp_path: Path,
+    on_card: dict[str, Any],
+    request: pytest.FixtureRequest,
 ) -> None:
-    torch.testing.assert_close(on_card[use.__name__], use(world, tmp_path, "cpu"), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("use", TEXT_USES)
-def test_what_takes_texts(
-    use: Callable[[Path, Path, str], Any], texts: Path, tmp_path: Path, on_card: dict[str, Any]
-) -> None:
-    torch.testing.assert_close(on_card[use.__name__], use(texts, tmp_path, "cpu"), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("use", CAUSAL_USES)
-def test_what_takes_long_texts(
-    use: Callable[[Path, Path, str], Any], tales: Path, tmp_path: Path, on_card: dict[str, Any]
-) -> None:
-    torch.testing.assert_close(on_card[use.__name__], use(tales, tmp_path, "cpu"), rtol=1e-3, atol=1e-5)
+    on_cpu = use(request.getfixturevalue(home), tmp_path, "cpu")
+    torch.testing.assert_close(on_card[use.__name__], on_cpu, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.usefixtures("on_card")

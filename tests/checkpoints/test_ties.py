@@ -36,6 +36,18 @@ def test_copies_are_those_that_transformers_ties(tmp_path, name):
     assert any(copy.endswith("weight") for copy in copies)
 
 
+def merged(folder, wrapped, spread):
+    """Save an adapter with other weights, merge it into the base; return the folder of the result."""
+    with torch.no_grad():
+        for value in wrapped.parameters():
+            if value.requires_grad:
+                value.add_(spread * torch.randn(value.shape))
+    wrapped.save_pretrained(folder / "a")
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(folder / "base")}
+    merge({**recipe, "experts": {"a": str(folder / "a")}, "out": str(folder / "out")})
+    return folder / "out"
+
+
 def trained(folder, tied, **config):
     """Save a base and an adapter; return the logits that PEFT gives, without merging."""
     model = tiny("llama", tie_word_embeddings=tied)
@@ -90,15 +102,9 @@ def test_an_untied_t5_scales_as_before_also_where_an_older_file_does_not_say_it(
     content = json.loads(file.read_text())
     file.write_text(json.dumps({key: content[key] for key in content.keys() - {"scale_decoder_outputs"}}))
     wrapped = peft.get_peft_model(kind.from_pretrained(tmp_path / "base"), peft.LoraConfig(target_modules=["shared"]))
-    with torch.no_grad():
-        for parameter, value in wrapped.named_parameters():
-            if "lora_" in parameter:
-                value.add_(0.1 * torch.randn(value.shape))
-    wrapped.save_pretrained(tmp_path / "a")
-    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base")}
-    merge({**recipe, "experts": {"a": str(tmp_path / "a")}, "out": str(tmp_path / "out")})
+    out = merged(tmp_path, wrapped, 0.1)
     given = {"input_ids": TOKENS, "decoder_input_ids": TOKENS}
-    output, wanted = kind.from_pretrained(tmp_path / "out").eval()(**given), wrapped.eval()(**given)
+    output, wanted = kind.from_pretrained(out).eval()(**given), wrapped.eval()(**given)
     torch.testing.assert_close(output.logits, wanted.logits, rtol=1e-4, atol=1e-4)
 
 
@@ -121,14 +127,8 @@ def test_retrained_tokens_of_a_tied_table_are_its_heads_too(tmp_path, name, tabl
     module = head if target == "head" else attention
     config = peft.LoraConfig(target_modules=[module], trainable_token_indices={table: [5, 9]})
     wrapped = peft.get_peft_model(model, config).eval()
-    with torch.no_grad():
-        for value in wrapped.parameters():
-            if value.requires_grad:
-                value.add_(0.3 * torch.randn(value.shape))
-    wrapped.save_pretrained(tmp_path / "a")
-    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base")}
-    merge({**recipe, "experts": {"a": str(tmp_path / "a")}, "out": str(tmp_path / "out")})
-    output = kind.from_pretrained(tmp_path / "out").eval()(TOKENS)
+    out = merged(tmp_path, wrapped, 0.3)
+    output = kind.from_pretrained(out).eval()(TOKENS)
     torch.testing.assert_close(output.logits, wrapped(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
@@ -142,14 +142,8 @@ def test_an_adapter_of_one_block_of_several_tied_ones_changes_it_alone(tmp_path,
     kind(kind.config_class.from_dict(shrunk(kind.config_class().to_dict()) | sizes)).save_pretrained(tmp_path / "base")
     config = peft.LoraConfig(target_modules=["q_proj", "down_proj"], layers_to_transform=layers)
     wrapped = peft.get_peft_model(kind.from_pretrained(tmp_path / "base"), config).eval()
-    with torch.no_grad():
-        for parameter, value in wrapped.named_parameters():
-            if "lora_" in parameter:
-                value.add_(0.3 * torch.randn(value.shape))
-    wrapped.save_pretrained(tmp_path / "a")
-    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base")}
-    merge({**recipe, "experts": {"a": str(tmp_path / "a")}, "out": str(tmp_path / "out")})
-    output, wanted = kind.from_pretrained(tmp_path / "out").eval()(TOKENS), wrapped(TOKENS)
+    out = merged(tmp_path, wrapped, 0.3)
+    output, wanted = kind.from_pretrained(out).eval()(TOKENS), wrapped(TOKENS)
     torch.testing.assert_close(output.logits, wanted.logits, rtol=1e-4, atol=1e-4)
 
 

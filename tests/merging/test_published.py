@@ -267,18 +267,14 @@ def test_what_is_not_a_merge_s_is_not_pushed(models, tmp_path):
     with pytest.raises(MergeflowError, match="expected owner/name"):
         push(models / "base", "merged", dry_run=True)
     made = merge(plan(models, tmp_path / "out")).path
-    raw = bytearray((made / "model.safetensors").read_bytes())
-    raw[-3] ^= 1
-    (made / "model.safetensors").write_bytes(raw)
-    with pytest.raises(MergeflowError, match=r"weights of .* are not those that its mergeflow.json records"):
-        push(made, "me/merged", dry_run=True)
     adapter = merge(plan(models, tmp_path / "adapter", adapter=4)).path
-    push(adapter, "me/adapter", dry_run=True)
-    raw = bytearray((adapter / "adapter_model.safetensors").read_bytes())
-    raw[-3] ^= 1
-    (adapter / "adapter_model.safetensors").write_bytes(raw)
-    with pytest.raises(MergeflowError, match=r"weights of .* are not those that its mergeflow.json records"):
-        push(adapter, "me/adapter", dry_run=True)
+    for file in (made / "model.safetensors", adapter / "adapter_model.safetensors"):
+        push(file.parent, "me/merged", dry_run=True)
+        raw = bytearray(file.read_bytes())
+        raw[-3] ^= 1
+        file.write_bytes(raw)
+        with pytest.raises(MergeflowError, match=r"weights of .* are not those that its mergeflow.json records"):
+            push(file.parent, "me/merged", dry_run=True)
     (made / "config.json").unlink()
     with pytest.raises(MergeflowError, match=r"lacks \['config.json'\]"):
         push(made, "me/merged", dry_run=True)
