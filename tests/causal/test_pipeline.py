@@ -135,7 +135,7 @@ def test_training_by_adapters_and_drawn_weights(project: Path, tmp_path: Path) -
     [
         ("folder:inputs/one.txt", "  \n ", "one.txt is empty"),
         ("folder:inputs/none", None, "no such file or folder"),
-        ("jsonl:inputs/one.jsonl", '{"text": ""}\n', r"one.jsonl:0 is empty"),
+        ("jsonl:inputs/one.jsonl", '{"text": ""}\n', r"one.jsonl: each row's text is empty"),
         ("jsonl:inputs/one.jsonl", '{"text": 7}\n', r"row 0: text is 7; expected a text"),
         ("jsonl:inputs/one.jsonl", '{"body": "a"}\n', r"found the columns 'body'; expected one of texts"),
         ("jsonl:inputs/one.jsonl", '{"question": "a", "choices": ["b"], "answer": 0}\n' * 20, "1 choices found"),

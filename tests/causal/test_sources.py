@@ -58,3 +58,13 @@ def test_a_folder_reads_endings_in_capitals_and_tells_what_it_does_not_read(tmp_
     (tmp_path / "three.rst").write_text("more words")
     with pytest.raises(MergeflowError, match=r"holds 'three.rst', which is not read as text"):
         open_folder("task", str(tmp_path), 0, tmp_path)
+
+
+def test_blank_rows_of_texts_are_left_out_and_counted(tmp_path: Path) -> None:
+    """As WikiText has them between paragraphs."""
+    write(tmp_path / "rows", train=[{"text": text} for text in ("", " = A title = \n", " \n", "Words.\n")])
+    split = SOURCES["jsonl"]("wiki", "rows", 0, tmp_path).splits["train"]
+    with pytest.warns(UserWarning, match=r"train.jsonl: 2 of 4 rows are blank and left out"):
+        examples = list(split())
+    assert [example.content["text"] for example in examples] == [" = A title = \n", "Words.\n"]
+    assert [example.content["document"] for example in examples] == [0, 1]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -326,10 +327,18 @@ def _columns(names: Sequence[str], where: str, chosen: Mapping[str, str]) -> tup
 
 
 def _texts(table: pa.Table, column: str, where: str) -> Iterator[tuple[str, str]]:
-    for row, text in enumerate(table[column].to_pylist()):
+    """Yield the rows that have words; corpora of lines, such as WikiText, have blank ones between paragraphs."""
+    texts = table[column].to_pylist()
+    for row, text in enumerate(texts):
         if not isinstance(text, str):
             raise MergeflowError(f"{where}, row {row}: {column} is {text!r}; expected a text.")
-        yield f"{where}:{row}", text
+        if text.strip():
+            yield f"{where}:{row}", text
+    blank = sum(not text.strip() for text in texts)
+    if texts and blank == len(texts):
+        raise MergeflowError(f"{where}: each row's {column} is empty: give them some words.")
+    if blank:
+        warnings.warn(f"{where}: {blank} of {len(texts)} rows are blank and left out.", stacklevel=2)
 
 
 def _questions(table: pa.Table, columns: Sequence[str], where: str) -> Iterator[Example]:
