@@ -16,6 +16,8 @@ Storage is the size of the file, header included, as a share of all experts' byt
 entry for a mask, 32 (m + n) k bits for an m × n matrix of rank k. The smallest ρ that keeps 99 % is chosen on
 validation. ± is over seeds: the order of the batches; sizes are the same for all.
 
+`texts_compression` is the same with eight real tasks on texts, tuned on a pre-trained encoder (worlds/real-texts).
+
 **Source.** CART, Appendix C.2, Table 3 (Table 4, on texts, is part of the study `glue`); EMR-Merging (Huang et al.,
 NeurIPS 2024); TALL masks (Wang et al., ICML 2024); TSV-C (Gargiulo et al., CVPR 2025).
 """
@@ -367,3 +369,5 @@ STUDY = Study(
     figures=lambda options: {"storage": partial(storage_figure, options)},
     notes=notes,
 )
+
+STUDIES = {"compression": STUDY, "texts_compression": STUDY}
