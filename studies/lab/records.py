@@ -44,13 +44,14 @@ class Record:
 
 def find_record(home: Path, name: str) -> Record:
     """Return a study's record below `home`."""
-    rows = home / RECORDS / f"{name}.parquet"
+    rows, facts = (home / RECORDS / f"{name}.{ending}" for ending in ("parquet", "json"))
     if not rows.exists():
         raise MergeflowError(
             f"study {name} has no record in {RECORDS}: measure it and keep the rows, `mergeflow study {name} --record`."
         )
-    facts = rows.with_suffix(".json")
-    return Record(rows, json.loads(facts.read_text("utf-8")) if facts.exists() else {})
+    if not facts.exists():
+        raise MergeflowError(f"{facts} is missing, which says how the rows beside it were measured: restore it.")
+    return Record(rows, json.loads(facts.read_text("utf-8")))
 
 
 def last_run(study: Study) -> Result:

@@ -51,7 +51,7 @@ def by_the_stage(store: Store, files: Files) -> bool:
 
 
 def by_a_command(store: Store, files: Files) -> bool:
-    origin: dict[str, Any] = {"kind": "add", "parent": {"task": "signs"}}
+    origin: dict[str, Any] = {"kind": "add", "parent": {"model": "merged", "version": "1", "task": "signs"}}
     done = stage.register_rebuilt(store, "merged", files, origin, promote_it=True)  # type: ignore[arg-type]
     assert not done.new
     assert done.decision is not None

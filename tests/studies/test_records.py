@@ -86,6 +86,13 @@ def test_what_differs_from_a_record_is_named() -> None:
         find_record(ROOT / "docs", "mima")
 
 
+def test_rows_without_the_facts_of_their_run_are_refused(tmp_path: Path) -> None:
+    (tmp_path / RECORDS).mkdir(parents=True)
+    (tmp_path / RECORDS / "mima.parquet").touch()
+    with pytest.raises(MergeflowError, match=r"mima.json is missing.*restore it"):
+        find_record(tmp_path, "mima")
+
+
 def test_a_study_that_has_not_run_leaves_no_record(tmp_path: Path) -> None:
     with pytest.raises(MergeflowError, match="mima has no rows"):
         write_record(tmp_path, STUDIES["mima"])

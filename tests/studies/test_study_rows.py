@@ -33,6 +33,7 @@ def made_up(root: Path, rows: list[dict[str, Any]] | None) -> Study:
 def recorded(home: Path, rows: list[dict[str, Any]]) -> None:
     (home / RECORD).parent.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows), home / RECORD)
+    (home / RECORD).with_suffix(".json").write_text("{}")
 
 
 def test_rows_are_those_of_the_last_run_and_where_none_ran_those_of_the_record(
