@@ -174,8 +174,9 @@ def _rows(model: Any, body: bytes, content_type: str, limits: Limits) -> Any:
         if kind == "text/csv":
             types = dict(zip(schema.input_names(), schema.pandas_types(), strict=True)) if schema else None
             as_it_is = {"keep_default_na": False, "na_values": [""]}  # `NA` and `null` are texts too
-            rows: Any = pd.read_csv(io.StringIO(body.decode()), dtype=types, nrows=limits.rows + 1, **as_it_is)
-            if pd.read_csv(io.StringIO(body.decode()), header=None, nrows=1, dtype=str).T.duplicated().any():
+            text = body.decode()
+            rows: Any = pd.read_csv(io.StringIO(text), dtype=types, nrows=limits.rows + 1, **as_it_is)
+            if pd.read_csv(io.StringIO(text), header=None, nrows=1, dtype=str).T.duplicated().any():
                 raise ValueError("a column comes twice")
             _check_count(len(rows), limits)
             return _with_columns(rows, schema) if schema else rows

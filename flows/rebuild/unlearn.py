@@ -404,10 +404,11 @@ class _Work:
         the others are too few to be merged.
         """
         experts, weights = self._experts, {self.task: scale}
-        others = {name: state for name, state in experts.items() if name != self.task}
-        with suppress(MergeflowError):
-            check_inputs(self._call, others, None)
-            experts, weights = (experts, weights) if scale else (others, {})
+        if not scale:
+            others = {name: state for name, state in experts.items() if name != self.task}
+            with suppress(MergeflowError):
+                check_inputs(self._call, others, None)
+                experts, weights = others, {}
         return prepare(self._call, self._base, experts, weights=weights).at(self._call.scale)
 
     def figures(self, scale: float) -> Figures:

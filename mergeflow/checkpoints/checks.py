@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import accumulate
@@ -234,12 +234,12 @@ def check_copied(tensor: str, info: TensorInfo, expert: str, base: Tensor, value
 _COMPUTED = re.compile(r"(?:^|[._])(?:(?P<small>inv_freq)|(?:cos|sin)_cached?|freqs_(?:cos|sin)|(?:weight|bias)_mask)$")
 
 
-def check_computed(tensor: str, base: Tensor, taus: Mapping[str, Tensor]) -> None:
+def check_computed(tensor: str, base: Tensor, experts: Sequence[str], taus: Tensor) -> None:
     """Check that a table that nobody trains, as of rotary positions, is the same in all models, but for rounding.
 
     Args:
         base: The base's table, or a piece of it, [...].
-        taus: The experts' differences from it, [...] each.
+        taus: The differences from it of `experts`, [T, ...].
 
     Raises:
         MergeflowError: An expert's is another: its settings are other ones.
@@ -248,7 +248,7 @@ def check_computed(tensor: str, base: Tensor, taus: Mapping[str, Tensor]) -> Non
     if match is None:
         return
     tolerance = base.abs() * 2**-7 + (1e-7 if match["small"] else 2**-7)
-    for expert, tau in taus.items():
+    for expert, tau in zip(experts, taus, strict=True):
         if bool((tau.abs() > tolerance).any()):
             raise MergeflowError(
                 f"tensor '{tensor}' is a table of settings or a mask, and that of '{expert}' is another than the "

@@ -147,7 +147,7 @@ class Stacks:
                 raise
             copied = True
             base, taus = self._empty(count).zero_(), self._empty(len(self.experts), count).zero_()
-        check_computed(unit.name, base, dict(zip(self.model.experts, taus, strict=True)))
+        check_computed(unit.name, base, self.model.experts, taus)
         return Stack(
             self.model.tied.get(unit.name, unit.name),
             base.reshape(unit.shape).to(self.device),

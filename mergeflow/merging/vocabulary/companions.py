@@ -142,15 +142,16 @@ def listed_tokens(folder: Path) -> tuple[Vocabulary, str | None]:
     """Return the tokens that files list as text, and the file that lists all of them; with None added ones alone."""
     if (folder / TOKENIZER).is_file():
         return read_vocabulary(folder, folder.name, str(folder)), TOKENIZER
-    if (folder / "vocab.txt").is_file():
-        lines = (folder / "vocab.txt").read_text(encoding="utf-8", errors="replace").split("\n")
+    source = "vocab.txt" if (folder / "vocab.txt").is_file() else "vocab.json"
+    if source == "vocab.txt":
+        lines = (folder / source).read_text(encoding="utf-8", errors="replace").split("\n")
         ids: dict[str, Any] = {token.rstrip("\r"): row for row, token in enumerate(lines) if token}
     else:
-        ids = read_json_if_whole(folder / "vocab.json")
-    source = None if not ids else "vocab.txt" if (folder / "vocab.txt").is_file() else "vocab.json"
+        ids = read_json_if_whole(folder / source)
     listed = settings_of(folder).get("added_tokens_decoder")
     added = {token["content"]: int(row) for row, token in listed.items()} if isinstance(listed, dict) else {}
-    return Vocabulary(folder, {}, {**ids, **read_json_if_whole(folder / "added_tokens.json"), **added}), source
+    tokens = {**ids, **read_json_if_whole(folder / "added_tokens.json"), **added}
+    return Vocabulary(folder, {}, tokens), source if ids else None
 
 
 def tokenizer_files(folder: Path) -> set[str]:
