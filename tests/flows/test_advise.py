@@ -65,6 +65,12 @@ def test_the_suggestion_keeps_the_experts_length_and_can_be_pasted(folder: Path)
     assert "aligned" in done.output
 
 
+def test_smaller_scales_are_suggested_where_many_tasks_share_the_model() -> None:
+    """The best λ of eight real tasks on texts lay below the range by lengths."""
+    vectors = {f"t{i}": {"w": row} for i, row in enumerate(torch.eye(8))}
+    assert advise({"w": torch.zeros(8)}, vectors).scales == [0.0707, 0.141, 0.283, 0.356, 0.449, 0.566]
+
+
 def test_json_has_every_part_and_one_source_for_each_expert(folder: Path) -> None:
     data = ["--data", "suite:pocket8/signs", "--data", "suite:pocket8/land", "--data", "suite:pocket8/street"]
     done = run(str(folder / "acd.yaml"), "--architecture", "pocket-clip", *data, "--samples", "16", "--json")
@@ -337,14 +343,3 @@ def test_weights_of_sixteen_bits_are_computed_with_in_thirty_two(tmp_path: Path)
         done = run(str(tmp_path / "r.yaml"), "--data", f"text:{texts(tmp_path)}", "--json")
         changes[kind] = json.loads(done.output)["changes"][0][1]
     assert changes[torch.bfloat16] == pytest.approx(changes[torch.float32], abs=1e-4)
-
-
-def test_of_more_than_eight_experts_the_range_comes_with_a_warning() -> None:
-    """In the study adviser_suites the best λ of 14 and 20 tasks lay below the range."""
-    base = {"w": torch.zeros(9)}
-    experts = {f"task{index}": {"w": axis} for index, axis in enumerate(torch.eye(9))}
-    (remark,) = advise(base, experts).remarks
-    assert "too large for 9 experts" in remark
-    assert "half of the smallest" in remark
-    eight = dict(list(experts.items())[:8])
-    assert advise(base, eight).remarks == []

@@ -1,4 +1,4 @@
-"""What to try with some experts: four λ by the lengths of their task vectors, and how their tasks are related."""
+"""What to try with some experts: λ by the lengths of their task vectors, and how their tasks are related."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ RELATED = 1 / 3
 POINTS = 4
 _LENGTH = (0.8, 1.6)  # the range of λ in units of the λ that keeps the experts' length
 _LONGEST = 10.0  # no longer λ is suggested: task vectors that ask for one cancel each other, but for rounding
-_MOST = 8  # experts in one sum for which the suggested range held the best λ, or lost nothing without it
+_MANY = 4  # from so many experts on the best λ lay below the range on real tasks (worlds/real-texts)
 _DIGITS = 6  # of a document: processors differ in the last bits, and nobody reads so far
 
 Verdict = Literal["aligned", "irrelevant", "contradictory"]
@@ -169,12 +169,9 @@ def _scales(norms: Sequence[float], cosines: Sequence[Sequence[float]], remarks:
     if lengths.empty or lengths.high > _LONGEST:
         remarks.append("λ was not suggested: the task vectors are all zero, or cancel each other.")
         return None
-    if len(norms) > _MOST:
-        remarks.append(
-            f"the suggested λ may be too large for {len(norms)} experts: the more there are, the more often the best "
-            "lies below the range (docs/sweep.md). Try half of the smallest as well."
-        )
-    return suggested(lengths)
+    scales = suggested(lengths)
+    lower = [scales[0] / 4, scales[0] / 2] if len(norms) >= _MANY else []
+    return [*(float(f"{scale:.3g}") for scale in lower), *scales]
 
 
 def scales_of_lengths(norms: Sequence[float], cosines: Sequence[Sequence[float]]) -> Interval:
