@@ -4,11 +4,14 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 
 
-def worker_pool(workers: int) -> Executor:
-    """Return a pool of fresh processes; use it in a `with` block.
+@contextmanager
+def worker_pool(workers: int) -> Iterator[Executor]:
+    """Open a pool of fresh processes, which end at once, whatever they do, where the `with` block fails.
 
     A daemonic process, such as a worker of Dask, may have none: there it is one thread of its own.
 
@@ -16,8 +19,18 @@ def worker_pool(workers: int) -> Executor:
         workers: how many, at least 1.
     """
     if multiprocessing.current_process().daemon:
-        return ThreadPoolExecutor(1)
-    return ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent)
+        with ThreadPoolExecutor(1) as thread:
+            yield thread
+        return
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), end_with_parent)
+    try:
+        yield pool
+    except BaseException:  # Ctrl-C among them: what they do may take an hour
+        for process in list(pool._processes.values()):
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def end_with_parent() -> None:

@@ -1,6 +1,5 @@
 """What a study reads: the base, the training runs, and how good a model is on validation and on test."""
 
-import copyreg
 import json
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,8 +28,7 @@ from mergeflow.processes import worker_pool
 from mergeflow.search.candidates import best_on_line, line, score_all
 from studies.lab.rows import Row, accuracy_rows
 from tasks.models import choose_device, load_base_head, load_examples, load_model
-from tasks.project.parameters import params_of
-from tasks.project.stage import CHOICES, STUDIES, Stage, StageIO
+from tasks.project.stage import CHOICES, STUDIES, StageIO
 from tasks.running.devices import device_names
 from tasks.training import head_file
 
@@ -41,22 +39,6 @@ Opened = TypeVar("Opened")
 Measured = TypeVar("Measured")
 Piece = dict[str, Any]
 """JSON values of one piece of measuring."""
-
-
-def _packed(io: StageIO) -> tuple[Callable[..., StageIO], tuple[Any, ...]]:
-    """Say how the files of a stage go to another process: there they report nothing and hold no device."""
-    params = io.params.model_dump()  # their class is made for the project's modality, and has no module
-    return _stage_io, (io.stage, io.root, io.scratch, params, io.studies, io.withheld)
-
-
-def _stage_io(
-    stage: Stage, root: Path, scratch: Path, params: dict[str, Any], studies: Any, withheld: tuple[str, ...]
-) -> StageIO:
-    typed = params_of(params["model"]).model_validate(params)
-    return StageIO(stage, root, scratch, typed, studies, withheld=withheld)
-
-
-copyreg.pickle(StageIO, _packed)
 
 
 class Lazy(Generic[Opened]):
@@ -115,12 +97,9 @@ def cached_in_processes(io: StageIO, measures: Mapping[str, Callable[[], Piece]]
     if workers > 1 and not any(PRIVATE.encode() in pickle.dumps(measures[name]) for name in missing):
         with worker_pool(workers) as pool:
             names = {pool.submit(measures[name]): name for name in missing}
-            try:
-                for future in as_completed(names):
-                    write_atomically(_piece(io, names.pop(future)), json.dumps(future.result()))
-                    io.report(what, len(measures) - len(names), len(measures))
-            finally:
-                pool.shutdown(cancel_futures=True)
+            for future in as_completed(names):
+                write_atomically(_piece(io, names.pop(future)), json.dumps(future.result()))
+                io.report(what, len(measures) - len(names), len(measures))
     return _cached_in_turn(io, measures, what)
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,8 +12,10 @@ from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint, read_state, write_checkpoint
 from mergeflow.checkpoints.writer import link_or_copy, write_atomically
 from mergeflow.errors import MergeflowError
+from mergeflow.processes import worker_pool
 from mergeflow.training import Cost, FineTuneSettings
 from tasks.project.stage import CHOICES, StageIO
+from tasks.running.devices import device_names
 from tasks.training import Workbench, train
 
 RESULT, DONE = "result", "done.json"
@@ -27,9 +30,8 @@ def run(io: StageIO) -> None:
     """
     run, folder = _requested(io), io.out(layout.study_run(io.item))
     _check_space(io, run)
-    bench, folders = Workbench.open(io), {f"seed_{seed}": io.scratch / f"seed_{seed}" for seed in run.seeds}
-    for seed, seed_folder in zip(run.seeds, folders.values(), strict=True):
-        _train_seed(io, bench, run, seed, seed_folder)
+    folders = {f"seed_{seed}": io.scratch / f"seed_{seed}" for seed in run.seeds}
+    _train_seeds(io, run, dict(zip(run.seeds, folders.values(), strict=True)))
     costs = {seed: json.loads((seed_folder / DONE).read_text()) for seed, seed_folder in folders.items()}
     io.costs["training"] = {seed: record["training"] for seed, record in costs.items()}
     if rounds := {seed: record["rounds"] for seed, record in costs.items() if record["rounds"]}:
@@ -38,11 +40,26 @@ def run(io: StageIO) -> None:
         shutil.copytree(seed_folder / RESULT, folder / seed_name, copy_function=link_or_copy)
 
 
-def _train_seed(io: StageIO, bench: Workbench, run: "Asked", seed: int, folder: Path) -> None:
+def _train_seeds(io: StageIO, run: "Asked", folders: Mapping[int, Path]) -> None:
+    """Train every seed: on processors `run.workers` of them at a time, on a device one after the other."""
+    missing = [seed for seed, folder in folders.items() if not (folder / DONE).exists()]
+    workers = min(io.params.run.workers, len(missing)) if device_names(io.params.run.device) == ["cpu"] else 1
+    if workers > 1:
+        with worker_pool(workers) as pool:
+            trained = [pool.submit(_train_seed, io, None, run, seed, folders[seed]) for seed in missing]
+            for done, future in enumerate(as_completed(trained), 1):
+                future.result()
+                io.report("seeds", done, len(trained))
+    bench = Workbench.open(io)
+    for seed, folder in folders.items():
+        _train_seed(io, bench, run, seed, folder)
+
+
+def _train_seed(io: StageIO, bench: Workbench | None, run: "Asked", seed: int, folder: Path) -> None:
     """Leave a seed's result and its costs in its folder, and nothing of what led there."""
     work = _published if run.checkpoints else _in_rounds if run.settings.regime == "iterative" else _independent
     if not (folder / DONE).exists():
-        cost, rounds = work(io, bench.renewed(), run, seed, folder)
+        cost, rounds = work(io, bench.renewed() if bench else Workbench.open(io), run, seed, folder)
         write_atomically(folder / DONE, json.dumps({"training": cost.as_json(), "rounds": rounds}))
     for path in folder.iterdir():
         if path.name not in (DONE, RESULT):
@@ -75,12 +92,13 @@ def _check_space(io: StageIO, run: Asked) -> None:
     experts = 1 if settings.regime == "joint" else len(run.tasks)
     models = experts * (1 + epochs) + (rounds + 1 if rounds else 0)
     # While a seed trains it has beside its result the experts of the round before, or the optimiser's two moments.
-    needed = model * (models * (len(run.seeds) - done) + (2 * experts if rounds else 3))
+    left = len(run.seeds) - done
+    needed = model * (models * left + (2 * experts if rounds else 3) * min(left, io.params.run.workers))
     free = shutil.disk_usage(io.root).free
-    if needed > free and (seeds := len(run.seeds) - done):
+    if left and needed > free:
         raise MergeflowError(
             f"the run {io.item} needs about {needed / 1e9:.1f} GB, for {models} models of {model / 1e6:.0f} MB of each "
-            f"of {seeds} seeds, and {free / 1e9:.1f} GB are free where {io.root} is. Free some space, or ask "
+            f"of {left} seeds, and {free / 1e9:.1f} GB are free where {io.root} is. Free some space, or ask "
             f"for fewer seeds, tasks{' or rounds' * bool(rounds)} in {CHOICES}."
         )
 

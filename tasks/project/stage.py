@@ -95,6 +95,11 @@ class StageIO:
     holds: ExitStack = field(default_factory=ExitStack)
     withheld: tuple[str, ...] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process, where it reports nothing and holds no device."""
+        params = self.params.model_dump()  # their class is made for the project's modality, and has no module
+        return _unpacked, (self.stage, self.root, self.scratch, params, self.studies, self.withheld)
+
     @property
     def item(self) -> str:
         assert self.stage.item is not None, f"stage {self.stage.name} has no items"
@@ -134,6 +139,15 @@ class StageIO:
         """Return one section of the parameters by its dotted key, for example `sweep.cart`."""
         assert key in self.stage.params, f"{self.stage.address} does not declare the parameter {key}"
         return _lookup(self.params, self.studies, key)
+
+
+def _unpacked(
+    stage: Stage, root: Path, scratch: Path, params: dict[str, Any], studies: Any, withheld: tuple[str, ...]
+) -> StageIO:
+    from tasks.project.parameters import params_of  # here, because it imports the modalities
+
+    typed = params_of(params["model"]).model_validate(params)
+    return StageIO(stage, root, scratch, typed, studies, withheld=withheld)
 
 
 def covers(folder: str, path: str) -> bool:

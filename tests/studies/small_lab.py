@@ -115,12 +115,12 @@ def train_run(root: Path, item: str) -> None:
     record.write_text(json.dumps(io.costs))
 
 
-def training_io(root: Path, item: str, scratch: Path) -> StageIO:
+def training_io(root: Path, item: str, scratch: Path, workers: int = 1) -> StageIO:
     """Build the inputs of the stage of a training run in a laboratory."""
     like = next(stage for stage in load_graph(ROOT, studies=True).values() if stage.name == "train")
     assert like.item
     keys, outs = ([text.replace(like.item, item) for text in texts] for texts in (like.params, like.outs))
-    return open_lab(root, replace(like, item=item, params=tuple(keys), outs=tuple(outs)), scratch, {})
+    return open_lab(root, replace(like, item=item, params=tuple(keys), outs=tuple(outs)), scratch, {}, workers)
 
 
 def open_lab(root: Path, stage: Stage, scratch: Path, options: dict[str, dict[str, Any]], workers: int = 1) -> StageIO:

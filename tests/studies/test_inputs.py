@@ -1,6 +1,8 @@
 """What studies read: runs of fewer seeds, experts that others trained, and no test split where something is chosen."""
 
+import multiprocessing
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +16,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import Judge, accuracy
 from mergeflow.merging import MethodCall, configure
 from mergeflow.merging.execution.direction import CandidateMerger
+from mergeflow.processes import worker_pool
 from studies.lab import runs
 from studies.lab.inputs import Laboratory, choose_scale
 from studies.lab.rows import accuracy_rows
@@ -135,6 +138,30 @@ def test_a_killed_run_keeps_whole_seeds_and_nothing_of_what_led_there(toy_lab: P
     made, there = io.building / f"outputs/studies/runs/{name}", toy_lab / f"outputs/studies/runs/{name}"
     assert _weights(made) == _weights(there)
     assert len(io.costs["training"]) == len(SEEDS)
+
+
+@pytest.mark.slow
+def test_seeds_that_train_side_by_side_give_what_they_give_in_turn(toy_lab: Path, tmp_path: Path) -> None:
+    io = training_io(toy_lab, "mima_4", tmp_path, workers=2)
+    runs.run(io)
+    made, there = (root / "outputs/studies/runs/mima_4" for root in (io.building, toy_lab))
+    assert _weights(made) == _weights(there)
+    assert len(io.costs["training"]) == len(io.costs["rounds"]) == len(SEEDS)
+
+
+def test_work_in_other_processes_ends_with_a_failure() -> None:
+    """Ctrl-C would otherwise wait for seeds that train for an hour."""
+
+    def interrupted() -> None:
+        with worker_pool(2) as pool:
+            sleeping = [pool.submit(time.sleep, 3600) for _ in range(2)]
+            while not all(future.running() for future in sleeping):
+                time.sleep(0.1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not multiprocessing.active_children()
 
 
 def _weights(folder: Path) -> dict[str, str]:
