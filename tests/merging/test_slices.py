@@ -1,5 +1,6 @@
 """Slices of layers: what comes out is a model of transformers' own class that runs the chosen blocks in their order."""
 
+import inspect
 import json
 import re
 
@@ -12,7 +13,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
 from mergeflow.merging.architectures.blocks import ENCODERS, STACKED
 from mergeflow.merging.architectures.families import family_of
-from tests.merging.tiny_models import CAUSAL, tiny
+from tests.merging.tiny_models import CAUSAL, perturb, tiny
 
 transformers = pytest.importorskip("transformers")
 AUTO = transformers.AutoModelForCausalLM
@@ -89,6 +90,160 @@ def test_a_classifier_belongs_to_the_blocks_whatever_the_config_ties(tmp_path):
     merge({"slices": [{"model": f"{tmp_path}/{place}", "layers": [0, 1]} for place in "ab"]}, tmp_path / "tall")
     tall, b = (dict(open_checkpoint(tmp_path / place)) for place in ("tall", "b"))
     assert torch.equal(tall["score.weight"], b["score.weight"])
+
+
+# Of each model with two stacks: what slices call them and their modules, and what comes behind their blocks.
+PAIRED = {
+    "encoder": ("encoder.block", ["encoder.final_layer_norm"]),
+    "decoder": ("decoder.block", ["decoder.final_layer_norm", "lm_head"]),
+}
+SPEECH = {side: (f"model.{side}.layers", [f"model.{side}.layer_norm"]) for side in PAIRED}
+TRANSLATOR = {side: (f"model.{side}.layers", []) for side in PAIRED}
+CONTRAST = {
+    "text_model": ("text_model.encoder.layers", ["text_model.final_layer_norm", "text_projection", "text_model.head"]),
+    "vision_model": (
+        "vision_model.encoder.layers",
+        ["vision_model.post_layernorm", "visual_projection", "vision_model.head"],
+    ),
+}
+SEEING = {
+    "language_model": ("model.language_model.layers", ["model.language_model.norm", "lm_head"]),
+    "vision_tower": ("model.vision_tower.encoder.layers", ["model.vision_tower.post_layernorm"]),
+}
+TWO = {**dict.fromkeys(("t5", "mt5", "umt5"), PAIRED), **dict.fromkeys(("bart", "marian"), TRANSLATOR)}
+TWO |= {**dict.fromkeys(("whisper", "mbart", "pegasus", "m2m_100"), SPEECH), "clip": CONTRAST, "siglip": CONTRAST}
+TWO |= {"llava": SEEING}
+GIVEN = {
+    "pixel_values": lambda: torch.rand(1, 3, 16, 16),
+    "input_features": lambda: torch.rand(1, 8, 32),
+    "input_ids": lambda: TOKENS,
+    "decoder_input_ids": lambda: TOKENS.flip(1),
+}
+
+
+def outputs(name, model):
+    """What a model says of inputs of every kind that it takes."""
+    torch.manual_seed(3)
+    taken = [key for key in GIVEN if key in inspect.signature(model.forward).parameters]
+    given = {key: GIVEN[key]() for key in taken}
+    if name == "llava":
+        given["input_ids"] = torch.tensor([[1, *[39] * 4, 5, 7]])
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        given["use_cache"] = False
+    with torch.no_grad():
+        made = model(**given)
+    return (made.text_embeds, made.image_embeds) if "text_embeds" in made else (made.logits,)
+
+
+@pytest.mark.parametrize("named", ["both", "first", "second"])
+@pytest.mark.parametrize("name", TWO)
+def test_slices_of_a_model_with_two_stacks(name, named, tmp_path):
+    """Block 1 of a, then 0 and 1 of b: the other stack, and what lies in none, stay a's."""
+    untied = {"tie_word_embeddings": False} if name == "mt5" else {}
+    a, b = (saved(tmp_path / place, name, seed, **untied) for seed, place in enumerate("ab"))
+    for model, place in ((a, "a"), (b, "b")):
+        perturb(model, 0.1, len(place) + (model is b))  # norms and biases, too, are of one model
+        model.save_pretrained(tmp_path / place)
+    stacks = list(TWO[name])[named == "second" : 2 - (named == "first")]
+    slices = [
+        {"model": f"{tmp_path}/{place}", "stack": stack, "layers": layers}
+        for stack in stacks
+        for place, layers in (("a", [1, 2]), ("b", [0, 2]))
+    ]
+    merge({"slices": slices}, tmp_path / "tall")
+    tall, loading = type(a).from_pretrained(tmp_path / "tall", output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    hand = type(a)(tall.config)
+    rows = tuple(TWO[name][stack][0] for stack in stacks)
+    apart = {key: value for key, value in a.state_dict().items() if not key.startswith(rows) or ".0." in key}
+    hand.load_state_dict(apart, strict=False)
+    for stack in stacks:
+        row, behind = TWO[name][stack]
+        for block, (model, index) in zip(hand.get_submodule(row), ((a, 1), (b, 0), (b, 1)), strict=True):
+            parts = model.get_submodule(row)[index].state_dict()
+            shared = name in ("t5", "mt5")  # the first block of a has the distances of all
+            parts = {key: value for key, value in parts.items() if not (shared and "relative" in key)}
+            block.load_state_dict(parts, strict=not shared)
+        for place in behind:
+            if place in dict(a.named_modules()) and (place != "lm_head" or not a.config.tie_word_embeddings):
+                hand.get_submodule(place).load_state_dict(b.get_submodule(place).state_dict())
+    for made, expected in zip(outputs(name, tall.eval()), outputs(name, hand.eval()), strict=True):
+        torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+
+
+def rewritten(folder, **sections):
+    """Change a config.json: a value of None goes, a mapping takes the place of a section."""
+    config = json.loads((folder / "config.json").read_text()) | sections
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    ("name", "stack", "written", "expected"),
+    [
+        ("t5", "encoder", {"num_decoder_layers": None}, {"num_layers": 3, "num_decoder_layers": 2}),
+        ("t5", "decoder", {"num_decoder_layers": None}, {"num_layers": 2, "num_decoder_layers": 3}),
+        ("bart", "encoder", {"num_hidden_layers": 2}, {"encoder_layers": 3, "decoder_layers": 2}),
+        ("bart", "model.decoder", {"num_hidden_layers": 2}, {"encoder_layers": 2, "decoder_layers": 3}),
+        ("whisper", "decoder", {"begin_suppress_tokens": [7, 9]}, {"begin_suppress_tokens": [7, 9]}),
+    ],
+)
+def test_configurations_as_older_models_have_them(name, stack, written, expected, tmp_path):
+    model = saved(tmp_path / "a", name)
+    rewritten(tmp_path / "a", **written)
+    slices = [{"model": f"{tmp_path}/a", "stack": stack, "layers": layers} for layers in ([0, 2], [1, 2])]
+    merge({"slices": slices}, tmp_path / "tall")
+    config = json.loads((tmp_path / "tall/config.json").read_text())
+    assert {key: config[key] for key in expected} == expected
+    _, loading = type(model).from_pretrained(tmp_path / "tall", output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+
+
+def test_a_section_that_leaves_out_what_its_class_has_by_default(tmp_path):
+    """As LLaVA 1.5's `text_config`, which does not say how many layers it has."""
+    model = saved(tmp_path / "a", "llava")
+    text = dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 32)
+    with torch.device("meta"):
+        sizes = {"text_config": json.loads(model.config.text_config.to_json_string()) | text}
+        large = tiny("llava", **sizes).state_dict()
+    rows = {key: torch.zeros(value.shape) for key, value in large.items() if "vision" not in key}
+    state = model.state_dict() | rows
+    model.save_pretrained(tmp_path / "a", state_dict=state)
+    shown = {key: value for key, value in sizes["text_config"].items() if key not in text}
+    rewritten(tmp_path / "a", text_config=shown)
+    slices = [{"model": f"{tmp_path}/a", "stack": "language_model", "layers": [0, 3]}]
+    merge({"slices": slices}, tmp_path / "short")
+    config = json.loads((tmp_path / "short/config.json").read_text())
+    assert config["text_config"] == shown | {"num_hidden_layers": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "stack", "message"),
+    [
+        ("t5", None, "has 2 stacks of layers, .*decoder.*: a slice is of one. Name one, such as `stack: "),
+        ("clip", "encoder", "2 stacks of layers, text_model, vision_model: `stack: encoder` is several of them"),
+        ("llava", "language", "2 stacks of layers, language_model, vision_tower: `stack: language` is none of them"),
+        ("llama", "decoder", "1 stack of layers, model: `stack: decoder` is none of them"),
+    ],
+)
+def test_a_stack_that_is_unknown_or_not_named(name, stack, message, tmp_path):
+    saved(tmp_path / "a", name)
+    with pytest.raises(MergeflowError, match=message):
+        check_recipe({"slices": [{"model": f"{tmp_path}/a", "stack": stack, "layers": [0, 1]}]})
+
+
+def test_heads_of_attention_that_are_named_by_layer_are_said(tmp_path):
+    saved(tmp_path / "a", "whisper")
+    (tmp_path / "a/generation_config.json").write_text('{"alignment_heads": [[1, 0]]}')
+    for stack, count in (("encoder", 0), ("decoder", 1)):
+        checked = check_recipe({"slices": [{"model": f"{tmp_path}/a", "stack": stack, "layers": [0, 1]}]})
+        assert sum("alignment_heads" in line for line in checked.warnings) == count
+
+
+def test_a_tower_whose_layers_are_read_by_number_is_not_cut(tmp_path):
+    saved(tmp_path / "a", "llava", vision_feature_layer=[-2, 1])
+    with pytest.raises(MergeflowError, match=r"depends on its index \(vision_feature_layer"):
+        check_recipe({"slices": [{"model": f"{tmp_path}/a", "stack": "vision_tower", "layers": [0, 1]}]})
+    check_recipe({"slices": [{"model": f"{tmp_path}/a", "stack": "language_model", "layers": [0, 1]}]})
 
 
 STACKS = [name for name in CAUSAL if family_of(name, ()).name in STACKED]
@@ -214,10 +369,8 @@ def test_rows_of_a_head_are_of_the_tokens_of_the_embedding(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("albert", "model_type albert.*only from models that are one row of blocks that are known to be alike"),
-        ("t5", "model_type t5.*only from models that are one row of blocks"),
-        ("clip", "model_type clip.*only from models that are one row of blocks"),
-        ("dinov2", "model_type dinov2.*only from models that are one row of blocks"),
+        ("albert", "model_type albert.*only from stacks of blocks that are known to be alike"),
+        ("dinov2", "model_type dinov2.*only from stacks of blocks"),
         ("deepseek_v3", "depends on its index \\(first_k_dense_replace: 1"),
         ("gpt_neo", "depends on its index \\(attention_types"),
         ("jamba", "depends on its index \\(attn_layer_period: 8"),

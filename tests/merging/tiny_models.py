@@ -149,6 +149,18 @@ OTHERS: dict[str, tuple[str, Sizes]] = {
     ),
 }
 NAMES = (*CAUSAL, *MASKED, *OTHERS)
+OTHERS |= {  # not of NAMES
+    **dict.fromkeys(("marian", "m2m_100"), ("AutoModelForSeq2SeqLM", _BART)),
+    "umt5": ("AutoModelForSeq2SeqLM", _T5),
+    "llava": (
+        "AutoModelForImageTextToText",
+        {
+            "text_config": {"model_type": "llama", **_GROUPED},
+            "vision_config": {"model_type": "clip_vision_model", **_VIT},
+            "image_token_id": 39,
+        },
+    ),
+}
 APART: dict[str, Sizes] = {  # not of NAMES
     "ctrl": {**_GPT, "dff": 48},
     "aria_text": {**_EXPERTS, "moe_num_experts": 4, "moe_topk": 2},

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.architectures.architecture import Architecture
 from mergeflow.merging.architectures.cuts import Config
-from mergeflow.merging.architectures.settings import comparable
+from mergeflow.merging.architectures.families import family_of
+from mergeflow.merging.architectures.settings import comparable, filled
 
 BLOCK = re.compile(r"^(.*?)\b(?:resblocks|blocks|block|layers|layer|h)\.(\d+)\.")
 # Families of decoders in which a block does not depend on its index, but for what the tables below say.
@@ -17,7 +17,13 @@ STACKED = (
 )
 # The same of encoders, by `model_type`: other members of their families share or tell apart their blocks.
 ENCODERS = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "vit", "deit")
+# Models of an encoder and a decoder, whose numbers of blocks stand in one config.json.
+PAIRS = ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "whisper")
+# Stacks of models of text and pictures, whose settings have a section of their own, as those of any decoder above may.
+TOWERS = ("clip_text_model", "clip_vision_model", "siglip_text_model", "siglip_vision_model")
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_PAIR_COUNTS = {"encoder": ("encoder_layers", "num_layers"), "decoder": ("decoder_layers", "num_decoder_layers")}
+_SECTIONS = {"vision_config": r"vis|image", "text_config": r"text|language"}
 # What a block is depends on its index by these keys; they are harmless with these values.
 _BY_INDEX: dict[str, tuple[Any, ...]] = {
     "first_k_dense_replace": (0,),
@@ -28,6 +34,9 @@ _BY_INDEX: dict[str, tuple[Any, ...]] = {
     "mlp_only_layers": ([],),
     "scale_attn_by_inverse_layer_idx": (False,),
     "rescale_every": (0,),
+    # Whose output the language model reads, counted from the end or in a list.
+    "vision_feature_layer": tuple(range(-9, 0)),
+    "vision_feature_layers": (),
 }
 # Without a list per block these have a rule by index of their own.
 _LISTED = {
@@ -40,23 +49,40 @@ _LISTED = {
 # What may differ between models whose blocks run in one: the first one's counts.
 _FREE = re.compile(
     r"^_|dropout|_pdrop$|token_id|initializer|^(?:architectures|transformers_version|torch_dtype|dtype|use_cache|"
-    r"max_position_embeddings|n_positions|n_ctx|vocab_size|pretraining_tp|auto_map|router_aux_loss_coef|"
+    r"max_position_embeddings|n_positions|n_ctx|vocab_size|projection_dim|(?:begin_)?suppress_tokens|forced_decoder_ids|pretraining_tp|auto_map|router_aux_loss_coef|"
     r"output_router_logits|max_window_layers|id2label|label2id|quantization_config|problem_type|task_specific_params)$"
 )
 
 
-def count_key(architecture: Architecture, blocks: int, path: str) -> str:
-    """Return the key of config.json that holds the number of blocks, where they may be put one behind the other."""
-    config = architecture.config
+def settings_of(config: Config, stack: str) -> tuple[str, Config]:
+    """Return the section of config.json that describes a stack, "" where it is the whole, and its settings."""
+    places = {
+        key: match.start()
+        for key, value in config.items()
+        if isinstance(value, Mapping) and (match := re.search(_SECTIONS.get(key, f"^{re.escape(key)}\\b"), stack))
+    }
+    if not places:
+        layers = {"num_decoder_layers": config.get("num_decoder_layers") or config.get("num_layers")}
+        return "", {**config, **(layers if config.get("model_type") in PAIRS and layers["num_decoder_layers"] else {})}
+    section = min(places, key=lambda key: places[key])
+    if not any(key in config[section] for key in COUNTS):
+        config = (filled(config) or (config, ""))[0]
+    read = [key for key in config if key.startswith("vision_feature_layer") and section == "vision_config"]
+    return section, {**config[section], **{key: config[key] for key in read}}
+
+
+def count_key(config: Config, stack: str, blocks: int, path: str) -> str:
+    """Return the key of settings that holds the number of blocks, where they may be put one behind the other."""
     model_type = config.get("model_type")
-    if model_type is None or (architecture.family.name not in STACKED and model_type not in ENCODERS):
+    if family_of(str(model_type), ()).name not in STACKED and model_type not in (*ENCODERS, *PAIRS, *TOWERS):
         kind = f"model_type {model_type}" if model_type else "no config.json with a model_type"
         raise MergeflowError(
-            f"'{path}' ({kind}): layers can be taken only from models that are one row of blocks that are known to be "
-            "alike, such as llama, qwen2, gpt2, bert or vit in a folder with config.json; `mergeflow docs "
+            f"'{path}' ({kind}): layers can be taken only from stacks of blocks that are known to be alike, such as "
+            "those of llama, qwen2, gpt2, bert, vit, t5 or clip in a folder with config.json; `mergeflow docs "
             "architectures` lists them, and says why others are refused."
         )
-    key = next((key for key in COUNTS if key in config), None)
+    counts = _PAIR_COUNTS["decoder" if "decoder" in stack else "encoder"] if model_type in PAIRS else COUNTS
+    key = next((key for key in counts if key in config), None)
     if key is None or config[key] != blocks:
         raise MergeflowError(
             f"'{path}' has {blocks} blocks, but config.json says {config.get(key or '', 'nothing of it')}: "
@@ -78,24 +104,24 @@ def count_key(architecture: Architecture, blocks: int, path: str) -> str:
 
 
 def stacked_config(configs: Sequence[Config], key: str, chosen: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Return the config.json of a model made of chosen blocks.
+    """Return the settings that change in a stack that is made of chosen blocks.
 
     Args:
         configs: Those of all models; the first one's counts where they may differ.
         chosen: Of each block the model's index and the block's in it.
 
     Returns:
-        The first config with the new number of blocks, and of every list that has one entry per block the chosen ones.
+        The new number of blocks, and of every list that has one entry per block the chosen ones.
     """
-    config = {**configs[0], key: len(chosen)}
-    for name, value in configs[0].items():
-        if (
-            isinstance(value, list)
-            and len(value) == configs[0][key]
-            and name not in ("architectures", "mlp_only_layers")
-        ):
-            config[name] = [configs[model][name][block] for model, block in chosen]
-    return config
+    config = configs[0]
+    changes = {name: config[name] for name in ("num_decoder_layers",) if name in config} | {key: len(chosen)}
+    if key == "encoder_layers" and "num_hidden_layers" in config:
+        changes["num_hidden_layers"] = len(chosen)
+    for name, value in config.items():
+        per_block = isinstance(value, list) and len(value) == config[key] and not _FREE.search(name)
+        if per_block and name != "mlp_only_layers":
+            changes[name] = [configs[model][name][block] for model, block in chosen]
+    return changes
 
 
 def check_alike(configs: Mapping[str, Config], key: str) -> None:
@@ -103,12 +129,13 @@ def check_alike(configs: Mapping[str, Config], key: str) -> None:
     settings, classes = comparable(configs, lambda name: not _FREE.search(name.split(".")[-1]))
     (first, head), *others = settings.items()
     faults = []
+    counts = {key, *(sum(_PAIR_COUNTS.values(), COUNTS) if head.get("model_type") in PAIRS else ())}
     for path, config in others:
         # A class passes over a setting that only one side has beside its defaults.
         for name in sorted(head.keys() & config.keys() if classes else {*head, *config}):
             a, b = head.get(name), config.get(name)
             per_block = isinstance(a, list) and isinstance(b, list) and (len(a), len(b)) == (head[key], config.get(key))
-            if a != b and name != key and not per_block and not _FREE.search(name.split(".")[-1]):
+            if a != b and name not in counts and not per_block and not _FREE.search(name.split(".")[-1]):
                 faults.append(f"{name} is {b!r:.60} in '{path}' and {a!r:.60} in '{first}'")
     if faults:
         listed = "\n  - ".join(faults)

@@ -1,6 +1,6 @@
 """The page of architectures, written from the tables: `mergeflow docs architectures`."""
 
-from mergeflow.merging.architectures.blocks import ENCODERS, STACKED
+from mergeflow.merging.architectures.blocks import ENCODERS, PAIRS, STACKED, TOWERS
 from mergeflow.merging.architectures.families import BARE, FAMILIES, Family
 from mergeflow.merging.architectures.roles import ROLES, TREATED, vocabulary
 
@@ -39,12 +39,15 @@ The first pattern (a regular expression on the lower-case name) that fits decide
 
 Slices of layers (`slices:` of a recipe) may be taken from models of the families {stacked},
 and from encoders with the `model_type` {encoders}: one row of blocks that are alike.
+Of models with two rows a slice names one by its module, `stack: decoder`: encoders and decoders of {pairs},
+and models whose sections of config.json (`text_config`, `vision_config`) are of a family above, or {towers},
+as in CLIP, SigLIP and LLaVA. The table of distances of T5's first block stays with its stack.
 Where config.json says that a block depends on its index (leading dense blocks, periods of attention), they are refused.
 Lists with an entry per block, such as `layer_types`, follow their blocks.
 
-Refused are models of several rows, of which a slice does not say which is meant (T5, BART, Whisper, CLIP), of stages
-(Swin) and of one block that all layers share (ALBERT); blocks that differ by index (ModernBERT's first has no norm,
-DeBERTa has a convolution behind the first); and backbones whose config.json names their layers (DINOv2, BEiT).
+Refused are models of stages (Swin) and of one block that all layers share (ALBERT); blocks that differ by index
+(ModernBERT's first has no norm, DeBERTa has a convolution behind the first); and backbones whose config.json names
+their layers (DINOv2, BEiT).
 
 ## Families and their fused weights
 
@@ -79,6 +82,8 @@ def architectures_page() -> str:
     return _HEAD.format(
         stacked=", ".join(STACKED),
         encoders=", ".join(ENCODERS),
+        pairs=", ".join(PAIRS),
+        towers=", ".join(TOWERS),
         taken="\n".join(f"- `{name}`: {', '.join(roles)};" for name, roles in TREATED.items()),
         roles="\n".join(f"| {role} | {' '.join((*by_role[role], *shared[role]))} |" for role in ROLES),
         families="\n".join(map(_row, FAMILIES)),

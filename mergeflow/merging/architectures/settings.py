@@ -25,16 +25,16 @@ def comparable(
     keys = {key for config in flat.values() for key, value in config.items() if value is not None and counts(key)}
     if all(key in config for key in keys for config in flat.values()):
         return flat, {}
-    filled = {name: _filled(config) for name, config in configs.items()}
-    whole = {name: config for name, config in filled.items() if config is not None}
-    if len(whole) < len(configs):
+    whole = {name: filled(config) for name, config in configs.items()}
+    made = {name: pair for name, pair in whole.items() if pair is not None}
+    if len(made) < len(configs):
         return flat, {}
-    return {name: flattened(config) for name, (config, _) in whole.items()}, {
-        name: cls for name, (_, cls) in whole.items()
+    return {name: flattened(config) for name, (config, _) in made.items()}, {
+        name: cls for name, (_, cls) in made.items()
     }
 
 
-def _filled(config: Config) -> tuple[Config, str] | None:
+def filled(config: Config) -> tuple[Config, str] | None:
     """Return a config.json with the defaults of its class, and the class; None where transformers cannot say them."""
     if find_spec("transformers") is None:
         return None

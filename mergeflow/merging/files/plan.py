@@ -827,7 +827,8 @@ def _check_step(name: str, step: Computed) -> None:
 def _in_words(step: Recipe | Slices | Mixture, computed: Computed | None, written: bool) -> str:
     """Describe a step in words."""
     if isinstance(step, Slices):
-        parts = (f"{part.model} [{part.layers[0]}, {part.layers[1]}]" if part.layers else part.model for part in step)
+        parts = (f"{part.model}{f' {part.stack}' if part.stack else ''}"
+                 f"{f' {list(part.layers)}' if part.layers else ''}" for part in step)  # fmt: skip
         return f"layers of {', '.join(parts)}"
     if isinstance(step, Mixture):
         return f"mixture of {len(step.experts)} experts, gate {step.gate}"

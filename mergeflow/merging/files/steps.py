@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
+from itertools import takewhile
+from operator import eq
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,13 +16,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PlainSerializer, field_validator, model_validator
 
 from mergeflow.checkpoints.folders import config_of, folder_of
+from mergeflow.checkpoints.formats import read_json_if_whole
 from mergeflow.checkpoints.header import DType, TensorInfo
 from mergeflow.checkpoints.names import tied_weights
 from mergeflow.checkpoints.reader import Entry, LazyStateDict
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import architecture_of
-from mergeflow.merging.architectures.blocks import BLOCK, check_alike, count_key, stacked_config
+from mergeflow.merging.architectures.blocks import BLOCK, check_alike, count_key, settings_of, stacked_config
+from mergeflow.merging.architectures.cuts import Config
 from mergeflow.merging.architectures.depth import depth
 from mergeflow.merging.architectures.mixtures import TARGETS, Target, mixture_config
 from mergeflow.merging.execution.direction import cast
@@ -37,10 +41,12 @@ class Slice(Frozen):
     """Blocks of one model.
 
     Attributes:
+        stack: The module of the blocks, where a model has several stacks of them: `encoder`, `language_model`.
         layers: First block, and the one behind the last, counted from 0; all blocks by default.
     """
 
     model: Location
+    stack: str | None = None
     layers: tuple[int, int] | None = None
 
     @field_validator("layers")
@@ -52,27 +58,56 @@ class Slice(Frozen):
 
 
 class _Model:
-    """A model whose blocks are taken."""
+    """A model of whose stacks of blocks one is taken."""
 
-    def __init__(self, path: str, state: LazyStateDict) -> None:
+    def __init__(self, path: str, state: LazyStateDict, stack: str | None) -> None:
         if state.is_task_vector:
             raise MergeflowError(f"'{path}' is a task vector or an adapter: layers are taken from whole models.")
         self.path, self.state = path, state
         self.architecture = architecture_of(state)
         self.outside: dict[str, float] = {}
-        self.blocks: dict[int, dict[str, str]] = {}
-        towers: set[str] = set()
+        self.stacks: dict[str, dict[int, dict[str, str]]] = {}
         for name in state:
             match = BLOCK.match(name)
-            if match is None:
+            # T5's first blocks hold the table of distances that all blocks of their stacks read.
+            if match is None or (self.architecture.family.name == "t5" and "relative_attention_bias" in name):
                 self.outside[name] = depth(name, {name: state.infos[name].shape}, self.architecture)
-                continue
-            towers.add(name[: match.start(2)])
-            self.blocks.setdefault(int(match.group(2)), {})[name[match.end() :]] = name
-        self.key = count_key(self.architecture, len(self.blocks), path)
-        if len(towers) != 1 or sorted(self.blocks) != list(range(len(self.blocks))):
+            else:
+                blocks = self.stacks.setdefault(name[: match.start(2)], {})
+                blocks.setdefault(int(match.group(2)), {})[name[match.end() :]] = name
+        self.tower = self._named(stack)
+        self.blocks = self.stacks.get(self.tower, {})
+        self.section, self.settings = settings_of(self.architecture.config, self.tower)
+        self.key = count_key(self.settings, self.tower, len(self.blocks), path)
+        if sorted(self.blocks) != list(range(len(self.blocks))):
             raise MergeflowError(f"'{path}' does not have one row of blocks 0 … n: its layers cannot be taken.")
-        self.tower = towers.pop()
+
+    def _named(self, stack: str | None) -> str:
+        """Return where the blocks of a stack are, such as "model.layers."."""
+        towers = [tower for tower in self.stacks if stack is None or f".{stack}." in f".{tower}"]
+        if len(towers) == 1 or not self.stacks:
+            return "".join(towers)
+        modules = {tower: tower.split(".")[:-2] for tower in self.stacks}
+        names = [
+            next((part for part in parts if sum(part in other for other in modules.values()) == 1), tower[:-1])
+            for tower, parts in modules.items()
+        ]
+        raise MergeflowError(
+            f"'{self.path}' has {len(names)} stack{'s' * (len(names) > 1)} of layers, {', '.join(names)}: "
+            + (f"`stack: {stack}` is {'several' if towers else 'none'} of them." if stack else "a slice is of one.")
+            + f" Name one, such as `stack: {names[0]}`; what no slice names is the first model's."
+        )
+
+    def owner(self, name: str) -> str | None:
+        """Return the stack that a tensor outside the blocks comes before or behind; None for what lies between them."""
+        path = name.split(".")
+        shared = {tower: len([*takewhile(bool, map(eq, path, tower.split(".")))]) for tower in self.stacks}
+        nearest = [tower for tower in self.stacks if shared[tower] == max(shared.values())]
+        head = self.architecture.role(name, self.state.infos[name].shape) == "head" or "_projection" in name
+        if len(nearest) > 1 and head:
+            side = r"vis|image" if "vis" in name else r"text|language|decoder"
+            nearest = [tower for tower in nearest if re.search(side, tower)]
+        return nearest[0] if len(nearest) == 1 else None
 
     def taken(self, layers: tuple[int, int] | None) -> range:
         """Return the indices of a slice's blocks."""
@@ -88,39 +123,63 @@ class _Model:
 def stacked(slices: Sequence[Slice], states: Sequence[LazyStateDict]) -> LazyStateDict:
     """Return the model of some slices, in their order.
 
-    What comes before the blocks (embeddings, positions) is the first model's, what comes behind them (norm, head) the
-    last one's; a head that is tied to the embedding follows it. config.json is the first one's, with the number of
-    blocks, and the lists that have an entry per block, as they are now.
+    What comes before the blocks of a stack (embeddings, positions) is the model's of its first slice, what comes behind
+    them (norm, head) the last one's; a head that is tied to the embedding follows it. What no slice names, and
+    config.json, are the first model's, with the numbers of blocks, and the lists that have an entry per block, as they
+    are now.
     """
-    models = [_Model(part.model, state) for part, state in zip(slices, states, strict=True)]
-    chosen = [(model, block) for part, model in zip(slices, models, strict=True) for block in model.taken(part.layers)]
-    key = models[0].key
-    check_alike({model.path: model.architecture.config for model in models}, key)
+    models = [_Model(part.model, state, part.stack) for part, state in zip(slices, states, strict=True)]
+    first = models[0]
+    rows: dict[str, list[tuple[_Model, int]]] = {}
+    wholes: dict[str, _Model] = {}
+    for part, model in zip(slices, models, strict=True):
+        whole = _Model(first.path, first.state, part.stack)
+        wholes.setdefault(whole.tower, whole)
+        rows.setdefault(whole.tower, []).extend((model, block) for block in model.taken(part.layers))
     entries: dict[str, Entry] = {}
     infos: dict[str, TensorInfo] = {}
 
     def put(name: str, model: _Model, source: str) -> None:
         entries[name], infos[name] = model.state.entries[source], model.state.infos[source]
 
-    for name, model in _outside(models[0], models[-1]).items():
+    config = first.architecture.config
+    for tower, row in rows.items():
+        config = _config(config, wholes[tower], row)
+    others = [blocks for tower, blocks in first.stacks.items() if tower not in rows]
+    unnamed = {name: first for blocks in others for block in blocks.values() for name in block.values()}
+    for name, model in (unnamed | _outside(first, rows)).items():
         put(name, model, name)
-    for index, (model, block) in enumerate(chosen):
-        _check_block(chosen[0], (model, block))
-        for part, name in model.blocks[block].items():
-            put(f"{models[0].tower}{index}.{part}", model, name)
-    config = stacked_config(
-        [model.architecture.config for model in models], key, [(models.index(model), block) for model, block in chosen]
-    )
+    for tower, row in rows.items():
+        for index, (model, block) in enumerate(row):
+            _check_block((wholes[tower], 0), (model, block))
+            for rest, name in model.blocks[block].items():
+                put(f"{tower}{index}.{rest}", model, name)
     return LazyStateDict(
-        models[0].state.path,
+        first.state.path,
         entries,
         dict(sorted(infos.items())),
         {},
-        tied={name: first for name, first in models[0].state.tied.items() if name in infos and first in infos},
+        tied={name: origin for name, origin in first.state.tied.items() if name in infos and origin in infos},
         shards=shards_like(states, infos),
-        config=config,
-        notes=_types(models),
+        config=dict(config),
+        notes=(*_types(models), *_by_number(first, rows)),
     )
+
+
+def _by_number(first: _Model, rows: Iterable[str]) -> Iterator[str]:
+    """Yield a note where the settings of generation name layers that are others now."""
+    generation = read_json_if_whole((folder_of(first.state) or Path()) / "generation_config.json")
+    if "alignment_heads" in generation and any("decoder" in tower for tower in rows):
+        yield "`alignment_heads` of generation_config.json name layers of the decoder as it was: set them anew"
+
+
+def _config(config: Config, whole: _Model, row: Sequence[tuple[_Model, int]]) -> Config:
+    """Return config.json with a stack's settings as they are with its new blocks."""
+    models = list(dict.fromkeys([whole, *(model for model, _ in row)]))
+    check_alike({model.path: model.settings for model in models}, whole.key)
+    chosen = [(models.index(model), block) for model, block in row]
+    changes = stacked_config([model.settings for model in models], whole.key, chosen)
+    return {**config, **({whole.section: {**config[whole.section], **changes}} if whole.section else changes)}
 
 
 def _types(models: Sequence[_Model]) -> tuple[str, ...]:
@@ -132,24 +191,33 @@ def _types(models: Sequence[_Model]) -> tuple[str, ...]:
     return (f"types of the slices' models differ ({listed}): without a `dtype` each tensor keeps its type",)
 
 
-def _outside(first: _Model, last: _Model) -> dict[str, _Model]:
+def _outside(first: _Model, rows: Mapping[str, Sequence[tuple[_Model, int]]]) -> dict[str, _Model]:
     """Return whose each tensor outside the blocks is; a copy, such as a tied head, is its original's."""
-    copies = [_copies(model) for model in (first, last)]
-    outside = {}
-    alike = first.state is last.state
+    copies, outside, same = _copies(first), {}, {first.path}
     for name, place in first.outside.items():
-        follows = first.outside.get(copies[0].get(name, name), place) == 0
-        if not (follows or alike) and first.architecture.role(name, first.state.infos[name].shape) == "head":
-            alike = _check_same_tokens(first, last)
-        if not follows and name not in last.outside:
-            raise MergeflowError(f"'{last.path}' lacks '{name}', which '{first.path}' has behind its blocks.")
-        outside[name] = first if follows else last
-    if extra := sorted(last.outside.keys() - outside.keys() - copies[1].keys()):
-        raise MergeflowError(f"'{last.path}' has '{extra[0]}' outside its blocks, which '{first.path}' lacks.")
+        origin = copies.get(name, name) if copies.get(name) in first.outside else name
+        tower, before = first.owner(origin), first.outside.get(origin, place) == 0
+        source = first if tower is None or tower not in rows else rows[tower][0 if before else -1][0]
+        if name not in source.outside:
+            raise MergeflowError(f"'{source.path}' lacks '{name}', which '{first.path}' has outside its blocks.")
+        outside[name], info = source, first.state.infos[name]
+        tokens = first.architecture.role(name, info.shape) in ("head", "embedding") and "vis" not in f"{tower}"
+        if tokens and source.path not in same:
+            _check_same_tokens(first, source)
+            same.add(source.path)
+        if (shape := source.state.infos[name].shape) != info.shape:
+            raise MergeflowError(
+                f"'{name}' is {list(shape)} in '{source.path}' and {list(info.shape)} in '{first.path}'"
+            )
+    for row in rows.values():
+        last = row[-1][0]
+        extra = last.outside.keys() - outside.keys() - _copies(last).keys()
+        if strange := sorted(name for name in extra if last.owner(name) == last.tower):
+            raise MergeflowError(f"'{last.path}' has '{strange[0]}' outside its blocks, which '{first.path}' lacks.")
     return outside
 
 
-def _check_same_tokens(first: _Model, last: _Model) -> bool:
+def _check_same_tokens(first: _Model, last: _Model) -> None:
     """Check that the rows of one model's embedding and of another's head are of the same tokens."""
     config, other = first.architecture.config, last.architecture.config
     findings = tokenizer_findings(
@@ -160,15 +228,15 @@ def _check_same_tokens(first: _Model, last: _Model) -> bool:
             f"the embedding is of '{first.path}' and the head of '{last.path}', whose rows are of other tokens "
             f"({'; '.join(faults)}): take the last blocks from a model with the tokens of the first."
         )
-    return True
 
 
 def _copies(model: _Model) -> Mapping[str, str]:
-    """Return the copies among a model's tensors; its class, which is slow to import, is asked about heads alone."""
+    """Return the copies among a model's tensors; its class, which is slow to import, is asked where it may tie any."""
     roles = {model.architecture.role(name, model.state.infos[name].shape) for name in model.outside}
     config = model.architecture.config
-    asked = "head" in roles and config.get("tie_word_embeddings") is not False
-    return {**(tied_weights(config, model.state) if asked else {}), **model.state.tied}
+    asked = ("head" in roles or len(model.stacks) > 1) and config.get("tie_word_embeddings") is not False
+    declared = tied_weights(config, model.state) if asked else {}
+    return {name: origin for name, origin in model.state.tied.items() if origin not in declared} | declared
 
 
 def _check_block(first: tuple[_Model, int], other: tuple[_Model, int]) -> None:
