@@ -10,15 +10,18 @@ import pytest
 import torch
 import yaml
 from click.testing import Result
+from torch import Tensor, nn
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.commands.statistics import add_commands
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.adamerging import AdamergeOrder, entropy_gradient, learn_coefficients
-from mergeflow.merging import load_recipe, make_recipe, merge
+from mergeflow.merging import configure, load_recipe, make_recipe, merge
+from mergeflow.merging.learned.adamerging import Learned, learn
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import image_model, load_clip
+from mergeflow.modality import Network
 from mergeflow.training.arithmetic import arithmetic
 from tests.command import invoke
 from tests.evaluation.small import TASKS, load_head, prepare
@@ -104,6 +107,42 @@ def test_property_labels_play_no_part(world: Path, tmp_path: Path):
     for task in TASKS:
         first, two = ((tmp_path / name / f"{task}.safetensors").read_bytes() for name in ("true", "false"))
         assert first == two
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.low = nn.Linear(6, 6, bias=False)
+        self.top = nn.Linear(6, 6, bias=False)
+        self.top.weight = self.low.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.top(torch.tanh(self.low(inputs)))
+
+
+def learned_for(head: nn.Module | None) -> Learned:
+    torch.manual_seed(0)
+    model, *experts = (Network(Tied()) for _ in range(3))
+    states = {name: expert.state() for name, expert in zip("ab", experts, strict=True)}
+    base = {name: Tied().low.weight.detach() for name in model.state()}
+    base["top.weight"] = base["low.weight"]
+    tasks = {"t": Classification("t", 3 * torch.randn(20, 6), torch.zeros(20, dtype=torch.long), head)}
+    call = configure("adamerging", {"steps": 20, "lr": 0.02, "granularity": "layer"})
+    return learn(call, base, states, lambda state, step: entropy_gradient(model, tasks, state, 20, 0, step))
+
+
+def test_tied_weights_have_one_coefficient():
+    """The first name's went astray, and the model was computed with the second's, which never changed."""
+    learned = learned_for(None)
+    assert learned.losses[-1] < 0.95 * learned.losses[0]
+    assert all(values["low.weight"] == values["top.weight"] != 0.3 for values in learned.coefficients.values())
+
+
+def test_a_loss_without_a_slope_teaches_nothing():
+    with pytest.raises(MergeflowError, match=r"no coefficient changes the loss: .* every task has one class"):
+        learned_for(nn.Linear(6, 1))
 
 
 def test_it_learns_without_tf32_from_python_too(world: Path, tmp_path: Path):

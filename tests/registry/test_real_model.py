@@ -91,6 +91,14 @@ def test_all_bad_rows_are_named_at_once(model):
         model.predict(rows(("%%%", "digits")))
 
 
+def test_base64_as_programs_write_it(model):
+    """With line breaks as of `base64 FILE`, and a browser's data URL."""
+    plain = base64.b64encode(picture(1)).decode()
+    forms = (plain, base64.encodebytes(picture(1)).decode(), f"data:image/png;base64,{plain}")
+    answer = model.predict(rows(*[(form, "digits") for form in forms]))
+    assert answer["probabilities"][0] == answer["probabilities"][1] == answer["probabilities"][2]
+
+
 def test_more_rows_than_one_batch(model):
     many = rows(*[(picture(k % 3), "digits") for k in range(300)])
     answer = model.predict(many)

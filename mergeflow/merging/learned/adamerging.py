@@ -91,6 +91,8 @@ def _descend(
     values = torch.full((len(stacks.model.experts), len(names)), args.init, dtype=torch.float64)
     mean, square = torch.zeros_like(values), torch.zeros_like(values)
     learned = Learned({})
+    # A gradient is that of one name of tied weights, and the model reads them by one, too.
+    tied = torch.tensor([names.index(stacks.model.tied.get(name, name)) for name in names])
     for step in range(args.steps):
         value, gradients = loss(_merged(stacks, directions, names, values), step)
         if not torch.isfinite(torch.tensor(value)):
@@ -98,6 +100,8 @@ def _descend(
         slope = _slopes(directions, names, gradients, values)
         if args.granularity == "task":
             slope = slope.sum(1, keepdim=True).expand_as(slope)
+        else:
+            slope = torch.zeros_like(slope).index_add_(1, tied, slope)[:, tied]
         mean.mul_(_BETA1).add_(slope, alpha=1 - _BETA1)
         square.mul_(_BETA2).addcmul_(slope, slope, value=1 - _BETA2)
         correction = (square / (1 - _BETA2 ** (step + 1))).sqrt().add_(_EPSILON)
@@ -109,6 +113,11 @@ def _descend(
             {name: float(row.mean()) for name, row in zip(stacks.model.experts, values, strict=True)}
         )
         progress(step + 1, args.steps)
+    if args.steps and not square.any():
+        raise MergeflowError(
+            "no coefficient changes the loss: experts are as the base, or every task has one class, whose predictions "
+            "are certain. Give tasks of several classes, and experts that were trained."
+        )
     for name, row in zip(stacks.model.experts, values.tolist(), strict=True):
         learned.coefficients[name] = dict(zip(names, row, strict=True))
     return learned

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import re
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -16,6 +17,9 @@ from mergeflow.modalities.vision.images import encode_png, resize, to_rgb
 
 _EXPECTED = "Expected are the bytes of a PNG or JPEG file; over HTTP, their base64."
 
+# `base64` breaks lines, and a browser's data URL says first what follows.
+_AROUND = re.compile(r"^\s*data:image/[\w.+-]+;base64,|\s+")
+
 
 def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:
     return classify(loaded, columns, ["image"], partial(_read, loaded.decoding["image_size"]))
@@ -29,7 +33,7 @@ def _to_bytes(image: Any) -> bytes:
     if not isinstance(image, (bytes, bytearray, str)):
         raise MergeflowError(f"the image is a {type(image).__name__}. {_EXPECTED}")
     try:
-        content = base64.b64decode(image, validate=True) if isinstance(image, str) else bytes(image)
+        content = base64.b64decode(_AROUND.sub("", image), validate=True) if isinstance(image, str) else bytes(image)
     except (binascii.Error, ValueError):
         raise MergeflowError(f"the image is text but not base64. {_EXPECTED}") from None
     if not content:  # MLflow's server skips what is not base64, up to all of a text
