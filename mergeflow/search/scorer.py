@@ -320,9 +320,11 @@ def _source_digest(module: ModuleType) -> str:
     return hashlib.sha256(Path(place).read_bytes()).hexdigest() if place else ""
 
 
-def lm_eval_scorer(part: LmEvalScore, device: str) -> tuple[CheckedScorer, str]:
+def lm_eval_scorer(part: LmEvalScore, device: str, test: bool = False) -> tuple[CheckedScorer, str]:
     """Return the scorer, and a digest of the harness's version and of tasks in the included folder."""
     manager = find_tasks(part)
+    for split in ("validation", "test") if test else ("validation",):
+        _tasks(part, split, manager)
 
     def score(model: CandidateModel, candidate: Candidate) -> dict[str, float]:
         with model.folder() as folder:
@@ -383,10 +385,14 @@ def _tasks(part: LmEvalScore, split: str, manager: Any) -> list[Any]:
     from lm_eval.tasks import get_task_dict
 
     tasks = get_task_dict(list(part.lm_eval), manager)
-    if split == "validation":
-        for name, task in tasks.items():
-            if not (hasattr(task, "has_validation_docs") and task.has_validation_docs()):
-                raise MergeflowError(f"the task '{name}' has no validation split: a choice on it would be one on test")
+    other = "test" if split == "validation" else "validation"
+    for name, task in tasks.items():
+        if not getattr(task, f"has_{split}_docs", bool)():
+            raise MergeflowError(
+                f"the task '{name}' has no {split} split, and the harness would take its {other} documents: name "
+                f"another task{', or leave out `test: true` and `--split test`' * (split == 'test')}."
+            )
+        if split == "validation":
             task.config.test_split = None  # with one, the harness takes the documents of test
     return list(tasks.values())
 

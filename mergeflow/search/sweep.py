@@ -185,7 +185,7 @@ def _open_scorer(sweep: Sweep) -> tuple[SweepScorer, dict[str, Any]]:
         score, digest = command_scorer(part)
     else:
         assert part is not None
-        score, digest = lm_eval_scorer(part, sweep.device)
+        score, digest = lm_eval_scorer(part, sweep.device, sweep.test)
     return score, {"score": part.model_dump(mode="json"), "files of the scorer": digest}
 
 

@@ -18,7 +18,7 @@ import torch
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import catalog, configure, merge, prepare
-from mergeflow.search.scorer import CandidateModel, _metric_score, find_tasks, metrics_of
+from mergeflow.search.scorer import CandidateModel, _metric_score, find_tasks, lm_eval_scorer, metrics_of
 from mergeflow.search.sweep import SweepResult, run_sweep
 from mergeflow.search.sweep_file import LmEvalScore, load_sweep, make_sweep
 
@@ -416,16 +416,43 @@ def test_a_metric_behind_several_filters_keeps_theirs():
 
 def test_a_group_of_the_harness_is_refused_before_anything_is_judged(monkeypatch: pytest.MonkeyPatch):
     """The harness tells results of its tasks alone: after all of them had run, its name was a KeyError."""
-    harness = ModuleType("lm_eval.tasks")
-    catalogue = {"all_tasks": ["glue", "mmlu", "cola"], "all_groups": ["mmlu"], "all_tags": ["glue"]}
-    harness.TaskManager = lambda include_path: SimpleNamespace(**catalogue)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "lm_eval", ModuleType("lm_eval"))
-    monkeypatch.setitem(sys.modules, "lm_eval.tasks", harness)
-    monkeypatch.setattr("mergeflow.search.scorer.find_spec", lambda name: True)
+    harness_of(monkeypatch, glue=(), mmlu=(), cola=())
+    manager = sys.modules["lm_eval.tasks"].TaskManager(None)
+    manager.all_groups, manager.all_tags = ["mmlu"], ["glue"]
     assert find_tasks(LmEvalScore(lm_eval=["cola"])).all_tags == ["glue"]
     for name in ("glue", "mmlu"):
         with pytest.raises(MergeflowError, match=f"'{name}' is a group or tag of lm-evaluation-harness"):
             find_tasks(LmEvalScore(lm_eval=["cola", name]))
+
+
+def harness_of(monkeypatch: pytest.MonkeyPatch, **splits: tuple[str, ...]) -> None:
+    """Install a harness of tasks that have some splits."""
+    harness = ModuleType("lm_eval.tasks")
+    manager = SimpleNamespace(all_tasks=list(splits), all_groups=[], all_tags=[])
+    made = {
+        name: SimpleNamespace(
+            config=SimpleNamespace(test_split="test"),
+            **{f"has_{split}_docs": lambda split=split, of=of: split in of for split in ("validation", "test")},
+        )
+        for name, of in splits.items()
+    }
+    harness.TaskManager = lambda include_path: manager  # type: ignore[attr-defined]
+    harness.get_task_dict = lambda names, _: {name: made[name] for name in names}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lm_eval", ModuleType("lm_eval"))
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", harness)
+    monkeypatch.setattr("mergeflow.search.scorer.find_spec", lambda name: True)
+    monkeypatch.setattr("mergeflow.search.scorer._digest_of_tasks", lambda part: "")
+
+
+def test_documents_of_the_other_split_are_not_taken_for_those_of_a_task(monkeypatch: pytest.MonkeyPatch):
+    """Validation of a task such as hellaswag, which has no test split, was printed as test, and looked at as test."""
+    harness_of(monkeypatch, both=("validation", "test"), hellaswag=("validation",), exam=("test",))
+    lm_eval_scorer(LmEvalScore(lm_eval=["both", "hellaswag"]), "cpu")
+    lm_eval_scorer(LmEvalScore(lm_eval=["both"]), "cpu", test=True)
+    with pytest.raises(MergeflowError, match=r"'hellaswag' has no test split, and the harness would take its valid"):
+        lm_eval_scorer(LmEvalScore(lm_eval=["both", "hellaswag"]), "cpu", test=True)
+    with pytest.raises(MergeflowError, match=r"'exam' has no validation split, and the harness would take its test"):
+        lm_eval_scorer(LmEvalScore(lm_eval=["exam"]), "cpu")
 
 
 @pytest.mark.slow
