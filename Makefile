@@ -1,5 +1,5 @@
 # make demo    install what is needed, run the pipeline on the embedded suite, print the result
-# make test    install what is needed, check and test what a change may break (8 minutes on two cores of an AMD EPYC)
+# make test    install what is needed, check and test what a change may break (5 minutes on two cores of an AMD EPYC)
 # make test-slow  tests that kill processes, start servers, run full pipelines and studies or read the site; CI runs both
 # make test-all  all of them, with the tests for the night
 # make mutants  mutation testing of the studies' formulas, about an hour for the night
@@ -17,14 +17,16 @@ export DO_NOT_TRACK := true
 export DVC_NO_ANALYTICS := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-slow test-all test-real mutants lint install lock site release clean
+.PHONY: demo test test-fast test-slow test-all test-real mutants lint install lock site release clean
 
 demo: $(INSTALLED)
 	@mergeflow run
 
 PYTEST := pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-test: lint
+test: lint test-fast
+
+test-fast: $(INSTALLED)
 	@$(PYTEST) -m "not slow and not nightly"
 
 # Only files with slow tests are read: collecting all takes each worker seconds.
