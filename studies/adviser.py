@@ -16,7 +16,7 @@ and looked at once on test:
 - `grid`: twenty λ, 0.1 to 2.0 by 0.1 (on suites 0.05 to 0.5 by 0.05 and 0.6 to 1.5 by 0.1);
 - `theory`: four λ from 1 / min_i Σ_j α̂_ij to twice that, α̂ by Equation 11 on what tuning changed of the logits; where
   the theory sees no λ, 0.4 alone;
-- `lengths`: four λ from 0.8 to 1.6 times λ° = mean ‖τ_i‖ / ‖Σ τ_i‖, as `mergeflow advise` prints for up to three experts;
+- `lengths`: four λ from 0.8 to 1.6 times λ° = mean ‖τ_i‖ / ‖Σ τ_i‖, as of `mergeflow advise` for two or three;
 - `optuna`: four trials of TPE between the ends of the grid;
 - `fixed`: λ = 0.4, as Ilharco et al. 2023 recommend.
 

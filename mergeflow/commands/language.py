@@ -79,18 +79,13 @@ def perplexity(
     blocks = {source: prepared_block(source, block) for source in sources}
     for model, opened in opened_models(context, models or project_models(), base):
         limit = getattr(opened.model.module.whole.config, "max_position_embeddings", None)
-        start = opened.tokenizer.prefix
-        room = limit and limit - (start is not None)
-        size = block or min(room or 1024, 1024)
+        size = block or min(limit or 1024, 1024)
         longest = max(held or size for held in blocks.values())
-        if room and longest > room:
+        if limit and longest > limit:
             held = next((source for source, size in blocks.items() if size == longest and block is None), None)
             counted = f"--block is {longest}" if held is None else f"the blocks of {held} have {longest} tokens"
             way = "lower it" if held is None else "give its source, such as folder:texts/"
-            start_note = "" if start is None else ", one of them for the token that its texts begin with"
-            raise MergeflowError(
-                f"{counted}, which {model} cannot take (its max_position_embeddings: {limit}{start_note}): {way}."
-            )
+            raise MergeflowError(f"{counted}, which {model} cannot take (its max_position_embeddings: {limit}): {way}.")
         if device != "cpu" and (opened.config, longest) not in foretold:
             foretold.add((opened.config, longest))
             estimate_perplexity_memory(opened.config, batch_size, longest, device).announce(Console(stderr=True))
@@ -100,7 +95,7 @@ def perplexity(
             if key not in read:
                 read[key] = read_texts(source, split, opened.tokenizer, size, torch.device(device), Path())
             with arithmetic():
-                total, tokens = total_loss(opened.model, read[key], batch_size, stride, start)
+                total, tokens = total_loss(opened.model, read[key], batch_size, stride)
             results.setdefault(model, {})[_name(source, sources)] = _numbers(total / tokens, tokens)
     useless = [model for model, texts in results.items() if any(result["loss"] is None for result in texts.values())]
     if as_json:

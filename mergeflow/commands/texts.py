@@ -75,7 +75,8 @@ def read_texts(
         there = next((name for name in _UNSEEN_FIRST if array_file(folder, name, "ids").exists()), "test")
         return _prepared(folder, split or there, tokenizer, device)
     raw = open_source(source, source, find_preparation("causal").sources, TRANSFORMS, root=root)
-    return PackedText(source, cut(_tokens(raw, split, tokenizer, block), block, tokenizer.end), device)
+    blocks = cut(_tokens(raw, split, tokenizer, block), block, tokenizer.end)
+    return PackedText(source, blocks, device, tokenizer.prefix)
 
 
 def prepared_block(source: str, block: int | None) -> int | None:

@@ -58,4 +58,4 @@ def folder_documents(place: str, split: str, count: int, root: Path | None = Non
 def packed(name: str, texts: Iterable[str], tokenizer: CausalTokenizer, block: int, device: torch.device) -> PackedText:
     """Return texts as examples of `block` tokens, the end of a text behind each."""
     ids = [token for text in texts for token in (*tokenizer.encode(text), tokenizer.end)]
-    return PackedText(name, cut(np.array(ids), block, tokenizer.end), device)
+    return PackedText(name, cut(np.array(ids), block, tokenizer.end), device, tokenizer.prefix)

@@ -1,16 +1,23 @@
 """Tokenizers that put something before a text, and questions that end in a blank: tokens are those of the whole."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from mergeflow.commands.texts import read_texts
+from mergeflow.data.address import open_source
+from mergeflow.data.prepare import prepare_task
 from mergeflow.data.task import Example
-from mergeflow.modalities.causal.preparation import causal_decoding
+from mergeflow.modalities.causal.modality import PackedText, Questions, open_examples
+from mergeflow.modalities.causal.preparation import TRANSFORMS, causal_decoding
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer
+from mergeflow.modalities.preparing import find_preparation
 
 
 def of_llama() -> Tokenizer:
@@ -55,6 +62,23 @@ def test_the_tokens_of_a_long_text_are_those_of_the_whole(tmp_path: Path, make, 
     blocks = read_texts("folder:text.txt", None, tokenizer, 32, torch.device("cpu"), tmp_path).blocks
     inside = torch.arange(blocks.ids.shape[1]) < blocks.lengths[:, None]
     assert blocks.ids[inside].tolist() == [*tokenizer.encode(text), 0]
+
+
+def test_prepared_texts_and_questions_begin_as_their_tokenizer_begins_texts(tmp_path: Path) -> None:
+    """Llama and Gemma do; Gemma's loss is useless without its start token."""
+    backend = of_gpt2()
+    backend.post_processor = TemplateProcessing(single="Ġy $A", special_tokens=[("Ġy", backend.token_to_id("Ġy"))])
+    tokenizer = CausalTokenizer(backend.to_str(), 0, backend.token_to_id("Ġy"))
+    (tmp_path / "text.txt").write_text("one two " * 400)
+    rows = [json.dumps({"question": f"is {n} so", "choices": ["yes", "no"], "answer": n % 2}) for n in range(60)]
+    (tmp_path / "asked.jsonl").write_text("\n".join(rows))
+    for place in ("folder:text.txt", "jsonl:asked.jsonl"):
+        raw = open_source("task", place, find_preparation("causal").sources, TRANSFORMS, root=tmp_path)
+        prepare_task(raw, tmp_path / "task", causal_decoding(tokenizer, 32))
+        examples = open_examples("task", tmp_path / "task", "train", None, torch.device("cpu"))
+        assert isinstance(examples, PackedText | Questions)
+        assert examples.start == tokenizer.prefix is not None
+        shutil.rmtree(tmp_path / "task")
 
 
 @pytest.mark.parametrize("question", ["is it so: ", "is it so:", "is it so:\n"])

@@ -2,9 +2,11 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -16,7 +18,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe, merge
 from mergeflow.modalities.catalog import MODALITIES, SECTION
 from mergeflow.modalities.causal.generation import continued
-from mergeflow.modalities.causal.modality import PackedText, cut, perplexity, total_loss
+from mergeflow.modalities.causal.modality import PackedText, Questions, cut, perplexity, total_loss
 from mergeflow.modalities.causal.model import build_model, check_vocabulary, draw_model, load_model
 from mergeflow.modalities.causal.sections import Generation, ModelSection
 from mergeflow.modalities.causal.tokenizer import CausalTokenizer, load_tokenizer
@@ -51,6 +53,48 @@ def test_loss_and_perplexity_are_those_of_transformers(family: Path) -> None:
     with torch.no_grad():
         total = 31 * 5 * plain(input_ids=ids, labels=ids).loss + 8 * plain(input_ids=last, labels=last).loss
     assert perplexity(model, texts, 4) == pytest.approx(float((total / (31 * 5 + 8)).exp()), rel=1e-6)
+
+
+def test_behind_a_start_token_every_token_of_a_block_is_predicted(family: Path) -> None:
+    model, _ = load_model(family.name, family.parent)
+    texts, plain = replace(texts_of(family), start=9), AutoModelForCausalLM.from_pretrained(family).eval()
+    ids = torch.cat([torch.full((5, 1), 9), texts.blocks.ids[:5].long()], dim=1)
+    whole, rest = torch.arange(5), torch.cat([torch.tensor([[9]]), texts.blocks.ids[5:, :9].long()], dim=1)
+    with torch.no_grad():
+        of_blocks, of_rest = (plain(input_ids=part, labels=part).loss for part in (ids, rest))
+        torch.testing.assert_close(texts.loss(model, whole), of_blocks)
+        assert texts.log_p(model, torch.tensor([5])).shape == (9, 257)
+        right = plain(input_ids=rest).logits[0, :-1].argmax(dim=1) == rest[0, 1:]
+        assert float(texts.scores(model, torch.tensor([5]))) == pytest.approx(float(right.float().mean()))
+        tokens = [int(token) for row in (*ids[:, 1:], rest[0, 1:]) for token in row.flatten()]
+        losses = []
+        for place, token in enumerate(tokens):  # windows of 32 from 0 in steps of 8: each sees 24 tokens before, or all
+            first = max(0, -(-(place + 1 - 32) // 8) * 8)
+            seen = torch.tensor([[9, *tokens[first : place + 1]]])
+            losses.append(-float(plain(input_ids=seen).logits[0, -2].log_softmax(0)[token]))
+    total, count = total_loss(model, texts, 4)
+    assert (count, total) == (169, pytest.approx(float(160 * of_blocks + 9 * of_rest), rel=1e-6))
+    total, count = total_loss(model, texts, 4, stride=8)
+    assert (count, total) == (169, pytest.approx(sum(losses), rel=1e-5))
+
+
+def test_questions_are_asked_behind_the_start_token(base: Path) -> None:
+    (model, _), plain = load_model(base.name, base.parent), AutoModelForCausalLM.from_pretrained(base).eval()
+    ids = np.array([[5, 6, 7, 8, 11, 0, 0], [7, 5, 6, 6, 8, 9, 0]], np.int32)
+    ends = np.array([[2, 3, 5], [1, 4, 6]], np.int32)
+    asked = Questions("riddles", ids, ends, torch.tensor([1, 0]), 0, CPU, start=9)
+    expected = torch.empty(2, 2)
+    for row, choice in np.ndindex(2, 2):
+        question = ids[row, : ends[row, 0]].tolist()
+        answer = ids[row, ends[row, choice] : ends[row, choice + 1]].tolist()
+        with torch.no_grad():
+            logits = plain(input_ids=torch.tensor([[9, *question, *answer]])).logits[0].log_softmax(1)
+        first = len(question)
+        expected[row, choice] = sum(logits[first + place, token] for place, token in enumerate(answer))
+    with torch.no_grad():
+        torch.testing.assert_close(asked.likelihoods(model, torch.arange(2)), expected)
+        right = -(expected[0, 1] + expected[1, 0]) / 5
+        torch.testing.assert_close(asked.loss(model, torch.arange(2)), right)
 
 
 @pytest.mark.parametrize("stride", [1, 7, 16, 31])

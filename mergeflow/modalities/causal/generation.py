@@ -104,7 +104,7 @@ def go_on(
     encoded = [ids for ids in map(tokenizer.encode, passages) if len(ids) >= PROMPT + WRITTEN][:most]
     if not encoded:
         return []
-    answers = greedy(module, [ids[:PROMPT] for ids in encoded], WRITTEN, tokenizer.end)
+    answers = greedy(module, [tokenizer.begun(ids[:PROMPT]) for ids in encoded], WRITTEN, tokenizer.end)
     continued = []
     for ids, new in zip(encoded, answers, strict=True):
         following = ids[PROMPT : PROMPT + WRITTEN]
@@ -146,7 +146,7 @@ def recited(
     encoded = [tokenizer.encode(passage)[: prompt + tokens] for passage in passages]
     if short := [passage for passage, ids in zip(passages, encoded, strict=True) if len(ids) <= prompt]:
         raise ValueError(f"'{short[0]}' is not longer than the prompt of {prompt} tokens")
-    written = greedy(module, [ids[:prompt] for ids in encoded], tokens, tokenizer.end)
+    written = greedy(module, [tokenizer.begun(ids[:prompt]) for ids in encoded], tokens, tokenizer.end)
     pairs = zip(encoded, written, strict=True)
     return [_held(ids[prompt:], new[: len(ids) - prompt], tokenizer) for ids, new in pairs]
 

@@ -85,19 +85,19 @@ def cut(tokens: np.ndarray, block: int, end: int) -> Blocks:
 
 
 def windows(blocks: Blocks, stride: int) -> tuple[Blocks, Tensor]:
-    """Lay overlapping windows of block length over the tokens; each token but the first is new in exactly one.
+    """Lay overlapping windows of block length over the tokens; each token is new in exactly one.
 
     Args:
         stride: tokens between the beginnings of two windows, 1 to block − 1.
 
     Returns:
         The windows, whose `ids` share memory where they overlap; and int64 [N], the place of the first token in each
-        that no window before it has predicted: 1 in the first one, block − stride in the others.
+        that no window before it has: 0 in the first one, block − stride in the others.
 
     Example:
         >>> over, first = windows(cut(np.arange(7), 4, 0), 2)
         >>> [row[:n].tolist() for row, n in zip(*over, strict=True)], first.tolist()
-        ([[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6]], [1, 2, 2])
+        ([[0, 1, 2, 3], [2, 3, 4, 5], [4, 5, 6]], [0, 2, 2])
     """
     block = blocks.ids.shape[1]
     if not 1 <= stride < block:
@@ -110,7 +110,7 @@ def windows(blocks: Blocks, stride: int) -> tuple[Blocks, Tensor]:
     behind = int(starts[-1]) + block - len(tokens)
     padded = torch.cat([tokens, tokens[-1:].expand(behind)])
     first = torch.full_like(starts, block - stride)
-    first[0] = 1
+    first[0] = 0
     return Blocks(padded.unfold(0, block, stride), (len(tokens) - starts).clamp(max=block)), first
 
 
@@ -121,12 +121,17 @@ IGNORED = -100  # the target where nothing is predicted: behind a block's end
 class PackedText:
     """One split of a task of texts; an example is a block.
 
-    A token is predicted from those before it in its block; the first one of a block is not predicted.
+    A token is predicted from those before it in its block; the first one of a block is predicted from the start token,
+    or not at all where there is none.
+
+    Attributes:
+        start: The token that the base's tokenizer puts before every text, so that the base was trained with it.
     """
 
     task: str
     blocks: Blocks
     device: torch.device
+    start: int | None = None
     head: None = None
     metric: None = None
 
@@ -148,7 +153,7 @@ class PackedText:
         return right / (targets != IGNORED).sum(dim=1)
 
     def log_p(self, model: Model, rows: Tensor) -> Tensor:
-        """Return log p(· | x_<j) for every predicted token of `rows`, [m, V]; m is n·(block − 1), less at the end."""
+        """Return log p(· | x_<j) for every predicted token of `rows`, [m, V]."""
         logits, targets = self._predicted(model, rows)
         return logits[targets != IGNORED].log_softmax(dim=1)
 
@@ -160,14 +165,25 @@ class PackedText:
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return the outputs of the named submodules for `rows`, [n, block, ...] each."""
-        ids = self.blocks.ids[rows].to(self.device, torch.int64)
+        ids = self._read(rows)[0]
         return activations(model.module, layers, lambda: model.module(ids))
+
+    @property
+    def first(self) -> int:
+        """The first place of a block whose token is predicted."""
+        return 1 if self.start is None else 0
+
+    def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ids that the model reads, and the id behind each of them, int64 [n, block] each."""
+        ids = self.blocks.ids[rows].to(self.device, torch.int64)
+        if self.start is None:
+            return ids, torch.cat([ids[:, 1:], ids[:, :1]], dim=1)
+        return torch.cat([torch.full_like(ids[:, :1], self.start), ids[:, :-1]], dim=1), ids
 
     def _predicted(self, model: Model, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits [n, block, V] in float32 or wider, and the token that each place predicts, [n, block]."""
-        ids = self.blocks.ids[rows].to(self.device, torch.int64)
-        places = torch.arange(1, ids.shape[1] + 1)
-        following = torch.cat([ids[:, 1:], ids[:, :1]], dim=1)
+        ids, following = self._read(rows)
+        places = torch.arange(self.first, self.first + ids.shape[1])
         inside = (places < self.blocks.lengths[rows][:, None]).to(self.device)
         logits: Tensor = model.module(ids)
         logits = logits.float() if logits.dtype.itemsize < 4 else logits
@@ -202,6 +218,7 @@ class Questions:
         ends: int32 [N, K + 1]: where the question and each choice end; what is behind the last repeats its end.
         answers: int64 [N], on the processor.
         end: The id that fills rows.
+        start: The token before every question, as of `PackedText`.
     """
 
     task: str
@@ -210,6 +227,7 @@ class Questions:
     answers: Tensor
     end: int
     device: torch.device
+    start: int | None = None
     head: None = None
     metric: None = None
 
@@ -258,35 +276,35 @@ class Questions:
             for row in range(len(numbers))
             for choice in ([int(only[row])] if only is not None else range(int((np.diff(ends[row]) > 0).sum())))
         ]
+        begin = np.array([] if self.start is None else [self.start], np.int32)
         sequences = [
-            np.append(ids[row, : ends[row, 0]], ids[row, ends[row, k] : ends[row, k + 1]]) for row, k in wanted
+            np.concatenate([begin, ids[row, : ends[row, 0]], ids[row, ends[row, k] : ends[row, k + 1]]])
+            for row, k in wanted
         ]
         longest = max(map(len, sequences))
         filled = np.full((len(sequences), longest), self.end, np.int64)
         choice = np.zeros((len(sequences), longest), bool)
         for line, ((row, _), tokens) in enumerate(zip(wanted, sequences, strict=True)):
             filled[line, : len(tokens)] = tokens
-            choice[line, ends[row, 0] - 1 : len(tokens) - 1] = True  # a token is predicted by the place before it
+            choice[line, len(begin) + ends[row, 0] - 1 : len(tokens) - 1] = (
+                True  # a token is predicted by the place before it
+            )
         question, number = (torch.tensor(column, device=self.device) for column in zip(*wanted, strict=True))
         there, told_there = (torch.from_numpy(part).to(self.device) for part in (filled, choice))
         return _Batch(there, told_there, (question, number))
 
 
-def perplexity(
-    model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None, start: int | None = None
-) -> float:
+def perplexity(model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None) -> float:
     r"""Compute exp(−(1/M) Σ_j log p(x_j | x_<j)) over all M predicted tokens of a split, at least 1.
 
-    Without a stride x_<j are the tokens before x_j in its block, and the first token of a block is not predicted. With
-    one they are at least the block − stride tokens before x_j, or all there are, and only the first token of the split
-    is not predicted.
+    Without a stride x_<j are the tokens before x_j in its block. With one they are at least the block − stride tokens
+    before x_j, or all there are. Where texts begin with a start token each block does, and all tokens are predicted;
+    where not, the first one of a block, and with a stride of the split, is not.
 
     Args:
         batch_size: blocks that are computed at once; it changes the result by rounding alone.
         stride: tokens between the beginnings of two windows as long as a block, 1 to block − 1; None for blocks that do
             not overlap. It takes block / stride times as long.
-        start: the token that the model's tokenizer puts before every text. Then each block begins with it, as all that
-            the model was trained on did, and the first token of a block is predicted too. None: there is none.
 
     Example:
         >>> from torch import nn
@@ -297,23 +315,20 @@ def perplexity(
         >>> round(perplexity(even, PackedText("tales", blocks, torch.device("cpu"))), 4)
         5.0
     """
-    total, count = total_loss(model, examples, batch_size, stride, start)
+    total, count = total_loss(model, examples, batch_size, stride)
     return math.exp(total / count)
 
 
 @torch.inference_mode()
 def total_loss(
-    model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None, start: int | None = None
+    model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None
 ) -> tuple[float, int]:
     """Return −Σ_j log p(x_j | x_<j) in nats, summed in float64, and how many tokens are predicted."""
-    blocks, first = examples.blocks, torch.ones(len(examples), dtype=torch.int64)
+    blocks, first = examples.blocks, torch.zeros(len(examples), dtype=torch.int64)
     if stride is not None:
         blocks, first = windows(blocks, stride)
-    if start is not None:
-        ids = torch.cat([torch.full_like(blocks.ids[:, :1], start), blocks.ids], dim=1)
-        blocks, first = Blocks(ids, blocks.lengths + 1), torch.where(first > 1, first + 1, 1)
     examples = replace(examples, blocks=blocks)
-    total, count, places = 0.0, 0, torch.arange(1, blocks.ids.shape[1])
+    total, count, places = 0.0, 0, torch.arange(examples.first, blocks.ids.shape[1])
     for rows in torch.arange(len(examples)).split(batch_size):
         losses = examples.token_losses(model, rows)
         new = (places >= first[rows][:, None])[places < blocks.lengths[rows][:, None]]
@@ -359,9 +374,10 @@ def open_examples(
             f"task '{task}' has a head, which a causal model has no use for: run the stage `base` again."
         )
     data, stored = load_split(folder, split), load_manifest(folder)["decoding"]
+    start = stored.get("start")
     if "ends" in data.arrays:
         answers = torch.from_numpy(np.array(data.answers))
-        return Questions(task, data.ids, data.ends, answers, stored["end"], device)
+        return Questions(task, data.ids, data.ends, answers, stored["end"], device, start)
     tokens = stream(data.ids, np.asarray(data.lengths), np.asarray(data.documents), np.asarray(data.places))
     least = stored["block"] if split == "train" else 2
     if len(tokens) < least:
@@ -369,7 +385,7 @@ def open_examples(
             f"task '{task}': {len(tokens)} tokens in its split {split}, end tokens included; expected at least {least} "
             f"(data.block is {stored['block']}). Give it more text, or lower data.block."
         )
-    return PackedText(task, cut(tokens, stored["block"], stored["end"]), device)
+    return PackedText(task, cut(tokens, stored["block"], stored["end"]), device, start)
 
 
 def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> PackedText:

@@ -124,6 +124,7 @@ def causal_decoding(tokenizer: CausalTokenizer, block: int) -> Decoding:
             raise MergeflowError(f"{where} ('{example.path}'): {error}") from None
 
     settings = {"tokenizer": tokenizer.digest, "block": block, "end": tokenizer.end}
+    settings |= {} if tokenizer.prefix is None else {"start": tokenizer.prefix}
     return Decoding(settings, decode, causal_schema, 4 * max(ROW, 2 * block) + 80)
 
 
@@ -150,7 +151,7 @@ def _decoded_question(content: Mapping[str, Any], tokenizer: CausalTokenizer, bl
     text, choices, answer = content["text"], list(content["choices"]), content["answer"]
     _check_question(text, choices, answer)
     asked, answers = _asked_and_told(text, choices, tokenizer)
-    longest, together = len(asked) + max(map(len, answers)), len(asked) + sum(map(len, answers))
+    longest, together = len(tokenizer.begun(asked)) + max(map(len, answers)), len(asked) + sum(map(len, answers))
     if not asked or longest > block or together > 2 * block:
         raise MergeflowError(
             f"{longest} tokens with its longest choice and {together} with all; expected at least one of the question, "

@@ -18,12 +18,11 @@ def _answer(loaded: Loaded, columns: Columns) -> dict[str, list[Any]]:
     how = ModelSection.model_validate_json(loaded.record[SECTION]).generation
     module = loaded.model.module
     assert isinstance(module, LanguageModule)
-    start = [] if tokenizer.prefix is None else [tokenizer.prefix]
-    room = module.positions - len(start)
+    room = module.positions - len(tokenizer.begun([]))
     prompts, _ = read_rows(
         loaded.heads, columns, ["text"], lambda row: _prompt(row["text"], tokenizer, room), "answered"
     )
-    written = continued(module, [[*start, *prompt] for prompt in prompts], how, tokenizer.end)
+    written = continued(module, list(map(tokenizer.begun, prompts)), how, tokenizer.end)
     return {"continuation": list(map(tokenizer.decode_further, prompts, written))}
 
 

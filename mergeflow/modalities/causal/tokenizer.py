@@ -51,10 +51,14 @@ class CausalTokenizer:
 
         return Tokenizer.from_str(self.content)
 
-    @property
+    @cached_property
     def prefix(self) -> int | None:
         """The start token where the tokenizer itself puts it before every text: then a model was trained with it."""
         return self.start if self.start is not None and self._backend.encode("a").ids[0] == self.start else None
+
+    def begun(self, ids: Sequence[int]) -> list[int]:
+        """Return the ids of a text's beginning as the model knows them, behind the start token if there is one."""
+        return list(ids) if self.prefix is None else [self.prefix, *ids]
 
     @property
     def size(self) -> int:
