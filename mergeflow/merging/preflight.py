@@ -20,10 +20,11 @@ from mergeflow.checkpoints.reader import FileEntry, LazyStateDict, TensorEntry
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.architectures.cuts import Config
-from mergeflow.merging.architectures.settings import comparable, flattened
+from mergeflow.merging.architectures.settings import comparable, flattened, harmless
 from mergeflow.merging.execution.direction import RUNNING
 from mergeflow.merging.vocabulary.alignment import vocab_sizes
 from mergeflow.merging.vocabulary.companions import (
+    SETTINGS,
     TOKENIZER,
     Vocabulary,
     added_tokens,
@@ -140,19 +141,10 @@ def allowed(finding: Finding, patterns: Iterable[str]) -> bool:
     )
 
 
-# Bookkeeping and training: no output of the merged model depends on it. Sizes of vocabularies are compared with the
-# tokenizers.
-_IGNORED = re.compile(
-    r"_name_or_path|transformers\w*_version|(?:torch_)?dtype|architectures|auto_map|use_cache|return_dict\w*"
-    r"|output_(?:attentions|hidden_states|scores|past|(?:\w+_)?logits)|gradient_checkpointing|layer_norm_training|use_bfloat16"
-    r"|(?!token_)\w*dropout\w*|\w+_pdrop|\w*drop_path\w*|initializer\w*|\w*init_std|pretraining_tp|quantization_config"
-    r"|problem_type|finetuning_task|task_specific_params|\w+_loss_coef\w*|router_jitter_noise|label2id|num_labels"
-    r"|_?attn_implementation\w*|chunk_size_feed_forward|unsloth\w*|vocab_size|prefix|tokenizer_class|_\w+"
-)
 _TOKEN_ID = re.compile(r"\w+_tokens?_(?:ids?|index)")
 # The same weights compute something else.
 _MEANING = re.compile(
-    r"model_type|rope_(?:theta|scaling|parameters)\b.*|\w*rotary\w*|rope_interleave"
+    r"model_type|_class_name|rope_(?:theta|scaling|parameters)\b.*|\w*rotary\w*|rope_interleave"
     r"|hidden_act\w*|activation\w*|\w+_activation\w*|feed_forward_proj|is_gated_act|act_layer|global_pool"
     r"|num_attention_heads|num_key_value_heads|n_heads?|num_heads|num_kv_heads|head_dim|d_kv|qk_\w+_head_dim"
     r"|num_experts_per_tok|num_experts_per_token|moe_top_?k|norm_topk_prob|routed_scaling_factor|scoring_func|topk_\w+"
@@ -167,7 +159,11 @@ _PADDED = re.compile(
     r"\w*|bridgetower_text\w*|clap_text\w*|kosmos-2.*|fsmt|m2m_100|nllb-moe|seamless_m4t\w*|speech_to_text|trocr|xglm"
 )
 _TIMM = "model_args."  # arguments of its classes, whose defaults are not in the file
-_LABELS = re.compile(r"(?:^|\.)(?:classifier|score|classification_head|qa_outputs)\b")
+_OF_LABELS = ("id2label", "label2id", "problem_type")  # they say what a head's outputs are called
+_LABELS = re.compile(
+    r"(?:^|\.)(?:\w*classifier|\w*class_(?:embed|predictor)|score|enc_score_head|classification_head|qa_outputs|logits_proj"
+    r"|sequence_summary|decoder\.final_layer)\b|^(?:head|dist_head|fc|objective)\."
+)
 
 
 def config_findings(base: Config, experts: Mapping[str, Config], tensors: Mapping[str, Any]) -> list[Finding]:
@@ -182,22 +178,20 @@ def config_findings(base: Config, experts: Mapping[str, Config], tensors: Mappin
     labelled = any(_LABELS.search(name) for name in tensors)
 
     names = {"": base, **experts}  # no expert has an empty name
+    named_alike = all(config.get("id2label") == base.get("id2label") for config in experts.values())
     given = {name: flattened(config) for name, config in names.items()}
 
     def places(key: str) -> bool:
         kind = given[""].get(f"{key.removesuffix('pad_token_id')}model_type")
         return _last(key) == "pad_token_id" and bool(_PADDED.fullmatch(str(kind)))
 
-    def is_id(key: str) -> bool:
-        return bool(_TOKEN_ID.fullmatch(_last(key))) and not places(key)
-
     def counts(key: str) -> bool:
-        last = _last(key)
-        return places(key) or not (_IGNORED.fullmatch(last) or (last.startswith("id2label") and not labelled))
+        return not harmless(key) and (labelled or _last(key) not in _OF_LABELS) and (named_alike or key != "label2id")
 
-    settings, classes = comparable(names, lambda key: places(key) or (counts(key) and not is_id(key)))
+    settings, classes = comparable(names, counts)
     base_settings = settings.pop("")
     findings = []
+    alone = set()
     for key in sorted({key for config in settings.values() for key in config} | base_settings.keys()):
         if not counts(key):
             continue
@@ -206,14 +200,31 @@ def config_findings(base: Config, experts: Mapping[str, Config], tensors: Mappin
             name: Default(config[key], classes.get(name, "")) if key not in given[name] else config[key]
             for name, config in settings.items()
             if key in config and key in base_settings and config[key] != base_settings[key]
-            if not is_id(key) or None not in (config[key], base_settings[key])
         }
         if unlike:
             mine = Default(base_settings[key], classes.get("", "")) if key not in given[""] else base_settings[key]
             findings.append(difference(key, mine, unlike, meaning))
         elif (meaning or key.startswith(_TIMM)) and not classes:
             findings += _not_compared(key, base_settings, settings)
-    return findings
+        elif any(key not in config for config in (base_settings, *settings.values())):
+            alone.add(key)
+    return findings + _alone(alone, {"the base": base_settings, **settings})
+
+
+def _alone(keys: Iterable[str], settings: Mapping[str, Config]) -> list[Finding]:
+    """Tell in a line of the settings that some config.json leave out, whose class gives them no default."""
+    owners: dict[str, list[str]] = {}
+    for key in sorted(keys):
+        names = [name if name == "the base" else f"'{name}'" for name, config in settings.items() if key in config]
+        owners.setdefault(", ".join(names), []).append(key)
+    return [
+        Finding("settings", f"settings: only config.json of {names} says {_few(keys)}: not compared, no default here")
+        for names, keys in owners.items()
+    ]
+
+
+def _few(keys: list[str]) -> str:
+    return f"{', '.join(keys[:3])}{', …' * (len(keys) > 3)}"
 
 
 def _not_compared(key: str, base: Config, experts: Mapping[str, Config]) -> list[Finding]:
@@ -573,7 +584,8 @@ def compare(
     both = {finding.subject.removeprefix("generation.") for finding in preprocessing}
     findings = [finding for finding in findings if finding not in ids or not (tokenizer or finding.subject in both)]
     if tokenizer in experts:
-        preprocessing = [each for each in preprocessing if not _TOKEN_ID.fullmatch(_last(each.subject))]
+        of_tokens = re.compile(rf"(?:.*\.)?{_TOKEN_ID.pattern}|tokenizer\b.*")
+        preprocessing = [each for each in preprocessing if not of_tokens.fullmatch(each.subject)]
     for file, defaults in _OTHER_CONFIGS.items():
         given = {name: _with_defaults(_settings(folder, file), defaults) for name, folder in folders.items()}
         findings += config_findings(_with_defaults(_settings(base_folder, file), defaults), given, base.infos)
@@ -600,25 +612,44 @@ def _with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
     return {**settings, "model_cfg": {**defaults, **model}} if isinstance(model, dict) else dict(settings)
 
 
-_PREPROCESSING = (
-    *("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"),
-    *("sentence_bert_config.json", "config_sentence_transformers.json"),  # longest text, prompts
-    "generation_config.json",  # what ends an answer
+# Files that the result has from the base, and what findings call them.
+_COMPANIONS = {
+    **dict.fromkeys(("preprocessor_config.json", "video_preprocessor_config.json"), "preprocessing"),
+    "processor_config.json": "preprocessing",
+    # Longest text, prompts.
+    **dict.fromkeys(("sentence_bert_config.json", "config_sentence_transformers.json"), "preprocessing"),
+    "tokenizer_config.json": "tokenizer",
+    "generation_config.json": "generation",  # what ends an answer
+}
+# Names and versions; of a tokenizer what its tokens and templates, compared by themselves, say too.
+_NAMES = re.compile(
+    r"(?:.*\.)?(?:processor_class|\w+_version|auto_map.*|_?name_or_path|_\w+|output_attentions)|__version__\..*"
 )
-_NAMES = re.compile(r"(?:.*\.)?(?:\w+_(?:class|type|version)|auto_map.*|_?name_or_path|_\w+)|__version__\..*")
+_OF_TOKENS = re.compile(
+    rf"(?:{'|'.join(_SPECIAL)}|(?:additional|extra)_special_tokens|added_tokens_decoder|chat_template)(?:\..*)?"
+    r"|tokenizer_file|special_tokens_map_file|backend|is_local|tokenizer_class"
+)
+_PROCESSOR = re.compile(r"(?:FeatureExtractor|(?:Image|Video)Processor)(?:Fast|Pil)?$")
+
+
+def _companion(folder: Path | None, file: str) -> dict[str, Any]:
+    """Return the settings of a file by dotted names; a processor's class under one, without the version's ending."""
+    settings: dict[str, Any] = {}
+    for key, value in flattened(_settings(folder, file)).items():
+        if isinstance(value, str) and _PROCESSOR.search(value) and key.endswith("_type"):
+            start = key.removesuffix(key.split(".")[-1])
+            settings[f"{start}type"] = _PROCESSOR.sub("", value)
+        elif value is not None and not (_NAMES.fullmatch(key) or (file == SETTINGS and _OF_TOKENS.fullmatch(key))):
+            settings[key] = value
+    return settings
 
 
 def preprocessing_findings(base: Path | None, experts: Folders) -> list[Finding]:
     """List the experts with another preprocessing than the base's (mean, size, sampling rate), or end of answers."""
     findings = []
-    for file in _PREPROCESSING:
-        flat = {name: flattened(_settings(folder, file)) for name, folder in {"": base, **experts}.items()}
-        settings = {
-            name: {key: value for key, value in given.items() if value is not None and not _NAMES.fullmatch(key)}
-            for name, given in flat.items()
-        }
-        base_settings = settings.pop("")
-        subject = "generation" if file.startswith("generation") else "preprocessing"
+    for file, subject in _COMPANIONS.items():
+        settings = {name: _companion(folder, file) for name, folder in experts.items()}
+        base_settings = _companion(base, file)
         for key, value in base_settings.items():
             unlike = {name: given[key] for name, given in settings.items() if key in given and given[key] != value}
             if unlike:
@@ -626,9 +657,9 @@ def preprocessing_findings(base: Path | None, experts: Folders) -> list[Finding]
                 findings.append(difference(f"{subject}.{key}", value, unlike, way_out=way_out))
         for name, given in settings.items():
             alone = sorted(given.keys() ^ base_settings.keys()) if given else []
-            alone = [key for key in alone if not _IGNORED.fullmatch(_last(key))]
+            alone = [key for key in alone if not harmless(key)]
             if alone:
-                keys = f"{', '.join(alone[:3])}{', …' * (len(alone) > 3)}"
+                keys = _few(alone)
                 text = f"{subject}: {file} of '{name}' and the base do not both say {keys}; the result has the base's"
                 lone = f"{subject}: '{name}' has a {file} ({keys}), and the base and the result have none"
                 findings.append(Finding(subject, text if base_settings else lone))

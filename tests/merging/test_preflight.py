@@ -79,7 +79,7 @@ def test_a_setting_that_changes_what_weights_compute_is_refused(pair, changes, l
 
 def test_the_same_setting_of_another_version_is_the_same(pair):
     edit(pair / "a/config.json", rope_parameters="remove", rope_theta=10000, rope_scaling=None, torch_dtype="float32")
-    edit(pair / "a/config.json", transformers_version="4.38.0", use_cache=False, pad_token_id=1)
+    edit(pair / "a/config.json", transformers_version="4.38.0", use_cache=False)
     assert said(pair) == []
 
 
@@ -128,11 +128,36 @@ def test_a_number_left_out_that_is_no_meaning_is_warned_of():
 def test_a_setting_whose_default_nobody_here_knows_is_told(monkeypatch):
     pair = {"model_type": "llama"}, {"a": {"model_type": "llama", "rope_theta": 1e6, "custom": 3}}
     monkeypatch.setattr(settings, "find_spec", lambda name: None)
-    (finding,) = config_findings(*pair, {})
-    assert finding.text == (
-        "rope_theta: 'a' 1000000.0; base leaves it out: not compared, no transformers here that knows the default"
-    )
-    assert not finding.refused
+    findings = config_findings(*pair, {})
+    assert [finding.text for finding in findings] == [
+        "rope_theta: 'a' 1000000.0; base leaves it out: not compared, no transformers here that knows the default",
+        "settings: only config.json of 'a' says custom: not compared, no default here",
+    ]
+    assert not any(finding.refused for finding in findings)
+
+
+# What was compared with nobody's word: model_type, both sides, what is told.
+TOLD = [
+    ("llama", {"pad_token_id": None}, {"pad_token_id": 2}, "pad_token_id: base none; 'a' 2"),  # a classifier's last one
+    ("clip", {"text_config": {"eos_token_id": 2}}, {"text_config": {}}, "text_config.eos_token_id: base 2; 'a' 49"),
+    ("mt5", {"decoder_start_token_id": 2}, {}, "decoder_start_token_id: base 2; 'a' 0 (left out"),
+    ("mistral", {"sliding_window": None}, {}, "sliding_window: base none; 'a' 4096 (left out, Mistral"),
+    ("gpt_neox", {}, {"head_dim": 4}, "settings: only config.json of 'a' says head_dim"),  # read, but with no default
+    ("falcon", {}, {"output_attentions": True}, "output_attentions: base False (left out"),  # loses its causal mask
+    ("speecht5", {}, {"speech_decoder_prenet_dropout": 0.1}, "speech_decoder_prenet_dropout: "),  # is never off
+    ("llama", {"rope_theta": 1e4}, {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta: base 1"),
+    ("mine", {"scale": 1}, {"scale": 1, "shift": None}, "settings: only config.json of 'a' says shift"),
+    ("llama", {"auto_map": {"AutoModel": "x.A"}}, {}, "settings: only config.json of the base says auto_map.AutoModel"),
+    ("llama", {"architectures": ["A"]}, {"architectures": ["B"]}, "architectures: base ['A']; 'a' ['B']"),
+    ("t5", {"prefix": "a"}, {"prefix": "b"}, "prefix: base 'a'; 'a' 'b'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "base", "other", "line"), TOLD)
+def test_every_setting_that_differs_is_told(kind, base, other, line):
+    kind = {} if kind == "mine" else {"model_type": kind}
+    texts = [finding.text for finding in config_findings({**kind, **base}, {"a": {**kind, **other}}, {})]
+    assert any(text.startswith(line) for text in texts), texts
 
 
 def test_forms_of_both_versions_of_transformers_are_the_same_setting():
@@ -164,7 +189,7 @@ def test_other_settings_are_warned_of_experts_together(pair):
 
 def test_other_preprocessing_is_warned_of(pair):
     for name, mean in (("base", [0.5, 0.5, 0.5]), ("a", [0.48, 0.46, 0.41])):
-        values = {"image_mean": mean, "size": {"height": 8}, "image_processor_type": name, name: 1}
+        values = {"image_mean": mean, "size": {"height": 8}, name: 1}
         (pair / name / "preprocessor_config.json").write_text(json.dumps(values))
     assert said(pair) == [
         "warning       preprocessing.image_mean: base [0.5, 0.5, 0.5]; 'a' [0.48, 0.46, 0.41]; the result has the "
@@ -176,6 +201,19 @@ def test_other_preprocessing_is_warned_of(pair):
     assert (
         "preprocessing: 'a' has a preprocessor_config.json (a, image_mean, size.height), and the base" in said(pair)[0]
     )
+
+
+def test_a_class_of_other_defaults_and_settings_of_tokenizers_are_told(pair):
+    """An image processor's class gives what its file leaves out, and a tokenizer's settings act on its tokens."""
+    for name, kind, side in (("base", "CLIPImageProcessorFast", "right"), ("a", "ViTFeatureExtractor", "left")):
+        key = "feature_extractor_type" if name == "a" else "image_processor_type"
+        (pair / name / "preprocessor_config.json").write_text(json.dumps({key: kind, "do_rescale": True}))
+        edit(pair / name / "tokenizer_config.json", padding_side=side, backend=name)
+    assert [line.partition("; the")[0] for line in said(pair)] == [
+        "warning       preprocessing.type: base 'CLIP'; 'a' 'ViT'",
+        "warning       tokenizer.padding_side: base 'right'; 'a' 'left'",
+    ]
+    assert [line.partition(":")[0] for line in said(pair, tokenizer_source="a")] == ["warning       preprocessing.type"]
 
 
 def test_other_prompts_and_lengths_of_sentence_transformers_are_warned_of(pair):
@@ -318,7 +356,24 @@ def test_labels_of_a_head_in_another_order_are_refused(tmp_path):
     for name, labels in {"base": ("no", "yes"), "a": ("yes", "no")}.items():
         config = BertConfig(vocab_size=30, id2label=dict(enumerate(labels)), label2id={}, **sizes)
         BertForSequenceClassification(config).save_pretrained(tmp_path / name)
-    assert "id2label: base {'0': 'no', '1': 'yes'}; 'a' {'0': 'yes', '1': 'no'}" in refused(tmp_path)
+    message = refused(tmp_path)
+    assert "id2label: base {'0': 'no', '1': 'yes'}; 'a' {'0': 'yes', '1': 'no'}" in message
+    assert "label2id" not in message
+    edit(tmp_path / "a/config.json", id2label={"0": "no", "1": "yes"}, label2id={"yes": 0, "no": 1})
+    edit(tmp_path / "a/config.json", problem_type="multi_label_classification")  # a pipeline's sigmoid
+    assert [line.split(":")[0] for line in said(tmp_path)] == ["warning       label2id", "warning       problem_type"]
+
+
+@pytest.mark.parametrize(
+    ("head", "labels"),
+    [
+        *(("class_labels_classifier", 1), ("model.decoder.class_embed.0", 1), ("class_predictor", 1), ("fc", 1)),
+        *(("logits_proj", 1), ("sequence_summary.summary", 1), ("lm_head", 0), ("embeddings.class_embedding", 0)),
+    ],
+)
+def test_whose_labels_are_compared(head, labels):
+    names = ({"id2label": {"0": "cat", "1": "dog"}}, {"a": {"id2label": {"0": "dog", "1": "cat"}}})
+    assert len(config_findings(*names, {f"{head}.weight": None})) == labels
 
 
 def card(folder, text):

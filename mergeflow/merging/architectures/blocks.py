@@ -7,7 +7,7 @@ from typing import Any
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.cuts import Config
 from mergeflow.merging.architectures.families import family_of
-from mergeflow.merging.architectures.settings import comparable, filled
+from mergeflow.merging.architectures.settings import comparable, filled, harmless
 
 BLOCK = re.compile(r"^(.*?)\b(?:resblocks|blocks|block|layers|layer|h)\.(\d+)\.")
 # Families of decoders in which a block does not depend on its index, but for what the tables below say.
@@ -48,9 +48,8 @@ _LISTED = {
 }
 # What may differ between models whose blocks run in one: the first one's counts.
 _FREE = re.compile(
-    r"^_|dropout|_pdrop$|token_id|initializer|^(?:architectures|transformers_version|torch_dtype|dtype|use_cache|"
-    r"max_position_embeddings|n_positions|n_ctx|vocab_size|projection_dim|(?:begin_)?suppress_tokens|forced_decoder_ids|pretraining_tp|auto_map|router_aux_loss_coef|"
-    r"output_router_logits|max_window_layers|id2label|label2id|quantization_config|problem_type|task_specific_params)$"
+    r"token_id|^(?:architectures|auto_map|max_position_embeddings|n_positions|n_ctx|max_window_layers|id2label|label2id"
+    r"|problem_type|task_specific_params|projection_dim|(?:begin_)?suppress_tokens|forced_decoder_ids)$"
 )
 
 
@@ -126,16 +125,20 @@ def stacked_config(configs: Sequence[Config], key: str, chosen: Sequence[tuple[i
 
 def check_alike(configs: Mapping[str, Config], key: str) -> None:
     """Check that blocks of several models can run in one: nothing that a block computes differs in config.json."""
-    settings, classes = comparable(configs, lambda name: not _FREE.search(name.split(".")[-1]))
+
+    def counts(name: str) -> bool:
+        return not (harmless(name) or _FREE.search(name.split(".")[-1]))
+
+    settings, classes = comparable(configs, counts)
     (first, head), *others = settings.items()
     faults = []
-    counts = {key, *(sum(_PAIR_COUNTS.values(), COUNTS) if head.get("model_type") in PAIRS else ())}
+    numbers = {key, *(sum(_PAIR_COUNTS.values(), COUNTS) if head.get("model_type") in PAIRS else ())}
     for path, config in others:
         # A class passes over a setting that only one side has beside its defaults.
         for name in sorted(head.keys() & config.keys() if classes else {*head, *config}):
             a, b = head.get(name), config.get(name)
             per_block = isinstance(a, list) and isinstance(b, list) and (len(a), len(b)) == (head[key], config.get(key))
-            if a != b and name not in counts and not per_block and not _FREE.search(name.split(".")[-1]):
+            if a != b and name not in numbers and not per_block and counts(name):
                 faults.append(f"{name} is {b!r:.60} in '{path}' and {a!r:.60} in '{first}'")
     if faults:
         listed = "\n  - ".join(faults)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -9,6 +10,34 @@ from typing import Any
 from mergeflow.checkpoints.folders import class_settings
 from mergeflow.late import quiet
 from mergeflow.merging.architectures.cuts import Config
+
+# Keys that no output of a merged model depends on, by reason; every other key that differs is told. The nightly
+# tests/merging/test_settings.py changes every key of every family: an output that changes without a word is a wrong
+# entry here.
+_HARMLESS = {
+    "where a model comes from": r"_?name_or_path|_commit_hash|_from_model_config|unsloth\w*"
+    r"|\w*transformers\w*_version|_diffusers_version",
+    "how numbers are stored and computed": r"(?:torch_)?dtype|use_bfloat16|quantization_config(?:\..*)?|pretraining_tp"
+    r"|_?(?:attn|experts)_implementation\w*|chunk_size_feed_forward",
+    "what a call gives with its result": r"use_cache|return_dict\w*"
+    r"|output_(?:hidden_states|scores|past|(?:\w+_)?logits)",
+    "training alone": r"gradient_checkpointing|layer_norm_training|router_jitter_noise|finetuning_task"
+    r"|(?!token_|speech_decoder_prenet_)\w*dropout\w*|\w+_pdrop|\w*drop_path\w*|initializer\w*|\w*init_std"
+    r"|\w+_loss_coef\w*",
+    "sizes of tables, which are compared themselves": r"vocab_size|num_labels",
+    "tokens, which are compared themselves": r"tokenizer_class",
+}
+_HARMLESS_KEY = re.compile(rf"(?:.*\.)?(?:{'|'.join(_HARMLESS.values())})")
+
+
+def harmless(key: str) -> bool:
+    """Whether no output of a merged model depends on a setting, by its dotted name.
+
+    Example:
+        >>> harmless("text_config.attention_dropout"), harmless("token_dropout")
+        (True, False)
+    """
+    return bool(_HARMLESS_KEY.fullmatch(key))
 
 
 def comparable(
@@ -22,7 +51,7 @@ def comparable(
         The settings of each model, and its class; no classes where the settings are as they were read.
     """
     flat = {name: flattened(config) for name, config in configs.items()}
-    keys = {key for config in flat.values() for key, value in config.items() if value is not None and counts(key)}
+    keys = {key for config in flat.values() for key in config if counts(key)}
     if all(key in config for key in keys for config in flat.values()):
         return flat, {}
     whole = {name: filled(config) for name, config in configs.items()}
@@ -73,11 +102,10 @@ def flattened(config: Config, prefix: str = "") -> dict[str, Any]:
 
 def _rotary(config: Config) -> dict[str, Any]:
     """Return θ and the scaling; a model with a rotary embedding and no scaling has the type `default`."""
-    parameters = config.get("rope_parameters") or {}
-    scaling = config.get("rope_scaling") or parameters
-    theta = config.get("rope_theta", parameters.get("rope_theta"))
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(scaling, Mapping) or any(isinstance(value, Mapping) for value in scaling.values()):
         return {"rope_parameters": scaling}  # of each kind of layer its own
+    theta = scaling.get("rope_theta", config.get("rope_theta"))  # transformers prefers the inner one
     if theta is None and not scaling and not config.get("rope_scaling"):
         return {}
     given = {key: value for key, value in scaling.items() if key not in ("rope_theta", "type") and value is not None}
