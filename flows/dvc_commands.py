@@ -112,6 +112,7 @@ def _run_dvc(root: Path, arguments: list[str]) -> str:
             raise MergeflowError(f"{root} lacks the folder .dvc, as a copy may: call `dvc init` there.")
         elif not mend_locks(root):
             words = " ".join(arguments[arguments.index("--wait-for-lock") + 1 :])
+            text = text.partition("\n\nHaving any troubles?")[0]
             raise MergeflowError(f"`dvc {words}` failed: {text or f'it ended with status {done.returncode}'}")
 
 
@@ -238,6 +239,12 @@ def remote_address(root: Path) -> str:
         return dvc(root, "config", f"remote.{dvc(root, 'config', 'core.remote').strip()}.url").strip()
     except MergeflowError:
         return ""
+
+
+def check_remote(root: Path) -> None:
+    """Refuse to begin what ends in a push that has no remote to go to."""
+    if not remote_address(root):
+        raise MergeflowError("--push has nowhere to go: name a remote, `dvc remote add --default NAME ADDRESS`.")
 
 
 def fetch_output(root: Path, path: Path) -> None:

@@ -6,6 +6,7 @@ import typer
 from rich.console import Console
 
 from flows.dvc_commands import (
+    check_remote,
     push_outputs,
     record_outputs,
     remove_stale_outputs,
@@ -56,6 +57,8 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     remove_stale_outputs(root, lambda text: console.print(text, highlight=False, markup=False))
     stages = load_graph(root, studies=targets is not None)
     todo = stages_to_run(root, stages, targets)
+    if push:
+        check_remote(root)
     if BASE in todo:
         check_base(root, params)
     if todo:

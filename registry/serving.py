@@ -166,8 +166,8 @@ def answer(model: Any, body: bytes, content_type: str, limits: Limits) -> str:
 
 def _rows(model: Any, body: bytes, content_type: str, limits: Limits) -> Any:
     """Return a request's body as the model takes it."""
-    kind, *options = (part.strip().lower() for part in content_type.split(";"))
-    if kind not in ("application/json", "text/csv") or set(options) - {"", "charset=utf-8"}:
+    kind, *options = (part.strip().lower().replace('"', "") for part in content_type.split(";"))
+    if kind not in ("application/json", "text/csv") or set(options) - {"", "charset=utf-8", "charset=utf8"}:
         raise Refused(415, "the content type is not one that is read: send application/json, or text/csv, in UTF-8.")
     schema = model.metadata.get_input_schema()
     try:

@@ -8,6 +8,7 @@ import pytest
 import typer
 from rich.console import Console
 
+from flows.dvc_commands import dvc
 from flows.run_command import bring_up_to_date
 from mergeflow import cli
 from mergeflow.errors import MergeflowError
@@ -177,6 +178,15 @@ def test_a_base_that_cannot_be_is_told_before_the_data_are_prepared(
     if modality == "toy":  # the run reads all code first, which takes seconds
         with pytest.raises(MergeflowError, match=message):
             bring_up_to_date(tmp_path / "new", Console(quiet=True))
+
+
+def test_a_push_without_a_remote_is_told_before_anything_runs(tmp_path: Path) -> None:
+    """After hours of training it was `dvc push` that said so, and no result was printed."""
+    project = make_toy_project(tmp_path / "toy")
+    dvc(project, "init", "--no-scm", "--quiet")
+    with pytest.raises(MergeflowError, match=r"--push has nowhere to go: name a remote, `dvc remote add"):
+        bring_up_to_date(project, Console(quiet=True), push=True)
+    assert not (project / "outputs/data").exists()
 
 
 def test_methods_that_the_pipeline_cannot_sweep_are_told_at_once(tmp_path: Path) -> None:

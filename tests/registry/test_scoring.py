@@ -84,8 +84,9 @@ def test_rows_in_every_form_are_answered(client):
     assert [answer.status_code for answer in answers] == [200] * 4, [answer.text for answer in answers]
     labels = {answer.json()["predictions"][0]["label"] for answer in answers}
     csv = f"image,task\n{ROW['image']},digits\n"
-    answer = client.post("/invocations", content=csv, headers={"content-type": "text/csv; charset=utf-8"})
-    assert {answer.json()["predictions"][0]["label"]} == labels
+    for charset in ("utf-8", '"UTF-8"', "utf8"):
+        answer = client.post("/invocations", content=csv, headers={"content-type": f"text/csv; charset={charset}"})
+        assert {answer.json()["predictions"][0]["label"]} == labels
     assert client.get("/ping").status_code == client.get("/health").status_code == 200
 
 
