@@ -360,7 +360,7 @@ def write_statistic(
         # Floating-point buffers have no gradient: zero, so that they are averaged.
         buffers = {name: info for name, info in infos.items() if info.dtype.is_floating_point and name not in statistic}
         statistic |= {name: torch.zeros(info.shape) for name, info in buffers.items()}
-    _check_finite(order, statistic)
+    _check_statistic(order, statistic)
     record = {
         "kind": order.kind,
         "expert": source,
@@ -409,7 +409,12 @@ def check_order(order: StatisticOrder, out: Path, force: bool = False) -> None:
     check_estimate(out, inputs, force)
 
 
-def _check_finite(order: StatisticOrder, statistic: dict[str, Tensor]) -> None:
+def _check_statistic(order: StatisticOrder, statistic: dict[str, Tensor]) -> None:
     for name, value in statistic.items():
         if not bool(value.isfinite().all()):
             raise MergeflowError(f"the {order.kind} of '{order.expert}' is not finite in '{name}': check the expert.")
+    if not any(bool(value.any()) for value in statistic.values()):
+        raise MergeflowError(
+            f"the {order.kind} of '{order.expert}' is 0 everywhere, so that a merge would pass over the expert: its "
+            "answers are certain, as with one class, or its inputs are 0. Give a task of several classes."
+        )

@@ -135,3 +135,12 @@ def test_bad_orders_are_refused(world: Path, tmp_path: Path):
     with pytest.raises(MergeflowError, match="at least 1"):
         write_statistic(order(world, "red", samples=0), out)
     assert not out.exists()
+
+
+def test_an_expert_that_a_merge_would_pass_over_is_refused(world: Path, tmp_path: Path, monkeypatch):
+    """A head of one class is certain of every answer, and its expert's weight in the mean was 0."""
+    nothing = {"weight": torch.zeros(2, 2)}
+    monkeypatch.setattr("mergeflow.evaluation.statistics.diagonal_fisher", lambda *_, **options: nothing)
+    with pytest.raises(MergeflowError, match=r"is 0 everywhere, .* Give a task of several classes"):
+        write_statistic(order(world, "red"), tmp_path / "fisher.safetensors")
+    assert not (tmp_path / "fisher.safetensors").exists()
