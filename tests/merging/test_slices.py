@@ -171,6 +171,26 @@ def test_slices_of_a_model_with_two_stacks(name, named, tmp_path):
         torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "embedding"),
+    [("t5", "shared.weight"), ("bart", "model.shared.weight"), ("gemma", "model.embed_tokens.weight")],
+)
+def test_copies_of_an_embedding_are_of_one_model(name, embedding, tmp_path):
+    """torch's files hold all names, and config.json of a class that is not told says nothing of ties."""
+    models = [tiny(name, seed, tie_word_embeddings=True) for seed in (0, 1)]
+    for model, place in zip(models, "ab", strict=True):
+        (tmp_path / place).mkdir()
+        torch.save(model.state_dict(), tmp_path / place / "pytorch_model.bin")
+        (tmp_path / place / "config.json").write_text(model.config.to_json_string())
+        rewritten(tmp_path / place, architectures=None)
+    stacks = ("encoder", "decoder") if name != "gemma" else (None, None)
+    slices = [{"model": f"{tmp_path}/{place}", "stack": stack} for place, stack in zip("ab", stacks, strict=True)]
+    merge({"slices": slices}, tmp_path / "tall")
+    state, expected = dict(open_checkpoint(tmp_path / "tall")), models[0].state_dict()[embedding]
+    assert all(torch.equal(state[key], expected) for key in state if "lm_head" in key or "embed_tokens" in key)
+    assert torch.equal(state[embedding], expected)
+
+
 def rewritten(folder, **sections):
     """Change a config.json: a value of None goes, a mapping takes the place of a section."""
     config = json.loads((folder / "config.json").read_text()) | sections

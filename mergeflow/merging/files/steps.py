@@ -194,9 +194,13 @@ def _types(models: Sequence[_Model]) -> tuple[str, ...]:
 def _outside(first: _Model, rows: Mapping[str, Sequence[tuple[_Model, int]]]) -> dict[str, _Model]:
     """Return whose each tensor outside the blocks is; a copy, such as a tied head, is its original's."""
     copies, outside, same = _copies(first), {}, {first.path}
-    for name, place in first.outside.items():
-        origin = copies.get(name, name) if copies.get(name) in first.outside else name
-        tower, before = first.owner(origin), first.outside.get(origin, place) == 0
+    groups: dict[str, list[str]] = {}
+    for name in first.outside:
+        groups.setdefault(copies.get(name, name), []).append(name)
+    for name in first.outside:
+        group = groups[copies.get(name, name)]
+        tower, *others = {first.owner(copy) for copy in group}
+        before, tower = any(first.outside[copy] == 0 for copy in group), None if others else tower
         source = first if tower is None or tower not in rows else rows[tower][0 if before else -1][0]
         if name not in source.outside:
             raise MergeflowError(f"'{source.path}' lacks '{name}', which '{first.path}' has outside its blocks.")
