@@ -144,14 +144,15 @@ def allowed(finding: Finding, patterns: Iterable[str]) -> bool:
 _TOKEN_ID = re.compile(r"\w+_tokens?_(?:ids?|index)")
 # The same weights compute something else.
 _MEANING = re.compile(
-    r"model_type|_class_name|rope_(?:theta|scaling|parameters)\b.*|\w*rotary\w*|rope_interleave"
-    r"|hidden_act\w*|activation\w*|\w+_activation\w*|feed_forward_proj|is_gated_act|act_layer|global_pool"
-    r"|num_attention_heads|num_key_value_heads|n_heads?|num_heads|num_kv_heads|head_dim|d_kv|qk_\w+_head_dim"
-    r"|num_experts_per_tok|num_experts_per_token|moe_top_?k|norm_topk_prob|routed_scaling_factor|scoring_func|topk_\w+"
-    r"|\w*softcapping|query_pre_attn_scalar|\w+_multiplier|logits?_scaling|logit_scale|scale_\w+|scale_embedding"
-    r"|position_embedding_type|alibi|relative_attention\w*|layer_types|use_parallel_residual|parallel_attn|multi_query"
-    r"|new_decoder_architecture|clip_qkv|id2label|label_names|architecture|quick_gelu|attention_head_dim|act_fn"
-    r"|norm_num_groups|n_group|flip_sin_to_cos|freq_shift|resnet_time_scale_shift|axes_dims_rope|use_sliding_window|sliding_window\w*|attention_chunk_size|no_rope\w*"
+    r"model_type|_class_name|architecture|rope_(?:theta|scaling|parameters)\b.*|\w*rotary\w*|rope_interleave|axes_dims_rope"
+    r"|no_rope\w*|position_embedding_type|alibi|relative_attention\w*|layer_types|attn_type|is_decoder|(?:is_)?causal"
+    r"|\w*bidirectional\w*|use_sliding_window|sliding_window\w*|window_size|local_attention|attention_chunk_size"
+    r"|hidden_act\w*|\w+_act(?:_fn)?|act_(?:fn|layer)|activation\w*|\w+_activation\w*|feed_forward_proj|quick_gelu"
+    r"|\w*attention_heads|num_key_value_heads|n_heads?|num_heads|num_kv_heads|head_dim|attention_head_dim|d_kv"
+    r"|qk_\w+_head_dim|multi_query|new_decoder_architecture|use_parallel_residual|parallel_attn|global_pool"
+    r"|num_experts_per_tok(?:en)?|moe_(?:top_?)?k|norm_topk_prob|moe_normalize_expert_weights|scoring_func|topk_\w+|n_group"
+    r"|route\w*_scal\w+|softmax_scale|\w*softcapping|query_pre_attn_scalar|\w+_multiplier|logits?_scaling|logit_scale"
+    r"|scale_\w+|clip_qkv|id2label|label_names|norm_num_groups|flip_sin_to_cos|freq_shift|resnet_time_scale_shift"
 )
 # Models whose positions are counted from the id of the padding on.
 _PADDED = re.compile(

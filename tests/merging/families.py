@@ -52,9 +52,14 @@ def shrunk(content: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
-def built(family: str, seed: int = 0) -> nn.Module | None:
-    """Return a small model of a family with all its weights of visible size; None where none can be built so."""
-    name = modeling_auto.MODEL_MAPPING_NAMES[family]
+def built(family: str, seed: int = 0, *, headed: bool = False) -> nn.Module | None:
+    """Return a small model of a family with all its weights of visible size; None where none can be built so.
+
+    Args:
+        headed: Whether it has the head of a language model, where it is one.
+    """
+    heads = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if headed else {}
+    name = heads.get(family, modeling_auto.MODEL_MAPPING_NAMES[family])
     try:
         kind = getattr(transformers, name if isinstance(name, str) else name[0])
         configuration = type(AutoConfig.for_model(family))

@@ -160,6 +160,26 @@ def test_every_setting_that_differs_is_told(kind, base, other, line):
     assert any(text.startswith(line) for text in texts), texts
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "values"),
+    [
+        *(("bart", "encoder_attention_heads", (16, 8)), ("mt5", "dense_act_fn", ("relu", "gelu"))),
+        *(("bert", "is_decoder", (False, True)), ("gemma3_text", "use_bidirectional_attention", (False, True))),
+        *(("gpt_neo", "window_size", (256, 64)), ("xlnet", "attn_type", ("bi", "uni"))),
+    ],
+)
+def test_heads_activations_and_masks_by_any_name_are_refused(kind, key, values):
+    base, other = ({"model_type": kind, key: value} for value in values)
+    assert [key] == [finding.subject for finding in config_findings(base, {"a": other}, {}) if finding.refused]
+
+
+def test_a_null_that_its_class_computes_is_the_same_setting():
+    """`head_dim: null`, as older Mistrals have it, was refused against the number."""
+    base = {"model_type": "mistral", "hidden_size": 64, "num_attention_heads": 4, "head_dim": None}
+    assert not config_findings(base, {"a": {**base, "head_dim": 16}}, {})
+    assert config_findings(base, {"a": {**base, "head_dim": 8}}, {})[0].refused
+
+
 def test_forms_of_both_versions_of_transformers_are_the_same_setting():
     old = {"model_type": "qwen2", "rope_theta": 1e6, "use_sliding_window": False, "sliding_window": 4096}
     new = {

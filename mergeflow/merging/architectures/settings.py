@@ -45,14 +45,14 @@ def comparable(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Return the settings of models by dotted names, and the classes whose defaults fill what was left out.
 
-    transformers, which is slow to import, is asked only where a setting that counts is missing on one side.
+    transformers, which is slow to import, is asked only where a setting that counts is missing or null on one side.
 
     Returns:
         The settings of each model, and its class; no classes where the settings are as they were read.
     """
     flat = {name: flattened(config) for name, config in configs.items()}
     keys = {key for config in flat.values() for key in config if counts(key)}
-    if all(key in config for key in keys for config in flat.values()):
+    if all(len({(key in config, config.get(key) is None) for config in flat.values()}) == 1 for key in keys):
         return flat, {}
     whole = {name: filled(config) for name, config in configs.items()}
     made = {name: pair for name, pair in whole.items() if pair is not None}
