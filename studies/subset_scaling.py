@@ -24,6 +24,9 @@ subsets were measured. Methods are compared subset by subset, and the same subse
 seed. *±*: tables have the interval over subsets of the first seed's experts; verdicts are over seeds, of means over
 subsets.
 
+`texts_subset_scaling` is the same with eight real tasks on a pre-trained encoder, where every method but the average
+has four candidates along λ, and one share kept or rank (worlds/real-texts).
+
 **Source.** CART, Section 5.3 ("Scalability on number of tasks"), Figure 7 and Appendix D.
 """
 
@@ -468,3 +471,5 @@ STUDY = Study(
     figures={"scaling": scaling_figure},
     notes=lambda rows, options: ends_note(at_ends(rows, options)),
 )
+
+STUDIES = {"subset_scaling": STUDY, "texts_subset_scaling": STUDY}
