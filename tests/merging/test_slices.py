@@ -251,6 +251,18 @@ def test_a_stack_that_is_unknown_or_not_named(name, stack, message, tmp_path):
         check_recipe({"slices": [{"model": f"{tmp_path}/a", "stack": stack, "layers": [0, 1]}]})
 
 
+def test_a_stack_may_be_within_a_module_of_another_s_name(tmp_path):
+    """The blocks of a ViT in a VisionEncoderDecoderModel are encoder.encoder.layer."""
+    encoder, decoder = tiny("vit").config, tiny("bert", is_decoder=True, add_cross_attention=True).config
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    model = transformers.VisionEncoderDecoderModel(config)
+    model.save_pretrained(tmp_path / "a")
+    merge({"slices": [{"model": f"{tmp_path}/a", "stack": "encoder", "layers": [1, 2]}]}, tmp_path / "short")
+    short, loading = type(model).from_pretrained(tmp_path / "short", output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    assert (short.config.encoder.num_hidden_layers, short.config.decoder.num_hidden_layers) == (1, 2)
+
+
 def test_heads_of_attention_that_are_named_by_layer_are_said(tmp_path):
     saved(tmp_path / "a", "whisper")
     (tmp_path / "a/generation_config.json").write_text('{"alignment_heads": [[1, 0]]}')

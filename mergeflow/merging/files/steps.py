@@ -84,7 +84,8 @@ class _Model:
 
     def _named(self, stack: str | None) -> str:
         """Return where the blocks of a stack are, such as "model.layers."."""
-        towers = [tower for tower in self.stacks if stack is None or f".{stack}." in f".{tower}"]
+        within = [tower for tower in self.stacks if stack is None or f".{stack}." in f".{tower}"]
+        towers = [tower for tower in within if tower.startswith(f"{stack}.")] or within
         if len(towers) == 1 or not self.stacks:
             return "".join(towers)
         modules = {tower: tower.split(".")[:-2] for tower in self.stacks}
