@@ -397,7 +397,7 @@ def _tasks(part: LmEvalScore, split: str, manager: Any) -> list[Any]:
     return list(tasks.values())
 
 
-def _metric_score(task: str, result: Mapping[str, Any], better: Mapping[str, bool], metric: str | None) -> float:
+def _metric_score(task: str, result: Mapping[str, Any], better: Mapping[str, bool | None], metric: str | None) -> float:
     """Return one task's metric, larger is better: the negative of a perplexity."""
     values = metrics_of(result, better)
     if not values:
@@ -411,10 +411,16 @@ def _metric_score(task: str, result: Mapping[str, Any], better: Mapping[str, boo
         )
     if chosen not in values:
         raise unknown_name(f"metric of {task}", chosen, values)
-    return float(values[chosen]) if better[chosen.partition(",")[0]] is not False else -float(values[chosen])
+    larger = better[chosen.partition(",")[0]]
+    if larger is None:
+        raise MergeflowError(
+            f"the task '{task}' does not say whether a larger '{chosen}' is better: write `higher_is_better` into "
+            "the task's file, or choose another `metric`."
+        )
+    return values[chosen] if larger else -values[chosen]
 
 
-def metrics_of(result: Mapping[str, Any], better: Mapping[str, bool]) -> dict[str, float]:
+def metrics_of(result: Mapping[str, Any], better: Mapping[str, bool | None]) -> dict[str, float]:
     """Return a task's metrics by name; one that stands behind several filters keeps theirs, as in `exact_match,strict`.
 
     Args:

@@ -410,6 +410,10 @@ def test_a_metric_behind_several_filters_keeps_theirs():
     assert _metric_score("gsm8k", result, better, "bleu") == -2
     with pytest.raises(MergeflowError, match=r"several filters: .* exact_match,strict-match or exact_match,flexible"):
         _metric_score("gsm8k", result, better, "exact_match")
+    with pytest.raises(
+        MergeflowError, match="does not say whether a larger 'bleu' is better: write `higher_is_better`"
+    ):
+        _metric_score("gsm8k", result, better | {"bleu": None}, "bleu")  # a sweep sought the largest loss
     with pytest.raises(MergeflowError, match="unknown metric of gsm8k 'bleau'"):
         _metric_score("gsm8k", result, better, "bleau")
 
