@@ -263,6 +263,18 @@ def test_a_stack_may_be_within_a_module_of_another_s_name(tmp_path):
     assert (short.config.encoder.num_hidden_layers, short.config.decoder.num_hidden_layers) == (1, 2)
 
 
+def test_only_a_stack_of_tokens_needs_the_tokens_of_the_first_model(tmp_path):
+    for seed, place in enumerate("ab"):
+        saved(tmp_path / place, "whisper", seed, vocab_size=40 + 2 * seed)
+    ears, mouths = ([{"model": f"{tmp_path}/{place}", "stack": stack} for place in "ab"]
+                    for stack in ("encoder", "decoder"))  # fmt: skip
+    merge({"slices": [mouths[0], ears[1]]}, tmp_path / "heard")
+    heard, b = (open_checkpoint(tmp_path / place) for place in ("heard", "b"))
+    assert torch.equal(heard["model.encoder.conv1.weight"], b["model.encoder.conv1.weight"])
+    with pytest.raises(MergeflowError, match=r"the embedding of '.*/b', whose rows are of other tokens"):
+        check_recipe({"slices": [ears[0], mouths[1]]})
+
+
 def test_heads_of_attention_that_are_named_by_layer_are_said(tmp_path):
     saved(tmp_path / "a", "whisper")
     (tmp_path / "a/generation_config.json").write_text('{"alignment_heads": [[1, 0]]}')

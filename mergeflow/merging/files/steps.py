@@ -206,9 +206,10 @@ def _outside(first: _Model, rows: Mapping[str, Sequence[tuple[_Model, int]]]) ->
         if name not in source.outside:
             raise MergeflowError(f"'{source.path}' lacks '{name}', which '{first.path}' has outside its blocks.")
         outside[name], info = source, first.state.infos[name]
-        tokens = first.architecture.role(name, info.shape) in ("head", "embedding") and "vis" not in f"{tower}"
+        role = first.architecture.role(name, info.shape)
+        tokens = role in ("head", "embedding") and not re.search("vis|conv", f"{tower}{name}")
         if tokens and source.path not in same:
-            _check_same_tokens(first, source)
+            _check_same_tokens(first, source, role)
             same.add(source.path)
         if (shape := source.state.infos[name].shape) != info.shape:
             raise MergeflowError(
@@ -222,16 +223,16 @@ def _outside(first: _Model, rows: Mapping[str, Sequence[tuple[_Model, int]]]) ->
     return outside
 
 
-def _check_same_tokens(first: _Model, last: _Model) -> None:
-    """Check that the rows of one model's embedding and of another's head are of the same tokens."""
+def _check_same_tokens(first: _Model, last: _Model, role: str | None) -> None:
+    """Check that the rows of another model's head or embedding are of the tokens of the first model's tokenizer."""
     config, other = first.architecture.config, last.architecture.config
     findings = tokenizer_findings(
         folder_of(first.state), {last.path: folder_of(last.state)}, resized(config, {last.path: other})
     )
     if faults := [finding.text.partition(";")[0] for finding in findings if finding.refused]:
         raise MergeflowError(
-            f"the embedding is of '{first.path}' and the head of '{last.path}', whose rows are of other tokens "
-            f"({'; '.join(faults)}): take the last blocks from a model with the tokens of the first."
+            f"the tokenizer is of '{first.path}' and the {role} of '{last.path}', whose rows are of other tokens "
+            f"({'; '.join(faults)}): take these blocks from a model with the tokens of the first."
         )
 
 
