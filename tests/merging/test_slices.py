@@ -135,7 +135,7 @@ def outputs(name, model):
     return (made.text_embeds, made.image_embeds) if "text_embeds" in made else (made.logits,)
 
 
-@pytest.mark.parametrize("named", ["both", "first", "second"])
+@pytest.mark.parametrize("named", ["both", "turned", "first", "second"])
 @pytest.mark.parametrize("name", TWO)
 def test_slices_of_a_model_with_two_stacks(name, named, tmp_path):
     """Block 1 of a, then 0 and 1 of b: the other stack, and what lies in none, stay a's."""
@@ -147,7 +147,7 @@ def test_slices_of_a_model_with_two_stacks(name, named, tmp_path):
     stacks = list(TWO[name])[named == "second" : 2 - (named == "first")]
     slices = [
         {"model": f"{tmp_path}/{place}", "stack": stack, "layers": layers}
-        for stack in stacks
+        for stack in (reversed(stacks) if named == "turned" else stacks)
         for place, layers in (("a", [1, 2]), ("b", [0, 2]))
     ]
     merge({"slices": slices}, tmp_path / "tall")
@@ -418,12 +418,14 @@ def test_rows_of_a_head_are_of_the_tokens_of_the_embedding(tmp_path):
         ("deepseek_v3", "depends on its index \\(first_k_dense_replace: 1"),
         ("gpt_neo", "depends on its index \\(attention_types"),
         ("jamba", "depends on its index \\(attn_layer_period: 8"),
+        ("whisper", "depends on its index \\(use_weighted_layer_sum: True"),
     ],
 )
 def test_architectures_that_do_not_stack(name, message, tmp_path):
-    saved(tmp_path / "a", name)
+    saved(tmp_path / "a", name, use_weighted_layer_sum=True)
+    stack = {"stack": "encoder"} if name == "whisper" else {}
     with pytest.raises(MergeflowError, match=message):
-        check_recipe({"slices": [{"model": f"{tmp_path}/a", "layers": [0, 1]}]})
+        check_recipe({"slices": [{"model": f"{tmp_path}/a", **stack, "layers": [0, 1]}]})
 
 
 def test_configurations_of_both_versions_of_transformers_run_in_one_model(tmp_path):

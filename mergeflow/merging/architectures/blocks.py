@@ -34,8 +34,9 @@ _BY_INDEX: dict[str, tuple[Any, ...]] = {
     "mlp_only_layers": ([],),
     "scale_attn_by_inverse_layer_idx": (False,),
     "rescale_every": (0,),
+    "use_weighted_layer_sum": (False,),
     # Whose output the language model reads, counted from the end or in a list.
-    "vision_feature_layer": tuple(range(-9, 0)),
+    "vision_feature_layer": tuple(range(-99, 0)),
     "vision_feature_layers": (),
 }
 # Without a list per block these have a rule by index of their own.
@@ -113,7 +114,7 @@ def stacked_config(configs: Sequence[Config], key: str, chosen: Sequence[tuple[i
         The new number of blocks, and of every list that has one entry per block the chosen ones.
     """
     config = configs[0]
-    changes = {name: config[name] for name in ("num_decoder_layers",) if name in config} | {key: len(chosen)}
+    changes: dict[str, Any] = {key: len(chosen)}
     if key == "encoder_layers" and "num_hidden_layers" in config:
         changes["num_hidden_layers"] = len(chosen)
     for name, value in config.items():

@@ -143,7 +143,7 @@ def stacked(slices: Sequence[Slice], states: Sequence[LazyStateDict]) -> LazySta
     def put(name: str, model: _Model, source: str) -> None:
         entries[name], infos[name] = model.state.entries[source], model.state.infos[source]
 
-    config = first.architecture.config
+    config = first.architecture.config if first.section else first.settings
     for tower, row in rows.items():
         config = _config(config, wholes[tower], row)
     others = [blocks for tower, blocks in first.stacks.items() if tower not in rows]
