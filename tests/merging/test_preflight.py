@@ -97,6 +97,7 @@ LEFT_OUT = [
     ("gemma2", {"query_pre_attn_scalar": 256}, {"query_pre_attn_scalar": 64}, "query_pre_attn_scalar"),
     ("mixtral", {"num_experts_per_tok": 2}, {"num_experts_per_tok": 1}, "num_experts_per_tok"),
     ("gpt_neox", {"rotary_pct": 0.25}, {"rotary_pct": 1.0}, "rope_scaling|rotary_pct"),
+    ("olmo_hybrid", {"rope_parameters": {"rope_theta": 1e4}}, {"rope_parameters": {"rope_theta": None}}, "rope_theta"),
     ("roberta", {"pad_token_id": 1}, {"pad_token_id": 0}, "pad_token_id"),  # positions begin behind it
     ("t5", {"relative_attention_max_distance": 128}, {"relative_attention_max_distance": 64}, "relative_attention_max"),
 ]  # fmt: skip
@@ -118,11 +119,16 @@ def test_a_setting_left_out_is_its_class_s_default(kind, default, other, subject
     assert any(re.match(subject, line) for line in refused_with(default, other))
 
 
-def test_a_number_left_out_that_is_no_meaning_is_warned_of():
-    findings = config_findings({"model_type": "llama"}, {"a": {"model_type": "llama", "rms_norm_eps": 1e-3}}, {})
-    assert [finding.text for finding in findings] == [
-        "rms_norm_eps: base 1e-06 (left out, LlamaConfig's default); 'a' 0.001"
-    ]
+@pytest.mark.parametrize(
+    ("kind", "setting", "value", "text"),
+    [
+        ("llama", "rms_norm_eps", 1e-3, "base 1e-06 (left out, LlamaConfig's default); 'a' 0.001"),
+        ("phimoe", "router_jitter_noise", 0.3, "base 0.01 (left out, PhimoeConfig's default); 'a' 0.3"),
+    ],
+)
+def test_a_number_left_out_that_is_no_meaning_is_warned_of(kind, setting, value, text):
+    findings = config_findings({"model_type": kind}, {"a": {"model_type": kind, setting: value}}, {})
+    assert [finding.text for finding in findings] == [f"{setting}: {text}"]
 
 
 def test_a_setting_whose_default_nobody_here_knows_is_told(monkeypatch):

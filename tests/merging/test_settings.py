@@ -76,7 +76,8 @@ def variants(config: Config, source: str, place: tuple[str, ...] = ()) -> Iterat
                 inner = inner[name]
             inner.update({key: new}) if new is not ... else inner.pop(key, None)
             yield ".".join((*place, key)), variant
-        if isinstance(value, dict) and "label" not in key:
+        # Towers of families that are tried by themselves are left to these.
+        if isinstance(value, dict) and "label" not in key and value.get("model_type") not in FAMILIES:
             yield from variants(config, source, (*place, key))
 
 
@@ -123,4 +124,4 @@ def test_what_changes_an_output_is_told(chunk: int) -> None:
     models = {family: built(family, headed=True) for family in FAMILIES[chunk::CHUNKS]}
     results = {family: silent(model) for family, model in models.items() if model is not None}
     assert not {family: keys for family, (_, keys) in results.items() if keys}
-    assert sum(count for count, _ in results.values()) >= 50
+    assert sum(count for count, _ in results.values()) >= 30

@@ -21,7 +21,7 @@ _HARMLESS = {
     r"|_?(?:attn|experts)_implementation\w*|chunk_size_feed_forward",
     "what a call gives with its result": r"use_cache|return_dict\w*"
     r"|output_(?:hidden_states|scores|past|(?:\w+_)?logits)",
-    "training alone": r"gradient_checkpointing|layer_norm_training|router_jitter_noise|finetuning_task"
+    "training alone": r"gradient_checkpointing|layer_norm_training|finetuning_task"
     r"|(?!token_|speech_decoder_prenet_)\w*dropout\w*|\w+_pdrop|\w*drop_path\w*|initializer\w*|\w*init_std"
     r"|\w+_loss_coef\w*",
     "sizes of tables, which are compared themselves": r"vocab_size|num_labels",
@@ -110,7 +110,8 @@ def _rotary(config: Config) -> dict[str, Any]:
         return {}
     given = {key: value for key, value in scaling.items() if key not in ("rope_theta", "type") and value is not None}
     kind = given.pop("rope_type", scaling.get("type", "default"))
+    without = {"rope_theta": None} if "rope_theta" in scaling else {}  # null: no rotary embedding (OLMo Hybrid)
     return {
-        **({} if theta is None else {"rope_theta": float(theta)}),
+        **(without if theta is None else {"rope_theta": float(theta)}),
         "rope_scaling": kind if not given else {"rope_type": kind, **dict(sorted(given.items()))},
     }
