@@ -26,7 +26,7 @@ from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.blocks import BLOCK, COUNTS
 from mergeflow.merging.files.recipe import make_recipe
-from mergeflow.merging.files.steps import ASSEMBLED, PREFIX
+from mergeflow.merging.files.steps import ASSEMBLED, PREFIX, ModelOfStacks
 from mergeflow.merging.mergekit_names import METHODS, is_configuration
 from mergeflow.merging.vocabulary.companions import NAMED
 from mergeflow.schema import faults_of
@@ -316,6 +316,7 @@ class _Part:
         sources: Models whose layers are merged, with all parameters that count for them.
         shared: Parameters of all sources.
         whole: Whether it is the whole model.
+        stack: Whose layers they are, where a model has several stacks.
     """
 
     document: _Merge
@@ -323,6 +324,7 @@ class _Part:
     shared: Scope
     base: str | None
     whole: bool
+    stack: str | None = None
 
     @property
     def settings(self) -> list[Setting]:
@@ -458,6 +460,33 @@ def _laid(parts: Sequence[_Part], model: str, pattern: str) -> Iterator[tuple[li
         yield sorted({f"{match[0]}*" for match in blocks.values() if int(match[2]) in inside}), whole
 
 
+def _stacks(path: str, name: str, patterns: Mapping[str, str]) -> tuple[str, str]:
+    """Return the stack of a module's layers and another one; slices of the first have all that the module has.
+
+    Args:
+        path: A model that has the module.
+        patterns: Of all modules; the last that fits a tensor decides.
+    """
+    state = open_checkpoint(Path(path).expanduser())
+    modules = {tensor: module for module, pattern in patterns.items() for tensor in fnmatch.filter(state, pattern)}
+    blocks = {tensor: match for tensor in state if (match := BLOCK.match(tensor))}
+    stacks = {match.string[: match.start(2) - 1]: modules.get(tensor) for tensor, match in blocks.items()}
+    inside, others = ([stack for stack in stacks if (stacks[stack] == name) is within] for within in (True, False))
+    if len(inside) != 1 or not others:
+        raise MergeflowError(
+            f"slices of '{name}' move layers of {len(inside)} stacks ({', '.join(inside) or 'none'}) of {len(stacks)}; "
+            "here they are of one stack among several"
+        )
+    model = ModelOfStacks(path, state, inside[0])
+    for tensor in model.outside:
+        if (model.owner(tensor) == model.tower) != (modules.get(tensor) == name):
+            raise MergeflowError(
+                f"slices of '{name}' move layers, and '{tensor}' is of '{modules.get(tensor)}'; here it is of the "
+                f"models of '{name if model.owner(tensor) == model.tower else 'another module'}'"
+            )
+    return inside[0], others[0]
+
+
 # --- recipes ---
 
 # What a router's rows are for each `gate_mode`.
@@ -519,45 +548,63 @@ class _Conversion:
     def _module(self, parts: Sequence[_Part]) -> dict[str, Any]:
         """Return one module, or several that are alike, as a recipe."""
         document, scales = parts[0].document, [part.sources[0].parameters.get("scale", ()) for part in parts]
-        plain = not any(part.whole or len(part.sources) > 1 or _over_depth(scales[0]) for part in parts)
+        stack = {"stack": parts[0].stack} if parts[0].stack else {}
+        plain = not any(
+            (stack and scales[0]) or part.whole or len(part.sources) > 1 or _over_depth(scales[0]) for part in parts
+        )
         if document.merge_method == "passthrough" and plain and all(scale == scales[0] for scale in scales):
             if document.tokenizer or document.tokenizer_source not in (None, "base"):
                 self.faults.append("a tokenizer of its own for slices of layers (it is the first model's)")
             taken = self.merge(replace(parts[0].of_whole_models(), base=None, whole=False))
-            slices = [self.layers(part.sources[0]) for part in parts]
+            slices = [self.layers(part.sources[0], part.stack) for part in parts]
             return {"slices": slices} | {key: taken[key] for key in ("args", "dtype", "chat_template") if key in taken}
         recipes = [self.merge(part) for part in parts]
-        if len(recipes) == 1:
+        if len(recipes) == 1 and not stack:
             return recipes[0]
         around = self._around(recipes, "slices of layers that are merged one by one")
-        return {"slices": [{"model": self.step(recipe, "slice")} for recipe in recipes]} | around
+        return {"slices": [{"model": self.step(recipe, "slice"), **stack} for recipe in recipes]} | around
 
     def _layered(self, document: _Merge, modules: Mapping[str, Sequence[_Part]]) -> dict[str, Any]:
         """Return modules that are merged in different ways: merges of whole models, laid over each other."""
         first = document.base_model or next(iter(modules.values()))[0].sources[0].model
         config = _config(first)
         patterns = {name: _pattern(name, str(config.get("model_type"))) for name in modules}
+        order = sorted(modules, key=lambda name: (patterns[name] != "*", "merger" in patterns[name]))
+        patterns = {name: patterns[name] for name in order}
+        moved = {name: ("", "") for name in order if not _in_place(modules[name], _counts(config))}
         reasons = [f"'{name}' is no module that is known here" for name in modules if not patterns[name]]
         if not config:
             reasons.append(f"the config.json of '{first}' is not here, and says what they are called")
-        elif any(not _in_place(parts, _counts(config)) for parts in modules.values()):
-            reasons.append("one has slices of layers that take another place or have lists over depth")
+        try:
+            moved = {name: _stacks(first, name, patterns) for name in moved if not reasons}
+        except MergeflowError as error:
+            reasons.append(str(error))
         if reasons:
             listed = ", ".join(f"`{name}`" for name in modules)
             self.faults.append(f"modules that are merged in different ways ({listed}): {'; '.join(reasons)}")
             return {}
-        order = sorted(modules, key=lambda name: (patterns[name] != "*", "merger" in patterns[name]))
         merges = [
             (name, only, self.merge(part))
             for name in order
+            if name not in moved
             for only, part in _laid(modules[name], first, patterns[name])
         ]
-        around = self._around([recipe for *_, recipe in merges], "modules that are merged in different ways")
-        below, _, recipe = merges[0]
-        for name, only, over in merges[1:]:
-            experts = {name: self.step(over, name)}
-            recipe = {"method": "passthrough", "base": self.step(recipe, below), "experts": experts, "only": only}
-            below = name
+        parts = {
+            name: self._module([replace(part, stack=stack) for part in modules[name]])
+            for name, (stack, _) in moved.items()
+        }
+        recipes = [*(recipe for *_, recipe in merges), *parts.values()]
+        around = self._around(recipes, "modules that are merged in different ways")
+        recipe: dict[str, Any] = {}
+        below = ""
+        for name, only, over in merges:
+            if recipe:
+                experts = {name: self.step(over, name)}
+                over = {"method": "passthrough", "base": self.step(recipe, below), "experts": experts, "only": only}
+            recipe, below = over, name
+        for name, part in parts.items():
+            path = self.step(recipe, below) if recipe else self.path(first)
+            recipe, below = {"slices": [{"model": path, "stack": moved[name][1]}, *part["slices"]]}, name
         return recipe | around
 
     def _around(self, parts: Sequence[dict[str, Any]], of_what: str) -> dict[str, Any]:
@@ -591,10 +638,10 @@ class _Conversion:
         sources = [each.model_copy(update={"parameters": last(each.parameters)}) for each in part.sources]
         return replace(part, sources=sources, shared=last(part.shared))
 
-    def layers(self, source: _Source) -> dict[str, Any]:
+    def layers(self, source: _Source, stack: str | None) -> dict[str, Any]:
         """Return layers of a model as an entry of `slices`."""
-        layers = {"layers": list(source.layer_range)} if source.layer_range else {}
-        return {"model": self.path(source.model), **layers}
+        ranges = {"stack": stack, "layers": source.layer_range and list(source.layer_range)}
+        return {"model": self.path(source.model), **{key: value for key, value in ranges.items() if value}}
 
     def path(self, model: str) -> str:
         """Return a model's path: a step where it names a merge, or is a model with an adapter."""
@@ -649,8 +696,9 @@ class _Merging:
         self.work, self.document, self.shared = work, part.document, part.shared
         self.note, self.fault = work.notes.append, work.faults.append
         self.theirs, self.here = self.document.merge_method, METHODS[self.document.merge_method]
-        paths = [work.step([work.layers(source)], "layers") if source.layer_range else work.path(source.model)
-                 for source in part.sources]  # fmt: skip
+        layers = [source.layer_range and work.layers(source, part.stack) for source in part.sources]
+        paths = [work.step([of], "layers") if of else work.path(source.model)
+                 for of, source in zip(layers, part.sources, strict=True)]  # fmt: skip
         for path in sorted({path for path in paths if paths.count(path) > 1}):
             self.fault(f"the model '{path}' twice in one merge (mergekit refuses it, too)")
         self.models = {path: source.parameters for path, source in zip(paths, part.sources, strict=True)}

@@ -13,6 +13,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
 from mergeflow.merging.architectures.blocks import ENCODERS, STACKED
 from mergeflow.merging.architectures.families import family_of
+from mergeflow.merging.mergekit import converted
 from tests.merging.tiny_models import CAUSAL, perturb, tiny
 
 transformers = pytest.importorskip("transformers")
@@ -169,6 +170,72 @@ def test_slices_of_a_model_with_two_stacks(name, named, tmp_path):
                 hand.get_submodule(place).load_state_dict(b.get_submodule(place).state_dict())
     for made, expected in zip(outputs(name, tall.eval()), outputs(name, hand.eval()), strict=True):
         torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["passthrough", "linear"])
+@pytest.mark.parametrize("name", ["t5", "llava"])
+def test_modules_of_mergekit_whose_slices_move_layers(name, method, tmp_path):
+    """Each stack is block 1 of a, then those of b, or their means; what lies in neither is b's."""
+    models = {place: saved(tmp_path / place, name, seed) for seed, place in enumerate("ab")}
+    for seed, (place, model) in enumerate(models.items()):
+        perturb(model, 0.1, seed)
+        model.save_pretrained(tmp_path / place)
+    names = {"t5": ("encoder", "decoder", "shared"), "llava": ("vision_tower", "text_decoder", "multi_modal_projector")}
+
+    def source(place, *layers):
+        range_ = {"layer_range": list(layers)} if layers else {}
+        return {
+            "model": f"{tmp_path}/{place}",
+            **range_,
+            **({"parameters": {"weight": 1}} if method == "linear" else {}),
+        }
+
+    ends = [source("a", 0, 2)] * (method == "linear") + [source("b", 0, 2)]
+    slices = {"slices": [{"sources": [source("a", 1, 2)]}, {"sources": ends}]}
+    modules = {**dict.fromkeys(names[name][:2], slices), names[name][2]: {"models": [source("b")]}}
+    recipe, _ = converted([{"merge_method": method, "modules": modules}])
+    merge(recipe, tmp_path / "tall")
+    a, b = models.values()
+    tall, loading = type(a).from_pretrained(tmp_path / "tall", output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    hand, ends = type(a)(tall.config), type(a)(a.config)
+    share = 0.5 if method == "linear" else 0.0
+    first, last = a.state_dict(), b.state_dict()
+    ends.load_state_dict({key: share * first[key] + (1 - share) * value for key, value in last.items()})
+    unnamed = {key: value for key, value in last.items() if "shared" in key or "projector" in key}
+    before = {key: value for key, value in first.items() if "embed" in key or "pre_l" in key or "relative" in key}
+    hand.load_state_dict(before | unnamed, strict=False)
+    for row, behind in TWO[name].values():
+        for block, (model, index) in zip(hand.get_submodule(row), ((a, 1), (ends, 0), (ends, 1)), strict=True):
+            parts = model.get_submodule(row)[index].state_dict()
+            block.load_state_dict({key: value for key, value in parts.items() if "relative" not in key}, strict=False)
+        for place in behind:
+            if place != "lm_head" or not a.config.tie_word_embeddings:
+                hand.get_submodule(place).load_state_dict(ends.get_submodule(place).state_dict())
+    if name == "t5":
+        hand.shared.load_state_dict(b.shared.state_dict())
+    for made, expected in zip(outputs(name, tall.eval()), outputs(name, hand.eval()), strict=True):
+        torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "message"),
+    [
+        (
+            "whisper",
+            ("model.decoder.layers", "default"),
+            "'model.decoder.* is of 'default'; here it is of the models of",
+        ),
+        ("t5", ("text_decoder", "multi_modal_projector"), "2 stacks .decoder.block, encoder.block. of 2; here"),
+        ("llama", ("text_decoder", "vision_tower"), "move layers of 1 stacks .model.layers. of 1; here"),
+    ],
+)
+def test_modules_whose_slices_no_stack_is(name, modules, message, tmp_path):
+    saved(tmp_path / "a", name)
+    slices = [{"sources": [{"model": f"{tmp_path}/a", "layer_range": layers}]} for layers in ([1, 2], [0, 2])]
+    parts = {"slices": slices}, {"models": [{"model": f"{tmp_path}/a"}]}
+    with pytest.raises(MergeflowError, match=f"merged in different ways.*{message}"):
+        converted([{"merge_method": "passthrough", "modules": dict(zip(modules, parts, strict=True))}])
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Slice(Frozen):
         return layers
 
 
-class _Model:
+class ModelOfStacks:
     """A model of whose stacks of blocks one is taken."""
 
     def __init__(self, path: str, state: LazyStateDict, stack: str | None) -> None:
@@ -129,18 +129,18 @@ def stacked(slices: Sequence[Slice], states: Sequence[LazyStateDict]) -> LazySta
     config.json, are the first model's, with the numbers of blocks, and the lists that have an entry per block, as they
     are now.
     """
-    models = [_Model(part.model, state, part.stack) for part, state in zip(slices, states, strict=True)]
+    models = [ModelOfStacks(part.model, state, part.stack) for part, state in zip(slices, states, strict=True)]
     first = models[0]
-    rows: dict[str, list[tuple[_Model, int]]] = {}
-    wholes: dict[str, _Model] = {}
+    rows: dict[str, list[tuple[ModelOfStacks, int]]] = {}
+    wholes: dict[str, ModelOfStacks] = {}
     for part, model in zip(slices, models, strict=True):
-        whole = _Model(first.path, first.state, part.stack)
+        whole = ModelOfStacks(first.path, first.state, part.stack)
         wholes.setdefault(whole.tower, whole)
         rows.setdefault(whole.tower, []).extend((model, block) for block in model.taken(part.layers))
     entries: dict[str, Entry] = {}
     infos: dict[str, TensorInfo] = {}
 
-    def put(name: str, model: _Model, source: str) -> None:
+    def put(name: str, model: ModelOfStacks, source: str) -> None:
         entries[name], infos[name] = model.state.entries[source], model.state.infos[source]
 
     config = first.architecture.config if first.section else first.settings
@@ -167,14 +167,14 @@ def stacked(slices: Sequence[Slice], states: Sequence[LazyStateDict]) -> LazySta
     )
 
 
-def _by_number(first: _Model, rows: Iterable[str]) -> Iterator[str]:
+def _by_number(first: ModelOfStacks, rows: Iterable[str]) -> Iterator[str]:
     """Yield a note where the settings of generation name layers that are others now."""
     generation = read_json_if_whole((folder_of(first.state) or Path()) / "generation_config.json")
     if "alignment_heads" in generation and any("decoder" in tower for tower in rows):
         yield "`alignment_heads` of generation_config.json name layers of the decoder as it was: set them anew"
 
 
-def _config(config: Config, whole: _Model, row: Sequence[tuple[_Model, int]]) -> Config:
+def _config(config: Config, whole: ModelOfStacks, row: Sequence[tuple[ModelOfStacks, int]]) -> Config:
     """Return config.json with a stack's settings as they are with its new blocks."""
     models = list(dict.fromkeys([whole, *(model for model, _ in row)]))
     check_alike({model.path: model.settings for model in models}, whole.key)
@@ -183,7 +183,7 @@ def _config(config: Config, whole: _Model, row: Sequence[tuple[_Model, int]]) ->
     return {**config, **({whole.section: {**config[whole.section], **changes}} if whole.section else changes)}
 
 
-def _types(models: Sequence[_Model]) -> tuple[str, ...]:
+def _types(models: Sequence[ModelOfStacks]) -> tuple[str, ...]:
     """Return a note where models have other types than the first."""
     types = {model.path: {str(info.dtype) for info in model.state.infos.values()} for model in models}
     if len(set(map(frozenset, types.values()))) == 1:
@@ -192,7 +192,7 @@ def _types(models: Sequence[_Model]) -> tuple[str, ...]:
     return (f"types of the slices' models differ ({listed}): without a `dtype` each tensor keeps its type",)
 
 
-def _outside(first: _Model, rows: Mapping[str, Sequence[tuple[_Model, int]]]) -> dict[str, _Model]:
+def _outside(first: ModelOfStacks, rows: Mapping[str, Sequence[tuple[ModelOfStacks, int]]]) -> dict[str, ModelOfStacks]:
     """Return whose each tensor outside the blocks is; a copy, such as a tied head, is its original's."""
     copies, outside, same = _copies(first), {}, {first.path}
     groups: dict[str, list[str]] = {}
@@ -223,7 +223,7 @@ def _outside(first: _Model, rows: Mapping[str, Sequence[tuple[_Model, int]]]) ->
     return outside
 
 
-def _check_same_tokens(first: _Model, last: _Model, role: str | None) -> None:
+def _check_same_tokens(first: ModelOfStacks, last: ModelOfStacks, role: str | None) -> None:
     """Check that the rows of another model's head or embedding are of the tokens of the first model's tokenizer."""
     config, other = first.architecture.config, last.architecture.config
     findings = tokenizer_findings(
@@ -236,7 +236,7 @@ def _check_same_tokens(first: _Model, last: _Model, role: str | None) -> None:
         )
 
 
-def _copies(model: _Model) -> Mapping[str, str]:
+def _copies(model: ModelOfStacks) -> Mapping[str, str]:
     """Return the copies among a model's tensors; its class, which is slow to import, is asked where it may tie any."""
     roles = {model.architecture.role(name, model.state.infos[name].shape) for name in model.outside}
     config = model.architecture.config
@@ -245,7 +245,7 @@ def _copies(model: _Model) -> Mapping[str, str]:
     return {name: origin for name, origin in model.state.tied.items() if origin not in declared} | declared
 
 
-def _check_block(first: tuple[_Model, int], other: tuple[_Model, int]) -> None:
+def _check_block(first: tuple[ModelOfStacks, int], other: tuple[ModelOfStacks, int]) -> None:
     """Check that a block has the tensors and shapes of the first one."""
     (model, block), (strange, index) = first, other
     wanted = {part: model.state.infos[name].shape for part, name in model.blocks[block].items()}
