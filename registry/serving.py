@@ -22,7 +22,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from mlflow.exceptions import MlflowException
 from mlflow.pyfunc import scoring_server
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, Info, generate_latest
 
 from mergeflow.errors import MergeflowError
 from registry.store import Store
@@ -56,7 +56,7 @@ class Refused(Exception):
         self.status = status
 
 
-def application(model: Any, limits: Limits, token: str = "") -> FastAPI:
+def application(model: Any, limits: Limits, token: str = "", **served: str) -> FastAPI:
     """Build the server's application.
 
     POST /invocations is answered as MLflow's scoring server does; GET /ping, /health and /ready say that the model is
@@ -64,6 +64,7 @@ def application(model: Any, limits: Limits, token: str = "") -> FastAPI:
 
     Args:
         token: what callers have to send as `Authorization: Bearer TOKEN`, except to probes; empty: nothing.
+        served: which model is answering, by label: its name, its version.
     """
     app = FastAPI(openapi_url=None)
     turns = asyncio.Semaphore(os.cpu_count() or 1)  # requests that are read and computed at once
@@ -71,6 +72,7 @@ def application(model: Any, limits: Limits, token: str = "") -> FastAPI:
     labels = ("path", "status")
     requests = Counter("mergeflow_serve_requests", "Requests by path and status.", labels, registry=registry)
     seconds = Histogram("mergeflow_serve_seconds", "Seconds from request to answer.", registry=registry)
+    Info("mergeflow_serve_model", "The registered model that answers.", registry=registry).info(served)
 
     @app.middleware("http")
     async def watched(request: Request, follow: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -275,7 +277,8 @@ def serve(
     """
     with _bound(host, port) as listener:  # before the model, which may take long to load
         token = os.environ.get(TOKEN, "")
-        app = application(load(store, name, which, foreign=foreign), limits or Limits(), token)
+        model = load(store, name, which, foreign=foreign)
+        app = application(model, limits or Limits(), token, name=name, version=str(which))
         with _naming(host, port):
             listener.listen()
         shown = f"[{host}]" if ":" in host else host

@@ -49,7 +49,7 @@ def test_without_the_token_only_probes_are_answered(model):
 
 
 def test_metrics_count_requests_and_the_log_has_a_line_for_each(model, capsys):
-    client = TestClient(application(model, Limits()))
+    client = TestClient(application(model, Limits(), name="birds", version="3"))
     client.post("/invocations", json={"dataframe_records": [ROW]})
     client.post("/invocations", content="{", headers=JSON)
     client.get("/%0A2026-01-01 forged?token=s3cret")
@@ -62,6 +62,8 @@ def test_metrics_count_requests_and_the_log_has_a_line_for_each(model, capsys):
     }
     assert counts == {("/invocations", "200"): 1, ("/invocations", "400"): 1, ("other", "404"): 1}
     assert [sample.value for sample in samples if sample.name == "mergeflow_serve_seconds_count"] == [2]
+    served = [sample.labels for sample in samples if sample.name == "mergeflow_serve_model_info"]
+    assert served == [{"name": "birds", "version": "3"}]
     out, err = capsys.readouterr()
     lines = err.splitlines()
     assert out == ""
