@@ -69,6 +69,14 @@ class Params(ParamsFile):
             check_name("task", name)
         return tasks
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process as values: the class is made for the project's modality, and has no module."""
+        return _typed, (self.model_dump(),)
+
+
+def _typed(values: dict[str, Any]) -> Params:
+    return params_of(values["model"]).model_validate(values)
+
 
 class StudyRun(Section):
     """A training run of the studies.

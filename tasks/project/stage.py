@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from posixpath import normpath
 from typing import TYPE_CHECKING, Any
@@ -97,8 +98,8 @@ class StageIO:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Go to another process, where it reports nothing and holds no device."""
-        params = self.params.model_dump()  # their class is made for the project's modality, and has no module
-        return _unpacked, (self.stage, self.root, self.scratch, params, self.studies, self.withheld)
+        open_again = partial(StageIO, withheld=self.withheld)
+        return open_again, (self.stage, self.root, self.scratch, self.params, self.studies)
 
     @property
     def item(self) -> str:
@@ -139,15 +140,6 @@ class StageIO:
         """Return one section of the parameters by its dotted key, for example `sweep.cart`."""
         assert key in self.stage.params, f"{self.stage.address} does not declare the parameter {key}"
         return _lookup(self.params, self.studies, key)
-
-
-def _unpacked(
-    stage: Stage, root: Path, scratch: Path, params: dict[str, Any], studies: Any, withheld: tuple[str, ...]
-) -> StageIO:
-    from tasks.project.parameters import params_of  # here, because it imports the modalities
-
-    typed = params_of(params["model"]).model_validate(params)
-    return StageIO(stage, root, scratch, typed, studies, withheld=withheld)
 
 
 def covers(folder: str, path: str) -> bool:
