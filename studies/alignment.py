@@ -13,6 +13,8 @@ with s, and this prediction stand beside what was measured. `mima_N` has one lea
 budget, so that its last rounds are short from N = 8 on; `per_round_2_N` has one in every round and merges with
 α = 2/T. ± is over seeds, of the mean over pairs of tasks where no pair is named.
 
+`texts_alignment` is the same with eight real tasks on a pre-trained encoder (worlds/real-texts).
+
 **Source.** MIMA, equations 5 to 8, Figures 5, 10 and 11, Appendix E.
 """
 
@@ -268,3 +270,5 @@ STUDY = Study(
     figures=figures,
     notes=lambda rows, options: NOTES,
 )
+
+STUDIES = {"alignment": STUDY, "texts_alignment": STUDY}
