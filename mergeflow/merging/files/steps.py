@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, cached_property, partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import takewhile
 from operator import eq
@@ -110,6 +110,15 @@ class ModelOfStacks:
             nearest = [tower for tower in nearest if re.search(side, tower)]
         return nearest[0] if len(nearest) == 1 else None
 
+    @cached_property
+    def copies(self) -> Mapping[str, str]:
+        """The copies among its tensors; its class, which is slow to import, is asked where it may tie any."""
+        roles = {self.architecture.role(name, self.state.infos[name].shape) for name in self.outside}
+        config = self.architecture.config
+        asked = ("head" in roles or len(self.stacks) > 1) and config.get("tie_word_embeddings") is not False
+        declared = tied_weights(config, self.state) if asked else {}
+        return {name: origin for name, origin in self.state.tied.items() if origin not in declared} | declared
+
     def taken(self, layers: tuple[int, int] | None) -> range:
         """Return the indices of a slice's blocks."""
         first, end = layers or (0, len(self.blocks))
@@ -129,12 +138,14 @@ def stacked(slices: Sequence[Slice], states: Sequence[LazyStateDict]) -> LazySta
     config.json, are the first model's, with the numbers of blocks, and the lists that have an entry per block, as they
     are now.
     """
-    models = [ModelOfStacks(part.model, state, part.stack) for part, state in zip(slices, states, strict=True)]
+    given = {part.model: state for part, state in zip(slices, states, strict=True)}
+    model_of = cache(lambda path, stack: ModelOfStacks(path, given[path], stack))
+    models = [model_of(part.model, part.stack) for part in slices]
     first = models[0]
     rows: dict[str, list[tuple[ModelOfStacks, int]]] = {}
     wholes: dict[str, ModelOfStacks] = {}
     for part, model in zip(slices, models, strict=True):
-        whole = ModelOfStacks(first.path, first.state, part.stack)
+        whole = model_of(first.path, part.stack)
         wholes.setdefault(whole.tower, whole)
         rows.setdefault(whole.tower, []).extend((model, block) for block in model.taken(part.layers))
     entries: dict[str, Entry] = {}
@@ -194,7 +205,7 @@ def _types(models: Sequence[ModelOfStacks]) -> tuple[str, ...]:
 
 def _outside(first: ModelOfStacks, rows: Mapping[str, Sequence[tuple[ModelOfStacks, int]]]) -> dict[str, ModelOfStacks]:
     """Return whose each tensor outside the blocks is; a copy, such as a tied head, is its original's."""
-    copies, outside, same = _copies(first), {}, {first.path}
+    copies, outside, same = first.copies, {}, {first.path}
     groups: dict[str, list[str]] = {}
     for name in first.outside:
         groups.setdefault(copies.get(name, name), []).append(name)
@@ -217,7 +228,7 @@ def _outside(first: ModelOfStacks, rows: Mapping[str, Sequence[tuple[ModelOfStac
             )
     for row in rows.values():
         last = row[-1][0]
-        extra = last.outside.keys() - outside.keys() - _copies(last).keys()
+        extra = last.outside.keys() - outside.keys() - last.copies.keys()
         if strange := sorted(name for name in extra if last.owner(name) == last.tower):
             raise MergeflowError(f"'{last.path}' has '{strange[0]}' outside its blocks, which '{first.path}' lacks.")
     return outside
@@ -234,15 +245,6 @@ def _check_same_tokens(first: ModelOfStacks, last: ModelOfStacks, role: str | No
             f"the tokenizer is of '{first.path}' and the {role} of '{last.path}', whose rows are of other tokens "
             f"({'; '.join(faults)}): take these blocks from a model with the tokens of the first."
         )
-
-
-def _copies(model: ModelOfStacks) -> Mapping[str, str]:
-    """Return the copies among a model's tensors; its class, which is slow to import, is asked where it may tie any."""
-    roles = {model.architecture.role(name, model.state.infos[name].shape) for name in model.outside}
-    config = model.architecture.config
-    asked = ("head" in roles or len(model.stacks) > 1) and config.get("tie_word_embeddings") is not False
-    declared = tied_weights(config, model.state) if asked else {}
-    return {name: origin for name, origin in model.state.tied.items() if origin not in declared} | declared
 
 
 def _check_block(first: tuple[ModelOfStacks, int], other: tuple[ModelOfStacks, int]) -> None:
