@@ -30,8 +30,8 @@ def run(io: StageIO) -> None:
     """
     run, folder = _requested(io), io.out(layout.study_run(io.item))
     _check_space(io, run)
-    folders = {f"seed_{seed}": io.scratch / f"seed_{seed}" for seed in run.seeds}
-    _train_seeds(io, run, dict(zip(run.seeds, folders.values(), strict=True)))
+    _train_seeds(io, run)
+    folders = {f"seed_{seed}": _seed_folder(io, seed) for seed in run.seeds}
     costs = {seed: json.loads((seed_folder / DONE).read_text()) for seed, seed_folder in folders.items()}
     io.costs["training"] = {seed: record["training"] for seed, record in costs.items()}
     if rounds := {seed: record["rounds"] for seed, record in costs.items() if record["rounds"]}:
@@ -40,23 +40,33 @@ def run(io: StageIO) -> None:
         shutil.copytree(seed_folder / RESULT, folder / seed_name, copy_function=link_or_copy)
 
 
-def _train_seeds(io: StageIO, run: "Asked", folders: Mapping[int, Path]) -> None:
-    """Train every seed: on processors `run.workers` of them at a time, on a device one after the other."""
-    missing = [seed for seed, folder in folders.items() if not (folder / DONE).exists()]
-    workers = min(io.params.run.workers, len(missing)) if device_names(io.params.run.device) == ["cpu"] else 1
+def _seed_folder(io: StageIO, seed: int) -> Path:
+    return io.scratch / f"seed_{seed}"
+
+
+def _missing(io: StageIO, run: "Asked") -> tuple[list[int], int]:
+    """Return the seeds that are not trained, and how many train at a time: on a device one."""
+    missing = [seed for seed in run.seeds if not (_seed_folder(io, seed) / DONE).exists()]
+    return missing, min(io.params.run.workers, len(missing)) if device_names(io.params.run.device) == ["cpu"] else 1
+
+
+def _train_seeds(io: StageIO, run: "Asked") -> None:
+    """Train every seed, several in processes of their own where they may."""
+    missing, workers = _missing(io, run)
     if workers > 1:
         with worker_pool(workers) as pool:
-            trained = [pool.submit(_train_seed, io, None, run, seed, folders[seed]) for seed in missing]
+            trained = [pool.submit(_train_seed, io, None, run, seed) for seed in missing]
             for done, future in enumerate(as_completed(trained), 1):
                 future.result()
                 io.report("seeds", done, len(trained))
     bench = Workbench.open(io)
-    for seed, folder in folders.items():
-        _train_seed(io, bench, run, seed, folder)
+    for seed in run.seeds:
+        _train_seed(io, bench, run, seed)
 
 
-def _train_seed(io: StageIO, bench: Workbench | None, run: "Asked", seed: int, folder: Path) -> None:
+def _train_seed(io: StageIO, bench: Workbench | None, run: "Asked", seed: int) -> None:
     """Leave a seed's result and its costs in its folder, and nothing of what led there."""
+    folder = _seed_folder(io, seed)
     work = _published if run.checkpoints else _in_rounds if run.settings.regime == "iterative" else _independent
     if not (folder / DONE).exists():
         cost, rounds = work(io, bench.renewed() if bench else Workbench.open(io), run, seed, folder)
@@ -86,19 +96,18 @@ def _requested(io: StageIO) -> Asked:
 def _check_space(io: StageIO, run: Asked) -> None:
     """Refuse before the first step a run that this disk cannot take."""
     model, settings = io.dep(layout.BASE_MODEL).stat().st_size, run.settings
-    done = sum((io.scratch / f"seed_{seed}" / DONE).exists() for seed in run.seeds)
+    missing, workers = _missing(io, run)
     rounds = settings.iterative.rounds if settings.regime == "iterative" else 0
     epochs = settings.epochs if settings.keep_epochs else 0
     experts = 1 if settings.regime == "joint" else len(run.tasks)
     models = experts * (1 + epochs) + (rounds + 1 if rounds else 0)
     # While a seed trains it has beside its result the experts of the round before, or the optimiser's two moments.
-    left = len(run.seeds) - done
-    needed = model * (models * left + (2 * experts if rounds else 3) * min(left, io.params.run.workers))
+    needed = model * (models * len(missing) + (2 * experts if rounds else 3) * workers)
     free = shutil.disk_usage(io.root).free
-    if left and needed > free:
+    if missing and needed > free:
         raise MergeflowError(
             f"the run {io.item} needs about {needed / 1e9:.1f} GB, for {models} models of {model / 1e6:.0f} MB of each "
-            f"of {left} seeds, and {free / 1e9:.1f} GB are free where {io.root} is. Free some space, or ask "
+            f"of {len(missing)} seeds, and {free / 1e9:.1f} GB are free where {io.root} is. Free some space, or ask "
             f"for fewer seeds, tasks{' or rounds' * bool(rounds)} in {CHOICES}."
         )
 
