@@ -75,26 +75,17 @@ KINDS = ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    tasks: the first so many are merged. counts: numbers of tasks whose memory and time are measured. steps, batch_size:
-    of Adam, images per task. rates: learning rates tried. rank_ratio: of CART. every: steps between two looks at the
-    course. images: test images per task of such a look. factors: of the static scale, where entropy and accuracy are
-    compared.
-    """
-
-    tasks: int = Field(ge=1)
-    counts: list[int]
-    steps: int = Field(ge=1)
+    tasks: int = Field(ge=1)  # the first so many are merged
+    counts: list[int]  # numbers of tasks whose memory and time are measured
+    steps: int = Field(ge=1)  # steps, batch_size: of Adam, images per task
     batch_size: int = Field(ge=1)
-    rates: list[float] = Field(min_length=1)
-    rank_ratio: float = Field(gt=0, le=1)
-    every: int = Field(ge=1)
-    images: int = Field(ge=1)
-    factors: list[float]
-
-
-# Design and measurement
+    rates: list[float] = Field(min_length=1)  # learning rates tried
+    rank_ratio: float = Field(gt=0, le=1)  # of CART
+    every: int = Field(ge=1)  # steps between two looks at the course
+    images: int = Field(ge=1)  # test images per task of such a look
+    factors: list[float]  # of the static scale, where entropy and accuracy are compared
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
@@ -326,7 +317,6 @@ def memory_growth(rows: pd.DataFrame) -> tuple[Verdict, str]:
 
 
 # Claims, written before the run
-
 # fmt: off
 
 CLAIMS = [
@@ -348,8 +338,6 @@ CLAIMS = [
 ]
 
 # fmt: on
-
-# What is shown
 
 
 def accuracy_table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -96,37 +96,27 @@ Score = Callable[[float], float]
 
 
 class Options(Section):
-    """The choices of `adviser`.
+    """The choices of `adviser`."""
 
-    seeds: of the net, the orders and Optuna. world: digits, net and training. colours: r_o of the tasks. lengths: steps
-    of tuning. samples: without labels, of each task. sizes: how many tasks are added at a time.
-    """
-
-    seeds: list[int] = Field(min_length=1)
-    world: ColouredWorld
-    colours: list[float] = Field(min_length=3)
-    lengths: list[int] = Field(min_length=1)
-    samples: int = Field(200, ge=8)
-    sizes: list[int] = Field([2, 3], min_length=1)
+    seeds: list[int] = Field(min_length=1)  # of the net, the orders and Optuna
+    world: ColouredWorld  # digits, net and training
+    colours: list[float] = Field(min_length=3)  # r_o of the tasks
+    lengths: list[int] = Field(min_length=1)  # steps of tuning
+    samples: int = Field(200, ge=8)  # without labels, of each task
+    sizes: list[int] = Field([2, 3], min_length=1)  # how many tasks are added at a time
 
 
 class SuiteOptions(Section):
-    """The choices of a study of the adviser on suites.
+    """The choices of a study of the adviser on suites."""
 
-    runs: whose experts. counts: the first so many tasks as whole suites; the largest is unlearned from. pairs, triples:
-    drawn anew for each run and seed, of the tasks of the largest suite. samples: without labels, of each task.
-    validation, test: images of each task with which λ is chosen and looked at. edited: test images of each task on
-    which unlearning is measured.
-    """
-
-    runs: list[str] = Field(min_length=1)
-    counts: list[int] = Field(min_length=1)
-    pairs: int = Field(3, ge=0)
+    runs: list[str] = Field(min_length=1)  # whose experts
+    counts: list[int] = Field(min_length=1)  # the first so many tasks as whole suites; the largest is unlearned from
+    pairs: int = Field(3, ge=0)  # pairs, triples: drawn anew for each run and seed, of the tasks of the largest suite
     triples: int = Field(3, ge=0)
-    samples: int = Field(100, ge=8)
-    validation: int = Field(80, ge=8)
+    samples: int = Field(100, ge=8)  # without labels, of each task
+    validation: int = Field(80, ge=8)  # validation, test: images of each task with which λ is chosen and looked at
     test: int = Field(100, ge=8)
-    edited: int = Field(50, ge=8)
+    edited: int = Field(50, ge=8)  # test images of each task on which unlearning is measured
 
 
 # Measurement: what both have in common
@@ -376,7 +366,6 @@ def both_ranks(prediction: str, rows: pd.DataFrame) -> str:
 
 
 # Claims, written before the run
-
 # fmt: off
 
 def set_claims(parts: Sequence[str]) -> list[Claim]:
@@ -424,9 +413,6 @@ def claims_of_suites(options: SuiteOptions) -> list[Claim]:
               low=5, of="paired difference", ours=True),
     ]
 # fmt: on
-
-
-# What is shown
 
 
 def set_table(by: str, rows: pd.DataFrame) -> pd.DataFrame:

@@ -40,19 +40,12 @@ QUARTILES = {0.25: "lower quartile", 0.5: "median", 0.75: "upper quartile"}
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    rounds: the N of `mima_N`. shown: those with a panel over the rounds. compared: further runs. similar: pairs of
-    tasks that are similar in meaning.
-    """
-
-    rounds: list[int]
-    shown: list[int]
-    compared: list[str]
-    similar: list[list[str]] = Field(default_factory=list)
-
-
-# Design and measurement
+    rounds: list[int]  # the N of `mima_N`
+    shown: list[int]  # those with a panel over the rounds
+    compared: list[str]  # further runs
+    similar: list[list[str]] = Field(default_factory=list)  # pairs of tasks that are similar in meaning
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:

@@ -91,17 +91,11 @@ ATTRIBUTES = {
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    seeds: of the net and the orders. world: digits, net and training. steps: of tuning.
-    """
-
-    seeds: list[int] = Field(min_length=1)
-    world: ColouredWorld
-    steps: int = Field(120, ge=1)
-
-
-# Measurement
+    seeds: list[int] = Field(min_length=1)  # of the net and the orders
+    world: ColouredWorld  # digits, net and training
+    steps: int = Field(120, ge=1)  # of tuning
 
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
@@ -146,7 +140,6 @@ def accuracy_of_sum(
 
 
 # Claims, written before the run
-
 # fmt: off
 
 def claims(options: Options) -> list[Claim]:

@@ -81,17 +81,14 @@ SCALES = {
 
 
 class Arm(Section):
-    """One base. label: for readers. pretrained: a shipped base, which is this pre-training already made.
+    """One base."""
 
-    confusion: the probability of the next class's caption, for classes that are confused at all. style: of the
-    drawings, as in `PretrainSettings`. images: how many are drawn; they are shown as often as `passes` says.
-    """
-
-    label: str
-    pretrained: str | None = None
+    label: str  # for readers
+    pretrained: str | None = None  # a shipped base, which is this pre-training already made
+    # the probability of the next class's caption, for classes that are confused at all
     confusion: float = Field(0.0, ge=0, le=1)
-    style: Literal["own", "prints"] = "own"
-    images: int = Field(112_000, ge=1)
+    style: Literal["own", "prints"] = "own"  # of the drawings, as in `PretrainSettings`
+    images: int = Field(112_000, ge=1)  # how many are drawn; they are shown as often as `passes` says
 
     def settings(self, suite: str, passes: int) -> PretrainSettings:
         """Return the recipe."""
@@ -101,32 +98,24 @@ class Arm(Section):
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    seeds: of the order of the batches. suite: whose classes the bases see. arms: name → base. passes: images shown to
-    each. steps, batch_size, learning_rate: of every expert and, with rounds, of MIMA. ratios: of CART, k / r. keep: of
-    TIES.
-    """
-
-    seeds: list[int] = Field(min_length=1)
-    suite: str
-    arms: dict[str, Arm] = Field(min_length=2)
-    passes: int = Field(ge=1)
-    steps: int = Field(ge=1)
+    seeds: list[int] = Field(min_length=1)  # of the order of the batches
+    suite: str  # whose classes the bases see
+    arms: dict[str, Arm] = Field(min_length=2)  # name → base
+    passes: int = Field(ge=1)  # images shown to each
+    steps: int = Field(ge=1)  # steps, batch_size, learning_rate: of every expert and, with rounds, of MIMA
     batch_size: int = Field(ge=1)
     learning_rate: float = Field(gt=0)
     rounds: int = Field(ge=1)
-    ratios: list[float] = Field(min_length=2)
-    keep: float = Field(gt=0, le=1)
+    ratios: list[float] = Field(min_length=2)  # of CART, k / r
+    keep: float = Field(gt=0, le=1)  # of TIES
 
     def settings(self, **more: Any) -> FineTuneSettings:
         """Return how experts are tuned, or with `more` MIMA."""
         values: dict[str, Any] = {"regime": "steps", "steps": self.steps, "batch_size": self.batch_size}
         values |= {"learning_rate": self.learning_rate, "precision": "float32", "save_every": 100}
         return FineTuneSettings.model_validate(values | more)
-
-
-# Measurement
 
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
@@ -391,7 +380,6 @@ def keeps_rule(rows: pd.DataFrame, base: str) -> bool:
 
 
 # Claims, written before the run
-
 # fmt: off
 
 def labels_of(options: Options) -> dict[str, str]:
@@ -428,8 +416,6 @@ def of_base(base: str, label: str) -> list[Claim]:
     ]
 
 # fmt: on
-
-# What is shown
 
 
 def accuracy_table(labels: Mapping[str, str], rows: pd.DataFrame) -> pd.DataFrame:

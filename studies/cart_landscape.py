@@ -77,23 +77,18 @@ MARKS: dict[str, dict[str, Any]] = {
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    experts: the run whose experts are merged. tasks: the first so many. images: validation images per task. ranks: the
-    k of the paths beside 0.08 and 1, shares of the full rank. scales: CART's λ beside 1.
-    additions: λ of task arithmetic beside 1/T, the largest the one that leaves the basin. size: points along each side
-    of the paths' grid; near: of the tasks' grids. margin: room around the models, as a share of their box.
-    """
-
-    experts: str
-    tasks: int = Field(ge=2)
-    images: int = Field(ge=1)
-    ranks: list[float] = Field(min_length=3)
-    scales: list[float] = Field(min_length=1)
+    experts: str  # the run whose experts are merged
+    tasks: int = Field(ge=2)  # the first so many
+    images: int = Field(ge=1)  # validation images per task
+    ranks: list[float] = Field(min_length=3)  # the k of the paths beside 0.08 and 1, shares of the full rank
+    scales: list[float] = Field(min_length=1)  # CART's λ beside 1
+    # λ of task arithmetic beside 1/T, the largest the one that leaves the basin
     additions: list[float] = Field(min_length=2)
-    size: int = Field(ge=3)
-    near: int = Field(ge=3)
-    margin: float = Field(ge=0)
+    size: int = Field(ge=3)  # points along each side of the paths' grid
+    near: int = Field(ge=3)  # of the tasks' grids
+    margin: float = Field(ge=0)  # room around the models, as a share of their box
 
 
 @dataclass(frozen=True)
@@ -158,9 +153,6 @@ class Site:
         for rank in (0.0, *self.ranks()):
             yield from (Model("cart", scale, rank) for scale in sorted({*self.options.scales, 1.0}))
             yield from (Model("low_rank", s, rank) for s in sorted({addition, 1 / len(self.experts), 1.0}))
-
-
-# Measurement
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
@@ -420,7 +412,6 @@ def mean_losses(rows: pd.DataFrame) -> str:
 
 
 # Claims, written before the run
-
 # fmt: off
 
 CLAIMS = [
@@ -442,8 +433,6 @@ CLAIMS = [
 ]
 
 # fmt: on
-
-# What is shown
 
 
 def model_table(rows: pd.DataFrame) -> pd.DataFrame:

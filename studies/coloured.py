@@ -79,20 +79,13 @@ Point = tuple[float, ...]
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    seeds: of the net and the orders. world: digits, net and training. lengths: steps of tuning. samples: without
-    labels, of each task. step: of the grid of λ_1 and λ_2.
-    """
-
-    seeds: list[int] = Field(min_length=1)
-    world: ColouredWorld
-    lengths: list[int] = Field(min_length=1)
-    samples: int = Field(200, ge=8)
-    step: float = Field(0.2, gt=0)
-
-
-# Measurement
+    seeds: list[int] = Field(min_length=1)  # of the net and the orders
+    world: ColouredWorld  # digits, net and training
+    lengths: list[int] = Field(min_length=1)  # steps of tuning
+    samples: int = Field(200, ge=8)  # without labels, of each task
+    step: float = Field(0.2, gt=0)  # of the grid of λ_1 and λ_2
 
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
@@ -296,7 +289,6 @@ def precision(margin: float, rows: pd.DataFrame) -> tuple[Verdict, str]:
 
 
 # Claims, written before the run
-
 # fmt: off
 
 def claims(options: Options) -> list[Claim]:
@@ -375,8 +367,6 @@ def of_targets() -> list[Claim]:
           for margin in MARGINS),
     ]
 
-
-# What is shown
 
 def chosen_table(rows: pd.DataFrame) -> pd.DataFrame:
     choices = select(rows, part="chosen")

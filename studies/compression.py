@@ -53,22 +53,14 @@ Sizes = Mapping[str, Sequence[int]]
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    counts: the first so many tasks.
-    rank_ratio: of CART-Indexing in the table. ratios: of the curves. thresholds: of TALL masks, tried on validation.
-    keep: of TIES. target: the relative accuracy asked of the smallest rank.
-    """
-
-    counts: list[int] = Field(min_length=1)
-    rank_ratio: float = Field(gt=0, le=1)
-    ratios: list[float]
-    thresholds: list[float] = Field(min_length=1)
-    keep: float = Field(gt=0, le=1)
-    target: float = Field(gt=0, le=1)
-
-
-# Design and measurement
+    counts: list[int] = Field(min_length=1)  # the first so many tasks
+    rank_ratio: float = Field(gt=0, le=1)  # of CART-Indexing in the table
+    ratios: list[float]  # of the curves
+    thresholds: list[float] = Field(min_length=1)  # of TALL masks, tried on validation
+    keep: float = Field(gt=0, le=1)  # of TIES
+    target: float = Field(gt=0, le=1)  # the relative accuracy asked of the smallest rank
 
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
@@ -222,7 +214,6 @@ def change_of_emr(rows: pd.DataFrame) -> Samples:
 
 
 # Claims, written before the run
-
 # fmt: off
 
 def claims(options: Options) -> list[Claim]:
@@ -247,8 +238,6 @@ def claims(options: Options) -> list[Claim]:
     ]
 
 # fmt: on
-
-# What is shown
 
 
 def labels(ratio: float) -> dict[str, str]:

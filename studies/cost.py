@@ -41,22 +41,15 @@ from tasks.plotting.drawing import dress, legend, panels, series_style
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    joint: runs of joint training. rates: like the first of these but for the learning rate; the best one on validation
-    takes its place. iterative: runs whose last merge is the model. one_shot: runs whose experts are merged once.
-    keep, rank_ratio: values tried for TIES and CART beside their scale.
-    """
-
-    joint: list[str] = Field(min_length=1)
+    joint: list[str] = Field(min_length=1)  # runs of joint training
+    # like the first of these but for the learning rate; the best one on validation takes its place
     rates: list[str] = Field(default_factory=list)
-    iterative: list[str]
-    one_shot: list[str]
-    keep: list[float]
+    iterative: list[str]  # runs whose last merge is the model
+    one_shot: list[str]  # runs whose experts are merged once
+    keep: list[float]  # keep, rank_ratio: values tried for TIES and CART beside their scale
     rank_ratio: list[float]
-
-
-# Design and measurement
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:

@@ -72,37 +72,25 @@ NOTES = [
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    Attributes:
-        scale: α of most tables.
-        epochs: k of most tables.
-        widths: input width, hidden widths and classes of the nets.
-        samples: inputs per task of the nets.
-        seeds: of the nets and their tasks.
-        net_step: η of the nets in G1, G2 and G4.
-        net_steps: η of the nets in G3, ascending.
-        scales: α where it varies.
-        gains: factors on the nets' initial weights.
-        model_tasks: tasks of the project, for its own model; none: the nets alone.
-        examples: training examples of each of these tasks.
-        model_steps: η of that model in G3, ascending; the last also in G1 and G2.
-        model_scales: its α where it varies.
-    """
-
-    scale: float = Field(0.7, gt=0)
-    epochs: int = Field(3, ge=2)
-    widths: list[int] = Field([8, 16, 16, 4], min_length=2)
-    samples: int = Field(32, ge=1)
-    seeds: list[int] = Field([0, 1, 2], min_length=1)
-    net_step: float = Field(0.1, gt=0)
+    scale: float = Field(0.7, gt=0)  # α of most tables
+    epochs: int = Field(3, ge=2)  # k of most tables
+    widths: list[int] = Field([8, 16, 16, 4], min_length=2)  # input width, hidden widths and classes of the nets
+    samples: int = Field(32, ge=1)  # inputs per task of the nets
+    seeds: list[int] = Field([0, 1, 2], min_length=1)  # of the nets and their tasks
+    net_step: float = Field(0.1, gt=0)  # η of the nets in G1, G2 and G4
+    # η of the nets in G3, ascending
     net_steps: list[float] = Field([1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1], min_length=2)
+    # α where it varies
     scales: list[float] = Field([0.1, 0.2, 0.25, 1 / 3, 0.5, 0.7, 0.85, 1.0, 1.25, 1.5], min_length=1)
+    # factors on the nets' initial weights
     gains: list[float] = Field([0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0], min_length=1)
-    model_tasks: list[str]
-    examples: int = Field(12, ge=1)
+    model_tasks: list[str]  # tasks of the project, for its own model; none: the nets alone
+    examples: int = Field(12, ge=1)  # training examples of each of these tasks
+    # η of that model in G3, ascending; the last also in G1 and G2
     model_steps: list[float] = Field([1e-6, 1e-5, 1e-4, 3e-4], min_length=2)
-    model_scales: list[float] = Field([1 / 3, 0.7], min_length=1)
+    model_scales: list[float] = Field([1 / 3, 0.7], min_length=1)  # its α where it varies
 
 
 @dataclass(frozen=True)
@@ -114,9 +102,6 @@ class Case:
     step: float
     steps: Sequence[float]
     scales: Sequence[float]
-
-
-# Design and measurement
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
@@ -316,9 +301,6 @@ def claims(options: Options) -> list[Claim]:
           for name, words in {"statement": "main text", "appendix": "appendix"}.items()),
     ]
 # fmt: on
-
-
-# What is shown
 
 
 def exact_table(rows: pd.DataFrame) -> pd.DataFrame:

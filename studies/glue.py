@@ -90,22 +90,17 @@ class Adapting(Section):
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    run: whose experts are merged. methods: name in the catalog → what is tried. wider: what is tried of some of them
-    once more. together: joint and iterative runs, with labels for readers. adapted: AdaMerging. probed: models whose
-    heads are fitted once more. embeddings: what the names of embeddings contain, and the methods that are merged
-    without them too. compressed: compressor → its arguments.
-    """
-
-    run: str = "experts"
-    methods: dict[str, Sweep]
-    wider: dict[str, Sweep] = Field(default_factory=dict)
-    together: dict[str, str]
-    adapted: Adapting
-    probed: list[str]
+    run: str = "experts"  # whose experts are merged
+    methods: dict[str, Sweep]  # name in the catalog → what is tried
+    wider: dict[str, Sweep] = Field(default_factory=dict)  # what is tried of some of them once more
+    together: dict[str, str]  # joint and iterative runs, with labels for readers
+    adapted: Adapting  # AdaMerging
+    probed: list[str]  # models whose heads are fitted once more
+    # what the names of embeddings contain, and the methods that are merged without them too
     embeddings: dict[str, list[str]]
-    compressed: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    compressed: dict[str, dict[str, Any]] = Field(default_factory=dict)  # compressor → its arguments
 
     @field_validator("compressed")
     @classmethod
@@ -118,9 +113,6 @@ class Options(Section):
     def merges(self) -> dict[str, Sweep]:
         """Model → what is tried of its method, whose name the model's begins with."""
         return {**self.methods, **{name + WIDER: sweep for name, sweep in self.wider.items()}}
-
-
-# Design and measurement
 
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
@@ -343,7 +335,6 @@ def merged_embeddings(rows: pd.DataFrame) -> Samples:
 
 
 # Claims, written before the run
-
 # fmt: off
 
 def claims(options: Options) -> list[Claim]:
@@ -396,8 +387,6 @@ def claims(options: Options) -> list[Claim]:
     ]
 
 # fmt: on
-
-# What is shown
 
 
 def names_of(rows: pd.DataFrame, options: Options) -> dict[str, str]:

@@ -49,15 +49,12 @@ HIGH = 0.8  # of a cosine; the paper's own number for gradients, and ours for ta
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    runs: words → run with `keep_epochs`; `paper` is the one at the paper's relative step. images: training images per
-    task of a full gradient. steps: η of gradient descent.
-    """
-
+    # words → run with `keep_epochs`; `paper` is the one at the paper's relative step
     runs: dict[str, str] = Field(min_length=1)
-    images: int
-    steps: list[float]
+    images: int  # training images per task of a full gradient
+    steps: list[float]  # η of gradient descent
 
     @field_validator("runs")
     @classmethod
@@ -65,9 +62,6 @@ class Options(Section):
         if PAPER not in runs:
             raise ValueError(f"one of the runs must be named {PAPER}, found {', '.join(runs)}")
         return runs
-
-
-# Design and measurement
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:

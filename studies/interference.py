@@ -81,26 +81,14 @@ ROUNDING = 1e-18
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    Attributes:
-        run: whose experts.
-        counts: the first so many of their tasks; `shown` of them have figures and findings.
-        shown: see above.
-        compared: run → number of tasks: experts that share more.
-        ratios: k / r, ascending; 0.08 and 1 are among them.
-        draws: random draws of the linear model for each of its settings.
-    """
-
-    run: str
-    counts: list[int]
-    shown: list[int]
-    compared: dict[str, int]
-    ratios: list[float]
-    draws: int = Field(2, ge=1)
-
-
-# Design and measurement
+    run: str  # whose experts
+    counts: list[int]  # the first so many of their tasks
+    shown: list[int]  # those with figures and findings
+    compared: dict[str, int]  # run → number of tasks: experts that share more
+    ratios: list[float]  # k / r, ascending; 0.08 and 1 are among them
+    draws: int = Field(2, ge=1)  # random draws of the linear model for each of its settings
 
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
@@ -334,8 +322,6 @@ def of_layers(run: str, count: int) -> list[Claim]:
     ]
 
 # fmt: on
-
-# What is shown
 
 
 def lower_table(rows: pd.DataFrame) -> pd.DataFrame:

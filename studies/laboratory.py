@@ -65,71 +65,44 @@ from tasks.plotting.palette import INK
 from tasks.plotting.panels import colour_bar, heat_map, over
 from tasks.project.sections import Section
 
-# What is measured in the one-layer Transformer
-
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    Attributes:
-        seeds: of Ψ^(0), a, the batches and the test sets.
-        dimensions: d.
-        width: m.
-        tokens: P.
-        relevant: δ_* P.
-        confusing: δ_# P.
-        batch: B.
-        step: η.
-        steps: T.
-        samples: test sequences per task.
-        alphas: α of the phase diagrams.
-        scales: λ of the phase diagrams, ascending, with 0 among them.
-        solved: hinge loss up to which a task counts as solved.
-        forgotten: hinge loss from which a task counts as forgotten; c of Theorem 2 is chosen as in the row.
-        step_sizes: η of the convergence table.
-        shares: δ_* P of the convergence table.
-        batches: B of the convergence table and of the rows' table.
-        early: steps after which the error over B is taken, before any B has brought it to 0.
-        widths: m of the rows' table.
-        spreads: ξ√m of the rows' table.
-        bits: c of the tasks with c labels.
-        targets: γ of the tasks that nobody trained; κ completes each to length 1.
-        drawn: λ drawn per target, uniformly in [−1, 3] per coordinate.
-        c: of Equation 7.
-        keep: shares of rows kept in pruning.
-    """
-
-    seeds: list[int] = Field([0, 1, 2, 3, 4], min_length=2)
-    dimensions: int = Field(16, ge=8)
-    width: int = Field(512, ge=8)
-    tokens: int = Field(20, ge=2)
-    relevant: int = Field(8, ge=1)
-    confusing: int = Field(2, ge=0)
-    batch: int = Field(264, ge=1)
-    step: float = Field(0.5, gt=0)
-    steps: int = Field(70, ge=1)
-    samples: int = Field(256, ge=8)
-    alphas: list[float] = Field([-0.8, -0.65, -0.5, -0.2, 0.0, 0.2, 0.5, 0.8], min_length=2)
+    seeds: list[int] = Field([0, 1, 2, 3, 4], min_length=2)  # of Ψ^(0), a, the batches and the test sets
+    dimensions: int = Field(16, ge=8)  # d
+    width: int = Field(512, ge=8)  # m
+    tokens: int = Field(20, ge=2)  # P
+    relevant: int = Field(8, ge=1)  # δ_* P
+    confusing: int = Field(2, ge=0)  # δ_# P
+    batch: int = Field(264, ge=1)  # B
+    step: float = Field(0.5, gt=0)  # η
+    steps: int = Field(70, ge=1)  # T
+    samples: int = Field(256, ge=8)  # test sequences per task
+    alphas: list[float] = Field([-0.8, -0.65, -0.5, -0.2, 0.0, 0.2, 0.5, 0.8], min_length=2)  # α of the phase diagrams
+    # λ of the phase diagrams, ascending, with 0 among them
     scales: list[float] = Field(
         [*range(-12, -4), -4, -3.5, -3, -2.5, -2, -1.5, -1, -0.75, -0.5, -0.25, *grid(0, 1.2, 0.1), 1.5, 2, 3],
         min_length=2,
     )
-    solved: float = Field(0.05, gt=0)
+    solved: float = Field(0.05, gt=0)  # hinge loss up to which a task counts as solved
+    # hinge loss from which a task counts as forgotten; c of Theorem 2 is chosen as in the row
     forgotten: float = Field(0.5, gt=0)
-    step_sizes: list[float] = Field([0.125, 0.25, 0.5], min_length=2)
-    shares: list[int] = Field([4, 6, 8], min_length=2)
-    batches: list[int] = Field([4, 16, 64, 264], min_length=2)
-    early: int = Field(35, ge=1)
-    widths: list[int] = Field([128, 512, 1024], min_length=1)
-    spreads: list[float] = Field([0.1, 0.5, 1.0], min_length=1)
-    bits: list[int] = Field([1, 2, 3], min_length=2)
+    step_sizes: list[float] = Field([0.125, 0.25, 0.5], min_length=2)  # η of the convergence table
+    shares: list[int] = Field([4, 6, 8], min_length=2)  # δ_* P of the convergence table
+    batches: list[int] = Field([4, 16, 64, 264], min_length=2)  # B of the convergence table and of the rows' table
+    early: int = Field(35, ge=1)  # steps after which the error over B is taken, before any B has brought it to 0
+    widths: list[int] = Field([128, 512, 1024], min_length=1)  # m of the rows' table
+    spreads: list[float] = Field([0.1, 0.5, 1.0], min_length=1)  # ξ√m of the rows' table
+    bits: list[int] = Field([1, 2, 3], min_length=2)  # c of the tasks with c labels
+    # γ of the tasks that nobody trained; κ completes each to length 1
     targets: list[list[float]] = Field(
         [*([0.8, 0.4], [0.6, -0.5], [0.792, -0.6], [0.5, 0.5, 0.5], [0.7, -0.4, 0.3]), [0.0, 0.0], [-0.5, -0.5]],
         min_length=1,
     )
-    drawn: int = Field(40, ge=1)
-    c: float = Field(0.2, gt=0, lt=1)
-    keep: list[float] = Field([0.05, 0.1, 0.25, 0.5, 0.75, 0.9], min_length=1)
+    drawn: int = Field(40, ge=1)  # λ drawn per target, uniformly in [−1, 3] per coordinate
+    c: float = Field(0.2, gt=0, lt=1)  # of Equation 7
+    keep: list[float] = Field([0.05, 0.1, 0.25, 0.5, 0.75, 0.9], min_length=1)  # shares of rows kept in pruning
 
 
 @dataclass(frozen=True)
@@ -346,9 +319,6 @@ def _closed(gammas: list[float], c: float) -> list[tuple[str, np.ndarray]]:
         return [("printed", closed_form(gammas, c, printed=True)), ("derived", closed_form(gammas, c))]
     except MergeflowError:
         return []
-
-
-# The study's choices
 
 
 PARTS = {"phases": phase_rows, "convergence": convergence_rows, "row_norms": row_norm_rows, "targets": target_rows}
@@ -577,9 +547,6 @@ def pruning_loss(rows: pd.DataFrame, kind: str, less: str) -> pd.Series:
     return hinge[kind] - hinge[less]
 
 
-# Claims
-
-
 # fmt: off
 def training_claims(options: Options) -> list[Claim]:
     """Return whether and how fast training solves a task."""
@@ -745,9 +712,6 @@ def claims(options: Options) -> list[Claim]:
     return [*training_claims(options), *addition_claims(options), *unlearning_claims(options), *structure_claims(),
             *target_claims(options), *reduced_claims(options)]
 # fmt: on
-
-
-# What is shown
 
 
 def convergence_table(rows: pd.DataFrame) -> pd.DataFrame:

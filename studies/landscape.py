@@ -40,22 +40,14 @@ Point = tuple[float, float]
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    rounds: the N whose runs `mima_N` are read. pairs: which two tasks. size: points along each side of the grid.
-    margin: room around the three models, as a share of their box. images: validation images per task and point.
-    height: what belongs to a valley, error above its smallest.
-    """
-
-    rounds: list[int] = Field(min_length=2)
-    pairs: list[list[str]] = Field(min_length=1)
-    size: int = Field(ge=3)
-    margin: float = Field(ge=0)
-    images: int = Field(ge=1)
-    height: float = Field(gt=0, lt=1)
-
-
-# Design and measurement
+    rounds: list[int] = Field(min_length=2)  # the N whose runs `mima_N` are read
+    pairs: list[list[str]] = Field(min_length=1)  # which two tasks
+    size: int = Field(ge=3)  # points along each side of the grid
+    margin: float = Field(ge=0)  # room around the three models, as a share of their box
+    images: int = Field(ge=1)  # validation images per task and point
+    height: float = Field(gt=0, lt=1)  # what belongs to a valley, error above its smallest
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:

@@ -108,16 +108,12 @@ Task = Manner | str
 
 
 class Folders(Section):
-    """Texts of your own.
+    """Texts of your own."""
 
-    Attributes:
-        attributes: two attributes, in words → a value of the first → a value of the second → the place of that task's
-            texts, `folder:PATH`; two values each.
-        domains: name → place, of three domains.
-    """
-
+    # two attributes, in words → a value of the first → a value of the second → the place of that task's texts,
+    # `folder:PATH`; two values each
     attributes: dict[str, dict[str, dict[str, str]]] = Field(min_length=1)
-    domains: dict[str, str] = Field(min_length=3, max_length=3)
+    domains: dict[str, str] = Field(min_length=3, max_length=3)  # name → place, of three domains
 
     @field_validator("attributes")
     @classmethod
@@ -169,31 +165,19 @@ def written(task: Task, split: str, count: int, seed: int, root: Path) -> Iterat
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    Attributes:
-        seeds: of the texts and of the order of the batches.
-        base: what every fine-tuning starts from, a place as `model.pretrained` of the modality `causal`.
-        block: tokens of a block.
-        folders: texts of your own in place of the generated ones; the seed is then that of the batches alone.
-        train: texts that each expert learns from; of a folder the first so many files.
-        validation: texts of each task that λ and the methods' arguments are chosen on.
-        test: texts of each task that are looked at once.
-        tune: of each expert; joint training takes as many steps as the experts together.
-        scales: λ of the analogies and of what they are held against.
-        methods: name in the catalog → argument → the values to try.
-    """
-
-    seeds: list[int] = Field(min_length=1)
-    base: str = "books"
-    block: int = Field(128, ge=8)
+    seeds: list[int] = Field(min_length=1)  # of the texts and of the order of the batches
+    base: str = "books"  # what every fine-tuning starts from, a place as `model.pretrained` of the modality `causal`
+    block: int = Field(128, ge=8)  # tokens of a block
+    # texts of your own in place of the generated ones; the seed is then that of the batches alone
     folders: Folders | None = None
-    train: int = Field(ge=1)
-    validation: int = Field(ge=1)
-    test: int = Field(ge=1)
-    tune: CosineSteps
-    scales: list[float] = Field(min_length=1)
-    methods: dict[str, dict[str, list[Any]]] = Field(min_length=1)
+    train: int = Field(ge=1)  # texts that each expert learns from; of a folder the first so many files
+    validation: int = Field(ge=1)  # texts of each task that λ and the methods' arguments are chosen on
+    test: int = Field(ge=1)  # texts of each task that are looked at once
+    tune: CosineSteps  # of each expert; joint training takes as many steps as the experts together
+    scales: list[float] = Field(min_length=1)  # λ of the analogies and of what they are held against
+    methods: dict[str, dict[str, list[Any]]] = Field(min_length=1)  # name in the catalog → argument → the values to try
 
     @field_validator("methods")
     @classmethod
@@ -206,9 +190,6 @@ class Options(Section):
                 "ties: a finding compares them"
             )
         return methods
-
-
-# Measurement
 
 
 @dataclass(frozen=True)
@@ -354,7 +335,6 @@ def closed_by_best(rows: pd.DataFrame) -> Samples:
 
 
 # Claims: the rules were written before the run
-
 # fmt: off
 
 def claims(options: Options) -> list[Claim]:
@@ -389,9 +369,6 @@ def claims(options: Options) -> list[Claim]:
               unit="nat", digits=2, ours=True, of="paired difference"),
     ]
 # fmt: on
-
-
-# What is shown
 
 
 def domain_table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -54,26 +54,25 @@ from tasks.plotting.palette import INK
 
 
 class Options(Section):
-    """The study's choices. `task`: which of the world's. `rates`, `epochs`: crossed, each with `orders` orders of the
-    examples: n nets in all. `averages`: k of Eq. 1."""
+    """The study's choices."""
 
     world: World
-    task: str
+    task: str  # which of the world's
+    # rates, epochs: crossed, each with `orders` orders of the examples: n nets in all
     rates: list[float] = Field(min_length=1)
     epochs: list[int] = Field(min_length=1)
     orders: int = Field(ge=1)
-    averages: list[int] = Field(min_length=1)
+    averages: list[int] = Field(min_length=1)  # k of Eq. 1
     seeds: list[int] = Field(min_length=1)
 
 
 class SoupOptions(Section):
-    """The choices of a soup of the project's model. `runs`: n training runs that differ in their settings. `task`: the
-    one that all n nets are tuned on. `averages`: k of Eq. 1. `images`: test examples whose features are compared."""
+    """The choices of a soup of the project's model."""
 
-    runs: list[str] = Field(min_length=3)
-    task: str
-    averages: list[int] = Field(min_length=1)
-    images: int = Field(ge=32)
+    runs: list[str] = Field(min_length=3)  # n training runs that differ in their settings
+    task: str  # the one that all n nets are tuned on
+    averages: list[int] = Field(min_length=1)  # k of Eq. 1
+    images: int = Field(ge=32)  # test examples whose features are compared
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:

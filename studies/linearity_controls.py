@@ -70,17 +70,13 @@ def without_pretraining(world: World) -> Tuning:
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    digits: a world of rotated digits. pair: the two angles. splits: a world of class splits. rates: of the two nets
-    tuned on one split. seeds: of weights, orders and random labels.
-    """
-
-    digits: World
-    pair: list[float] = Field(min_length=2, max_length=2)
-    splits: World
-    rates: list[float] = Field(min_length=2, max_length=2)
-    seeds: list[int] = Field(min_length=1)
+    digits: World  # a world of rotated digits
+    pair: list[float] = Field(min_length=2, max_length=2)  # the two angles
+    splits: World  # a world of class splits
+    rates: list[float] = Field(min_length=2, max_length=2)  # of the two nets tuned on one split
+    seeds: list[int] = Field(min_length=1)  # of weights, orders and random labels
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:

@@ -52,13 +52,12 @@ BASE = "base"
 
 
 class Options(Section):
-    """The study's choices. `world`: turned pictures. `scale`: the paper's λ. `scales`: of Eq. 3 and 4. `seeds`: of
-    nets."""
+    """The study's choices."""
 
-    world: World
-    scale: float = Field(gt=0)
-    scales: list[float] = Field(min_length=1)
-    seeds: list[int] = Field(min_length=1)
+    world: World  # turned pictures
+    scale: float = Field(gt=0)  # the paper's λ
+    scales: list[float] = Field(min_length=1)  # of Eq. 3 and 4
+    seeds: list[int] = Field(min_length=1)  # of nets
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:

@@ -48,20 +48,16 @@ from studies.linearity_stitches import addition_figure, claims_on_stitches, nega
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    run: whose experts are looked at. images: of each task. path: number of α of the loss between two experts, ends
-    among them. scale, scales: λ of edits. add, negate: λ of stitches. blocks: where they are, from 1.
-    """
-
-    run: str
-    images: int = Field(ge=32)
-    path: int = Field(ge=3)
-    scale: float = Field(gt=0)
+    run: str  # whose experts are looked at
+    images: int = Field(ge=32)  # of each task
+    path: int = Field(ge=3)  # number of α of the loss between two experts, ends among them
+    scale: float = Field(gt=0)  # scale, scales: λ of edits
     scales: list[float] = Field(min_length=1)
-    add: list[float] = Field(min_length=1)
+    add: list[float] = Field(min_length=1)  # add, negate: λ of stitches
     negate: list[float] = Field(min_length=1)
-    blocks: list[int] = Field(min_length=1)
+    blocks: list[int] = Field(min_length=1)  # where they are, from 1
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:

@@ -70,22 +70,18 @@ EDITS: dict[str, Callable[[list[int], int], list[int]]] = {
 
 
 class TextWorld(Section):
-    """A small T5 and its tasks.
+    """A small T5 and its tasks."""
 
-    width, blocks, heads, inner: of the model; blocks are those of the encoder, and of the decoder. symbols: how many
-    there are. longest: symbols in a row, at least four. train, test: rows of each task. tasks: names of EDITS; the
-    model is pre-trained on the first.
-    """
-
+    # width, blocks, heads, inner: of the model; blocks are those of the encoder, and of the decoder
     width: int = Field(64, ge=4)
     blocks: int = Field(2, ge=1)
     heads: int = Field(4, ge=1)
     inner: int = Field(128, ge=4)
-    symbols: int = Field(24, ge=2)
-    longest: int = Field(8, ge=4)
-    train: int = Field(ge=32)
+    symbols: int = Field(24, ge=2)  # how many there are
+    longest: int = Field(8, ge=4)  # symbols in a row, at least four
+    train: int = Field(ge=32)  # train, test: rows of each task
     test: int = Field(ge=32)
-    tasks: list[str] = Field(min_length=3)
+    tasks: list[str] = Field(min_length=3)  # names of EDITS; the model is pre-trained on the first
     pretrain: CosineSteps
     tune: CosineSteps
 
@@ -239,26 +235,19 @@ def _read(opened: Opened, path: Path) -> dict[str, Tensor]:
         return opened.weights(str(path), {name: state[name].clone() for name in state})
 
 
-# The study's choices
-
-
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _TEXTS = 32  # whose features are computed in several ways
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    world: a model from nothing; or checkpoints: published ones. texts: of each task. scale: λ at which Equations 2 and
-    3 are judged. scales: λ of 3 and 4. seeds: of weights, rows and orders; of checkpoints one.
-    """
-
-    world: TextWorld | None = None
-    checkpoints: Checkpoints | None = None
-    texts: int = Field(ge=32)
-    scale: float = Field(gt=0)
-    scales: list[float] = Field(min_length=1)
-    seeds: list[int] = Field(min_length=1)
+    world: TextWorld | None = None  # a model from nothing
+    checkpoints: Checkpoints | None = None  # published ones in its place
+    texts: int = Field(ge=32)  # of each task
+    scale: float = Field(gt=0)  # λ at which Equations 2 and 3 are judged
+    scales: list[float] = Field(min_length=1)  # λ of 3 and 4
+    seeds: list[int] = Field(min_length=1)  # of weights, rows and orders; of checkpoints one
 
     @model_validator(mode="after")
     def _one(self) -> Self:

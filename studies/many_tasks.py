@@ -92,20 +92,13 @@ class Together(Section):
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    counts: numbers of tasks. methods: name in the catalog → what is tried. together: joint and iterative runs by name.
-    adapted: AdaMerging. drawn: whether base and tasks are those of the drawn suite, whose base a rule has chosen.
-    """
-
-    counts: list[int] = Field(min_length=1)
-    methods: dict[str, Sweep]
-    together: dict[str, Together]
-    adapted: Adapting
-    drawn: bool = True
-
-
-# Design and measurement
+    counts: list[int] = Field(min_length=1)  # numbers of tasks
+    methods: dict[str, Sweep]  # name in the catalog → what is tried
+    together: dict[str, Together]  # joint and iterative runs by name
+    adapted: Adapting  # AdaMerging
+    drawn: bool = True  # whether base and tasks are those of the drawn suite, whose base a rule has chosen
 
 
 def runs(options: Options) -> list[str]:
@@ -280,8 +273,6 @@ def ahead_at_the_peak(rows: pd.DataFrame) -> Samples:
     return {f"less {NAMES[model]}": 100 * lead("cart", model, rows).loc[fewest] / room for model in rivals}
 
 
-# Claims
-
 # CART's leads in the paper's Table 1, ViT-B/32
 AHEAD = {
     "task_arithmetic": "15.6, 14.1, 15.8 points with 8, 14, 20 tasks",
@@ -345,8 +336,6 @@ def adapted_claims(always: str) -> list[Claim]:
     ]
 
 # fmt: on
-
-# What is shown
 
 
 def names_of(rows: pd.DataFrame, options: Options) -> dict[str, str]:

@@ -35,15 +35,13 @@ Cell = tuple[str, int, int]
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    rounds: N, with 1 among them. multiples: of α in 1/T. The runs are `mima_N` for the average with one schedule, and
-    SCHEDULE_MULTIPLE_N otherwise, such as `per_round_2_16`. course: runs shown over their steps.
-    """
-
-    rounds: list[int] = Field(min_length=2)
+    rounds: list[int] = Field(min_length=2)  # N, with 1 among them
+    # of α in 1/T. The runs are `mima_N` for the average with one schedule, and SCHEDULE_MULTIPLE_N otherwise, such as
+    # `per_round_2_16`
     multiples: list[int] = Field(min_length=1)
-    course: list[str]
+    course: list[str]  # runs shown over their steps
 
 
 def run_of(schedule: str, multiple: int, rounds: int) -> str:

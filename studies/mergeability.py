@@ -125,9 +125,6 @@ def _load(expansion: LinearisedModule, state: Mapping[str, Tensor]) -> None:
         weight.copy_(state[name.removeprefix("module.")])
 
 
-# The study's choices
-
-
 ROUNDING = 1e-10  # a squared relative error that float32's arithmetic makes of features that are linear
 RANKS, BETTER, ACROSS = 0.5, 0.05, 0.7  # rank correlations, and by how much one is better than another
 LAST, COSINE, DISTANCE, CONFLICT = "CTL error, last block", "cosine of task vectors", "distance", "sign conflict"
@@ -136,12 +133,11 @@ PREDICTIONS = (LAST, "CTL error, mean of the blocks", "CTL error, largest of the
 
 
 class Options(Section):
-    """The study's choices. runs: run → label, each with one expert a task. rounds: N of `mima_N`; none where nothing
-    is tuned in rounds, as with experts that somebody published. images: of each task's validation."""
+    """The study's choices."""
 
-    runs: dict[str, str] = Field(min_length=1)
-    rounds: list[int]
-    images: int = Field(ge=32)
+    runs: dict[str, str] = Field(min_length=1)  # run → label, each with one expert a task
+    rounds: list[int]  # N of `mima_N`; none where nothing is tuned in rounds, as with experts that somebody published
+    images: int = Field(ge=32)  # of each task's validation
 
     @property
     def iterative(self) -> dict[int, str]:
@@ -159,9 +155,6 @@ class SuiteOptions(Options):
 
     rounds: list[int] = Field([], max_length=0)
     counts: list[int] = Field(min_length=1)
-
-
-# Measurement
 
 
 def as_nets(run: str) -> str:
@@ -320,7 +313,6 @@ def behind_best(options: SuiteOptions, rows: pd.DataFrame) -> Samples:
 
 
 # Claims, written before the run
-
 # fmt: off
 
 def claims(options: Options) -> list[Claim]:
@@ -367,9 +359,6 @@ def claims_of_suites(options: SuiteOptions) -> list[Claim]:
               of=f"paired difference of rank correlations at {many} tasks from every other prediction"),
     ]
 # fmt: on
-
-
-# What is shown
 
 
 def rank_table(options: Options, blocks: bool, rows: pd.DataFrame) -> pd.DataFrame:

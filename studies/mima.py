@@ -54,20 +54,13 @@ NAMES = {"task_arithmetic": "task arithmetic", "ties": "TIES", "experts": "exper
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    rounds: the N whose runs `mima_N` are read. keep: TIES's share of entries. budgets: further S, of the runs
-    `mima_N_S` for each N of `at`. kept: the N of the runs `mima_N_kept`, which keep the optimiser's state.
-    """
-
-    rounds: list[int] = Field(min_length=1)
-    keep: float
-    budgets: list[int]
+    rounds: list[int] = Field(min_length=1)  # the N whose runs `mima_N` are read
+    keep: float  # TIES's share of entries
+    budgets: list[int]  # further S, of the runs `mima_N_S` for each N of `at`
     at: list[int]
-    kept: list[int]
-
-
-# Design and measurement
+    kept: list[int]  # the N of the runs `mima_N_kept`, which keep the optimiser's state
 
 
 def main_runs(options: Options) -> list[str]:
@@ -190,7 +183,6 @@ def listed_intervals(samples: Samples) -> str:
 
 
 # Claims, written before the run
-
 # fmt: off
 
 def claims(options: Options) -> list[Claim]:
@@ -263,8 +255,6 @@ def claims(options: Options) -> list[Claim]:
           for n in options.kept),
     ]
 
-
-# What is shown
 
 TABLES = {
     "Test accuracy over N, %": lambda rows: table(main(rows), "rounds", "model"),

@@ -35,13 +35,10 @@ EQUAL = 2.0  # points between experts that are equally good
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    epochs: those of the run `converged` that are merged; the last is its end. further: a run of one epoch → a run
-    trained to its end with epochs of as many steps, in which that number is another.
-    """
-
-    epochs: list[int] = Field(min_length=2)
+    epochs: list[int] = Field(min_length=2)  # those of the run `converged` that are merged; the last is its end
+    # a run of one epoch → a run trained to its end with epochs of as many steps, in which that number is another
     further: dict[str, str]
 
 

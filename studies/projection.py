@@ -59,20 +59,15 @@ COMPARED = ("average", *OTHERS)  # what the planes show: the paper does not say 
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    one_shot: the run whose experts are merged. paths: the iterative runs. joint: the joint run. factors: of a method's
-    default scale, tried on validation. images: per task, of validation for that choice and of test for the accuracies.
-    drops: of DARE, compared with what is expected. methods: which are merged; without any, all that need no data.
-    """
-
-    one_shot: str
-    paths: list[str] = Field(min_length=1)
-    joint: str
-    factors: list[float] = Field(min_length=1)
-    images: int = Field(ge=1)
-    drops: list[float]
-    methods: list[str] = Field(default_factory=list)
+    one_shot: str  # the run whose experts are merged
+    paths: list[str] = Field(min_length=1)  # the iterative runs
+    joint: str  # the joint run
+    factors: list[float] = Field(min_length=1)  # of a method's default scale, tried on validation
+    images: int = Field(ge=1)  # per task, of validation for that choice and of test for the accuracies
+    drops: list[float]  # of DARE, compared with what is expected
+    methods: list[str] = Field(default_factory=list)  # which are merged; without any, all that need no data
 
     @field_validator("methods")
     @classmethod
@@ -85,9 +80,6 @@ class Options(Section):
                 f"{', '.join(OTHERS)} among them: the findings compare these"
             )
         return names
-
-
-# Design and measurement
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
@@ -406,9 +398,6 @@ CLAIMS = [
           also=toward_joint),
 ]
 # fmt: on
-
-
-# What is shown
 
 
 def model_table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -85,9 +85,6 @@ class Options(Section):
     scales: dict[str, list[float]]
 
 
-# Design and measurement
-
-
 def measure(lab: Laboratory, options: Options) -> list[Row]:
     """Return test accuracy for each number of tasks, seed, curve, rule of λ, ratio and task, and of the levels."""
     pieces = {
@@ -245,7 +242,6 @@ def near_share(rows: pd.DataFrame) -> Samples:
 
 
 # Claims, written before the run
-
 # fmt: off
 
 def claims(options: Options) -> list[Claim]:
@@ -286,8 +282,6 @@ def of_suite(count: int) -> list[Claim]:
     ]
 
 # fmt: on
-
-# What is shown
 
 
 def level_table(rows: pd.DataFrame) -> pd.DataFrame:

@@ -60,8 +60,6 @@ from studies.lab.tuning import CosineSteps, best_scale, combined, drawn_weights,
 from suites.sentences.crossed import ACCEPTABILITY, CROSSED, NEITHER, SENTIMENT, TARGET, Name
 from suites.sentences.suite import COUNTS
 
-# Choices
-
 ADDITION, NEGATION, ANALOGIES = "addition", "negation", "analogy"  # parts of the study
 JOINT, AVERAGE, ADDED = "joint training", "average", "Δ_sentiment + λ Δ_acceptability"
 ALONE = {SENTIMENT: "Δ_sentiment", ACCEPTABILITY: "Δ_acceptability"}
@@ -81,24 +79,18 @@ Heads = Mapping[Name, Weights]
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    seeds: of the texts and of the order of the batches. base: what every fine-tuning starts from, a place as
-    `model.pretrained` of the modality `text`. pooling: what a head sees of a text, as there. max_length: tokens of a
-    text. train, validation, test: texts of each task. tune: of each expert; joint training takes as many steps of each
-    task. scales: λ of what is added, and of analogies. negated: λ of what is taken away; 0 is tried as well.
-    """
-
-    seeds: list[int] = Field(min_length=1)
-    base: str = "sentences8"
-    pooling: str = Field("mean", pattern="^(mean|first)$")
-    max_length: int = Field(64, ge=8)
-    train: int = Field(COUNTS["train"], ge=8)
+    seeds: list[int] = Field(min_length=1)  # of the texts and of the order of the batches
+    base: str = "sentences8"  # what every fine-tuning starts from, a place as `model.pretrained` of the modality `text`
+    pooling: str = Field("mean", pattern="^(mean|first)$")  # what a head sees of a text, as there
+    max_length: int = Field(64, ge=8)  # tokens of a text
+    train: int = Field(COUNTS["train"], ge=8)  # train, validation, test: texts of each task
     validation: int = Field(COUNTS["validation"], ge=2)
     test: int = Field(COUNTS["test"], ge=2)
-    tune: CosineSteps
-    scales: list[float] = Field(min_length=1)
-    negated: list[float] = Field(min_length=1)
+    tune: CosineSteps  # of each expert; joint training takes as many steps of each task
+    scales: list[float] = Field(min_length=1)  # λ of what is added, and of analogies
+    negated: list[float] = Field(min_length=1)  # λ of what is taken away; 0 is tried as well
 
 
 # Measurement: the encoder and the texts of one seed
@@ -372,7 +364,6 @@ def analogy_less(way: str, rows: pd.DataFrame) -> Samples:
 
 
 # Claims: the rules were written before the run
-
 # fmt: off
 
 def claims(options: Options) -> list[Claim]:
@@ -422,9 +413,6 @@ def claims(options: Options) -> list[Claim]:
         *analogy,
     ]
 # fmt: on
-
-
-# What is shown
 
 
 def part_table(part: str, keys: list[str], rows: pd.DataFrame) -> pd.DataFrame:

@@ -132,9 +132,6 @@ def variants(
         yield variant(DARE, keep, {task: thinned(vector, keep, seeds[task]) for task, vector in vectors.items()})
 
 
-# The study's choices
-
-
 COLOURS = tuple(dict.fromkeys((FIRST, *CASES.values(), *ONTO)))
 SCALES, ONTO_SCALES = grid(-1, 2, 0.25), grid(-1, 2, 0.5)
 ADAPTED = ["self_attention", "0", "3", "head"]  # attention, the two layers of an MLP, and the head
@@ -143,19 +140,15 @@ HALF, LOST, VITAL, UNIFORM = 0.5, 1.0, 5.0, 5 / 9
 
 
 class Options(Section):
-    """The choices of `structure`.
+    """The choices of `structure`."""
 
-    seeds: of the net, the orders and what is dropped. world: digits, net and training. steps: of tuning. ranks: of the
-    reduced matrices. lora: ranks of the adapters. lora_rate: their learning rate. keeps: shares of the MLPs' rows and
-    entries; 0.5 is judged.
-    """
-
-    seeds: list[int] = Field(min_length=1)
-    world: ColouredWorld
-    steps: int = Field(120, ge=1)
-    ranks: list[int] = Field([1, 2, 4, 8], min_length=1)
-    lora: list[int] = Field([2, 8], min_length=1)
-    lora_rate: float = Field(gt=0)
+    seeds: list[int] = Field(min_length=1)  # of the net, the orders and what is dropped
+    world: ColouredWorld  # digits, net and training
+    steps: int = Field(120, ge=1)  # of tuning
+    ranks: list[int] = Field([1, 2, 4, 8], min_length=1)  # of the reduced matrices
+    lora: list[int] = Field([2, 8], min_length=1)  # ranks of the adapters
+    lora_rate: float = Field(gt=0)  # their learning rate
+    # shares of the MLPs' rows and entries; 0.5 is judged
     keeps: list[float] = Field([0.05, 0.1, 0.2, HALF, 0.8], min_length=1)
 
     @field_validator("world")
@@ -167,21 +160,16 @@ class Options(Section):
 
 
 class SuiteOptions(Section):
-    """The choices of `structure_suite`.
+    """The choices of `structure_suite`."""
 
-    whole, lora: the runs with experts of all weights and of adapters. ranks: of the reduced matrices. keeps: shares of
-    the MLPs' rows and entries; 0.5 is judged. scales: the λ. validation, test: images of each task for the choice and
-    for the look; edited: test images of each task where one is unlearned or left out.
-    """
-
-    whole: str
+    whole: str  # whole, lora: the runs with experts of all weights and of adapters
     lora: str
-    ranks: list[int] = Field([1, 4, 8], min_length=1)
-    keeps: list[float] = Field([0.1, HALF], min_length=1)
-    scales: list[float] = Field([0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8], min_length=1)
-    validation: int = Field(60, ge=8)
+    ranks: list[int] = Field([1, 4, 8], min_length=1)  # of the reduced matrices
+    keeps: list[float] = Field([0.1, HALF], min_length=1)  # shares of the MLPs' rows and entries; 0.5 is judged
+    scales: list[float] = Field([0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8], min_length=1)  # the λ
+    validation: int = Field(60, ge=8)  # validation, test: images of each task for the choice and for the look
     test: int = Field(100, ge=8)
-    edited: int = Field(50, ge=8)
+    edited: int = Field(50, ge=8)  # test images of each task where one is unlearned or left out
 
 
 # Measurement: coloured digits
@@ -350,7 +338,6 @@ def gained(other: str, keep: float, rows: pd.DataFrame) -> Samples:
 
 
 # Claims, written before the run
-
 # fmt: off
 
 def claims(options: Options | SuiteOptions) -> list[Claim]:
@@ -380,8 +367,6 @@ def claims(options: Options | SuiteOptions) -> list[Claim]:
           for other in (TIES, DARE)),
     ]
 
-
-# What is shown
 
 def score_table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the share of each score that every variant keeps, and its storage."""

@@ -77,28 +77,19 @@ Split = Mapping[str, Examples]
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    experts: the run whose experts are merged. sizes: the N. starts: those from which the loss up to the largest N is
-    told. margin: ε, a share. pilot, most: subsets of one N, in the first stage and at most. draw: seed of the draw.
-    validation, test: images per task.
-    grids: method → argument → values. wider: method → further scales, with which the choice is made once more.
-    """
-
-    experts: str
-    sizes: list[int] = Field(min_length=2)
-    starts: list[int] = Field(min_length=1)
-    margin: float = Field(gt=0, le=0.03)
-    pilot: int = Field(ge=3)
+    experts: str  # the run whose experts are merged
+    sizes: list[int] = Field(min_length=2)  # the N
+    starts: list[int] = Field(min_length=1)  # those from which the loss up to the largest N is told
+    margin: float = Field(gt=0, le=0.03)  # ε, a share
+    pilot: int = Field(ge=3)  # pilot, most: subsets of one N, in the first stage and at most
     most: int = Field(ge=3)
-    draw: int = 0
-    validation: int = Field(ge=1)
+    draw: int = 0  # seed of the draw
+    validation: int = Field(ge=1)  # validation, test: images per task
     test: int = Field(ge=1)
-    grids: dict[str, dict[str, list[float]]]
-    wider: dict[str, list[float]]
-
-
-# Design and measurement
+    grids: dict[str, dict[str, list[float]]]  # method → argument → values
+    wider: dict[str, list[float]]  # method → further scales, with which the choice is made once more
 
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
@@ -335,7 +326,6 @@ def in_range(rows: pd.DataFrame) -> tuple[Verdict, str]:
 
 
 # Claims, written before the run
-
 # fmt: off
 
 def claims(options: Options) -> list[Claim]:

@@ -90,53 +90,42 @@ LIKENESS_BLOCKS = 16  # of each book's validation split, whose tokens' logits gi
 
 
 class Folders(Section):
-    """Texts of your own, each a place `folder:PATH` with files or folders train, validation and test.
+    """Texts of your own, each a place `folder:PATH` with files or folders train, validation and test."""
 
-    Attributes:
-        books: title → place: of the book to be forgotten, one by the same author, and one by another.
-        general: the place of other texts, which are a fifth of every fine-tuning and tell fluency.
-    """
-
+    # title → place: of the book to be forgotten, one by the same author, and one by another
     books: dict[str, str] = Field(min_length=3, max_length=3)
-    general: str
+    general: str  # the place of other texts, which are a fifth of every fine-tuning and tell fluency
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    seeds: of the corpus (each has books of its own), the order of the batches and the adapters. base: what every
-    fine-tuning starts from, a place as `model.pretrained` of the modality `causal`. folders: texts of your own in place
-    of the generated ones; the seed is then that of batches and adapters, and a passage begins a training text. block:
-    tokens of a block. chapters: of each book; of ten one is validation and one is test; of a folder the texts of each
-    split. passages: that a model is asked to recite, and questions about people, of each book. general: texts by other
-    authors that fluency is measured on. together, alone, rest: epochs on all three books, on one, on the other two.
-    batch: blocks a step. rate, adapter_rate: at the peak. precision: of fine-tuning; gradient ascent is in float32.
-    rank, targets: of adapters, and the layers they are on, by the last part of their names. scales: λ, with 0 among
-    them. within: how near to the smallest λ that forgets enough the comparison's is searched for. ascent_rate,
-    ascent_steps: of gradient ascent, at most. prompt, written: tokens of a passage that a model is given, and writes.
-    """
-
+    # of the corpus (each has books of its own), the order of the batches and the adapters
     seeds: list[int] = Field([1, 2, 3, 4, 5], min_length=2)
-    base: str = "books"
+    base: str = "books"  # what every fine-tuning starts from, a place as `model.pretrained` of the modality `causal`
+    # texts of your own in place of the generated ones; the seed is then that of batches and adapters, and a passage
+    # begins a training text
     folders: Folders | None = None
-    block: int = Field(128, ge=8)
+    block: int = Field(128, ge=8)  # tokens of a block
+    # of each book; of ten one is validation and one is test; of a folder the texts of each split
     chapters: int = Field(60, ge=1, le=60)
-    passages: int = Field(30, ge=1)
-    general: int = Field(50, ge=1)
-    together: int = Field(5, ge=1)
+    passages: int = Field(30, ge=1)  # that a model is asked to recite, and questions about people, of each book
+    general: int = Field(50, ge=1)  # texts by other authors that fluency is measured on
+    together: int = Field(5, ge=1)  # together, alone, rest: epochs on all three books, on one, on the other two
     alone: int = Field(5, ge=1)
-    batch: int = Field(16, ge=1)
-    rate: float = Field(2e-3, gt=0)
+    batch: int = Field(16, ge=1)  # blocks a step
+    rate: float = Field(2e-3, gt=0)  # rate, adapter_rate: at the peak
     adapter_rate: float = Field(6e-3, gt=0)
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"  # of fine-tuning; gradient ascent is in float32
+    # rank, targets: of adapters, and the layers they are on, by the last part of their names
     rank: int = Field(32, ge=1)
     targets: list[str] = Field(TARGETS, min_length=1)
-    scales: list[float] = Field([0.0, -0.2, -0.4, -0.6, -0.8, -1.0], min_length=2)
-    within: float = Field(0.02, gt=0)
-    ascent_rate: float = Field(2e-4, gt=0)
+    scales: list[float] = Field([0.0, -0.2, -0.4, -0.6, -0.8, -1.0], min_length=2)  # λ, with 0 among them
+    within: float = Field(0.02, gt=0)  # how near to the smallest λ that forgets enough the comparison's is searched for
+    ascent_rate: float = Field(2e-4, gt=0)  # ascent_rate, ascent_steps: of gradient ascent, at most
     ascent_steps: int = Field(60, ge=1)
     rest: int = Field(1, ge=1)
-    prompt: int = Field(16, ge=1)
+    prompt: int = Field(16, ge=1)  # prompt, written: tokens of a passage that a model is given, and writes
     written: int = Field(32, ge=1)
 
     @property
@@ -270,9 +259,6 @@ class Workshop:
 
 def on_processor(model: Model) -> State:
     return {name: value.to("cpu", copy=True) for name, value in model.state().items()}
-
-
-# Measurement
 
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
@@ -461,7 +447,6 @@ def ascent_less(way: str, books: Books, largest: float, rows: pd.DataFrame) -> S
 
 
 # Claims, written before the first run
-
 # fmt: off
 
 def claims(options: Options) -> list[Claim]:
@@ -509,8 +494,6 @@ def claims(options: Options) -> list[Claim]:
     ]
 # fmt: on
 
-
-# What is shown
 
 BESIDE = {
     "together": "before",

@@ -86,22 +86,15 @@ BEHIND = 1
 
 
 class Options(Section):
-    """The study's choices.
+    """The study's choices."""
 
-    seeds: of nets, orders and samples. world: digits, net and training. steps: of tuning. short, factors: steps of
-    tuning on the samples alone, and factors on its rate, of which every combination is tried. counts: of labelled
-    samples.
-    """
-
-    seeds: list[int] = Field(min_length=1)
-    world: ColouredWorld
-    steps: int = Field(120, ge=1)
+    seeds: list[int] = Field(min_length=1)  # of nets, orders and samples
+    world: ColouredWorld  # digits, net and training
+    steps: int = Field(120, ge=1)  # of tuning
+    # short, factors: steps of tuning on the samples alone, and factors on its rate, of which every combination is tried
     short: list[int] = Field([60, 120], min_length=1)
     factors: list[float] = Field([0.3, 1.0, 3.0], min_length=1)
-    counts: list[int] = Field([16, 64, 256], min_length=1)
-
-
-# Measurement
+    counts: list[int] = Field([16, 64, 256], min_length=1)  # of labelled samples
 
 
 def measure(lab: Laboratory, options: Options) -> list[Row]:
@@ -364,7 +357,6 @@ def less(way: str, other: str, rows: pd.DataFrame) -> Samples:
 
 
 # Claims, written before the run
-
 # fmt: off
 
 def claims(options: Options) -> list[Claim]:
@@ -382,9 +374,6 @@ def claims(options: Options) -> list[Claim]:
         for group in EXPERTS for way, other, says, low in asked
     ]
 # fmt: on
-
-
-# What is shown
 
 
 def group_table(group: str, rows: pd.DataFrame) -> pd.DataFrame:

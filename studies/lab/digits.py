@@ -33,15 +33,13 @@ from tasks.project.sections import Section
 
 
 class ClipBase(Section):
-    """What Ψ^(0) is instead of a net from nothing.
+    """What Ψ^(0) is instead of a net from nothing."""
 
-    architecture, pretrained: as in params.yaml's `model`. head: `zero-shot`, from the prompts and frozen, or `trained`,
-    from the same prompts and tuned beside the tower. templates: prompts; `{}` stands for a digit's name, such as seven.
-    """
-
-    architecture: str = "pocket-clip"
+    architecture: str = "pocket-clip"  # architecture, pretrained: as in params.yaml's `model`
     pretrained: str = "pocket8"
+    # `zero-shot`, from the prompts and frozen, or `trained`, from the same prompts and tuned beside the tower
     head: Literal["zero-shot", "trained"] = "zero-shot"
+    # prompts; `{}` stands for a digit's name, such as seven
     templates: list[str] = Field(["a photo of handwritten digit {}"], min_length=1)
 
 
@@ -100,30 +98,23 @@ class Adapting(Section):
 
 
 class ColouredWorld(Section):
-    """Digits of one source, coloured by parity, and a net that first learnt the ten digits in white, or a CLIP.
+    """Digits of one source, coloured by parity, and a net that first learnt the ten digits in white, or a CLIP."""
 
-    source: an address of ten digits, as in params.yaml's `tasks`, or of ten classes of other pictures. odd: the classes
-    that count as odd, by place; by default those that name an odd digit. size: pixels a side. train, validation, test:
-    examples of each task. noise: share of the labels that are the other parity, before colouring (Arjovsky et al. take
-    0.25). width, depth, heads, patch: of the transformer; mlp: width of its MLPs, in widths. clip: instead of it and of
-    `pretrain` the image tower of a CLIP. pretrain, tune: how long and how fast; a study replaces the steps of `tune` by
-    its lengths.
-    """
-
-    source: str
-    odd: list[int] | None = None
-    size: int = Field(32, ge=8)
-    train: int = Field(ge=32)
+    source: str  # an address of ten digits, as in params.yaml's `tasks`, or of ten classes of other pictures
+    odd: list[int] | None = None  # the classes that count as odd, by place; by default those that name an odd digit
+    size: int = Field(32, ge=8)  # pixels a side
+    train: int = Field(ge=32)  # train, validation, test: examples of each task
     validation: int = Field(ge=16)
     test: int = Field(ge=16)
+    # share of the labels that are the other parity, before colouring (Arjovsky et al. take 0.25)
     noise: float = Field(0.0, ge=0, lt=0.5)
-    width: int = Field(48, ge=4)
+    width: int = Field(48, ge=4)  # width, depth, heads, patch: of the transformer
     depth: int = Field(2, ge=1)
     heads: int = Field(4, ge=1)
     patch: int = Field(8, ge=2)
-    mlp: int = Field(2, ge=1)
-    clip: ClipBase | None = None
-    pretrain: Adapting
+    mlp: int = Field(2, ge=1)  # width of its MLPs, in widths
+    clip: ClipBase | None = None  # instead of it and of `pretrain` the image tower of a CLIP
+    pretrain: Adapting  # pretrain, tune: how long and how fast; a study replaces the steps of `tune` by its lengths
     tune: Adapting
 
 

@@ -68,23 +68,19 @@ class Tuning(Section):
 
 
 class World(Section):
-    """Tasks on one source of pictures, and a net.
+    """Tasks on one source of pictures, and a net."""
 
-    source: an address as in params.yaml's `tasks`. angles: of rotated tasks, in degrees; the net is pre-trained on the
-    first. splits: of class splits instead, a transform of the source each or another address; the first likewise.
-    size: pixels a side. train, test: examples of each task, at most. architecture: `mlp` (grey pixels), `resnet20`
-    or `resnet18`. hidden: of the MLP. width: channels of ResNet-20's first stage.
-    """
-
-    source: str
+    source: str  # an address as in params.yaml's `tasks`
+    # of rotated tasks, in degrees; the net is pre-trained on the first
     angles: list[float] = Field(default_factory=list)
+    # of class splits instead, a transform of the source each or another address; the first likewise
     splits: list[str] = Field(default_factory=list)
-    size: int = Field(ge=8)
-    train: int = Field(ge=32)
+    size: int = Field(ge=8)  # pixels a side
+    train: int = Field(ge=32)  # train, test: examples of each task, at most
     test: int = Field(ge=32)
-    architecture: Literal["mlp", "resnet20", "resnet18"]
-    hidden: list[int] = Field(default_factory=lambda: [100, 100, 100])
-    width: int = Field(8, ge=8)
+    architecture: Literal["mlp", "resnet20", "resnet18"]  # `mlp` (grey pixels), `resnet20` or `resnet18`
+    hidden: list[int] = Field(default_factory=lambda: [100, 100, 100])  # of the MLP
+    width: int = Field(8, ge=8)  # channels of ResNet-20's first stage
     pretrain: Tuning
     tune: Tuning
 

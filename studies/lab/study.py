@@ -32,6 +32,8 @@ Joined = Mapping[str, tuple[str, Callable[[pd.DataFrame, pd.DataFrame], Figure]]
 class Study(Declaration[Any]):
     """All that there is of a study: `STUDY` of its module, whose docstring is its question, method and source.
 
+    A file has this order: choices, measurement, what the rows are asked, claims, what is shown.
+
     What is judged and shown is a function of the tidy rows alone, so a record can be judged again at any time. Each of
     `claims`, `tables`, `figures`, `joined`, `notes` may be a function that takes the study's choices and returns it.
 
