@@ -100,7 +100,7 @@ class Fleet:
 
         try:
             with self._store() as store:
-                whole = pack_merge(job, folder.scheme, missing, resolve, store)
+                whole = pack_merge(job, missing, resolve, store)
                 take_files([file for file in missing if file not in whole.files], whole, job, folder, store)
                 sent = [pool.submit(merge_files, parcel) for parcel in whole.parts(parts)]
                 for part in as_completed(sent):

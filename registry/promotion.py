@@ -17,8 +17,6 @@ from mlflow.entities import LoggedModel, LoggedModelOutput, Metric
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
-from mergeflow.checkpoints import matches, open_checkpoint
-from mergeflow.checkpoints.fingerprint import scheme_of
 from mergeflow.errors import MergeflowError, check_model_name, unknown_name
 from registry.artifacts import (
     DIGESTS,
@@ -159,13 +157,8 @@ def ensure_version(
     """
     tasks = sorted(candidate.evidence.accuracy)
     for version in versions.values():
-        recorded = version.tags.get(FINGERPRINT)
-        if (
-            recorded
-            and _is_of(candidate, recorded)
-            and same_model(store, version, recorded, tasks)
-            and _is_whole(store, version)
-        ):
+        same = version.tags.get(FINGERPRINT) == candidate.fingerprint
+        if same and same_model(store, version, candidate.fingerprint, tasks) and _is_whole(store, version):
             return version, False
     taken = {version.tags.get(LOGGED_MODEL) for version in versions.values()}
     logged = _finished_upload(store, name, candidate, taken) or _upload(store, name, candidate)
@@ -184,14 +177,6 @@ def ensure_version(
             model_id=logged.model_id,
         )
     return version, True
-
-
-def _is_of(candidate: Candidate, recorded: str) -> bool:
-    """Return whether a version's fingerprint, of whatever scheme, is that of a candidate's weights."""
-    if scheme_of(recorded) == scheme_of(candidate.fingerprint):
-        return recorded == candidate.fingerprint
-    with open_checkpoint(candidate.files.weights) as state:
-        return matches(state, recorded)
 
 
 def _finished_upload(

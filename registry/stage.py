@@ -14,7 +14,7 @@ import torch
 from mergeflow import layout
 from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import matches, open_checkpoint
-from mergeflow.checkpoints.fingerprint import scheme_of, short
+from mergeflow.checkpoints.fingerprint import short
 from mergeflow.data import load_manifest
 from mergeflow.documents import Registration, write_document
 from mergeflow.errors import MergeflowError
@@ -89,7 +89,7 @@ class Replay:
 
     Attributes:
         path: the new file.
-        fingerprint: of the new weights, in the scheme of the recorded ones.
+        fingerprint: of the new weights.
         other_inputs: inputs ("base" or a task) whose fingerprint is not the recorded one, sorted.
         seconds: wall time of the merge.
     """
@@ -117,7 +117,7 @@ def replay(recipe: Mapping[str, Any], root: Path, out: Path) -> Replay:
     same = {key: recipe[key] for key in ("method", "args", "weights", "code") if key in recipe}
     again = make_recipe({**same, "base": str(root / recipe["base"]), "experts": experts}, "the version's recipe")
     recorded = {**recipe["fingerprints"], "base": recipe["base_fingerprint"]}
-    made = merge(again, out, scheme=scheme_of(recipe["base_fingerprint"]))
+    made = merge(again, out)
     other = sorted(name for name, fingerprint in made.inputs.items() if recorded[name] != fingerprint)
     return Replay(made.path, made.fingerprint, tuple(other), made.seconds)
 

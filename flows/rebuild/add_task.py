@@ -20,7 +20,7 @@ from flows.rebuild.scratch import (
 )
 from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, open_checkpoint
-from mergeflow.checkpoints.fingerprint import scheme_of, short
+from mergeflow.checkpoints.fingerprint import short
 from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.data import load_manifest
 from mergeflow.data.address import COLUMNS, parse_address
@@ -241,7 +241,7 @@ def _check_expert(root: Path, name: str, source: str) -> None:
 def _check_base(root: Path, origin: Mapping[str, Any]) -> None:
     recorded = origin["base"]["fingerprint"]
     with open_checkpoint(root / origin["base"]["path"] / layout.MODEL_FILE) as state:
-        digest = fingerprint(state, scheme_of(recorded))
+        digest = fingerprint(state)
     if digest != recorded:
         raise MergeflowError(
             f"the base of this project has the digest {short(digest)}, the champion's has "

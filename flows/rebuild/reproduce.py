@@ -10,7 +10,7 @@ import torch
 from flows.rebuild.scratch import base_of, expert_of, gather, link_files, split_of, stage_making
 from mergeflow import layout
 from mergeflow.checkpoints import LazyStateDict, fingerprint, open_checkpoint
-from mergeflow.checkpoints.fingerprint import scheme_of, short
+from mergeflow.checkpoints.fingerprint import short
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.heads import read_head
 from mergeflow.modalities.served import WEIGHTS
@@ -74,7 +74,7 @@ def reproduce(
     origin["experts"] |= origin.get("unlearned", {})
     with scratch_project(root, "reproduce") as scratch:
         registered = download_model(store, stored, scratch / "registered")
-        digest = _fingerprint(registered / WEIGHTS, str(version.fingerprint))
+        digest = _fingerprint(registered / WEIGHTS)
         if digest != version.fingerprint:
             raise MergeflowError(
                 f"the weights that the registry holds for version {version.version} of '{name}' have the digest "
@@ -162,7 +162,6 @@ def _make(scratch: Path, path: str) -> None:
     run_stage(scratch, maker)
 
 
-def _fingerprint(path: Path, recorded: str) -> str:
-    """Return the fingerprint of a file in the scheme of the recorded one."""
+def _fingerprint(path: Path) -> str:
     with open_checkpoint(path) as state:
-        return fingerprint(state, scheme_of(recorded))
+        return fingerprint(state)

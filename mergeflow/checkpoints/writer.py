@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from mergeflow.checkpoints.fingerprint import BLOCK, SCHEME, combine, leaf_digests, raw_bytes, tensor_digest
+from mergeflow.checkpoints.fingerprint import BLOCK, combine, leaf_digests, raw_bytes, tensor_digest
 from mergeflow.checkpoints.header import TensorInfo, build_header
 from mergeflow.checkpoints.reader import TIED, tied_names
 from mergeflow.errors import MergeflowError
@@ -29,14 +29,10 @@ class StreamWriter:
         path: The file to make; an existing one is replaced by `commit` and untouched before.
         infos: Shape and dtype of every tensor, so that the layout is known before the first byte.
         metadata: Text to store in the header; `commit` may replace values by others of the same length.
-        scheme: Of the digests.
     """
 
-    def __init__(
-        self, path: str | Path, infos: Mapping[str, TensorInfo], metadata: Mapping[str, str], scheme: str = SCHEME
-    ) -> None:
+    def __init__(self, path: str | Path, infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> None:
         self.path = Path(path)
-        self.scheme = scheme
         self.infos = dict(infos)
         self.metadata = dict(metadata)
         self._digests: dict[tuple[str, int], bytes] = {}
@@ -66,7 +62,7 @@ class StreamWriter:
         assert piece.dtype == info.dtype.torch, (name, piece.dtype, info.dtype)
         assert start % BLOCK == 0, start
         data, itemsize = raw_bytes(piece), info.dtype.itemsize
-        for index, digest in enumerate(leaf_digests(data, itemsize, self.scheme)):
+        for index, digest in enumerate(leaf_digests(data, itemsize)):
             self._digests[name, start + index * BLOCK] = digest
         with _disk_errors(self.path, self._size):
             self._file.write(data, self._offsets[name] + start * itemsize)
@@ -74,7 +70,7 @@ class StreamWriter:
     def digests(self) -> dict[str, str]:
         """Return the digest of every tensor that was written."""
         return {
-            name: tensor_digest((self._digests[name, at] for at in range(0, info.numel, BLOCK)), self.scheme)
+            name: tensor_digest(self._digests[name, at] for at in range(0, info.numel, BLOCK))
             for name, info in sorted(self.infos.items())
         }
 
@@ -82,7 +78,7 @@ class StreamWriter:
         """Return the fingerprint of what was written."""
         digests = self.digests()
         tensors = ((name, self.infos[name].dtype, self.infos[name].shape, digests[name]) for name in digests)
-        return combine(tensors, self.scheme)
+        return combine(tensors)
 
     def commit(self, metadata: Mapping[str, str] | None = None) -> str:
         """Make the file appear under its name, synced to disk; returns its fingerprint."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from mergeflow.checkpoints.fingerprint import SCHEME
 from mergeflow.merging.adapters.job import AdapterJob, Made
 from mergeflow.merging.execution.engine import BUFFER
 from mergeflow.merging.files.job import Fill, Job, after_steps
@@ -50,7 +49,6 @@ def merge(
     workers: int | None = None,
     buffer: int = BUFFER,
     force: bool = False,
-    scheme: str = SCHEME,
     part: str | None = None,
     join: str | Path | Sequence[str | Path] = (),
     fill: Fill | None = None,
@@ -68,7 +66,6 @@ def merge(
         workers: Threads, by default one per core; the result does not depend on it.
         buffer: Bytes held at most beyond base, task vectors and workspace of the largest tensor that is treated whole.
         force: Replace the output file even if mergeflow did not make it (never an input, never a folder).
-        scheme: Of the fingerprints; a merge that is resumed keeps that of its journal.
         part: Such as "2/4": write the second quarter of the result's files only, into `OUT.part-2-of-4`, so that four
             machines merge at once. Each reads what its files need, and everything where the method looks at the whole
             model first.
@@ -98,13 +95,11 @@ def merge(
         plan = make_plan(recipe, inputs, buffer, workers=workers)
         on_read = counted(progress, plan.bytes_read)
         device = "cpu" if elsewhere else recipe.device
-        job = Job(recipe, inputs, plan, target, on_read, workers, buffer, scheme, device=device)
+        job = Job(recipe, inputs, plan, target, on_read, workers, buffer, device=device)
 
         def finish(opened: Inputs, fingerprints: dict[str, str]) -> Made:
             if recipe.adapter is not None:
-                return AdapterJob(
-                    recipe, opened, plan, on_read, workers, buffer, scheme, version(), fingerprints
-                ).write(target)
+                return AdapterJob(recipe, opened, plan, on_read, workers, buffer, version(), fingerprints).write(target)
             last = job if opened is inputs else job.like(recipe, opened, plan, target, fingerprints)
             return Made(*last.run(resume, some, joined, fill))
 

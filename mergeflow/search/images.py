@@ -125,6 +125,6 @@ def _open_task(sweep: Sweep, task: str, place: Path, clip: ClipModel, split: str
     head = build_head(clip, data.class_names, data.templates) if part.head is None else load_head(part.head)
     examples = open_prepared(task, place, split, clip, head, sweep.device)
     record = load_manifest(place)["splits"][split]
-    weight = fingerprint({"weight": head.weight.detach()}, "sha256")  # part of what journals have recorded
+    weight = fingerprint({"weight": head.weight.detach()})
     parts = (*(array["sha256"] for array in record["arrays"].values()), weight, head.logit_scale)
     return examples, hashlib.sha256(repr((parts, head.class_names)).encode()).hexdigest()

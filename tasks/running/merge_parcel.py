@@ -41,7 +41,6 @@ class MergeParcel(Sent):
     Attributes:
         recipe: as the result's files record it.
         device: where arithmetic happens.
-        scheme: of fingerprints.
         inputs: of each path in the recipe what to `open`, the hashes of its `files`, and hash and size of `headers`.
         code: the user's own Python files that declare methods: of each its text and those that it imports, by name.
         files: to write.
@@ -49,7 +48,6 @@ class MergeParcel(Sent):
 
     recipe: str
     device: str
-    scheme: str
     inputs: Mapping[str, Mapping[str, Any]]
     code: Sequence[Mapping[str, str]]
     files: Sequence[str] = ()
@@ -57,7 +55,7 @@ class MergeParcel(Sent):
     @property
     def merge(self) -> str:
         """What stands for the whole merge in the store."""
-        return f"merge-{self.digest(self.recipe, self.device, self.scheme, self.inputs, self.code)}"
+        return f"merge-{self.digest(self.recipe, self.device, self.inputs, self.code)}"
 
     @property
     def key(self) -> str:
@@ -80,7 +78,7 @@ class MergeParcel(Sent):
         return [replace(self, address=name, files=some) for name, some in zip(names, files, strict=True) if some]
 
 
-def pack_merge(job: Job, scheme: str, files: Sequence[str], resolve: Resolve | None, store: Store) -> MergeParcel:
+def pack_merge(job: Job, files: Sequence[str], resolve: Resolve | None, store: Store) -> MergeParcel:
     """Describe files of a merge for workers, and put what is read for those that the store has not there."""
     recipe, public = job.recipe, published(job.recipe)
     places = {name: _local(path, resolve) for name, path in zip(public.paths(), recipe.paths(), strict=True)}
@@ -101,7 +99,7 @@ def pack_merge(job: Job, scheme: str, files: Sequence[str], resolve: Resolve | N
         }
         modules = dict.fromkeys(METHODS.get(name).home for name, _ in recipe.code or ())
         code = [texts_of(module) for module in modules if module.startswith(PRIVATE)]
-        facts = public.record(), recipe.device.partition(":")[0], scheme, inputs, code
+        facts = public.record(), recipe.device.partition(":")[0], inputs, code
         parcel = MergeParcel(store.uri, job.target.name, running_code(), *facts)
         parcel = replace(parcel, files=parcel.missing(files, store))
         if parcel.files:
@@ -141,7 +139,7 @@ def take_files(files: Sequence[str], parcel: MergeParcel, job: Job, folder: Outp
         if noted is None:
             raise StoreError(f"the store {store.uri} has lost what is noted of {file}: run again.")
         store.fetch(noted["md5"], folder.partial / file)
-        if held_digests(folder.partial / file, job.shards[file], folder.scheme) != noted["digests"]:
+        if held_digests(folder.partial / file, job.shards[file]) != noted["digests"]:
             raise StoreError(f"{file} from the store {store.uri} is not what its worker wrote: run again.")
         for owner, digests in noted["inputs"].items():
             folder.inputs.setdefault(owner, {}).update(digests)
@@ -177,10 +175,8 @@ def _write(recipe: Recipe, parcel: MergeParcel, store: Store, place: Path, files
         plan = make_plan(recipe, inputs)
         share = (plan.passes - 1 + len(files) / len(plan.shards)) / plan.passes
         on_read = counted(partial(report, "merging"), int(plan.bytes_read * share))
-        target, scheme = place / "out", parcel.scheme
-        job = Job(
-            recipe, inputs, plan, target, on_read, None, BUFFER, scheme, device=parcel.device, record=parcel.recipe
-        )
+        target = place / "out"
+        job = Job(recipe, inputs, plan, target, on_read, None, BUFFER, device=parcel.device, record=parcel.recipe)
         job.write_shards(_Sending(target, parcel, store), {file: job.shards[file] for file in files})
 
 
@@ -189,7 +185,7 @@ class _Sending(OutputFolder):
 
     def __init__(self, target: Path, parcel: MergeParcel, store: Store) -> None:
         super().__init__(target)
-        self._parcel, self._store, self.scheme = parcel, store, parcel.scheme
+        self._parcel, self._store = parcel, store
         self.partial.mkdir(exist_ok=True)
 
     def finish(self, file: str, digests: dict[str, str], inputs: dict[str, dict[str, str]]) -> None:

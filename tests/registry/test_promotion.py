@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from mergeflow.analysis.provable.criteria import Criterion
-from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
 from registry.artifacts import input_example
 from registry.gates import Evidence, GateSettings
@@ -76,17 +75,6 @@ def test_registered_once_per_fingerprint(store, make_candidate):
     assert find_registered(store, "merged", "fingerprint-1", ["signs", "digits"]).version == "1"
     assert find_registered(store, "merged", "fingerprint-1", ["signs"]) is None
     assert find_registered(store, "merged", "other", ["signs", "digits"]) is None
-
-
-@pytest.mark.slow
-def test_weights_registered_before_fingerprints_had_schemes_are_no_new_version(store, make_candidate, model_files):
-    with open_checkpoint(model_files.weights) as state:
-        before, now, other = fingerprint(state, "sha256"), fingerprint(state), fingerprint({}, "sha256")
-    register(store, "merged", replace(make_candidate(1), fingerprint=before))
-    again = register(store, "merged", replace(make_candidate(1), fingerprint=now))
-    assert (again.version, again.new, again.fingerprint) == ("1", False, before)
-    register(store, "other", replace(make_candidate(1), fingerprint=other))
-    assert register(store, "other", replace(make_candidate(1), fingerprint=now)).new
 
 
 @pytest.mark.slow

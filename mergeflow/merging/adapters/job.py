@@ -69,14 +69,13 @@ class AdapterJob:
         on_read: Callable[[int], None],
         workers: int | None,
         buffer: int,
-        scheme: str,
         version: str,
         fingerprints: Mapping[str, str] | None = None,
     ) -> None:
         assert recipe.adapter is not None
         self.given_fingerprints = dict(fingerprints or {})
         self.recipe, self.inputs, self.plan, self.version = recipe, inputs, plan, version
-        self.digests = Digests(scheme)
+        self.digests = Digests()
         stacks = Stacks(
             inputs.base, inputs.experts, inputs.model, recipe.device, on_piece=self.digests.add, on_read=on_read
         )
@@ -189,7 +188,7 @@ class AdapterJob:
             sources.setdefault(self._source(name), []).append(key)
             infos[key] = self.infos[self._source(name)]
         notes = {"format": "pt", "mergeflow.version": self.version, "mergeflow.recipe": published(self.recipe).record()}
-        with StreamWriter(path, infos, notes, self.digests.scheme) as writer:
+        with StreamWriter(path, infos, notes) as writer:
             for key, tensor in tensors.items():
                 flat = tensor.reshape(-1)
                 for start in range(0, flat.numel(), BLOCK):
@@ -230,7 +229,7 @@ class AdapterJob:
             seen = self.digests.tensors.get(owner, {})
             if state.is_task_vector and file.is_file():
                 with open_checkpoint(file) as stored:
-                    fingerprints[owner] = fingerprint(stored, self.digests.scheme)
+                    fingerprints[owner] = fingerprint(stored)
             elif state.infos.keys() <= seen.keys():
                 fingerprints[owner] = self.digests.fingerprint(owner, infos_of_file(state))
         return fingerprints | self.given_fingerprints

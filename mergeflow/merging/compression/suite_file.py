@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import check_all_copied, check_compatible, infos_of
-from mergeflow.checkpoints.fingerprint import fingerprint, matches, scheme_of, short
+from mergeflow.checkpoints.fingerprint import fingerprint, matches, short
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import CODES, DTYPES, DType
 from mergeflow.checkpoints.reader import KIND
@@ -174,7 +174,7 @@ def _open_base(call: CompressorCall, base: str | Path | None, expected: str) -> 
     if not matches(origin, expected):
         raise MergeflowError(
             f"'{base}' is not the base this was compressed against "
-            f"({short(fingerprint(origin, scheme_of(expected)))}…, not {short(expected)}…)."
+            f"({short(fingerprint(origin))}…, not {short(expected)}…)."
         )
     return origin
 

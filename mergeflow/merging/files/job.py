@@ -59,7 +59,6 @@ class Job:
         on_read: Callable[[int], None],
         workers: int | None,
         buffer: int,
-        scheme: str,
         fingerprints: Mapping[str, str] | None = None,
         device: str | None = None,
         record: str | None = None,
@@ -78,7 +77,7 @@ class Job:
         )
         self.record = record or published(recipe).record()
         self.infos = output_infos(inputs.base.infos, recipe.dtype)
-        self.digests = Digests(scheme)
+        self.digests = Digests()
         stacks = Stacks(
             inputs.base,
             inputs.experts,
@@ -104,8 +103,8 @@ class Job:
         Args:
             fingerprints: Fingerprints of inputs that are known already, by name.
         """
-        engine, scheme = self.engine, self.digests.scheme
-        return Job(recipe, inputs, plan, target, self._on_read, engine.workers, engine.buffer, scheme, fingerprints)
+        engine = self.engine
+        return Job(recipe, inputs, plan, target, self._on_read, engine.workers, engine.buffer, fingerprints)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -172,10 +171,9 @@ class Job:
         """Write one file and its card."""
         owners = [f"{PREFIX}{name}/{owner}" for name, step in self.inputs.steps.items()
                   for owner in ("base", *step.inputs.experts)]  # fmt: skip
-        scheme = self.digests.scheme
-        unknown = combine((), scheme)  # has the length of the fingerprints that take its place
+        unknown = combine(())  # has the length of the fingerprints that take its place
         later = dict.fromkeys(("base", *self.inputs.experts, *owners), unknown) | self.given_fingerprints
-        with StreamWriter(self.target, self.infos, self._metadata(self.infos, unknown, later), scheme) as writer:
+        with StreamWriter(self.target, self.infos, self._metadata(self.infos, unknown, later)) as writer:
             self.engine.first_passes()
             self._run(writer, self.infos)
             inputs = self._input_fingerprints()
@@ -205,7 +203,7 @@ class Job:
         shards, files_of = self.shards, dict[str, str]()
         records = self._read_parts(joined) if joined else {}
         with OutputFolder(self.target) as folder:
-            folder.begin(self.identity, shards, resume, self.digests.scheme)
+            folder.begin(self.identity, shards, resume)
             if records:
                 take_parts(folder, records, shards, self.digests.tensors)
             if fill is not None:
@@ -214,7 +212,7 @@ class Job:
             for file in shards:
                 files_of.update(folder.shards[file])
             tensors = ((name, info.dtype, info.shape, files_of[name]) for name, info in sorted(self.infos.items()))
-            result = combine(tensors, folder.scheme)
+            result = combine(tensors)
             inputs = self._input_fingerprints()
             self._complete(folder.partial, shards, result, inputs)
             before = self.digests.tensors.get("base", {})
@@ -224,7 +222,7 @@ class Job:
 
     def _read_parts(self, places: Sequence[Path]) -> dict[Path, Record]:
         """Return the records of all parts, whose digests are from here on those of the inputs."""
-        records = read_parts(places, self.shards, describe(self.recipe, self.inputs), self.digests.scheme)
+        records = read_parts(places, self.shards, describe(self.recipe, self.inputs))
         self.digests.tensors = joined_inputs(records)
         try:
             self._input_fingerprints()
@@ -239,24 +237,24 @@ class Job:
         """Write a part of a folder's shards, and what the machine that joins them has to know."""
         shards, described = part.of(self.shards), describe(self.recipe, self.inputs)
         with OutputFolder(self.target) as folder:
-            folder.begin(self.identity, shards, resume, self.digests.scheme)
+            folder.begin(self.identity, shards, resume)
             self.write_shards(folder, shards)
-            fingerprint_too(part.read_too(self.shards, self.inputs), self.inputs, folder.inputs, folder.scheme)
+            fingerprint_too(part.read_too(self.shards, self.inputs), self.inputs, folder.inputs)
             write_part(folder, part, described)
             folder.publish()
         tensors = sorted((name, info, file) for file, infos in shards.items() for name, info in infos.items())
         digests = ((name, info.dtype, info.shape, folder.shards[file][name]) for name, info, file in tensors)
-        return combine(digests, folder.scheme), {}
+        return combine(digests), {}
 
     def write_shards(self, folder: OutputFolder, shards: Mapping[str, Mapping[str, TensorInfo]]) -> None:
         """Write the shards that are not there yet, each recorded when it is whole."""
-        self.digests.scheme, self.digests.tensors = folder.scheme, folder.inputs
+        self.digests.tensors = folder.inputs
         pending = [file for file in shards if file not in folder.shards]
         if pending:
             self.engine.first_passes()
         for file in pending:
             infos = shards[file]
-            with StreamWriter(folder.partial / file, infos, self._shard_metadata(infos), folder.scheme) as writer:
+            with StreamWriter(folder.partial / file, infos, self._shard_metadata(infos)) as writer:
                 self._run(writer, infos)
                 writer.commit()
                 folder.finish(file, writer.digests(), self.digests.tensors)

@@ -20,8 +20,6 @@ from typing import Any, Self
 
 from mergeflow.checkpoints.fingerprint import (
     BLOCK,
-    FIRST,
-    SCHEME,
     combine,
     leaf_digests,
     tensor_digest,
@@ -232,7 +230,6 @@ class OutputFolder:
         partial: Where to write.
         shards: Of each finished shard, the digest of every tensor.
         inputs: Digests of the inputs' tensors that went into them, by input.
-        scheme: Of these digests.
     """
 
     def __init__(self, target: Path) -> None:
@@ -241,7 +238,6 @@ class OutputFolder:
         self.partial = partial_folder(self.target)
         self.shards: dict[str, dict[str, str]] = {}
         self.inputs: dict[str, dict[str, str]] = {}
-        self.scheme = SCHEME
         self._identity: dict[str, Any] = {}
         self._journal, self._lock = parent / f".{name}.journal", parent / f".{name}.lock"
         self._replaced = parent / f".{name}.replaced"
@@ -263,13 +259,7 @@ class OutputFolder:
         self._lock.unlink(missing_ok=True)
         os.close(self._held)
 
-    def begin(
-        self,
-        identity: dict[str, Any],
-        shards: Mapping[str, Mapping[str, TensorInfo]],
-        resume: bool,
-        scheme: str = SCHEME,
-    ) -> None:
+    def begin(self, identity: dict[str, Any], shards: Mapping[str, Mapping[str, TensorInfo]], resume: bool) -> None:
         """Make the unfinished folder; only the finished shards of a stopped merge to resume stay in it.
 
         Args:
@@ -277,10 +267,9 @@ class OutputFolder:
                 again, as does one without a readable journal.
             resume: Whether to go on with a stopped merge. Shards whose tensors have other digests than the journal
                 recorded are made again.
-            scheme: Of digests; a merge that goes on keeps that of its journal.
         """
         check_partial(self.target)
-        self._identity, self.scheme = identity, scheme
+        self._identity = identity
         if resume:
             self._read_journal(shards)
         with _writing(self.target):
@@ -295,15 +284,14 @@ class OutputFolder:
             journal = json.loads(self._journal.read_bytes())
             same = journal["identity"] == self._identity
             finished, inputs = dict(journal["shards"]), {owner: dict(seen) for owner, seen in journal["inputs"].items()}
-            scheme = str(journal.get("scheme", FIRST))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return
         if same:
-            self.inputs, self.scheme = inputs, scheme
+            self.inputs = inputs
             self.shards = {
                 file: finished[file]
                 for file, infos in shards.items()
-                if file in finished and held_digests(self.partial / file, infos, scheme) == finished[file]
+                if file in finished and held_digests(self.partial / file, infos) == finished[file]
             }
 
     def _bring_back(self) -> None:
@@ -317,7 +305,7 @@ class OutputFolder:
     def finish(self, file: str, digests: dict[str, str], inputs: dict[str, dict[str, str]]) -> None:
         """Record a shard that is whole, and the digests of all inputs' tensors so far."""
         self.shards[file], self.inputs = digests, inputs
-        journal = {"scheme": self.scheme, "identity": self._identity, "shards": self.shards, "inputs": self.inputs}
+        journal = {"identity": self._identity, "shards": self.shards, "inputs": self.inputs}
         write_text(self._journal, json.dumps(journal))
 
     def publish(self) -> None:
@@ -355,13 +343,13 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def held_digests(path: Path, infos: Mapping[str, TensorInfo], scheme: str) -> dict[str, str] | None:
+def held_digests(path: Path, infos: Mapping[str, TensorInfo]) -> dict[str, str] | None:
     """Return the digests of a file's tensors; None where it does not hold exactly these."""
     try:
         with open_safetensors(path) as state:
             if state.infos != dict(infos):
                 return None
-            return {name: tensor_digest_of(state, name, scheme) for name in infos}
+            return {name: tensor_digest_of(state, name) for name in infos}
     except (MergeflowError, OSError):
         return None
 
@@ -387,7 +375,6 @@ _PATHS = re.compile(r"(?:.*name_or_path|.*_file|.*_path|.*_dir)$")
 class Digests:
     """Collects the digests of all pieces that are read: per owner and tensor, from those of its blocks."""
 
-    scheme: str = SCHEME
     lock: Lock = field(default_factory=Lock)
     blocks: dict[tuple[str, str], dict[int, bytes]] = field(default_factory=dict)
     tensors: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -399,21 +386,21 @@ class Digests:
             owner: Whose tensor it is: "base", an expert's name.
             start: Its first element in the flattened tensor: a multiple of the fingerprints' `BLOCK`.
         """
-        leaves = {start + at * BLOCK: leaf for at, leaf in enumerate(leaf_digests(data, itemsize, self.scheme))}
+        leaves = {start + at * BLOCK: leaf for at, leaf in enumerate(leaf_digests(data, itemsize))}
         with self.lock:
             self.blocks.setdefault((owner, name), {}).update(leaves)
 
     def settle(self) -> None:
         """Turn the blocks seen so far into digests of tensors."""
         for (owner, name), leaves in self.blocks.items():
-            self.tensors.setdefault(owner, {})[name] = tensor_digest((leaves[at] for at in sorted(leaves)), self.scheme)
+            self.tensors.setdefault(owner, {})[name] = tensor_digest(leaves[at] for at in sorted(leaves))
         self.blocks.clear()
 
     def fingerprint(self, owner: str, infos: Mapping[str, TensorInfo]) -> str:
         """Compute the fingerprint of an owner whose tensors have all been read."""
         digests = self.tensors.get(owner, {})
         tensors = ((name, info.dtype, info.shape, digests[name]) for name, info in sorted(infos.items()))
-        return combine(tensors, self.scheme)
+        return combine(tensors)
 
 
 def identity_of(paths: Mapping[str, str]) -> dict[str, list[Any]]:

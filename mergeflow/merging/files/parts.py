@@ -106,7 +106,6 @@ class _Made(BaseModel):
 
     number: int
     count: int
-    scheme: str
     recipe: str
     inputs: dict[str, str]
 
@@ -139,7 +138,7 @@ def _beginnings(state: LazyStateDict) -> str:
     return tensor_digest(block_digest(piece) for piece in first)
 
 
-def fingerprint_too(names: Iterable[str], inputs: Inputs, digests: dict[str, dict[str, str]], scheme: str) -> None:
+def fingerprint_too(names: Iterable[str], inputs: Inputs, digests: dict[str, dict[str, str]]) -> None:
     """Add the digests of some tensors of base and experts to those of the tensors that were merged."""
     states = {"base": inputs.base, **{name: state for name, state in inputs.experts.items() if name != inputs.same}}
     missing = [
@@ -149,7 +148,7 @@ def fingerprint_too(names: Iterable[str], inputs: Inputs, digests: dict[str, dic
         if name in state.infos and name not in digests.setdefault(owner, {})
     ]
     with ThreadPoolExecutor(default_workers()) as pool:
-        read = pool.map(lambda pair: tensor_digest_of(states[pair[0]], pair[1], scheme), missing)
+        read = pool.map(lambda pair: tensor_digest_of(states[pair[0]], pair[1]), missing)
         for (owner, name), digest in zip(missing, read, strict=True):
             digests[owner][name] = digest
 
@@ -158,7 +157,7 @@ def write_part(folder: OutputFolder, part: Part, described: Mapping[str, Any]) -
     """Write what the joining machine has to know of a finished part."""
     record = Record(
         version=version(),
-        part=_Made(number=part.number, count=part.count, scheme=folder.scheme, **described),
+        part=_Made(number=part.number, count=part.count, **described),
         shards=folder.shards,
         inputs=folder.inputs,
         files=sorted({RECORD, *folder.shards}),
@@ -175,15 +174,13 @@ def find_parts(places: str | Path | Sequence[str | Path], out: str) -> list[Path
     return parts
 
 
-def read_parts(
-    places: Sequence[Path], shards: Mapping[str, Any], described: Mapping[str, Any], scheme: str
-) -> dict[Path, Record]:
+def read_parts(places: Sequence[Path], shards: Mapping[str, Any], described: Mapping[str, Any]) -> dict[Path, Record]:
     """Return the records of parts that together are a merge.
 
     Raises:
         MergeflowError: A folder is no part of this merge, or one is missing.
     """
-    records = {place: _read_part(place, described, scheme) for place in places}
+    records = {place: _read_part(place, described) for place in places}
     held = {file for record in records.values() for file in record.shards}
     if missing := [file for file in shards if file not in held]:
         numbers = sorted({(record.part.count, record.part.number) for record in records.values()})
@@ -195,7 +192,7 @@ def read_parts(
     return records
 
 
-def _read_part(place: Path, described: Mapping[str, Any], scheme: str) -> Record:
+def _read_part(place: Path, described: Mapping[str, Any]) -> Record:
     try:
         record = Record.model_validate_json((place / RECORD).read_bytes(), strict=True)
         theirs, ours = dict(json.loads(record.part.recipe)), dict(json.loads(described["recipe"]))
@@ -208,8 +205,8 @@ def _read_part(place: Path, described: Mapping[str, Any], scheme: str) -> Record
         fault = f"its recipe has {keys[0]}: {_text(theirs, keys[0])}, here it is {_text(ours, keys[0])}"
     elif inputs:
         fault = f"that machine read other weights for '{inputs[0]}' than this one has"
-    elif (record.version, record.part.scheme) != (version(), scheme):
-        fault = f"mergeflow {record.version} made it ({record.part.scheme}), this is {version()} ({scheme})"
+    elif record.version != version():
+        fault = f"mergeflow {record.version} made it, this is {version()}"
     if fault:
         raise MergeflowError(f"'{place}' is a part of another merge: {fault}.")
     return record
@@ -256,7 +253,7 @@ def take_parts(
             continue
         if source.is_file():
             link_or_copy(source, folder.partial / file)
-        if held_digests(folder.partial / file, infos, folder.scheme) != digests:
+        if held_digests(folder.partial / file, infos) != digests:
             fault = (
                 f"is not what its {RECORD} says" if source.is_file() else f"is missing, though its {RECORD} lists it"
             )

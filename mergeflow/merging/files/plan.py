@@ -15,7 +15,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.align_names import fit_inputs
-from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, scheme_of, short
+from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, short
 from mergeflow.checkpoints.folders import adapters_of, folder_of
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
@@ -448,8 +448,7 @@ def _check_origin(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> 
     actual = base.metadata.get("mergeflow.fingerprint")
     taken = {name: state.metadata.get(BASE) for name, state in experts.items() if state.is_task_vector}
     for name, source in taken.items():
-        # Of two schemes the merge itself tells, when it has read the base.
-        if actual and source and source != actual and scheme_of(source) == scheme_of(actual):
+        if actual and source and source != actual:
             raise another_base(name, source, actual)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mergeflow.checkpoints.align_names import doubtful, fit_inputs
 from mergeflow.checkpoints.checks import all_finite, check_all_copied, not_finite
-from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, scheme_of, short
+from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, short
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import FLOAT32, FLOAT64, TensorInfo
 from mergeflow.checkpoints.reader import BASE, KIND, LazyStateDict
@@ -186,11 +186,6 @@ def _common_base(states: Sequence[LazyStateDict]) -> dict[str, str]:
     bases = {state.path: state.metadata[BASE] for state in states if BASE in state.metadata}
     if len(set(bases.values())) > 1:
         listed = ", ".join(f"{path} of {short(base)}…" for path, base in bases.items())
-        if len({scheme_of(base) for base in bases.values()}) > 1:
-            raise MergeflowError(
-                f"the task vectors name their bases in two schemes ({listed}), so that they may be of different bases: "
-                "extract the older ones again (`mergeflow vector extract BASE VECTOR`)."
-            )
         raise MergeflowError(f"the task vectors are of different bases ({listed}): their sum means nothing.")
     return {BASE: next(iter(bases.values()))} if bases else {}
 
