@@ -49,11 +49,7 @@ def new(
 
 
 def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
-    """Add the project's commands to the command line.
-
-    Args:
-        project: whether `root` is one; commands that work anywhere are told if it is not.
-    """
+    """Add the project's commands to the command line."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     rebuild_commands.add_commands(app, *registry_commands.add_commands(app, root), root)
@@ -188,11 +184,7 @@ def _add_release(app: typer.Typer) -> None:
 
 
 def connect_library(app: typer.Typer, root: Path) -> Callable[[str], str]:
-    """Let the library's commands know the project: sweeps are logged in its MLflow, recipes may name its models.
-
-    Returns:
-        A function that turns references in recipes, such as models:/name@alias, into local paths.
-    """
+    """Let the library's commands know the project: sweeps are logged in its MLflow, recipes may name its models."""
     sweep.add_commands(app, log=lambda result: _log_sweep(root, result))
     merging.add_check(app, lambda wanted: _check_project(root, wanted))
 

@@ -176,10 +176,6 @@ def changes(root: Path, stages: dict[str, Stage]) -> dict[str, list[Any]]:
 def accept_outputs(root: Path, names: Sequence[str], because: str, who: str = "") -> dict[str, str]:
     """Accept the outputs of stages although their code has changed since they were made.
 
-    Args:
-        names: stages, or items of stages such as `sweep@ties`.
-        who: who decided; by default the user of this machine.
-
     Returns:
         The digest of the older code, by what the digest stands under; nothing for a stage whose code did not change.
     """
@@ -272,9 +268,6 @@ def remove_stale_outputs(root: Path, report: Callable[[str], object]) -> None:
 
     Stages that read the folder above would hash them into dvc.lock, and a clone that pulls does not have them. Those
     that DVC has recorded as they are stay in its cache. It has no others, as after a killed run, and these are moved.
-
-    Args:
-        report: told once, a line for each of the two kinds, when there was anything.
     """
     locked = locked_stages(root)
     # Read before params.yaml: of a task that is being added, the line comes first and the outputs later.

@@ -31,9 +31,6 @@ def embedded_server(home: Path) -> Iterator[None]:
     Prefect's own temporary server is a process of its own: kill -9 of the run leaves it behind, and it imports and
     starts everything a second time. A thread ends with the process, whatever ends that. What it has recorded stays in
     Prefect's database, where `prefect server start` with the same PREFECT_HOME shows it.
-
-    Args:
-        home: the folder of Prefect's database, unless the environment names another one in PREFECT_HOME.
     """
     if PREFECT_API_URL.value() is not None:  # from the environment or from a profile
         yield

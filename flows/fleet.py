@@ -59,12 +59,7 @@ class Fleet:
         return stage.file == MAIN and stage.name not in DRIVERS_OWN
 
     def work(self, io: StageIO) -> None:
-        """Build the outputs of a stage on some machine, and take what it says of them.
-
-        Raises:
-            Exception: what the stage raised there.
-            MergeflowError: store or cluster was lost.
-        """
+        """Build the outputs of a stage on some machine, and take what it says of them."""
         with self._store() as store:
             parcel = pack(io, store)
             try:
@@ -79,12 +74,7 @@ class Fleet:
         return "cuda" if whole and self._uses_devices else "cpu"
 
     def fill(self, resolve: Resolve | None, report: Callable[[int, int], None], job: Job, folder: OutputFolder) -> None:
-        """Merge the files of a result on some machines, and put them into its folder.
-
-        Raises:
-            Exception: what a part raises there.
-            MergeflowError: there are fewer files than machines, or store or cluster was lost.
-        """
+        """Merge the files of a result on some machines, and put them into its folder."""
         count = self._workers if job.inputs.looks_at_all_first else min(PARTS * self._workers, len(job.shards))
         parts = [Part(number, count).of(job.shards) for number in range(1, count + 1)]
         missing = [file for file in job.shards if file not in folder.shards]

@@ -93,11 +93,7 @@ MULTITASK = "multitask"
 
 @task(cache_policy=NO_CACHE, persist_result=False, task_run_name="round {number}: {name}")
 def tune_in_round(root: str, number: int, name: str, driver: dict[str, str]) -> None:
-    """Tune one task in one round, in the scratch folder where the stage `multitask` will look for it.
-
-    Args:
-        driver: the code and packages that the work has to be done by.
-    """
+    """Tune one task in one round, in the scratch folder where the stage `multitask` will look for it."""
     check_worker(driver, f"round {number} of {name}")
     folder = Path(root)
     multitask = load_graph(folder)[MULTITASK]
@@ -110,9 +106,6 @@ def run_rounds(runner: TaskRunner[Any], root: Path, stage: Stage) -> None:
     """Do the rounds of a stale stage `multitask` in the iterative regime; the stage then only gathers the experts.
 
     Where a task fails, the others of its round are finished and kept.
-
-    Args:
-        runner: Prefect's, on which the round's tasks run beside each other.
     """
     io, fingerprint = open_stage(root, stage)
     if io.section("finetune").regime != "iterative" or is_up_to_date(root, stage, fingerprint):
@@ -162,7 +155,6 @@ def stage(
     """Run one stage; return whether it had anything to do.
 
     Args:
-        address: the stage's name, with `@item` where it is repeated.
         driver: the code and packages that the stage has to run by; None: any.
         machines: to which the stage may travel; None: it runs in this process.
     """
@@ -194,8 +186,6 @@ def submit(
 
     Args:
         above: stages it comes after, for the run's picture; finished ones, since a worker that waits runs nothing else.
-        force: run it even if it is up to date.
-        machines: to which the stage may travel.
     """
     arguments = {"root": str(root), "address": address, "force": force, "driver": running_code(), "machines": machines}
     placed: PrefectFuture[bool] = runner.submit(stage, arguments, wait_for=list(above))
@@ -207,9 +197,6 @@ def pipeline(root: str, push: bool = False, targets: list[str] | None = None) ->
     """Run every stale stage and what depends on it; then record the outputs in DVC, as its only writer.
 
     Where a stage fails, those that do not depend on it are finished and kept.
-
-    Returns:
-        The addresses of the stages that were submitted.
     """
     with tracked_run(Path(root)):
         return run_project(Path(root), push, targets)
@@ -347,12 +334,7 @@ def publish_results(root: Path) -> None:
 def publish_decision(
     store: "Store", model: str, version: str, champion: str | None, decision: "Decision | None"
 ) -> None:
-    """Publish the gates' decision on a version, with a link to its run.
-
-    Args:
-        champion: the number of the champion now; None where there is none.
-        decision: what the gates said; None for a version that was champion already.
-    """
+    """Publish the gates' decision on a version, with a link to its run."""
     promote, reasons = (decision.promote, decision.reasons) if decision else (None, [])
     _publish(model, version, champion, promote, reasons)
     _link_run(store, model, version)

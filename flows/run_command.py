@@ -26,13 +26,7 @@ from tasks.running.runner import check_disk
 def run_pipeline(
     root: Path, console: Console, push: bool = False, report: Path | None = None, metrics: Path | None = None
 ) -> None:
-    """Bring the whole project up to date and print the result.
-
-    Args:
-        console: where progress and the result are shown.
-        report: a JSON file that says what came of it, however it ends; None: none.
-        metrics: the same for Prometheus.
-    """
+    """Bring the whole project up to date and print the result."""
     from tasks.report import write_report
 
     with reported(root, report, metrics) as ran:

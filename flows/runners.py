@@ -89,20 +89,13 @@ class Cluster(Protocol):
         """Call a function on some worker, and return its result.
 
         Args:
-            function: its module and its name.
             device: take a GPU of the worker's for it.
-            meanwhile: called every second or so.
         """
         ...
 
 
 def cluster(name: str, workers: int) -> AbstractContextManager[Cluster]:
-    """Connect to the cluster that the environment names, or start one on this machine, while the block runs.
-
-    Args:
-        name: `dask` or `ray`.
-        workers: of a cluster that is started here.
-    """
+    """Connect to the cluster that the environment names, or start one on this machine, while the block runs."""
     module, connect = {"dask": ("distributed", _dask_cluster), "ray": ("ray", _ray_cluster)}[name]
     try:
         importlib.import_module(module)
@@ -130,11 +123,7 @@ def _dask_cluster(workers: int) -> Iterator[Cluster]:
 def _await(
     has_ended: Callable[[], bool], meanwhile: Callable[[], None], answers: Callable[[], bool], lost: str
 ) -> None:
-    """Return when a stage has ended, which each question waits `QUESTION` seconds for.
-
-    Args:
-        answers: whether the cluster's head does.
-    """
+    """Return when a stage has ended, which each question waits `QUESTION` seconds for."""
     answered = time.monotonic()
     while not has_ended():
         meanwhile()

@@ -38,11 +38,7 @@ SHOWN = 4  # reasons in a line
 
 
 def print_status(root: Path, console: Console, studies: bool = False) -> list[str]:
-    """Print which stages are stale for the present code, parameters and data, with the reason for each.
-
-    Returns:
-        The addresses that the next run would run.
-    """
+    """Print which stages are stale for the present code, parameters and data, with the reason for each."""
     from tasks.project.validate_params import validate_params  # here, because `results` needs no torch
 
     validate_params(root)
@@ -79,11 +75,7 @@ def print_status(root: Path, console: Console, studies: bool = False) -> list[st
 
 
 def finished_stages(root: Path, stale: Sequence[str], stages: dict[str, Stage]) -> list[str]:
-    """List the stages that finished after DVC's last record, as a killed run leaves them.
-
-    Args:
-        stale: the addresses, in running order.
-    """
+    """List the stages that finished after DVC's last record, as a killed run leaves them."""
     finished: list[str] = []
     for address in stale:
         stage = stages[address]
@@ -221,11 +213,7 @@ def chosen_arguments(test: Test) -> str:
 
 
 def grid_ends(root: Path) -> Iterator[str]:
-    """Yield a line for each argument whose chosen value is at an end of its grid, with values to add.
-
-    Args:
-        root: the project folder, whose `select` has run.
-    """
+    """Yield a line for each argument whose chosen value is at an end of its grid, with values to add."""
     path = root / layout.SELECTION
     if not path.exists():
         return
@@ -296,11 +284,7 @@ NOTHING, CHAMPION, REFUSED, DONE, FAILED = "Nothing to do", "New champion", "Ref
 
 
 def outcome(root: Path, ran: list[str]) -> str:
-    """Name the outcome of a run.
-
-    Args:
-        ran: the stages that the run brought up to date.
-    """
+    """Name the outcome of a run."""
     if not ran:
         return NOTHING
     if REGISTER not in ran:
@@ -316,12 +300,7 @@ def outcome_of(promoted: bool, refused: bool) -> str:
 
 @contextmanager
 def reported(root: Path, file: Path | None, metrics: Path | None = None) -> Iterator[list[str]]:
-    """Write files about the run in the block, however it ends; the block fills in the stages that ran.
-
-    Args:
-        file: a JSON file; None: none is written.
-        metrics: a file for Prometheus's textfile collector; None: none is written.
-    """
+    """Write files about the run in the block, however it ends; the block fills in the stages that ran."""
     started, ran = time.time(), list[str]()
     report: dict[str, Any] = {"project": root.name, "started": started, "stages": ran}
     try:

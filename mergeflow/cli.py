@@ -39,11 +39,7 @@ app = typer.Typer(
 
 
 def add_all_commands(start: Path) -> Callable[[str], str] | None:
-    """Add the library's commands and the project's; outside a project folder the latter say what they lack.
-
-    Returns:
-        A resolver of references in recipes (models:/name@alias), which only a project has; None outside.
-    """
+    """Add the library's commands and the project's; outside a project folder the latter say what they lack."""
     for family in (merging, derived, sweep, statistics, language, pages):
         family.add_commands(app)
     library, project = _names(), find_project(start)

@@ -107,12 +107,7 @@ class Registration(TypedDict):
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Read a document that a stage wrote.
-
-    Raises:
-        MergeflowError: it is damaged.
-        FileNotFoundError: there is none.
-    """
+    """Read a document that a stage wrote."""
     try:
         document = json.loads(path.read_text("utf-8"))
         if not isinstance(document, dict):

@@ -103,11 +103,7 @@ def unknown_name(kind: str, name: str, options: Iterable[str]) -> MergeflowError
 
 
 def together(*checks: Callable[[], object]) -> None:
-    """Run all checks, and raise the faults of all of them in one error.
-
-    Raises:
-        MergeflowError: What they found, one after the other; what several found alike is said once.
-    """
+    """Run all checks, and raise the faults of all of them in one error."""
     faults = []
     for check in checks:
         try:
@@ -121,9 +117,6 @@ def together(*checks: Callable[[], object]) -> None:
 def check_model_name(name: str) -> None:
     """Refuse a registered model's name that would not survive an address such as models:/NAME@champion.
 
-    Raises:
-        MergeflowError: it holds anything but letters, digits, dots, dashes and underscores.
-
     Example:
         >>> check_model_name("mergeflow-pocket8")
     """
@@ -136,9 +129,6 @@ def check_model_name(name: str) -> None:
 
 def check_name(what: str, name: str) -> None:
     """Refuse a name of a task or project that is not fit for paths, for DVC's addresses and for a registered model.
-
-    Raises:
-        MergeflowError: it is not.
 
     Example:
         >>> check_name("task", "digits-2")
@@ -188,11 +178,7 @@ def not_installed(module: str | None) -> MergeflowError | None:
 
 
 def require(*modules: str) -> None:
-    """Refuse to start what needs a module that is not installed; nothing is imported.
-
-    Raises:
-        MergeflowError: naming the first that is missing, and the extra that installs it.
-    """
+    """Refuse to start what needs a module that is not installed; nothing is imported."""
     for module in modules:
         if find_spec(module) is None:
             error = not_installed(module)

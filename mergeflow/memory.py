@@ -174,11 +174,7 @@ class Workload:
     def of(
         cls, modality: Modality, section: Any, record: Mapping[str, str], data: Any, classes: int
     ) -> "Workload | None":
-        """Return the models and examples of a project; None for a modality without blank examples.
-
-        Args:
-            data: how examples are stored: `data` of params.yaml.
-        """
+        """Return the models and examples of a project; None for a modality without blank examples."""
         make = modality.blank
         if make is None:
             return None
@@ -190,7 +186,6 @@ class Workload:
         """Predict what any work with the model takes.
 
         Args:
-            work: what is done with the model and the examples.
             sums: how many bytes of sums the device holds for each byte of tensors that the work returns.
         """
         model = blank_model(self.build)
@@ -215,7 +210,6 @@ class Workload:
         takes about as much, or less.
 
         Args:
-            judged: examples per forward pass of the validation.
             tasks: of the run; more than one for `joint` alone.
         """
         regime = settings.regime if settings.regime in ("joint", "full_batch_gd", "one_epoch") else "steps"
@@ -317,7 +311,6 @@ class Work:
     """A piece of work on a device, and what it takes.
 
     Attributes:
-        name: the stages or the command that does it.
         needs: examples at once to what they take.
         rows: examples at once, as they are set now; 0 where work has none.
         way_out: the number of examples that fits, to what has to be set; 0 where work has none.

@@ -91,9 +91,6 @@ class Examples(Predictions, Protocol):
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return the outputs of the named submodules for `rows`, [n, ...] each.
 
-        Args:
-            rows: int64 [n].
-
         Raises:
             MergeflowError: the module has no submodule of such a name.
         """
@@ -119,9 +116,6 @@ def prefetch(examples: Predictions, rows: Tensor) -> None:
 class Network:
     """A model all of whose weights are shared.
 
-    Attributes:
-        module: The module; its persistent parameters and buffers are the shared weights.
-
     Example:
         >>> network = Network(nn.Linear(2, 1, bias=False))
         >>> network.load({"weight": torch.tensor([[1.0, 2.0]])})
@@ -137,11 +131,7 @@ class Network:
 
     @torch.no_grad()
     def load(self, state: State) -> None:
-        """Copy weights into the existing parameters.
-
-        Raises:
-            MergeflowError: listing every missing, unexpected and misshapen tensor.
-        """
+        """Copy weights into the existing parameters."""
         expected = self.state()
         if state.keys() != expected.keys() or any(state[name].shape != expected[name].shape for name in expected):
             check_fit("the state", state, expected)
@@ -150,14 +140,7 @@ class Network:
 
 
 def check_fit(source: str, state: State, expected: State) -> None:
-    """Compare the names and shapes of weights with a model's.
-
-    Args:
-        source: what an error message calls the weights.
-
-    Raises:
-        MergeflowError: listing every difference.
-    """
+    """Compare the names and shapes of weights with a model's."""
     problems = [f"  {name}: missing" for name in expected if name not in state]
     problems += [f"  {name}: not expected" for name in state if name not in expected]
     problems += [
@@ -185,7 +168,6 @@ class Base:
 
     Attributes:
         root: The project folder, which local files are named relative to.
-        model: The file of the shared weights.
         heads: The folder of the tasks' heads; a task without a head needs no file there.
         report: Called as `report(what, done, all)`.
     """
@@ -205,7 +187,6 @@ class Modality:
     """The kind of a project's models and examples.
 
     Attributes:
-        name: As `modality` in params.yaml's `model` names it.
         build: The section `model`, and the record in the metadata of the base's weights, to a model with any weights:
             experts and registered models are rebuilt from these alone.
         make_base: The sections `model` and `data`, and each task's manifest, to the files of a base. Heads are written

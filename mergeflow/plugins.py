@@ -235,7 +235,6 @@ class Shelf(Generic[T]):
        `add_file`. Names that begin with an underscore are left out.
 
     Attributes:
-        declared: The type of the things.
         package: The package of ours that declares some; None where only others do.
         folder: Name of the project's folder and, after "mergeflow.", of the group of entry points.
         how: How one is declared, for messages: "`@method(…)` of mergeflow.merging.method".
@@ -389,10 +388,6 @@ class Parts(Generic[P]):
     A package NAME is looked for in three places: `package.NAME`; an entry point NAME of the group `mergeflow.FOLDER`,
     which names an installed package; and FOLDER/NAME of the project that the current folder lies in. Its module PART
     holds one instance of `declared`. To find a part imports no other part, so what needs one part depends on it alone.
-
-    Attributes:
-        package: The package of ours whose sub-packages are found.
-        part: Name of the module that holds the part.
 
     Example:
         >>> from mergeflow.modalities.catalog import MODALITIES

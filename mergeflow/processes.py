@@ -14,9 +14,6 @@ def worker_pool(workers: int) -> Iterator[Executor]:
     """Open a pool of fresh processes, which end at once, whatever they do, where the `with` block fails.
 
     A daemonic process, such as a worker of Dask, may have none: there it is one thread of its own.
-
-    Args:
-        workers: how many, at least 1.
     """
     if multiprocessing.current_process().daemon:
         with ThreadPoolExecutor(1) as thread:

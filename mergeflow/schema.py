@@ -15,11 +15,7 @@ Seed = Annotated[int, Field(ge=0, le=_LARGEST_SEED, strict=True)]
 
 
 def check_seed(seed: object) -> None:
-    """Check a seed that Python code gives.
-
-    Raises:
-        MergeflowError: It is not one that every generator takes.
-    """
+    """Check a seed that Python code gives."""
     if type(seed) is not int or not 0 <= seed <= _LARGEST_SEED:
         raise MergeflowError(f"seed must be a whole number from 0 to {_LARGEST_SEED}, found {seed!r:.60}.")
 
@@ -48,12 +44,6 @@ Record = TypeVar("Record", bound=BaseModel)
 def validated(model: type[Record], values: Any, origin: str) -> Record:
     """Return the values as a record.
 
-    Args:
-        origin: Where they come from, for the message.
-
-    Raises:
-        MergeflowError: All faults in one message: where, what was found, what was expected; the nearest right key.
-
     Example:
         >>> class Point(Frozen):
         ...     across: float
@@ -78,20 +68,12 @@ def refusal(origin: str, faults: Iterable[str]) -> MergeflowError:
 
 
 def faults_of(error: ValidationError, model: type[BaseModel]) -> list[str]:
-    """Return the faults of a validation error, a line each.
-
-    Args:
-        model: What was validated; it knows the keys that are right.
-    """
+    """Return the faults of a validation error, a line each."""
     return [line for fault in error.errors() for line in lines_of(fault, model)]
 
 
 def lines_of(fault: Any, model: type[BaseModel]) -> list[str]:
-    """Describe one fault: where, what was expected, what was found.
-
-    Args:
-        fault: One of pydantic's `errors()`.
-    """
+    """Describe one fault: where, what was expected, what was found."""
     *above, last = fault["loc"] or [""]
     place = ".".join(map(str, fault["loc"]))
     if fault["type"] == "extra_forbidden":

@@ -70,11 +70,7 @@ def _check_number(node: yaml.Node) -> None:
 
 
 def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Return how many values a node stands for where each alias is a copy; of a node inside itself none.
-
-    Args:
-        sizes: Those that are known, by the identity of the node.
-    """
+    """Return how many values a node stands for where each alias is a copy; of a node inside itself none."""
     if id(node) not in sizes:
         sizes[id(node)] = 0
         held = node.value if isinstance(node.value, list) else []
@@ -89,9 +85,6 @@ def parse_yaml(text: str, name: str) -> Any:
     Args:
         name: What it is, for messages: "recipe 'a.yaml'".
 
-    Raises:
-        MergeflowError: It is not YAML, or a key is given twice in one mapping; the message has the line.
-
     Example:
         >>> parse_yaml("a: 1", "note")
         {'a': 1}
@@ -104,20 +97,12 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def read_yaml(path: Path, kind: str) -> Any:
-    """Read a YAML or JSON file that a person wrote.
-
-    Raises:
-        MergeflowError: As `parse_yaml`, or the file cannot be read.
-    """
+    """Read a YAML or JSON file that a person wrote."""
     return parse_yaml(_text(path, kind), f"{kind} '{path}'")
 
 
 def read_documents(path: Path, kind: str) -> list[Any]:
-    """Read the documents of a YAML file, which lines of three dashes part.
-
-    Raises:
-        MergeflowError: As `read_yaml`.
-    """
+    """Read the documents of a YAML file, which lines of three dashes part."""
     parts = re.split(r"^---(?:[ \t].*)?$", _text(path, kind), flags=re.MULTILINE)
     values = [parse_yaml(part, f"{kind} '{path}'") for part in parts]
     return [value for value in values if value is not None]

@@ -44,8 +44,6 @@ def fetched(store: Store, source: str, part: str, folder: Path | None = None) ->
     """Fetch one part of a version's files; files on this machine are copied only into a `folder` that is named.
 
     Args:
-        source: the version's place.
-        part: MODEL or EVIDENCE.
         folder: where to put it; None: it is gone after the block.
     """
     with TemporaryDirectory(prefix="mergeflow-version-") as scratch, store.active():
@@ -61,11 +59,7 @@ def check_model(store: Store, version: ModelVersion) -> None:
 
 
 def check_part(version: ModelVersion, part: str, folder: Path) -> None:
-    """Compare one part of a version's files with what was registered: by its digest, or by the weights' fingerprint.
-
-    Args:
-        part: MODEL or EVIDENCE.
-    """
+    """Compare one part of a version's files with what was registered: by its digest, or by the weights' fingerprint."""
     recorded = json.loads(version.tags.get(DIGESTS, "{}")).get(part)
     weights = version.tags.get(FINGERPRINT)
     if recorded is not None:
@@ -152,10 +146,7 @@ class ModelFiles:
     """The files of one merged model.
 
     Args:
-        weights: safetensors of the merged weights.
         heads: task name to the file that `save_head` wrote of its head, or of its having none; at least one.
-        model: the section `model` of params.yaml, which names the modality and decides the module.
-        decoding: how examples are stored, as the tasks' manifests record it.
         class_names: task name to its classes in label order, for tasks without a head.
         record: the metadata of the base's weights, which together with `model` decides the module.
         transforms: task name to the transforms that its manifest names.
@@ -191,11 +182,7 @@ def signature(served: Served, decoding: Mapping[str, Any]) -> Any:
 
 
 def as_pyfunc(folder: Path) -> Any:
-    """Build a version's model as MLflow loads it, by this library's code from weights, heads and model.json.
-
-    Args:
-        folder: holds the version's `artifacts/model`; of the rest of a version nothing is read.
-    """
+    """Build a version's model as MLflow loads it, by this library's code from weights, heads and model.json."""
     import torch  # here: whoever lists or promotes versions does without
 
     from mergeflow.memory import placed
@@ -238,11 +225,7 @@ def _schema(columns: Mapping[str, Kind]) -> Any:
 
 
 def save_pyfunc(folder: Path, files: ModelFiles, metadata: Mapping[str, str] | None = None) -> None:
-    """Write the MLflow model folder.
-
-    Args:
-        folder: made by this call; must not exist.
-    """
+    """Write the MLflow model folder."""
     with TemporaryDirectory(dir=folder.parent, prefix=".model-") as scratch:
         inside = Path(scratch) / "model"
         _copy_weights(inside, files)

@@ -49,8 +49,6 @@ class Decision:
     """Whether to promote, why, and the figures it rests on.
 
     Args:
-        promote: all gates passed.
-        gates: each gate with its answer.
         numbers: figures by name, accuracies as fractions.
     """
 
@@ -82,13 +80,8 @@ def decide(
     purpose) it is judged on the shared ones, where it must lose no more than the tolerance on average and on each.
 
     Args:
-        champion: evidence of the present champion; None when there is none.
-        withdrawn: a rollback has taken this very version out of service.
         removed_tasks: tasks the candidate lacks on purpose (unmerge).
         unreadable: why the champion's evidence cannot be read, in words; then only a person can replace it.
-
-    Returns:
-        The decision; the same arguments give the same one.
 
     Example:
         >>> old = Evidence({"digits": 0.80}, {"digits": 0.90}, reproducible=True)
@@ -256,11 +249,6 @@ def paired_interval(
 
     Args:
         candidate: task to scores [n_t] in [0, 1].
-        champion: the same for the champion, the same examples in the same order.
-        expert_accuracy: e_t, in (0, 1].
-
-    Returns:
-        Lower and upper end, fractions.
 
     Source: Efron and Tibshirani 1993, "An introduction to the bootstrap", sections 13.3 (percentile interval) and
     8.3 (strata).

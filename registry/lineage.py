@@ -157,11 +157,7 @@ def child_records(io: StageIO, selection: dict[str, Any]) -> Iterator[ChildRecor
 
 
 def expert_record(io: StageIO, task: str, metrics: Mapping[str, float]) -> ChildRecord:
-    """Return the run of one expert: its settings, its curves and the metrics given.
-
-    Args:
-        metrics: figures of the expert that stand elsewhere, such as its test accuracy.
-    """
+    """Return the run of one expert: its settings, its curves and the metrics given."""
     summary = read_json(io, layout.expert_training(task))
     curves = ("loss", "gradient_norm", "distance", "validation_accuracy")
     return ChildRecord(
@@ -174,12 +170,7 @@ def expert_record(io: StageIO, task: str, metrics: Mapping[str, float]) -> Child
 
 
 def method_record(io: StageIO, method: str, chosen: Mapping[str, Any], metrics: Mapping[str, float]) -> ChildRecord:
-    """Return the run of one method's sweep: the choice, every candidate's score and the metrics given.
-
-    Args:
-        chosen: what was chosen of it on validation: a line of `methods` of the selection.
-        metrics: figures of the chosen merge that stand elsewhere, such as its test accuracy.
-    """
+    """Return the run of one method's sweep: the choice, every candidate's score and the metrics given."""
     sweep = read_json(io, layout.sweep(method))
     validation = {f"validation/{key}": chosen["validation"][key] for key in ("mean", "normalised")}
     return ChildRecord(
@@ -236,10 +227,6 @@ SECTIONS = ("model", "finetune", "seed")
 def describe_origin(io: StageIO, selection: Mapping[str, Any], runs: Mapping[str, str]) -> dict[str, Any]:
     """Write the document of a merge that the stage `select` made.
 
-    Args:
-        io: the stage's files; its `root` holds dvc.lock.
-        runs: task to the MLflow run of its expert.
-
     Returns:
         `base`, `experts` by task, `params`, `git_commit`, `environment`. A path comes with DVC's hash where dvc.lock
         has one, and with a digest of mergeflow's own that proves the content wherever it is found.
@@ -276,11 +263,7 @@ def _lookup(digests: Any, key: str) -> Any:
 
 
 def describe_expert(io: StageIO, task: str, hashes: Mapping[str, str], commit: str, run: str | None) -> dict[str, Any]:
-    """Return one expert's part of the document: weights, settings, seed, run, machine, and data.
-
-    Args:
-        run: MLflow's run that holds the expert's curves; None where there is none.
-    """
+    """Return one expert's part of the document: weights, settings, seed, run, machine, and data."""
     summary = read_json(io, layout.expert_training(task))
     manifest_path = layout.manifest_folder(task)
     manifest = read_json(io, f"{manifest_path}/manifest.json")
@@ -353,9 +336,6 @@ def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, A
         manifest and data splits with their digests; `run` (id, parameters); `git_commit`; `accepted`: stages whose
         outputs are of older code, with who accepted them and why; `environment`; `requirements`;
         `missing`: what could not be found, in words.
-
-    Raises:
-        MergeflowError: no such model, version or alias.
     """
     version, aliases = chosen_version(store, name, which)
     described = describe(version, aliases)

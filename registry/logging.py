@@ -46,9 +46,7 @@ class DatasetRecord(Frozen):
     """One split of one task.
 
     Args:
-        split: "train", "validation" or "test".
         digest: SHA-256 of the split's file, hexadecimal.
-        path: where it is, relative to the project folder or a URI.
         counts: examples in the split, by class or as {"examples": n}.
     """
 
@@ -64,9 +62,7 @@ class _RunRecord(Frozen, allow_inf_nan=True):  # half an interval of one repetit
 
     Args:
         params: what was chosen, flat ("train.steps": 500).
-        metrics: final figures by name.
         steps: curves, as (metric, step, value).
-        tags: further text by name.
         artifacts: folder inside the run ("" for its top) to the local files that go there: plots, the report.
     """
 
@@ -90,7 +86,6 @@ class PipelineRecord(_RunRecord):
     Args:
         fingerprint: digest of all that decides the results; the same one is logged once.
         dvc: tracked path to DVC's hash of it.
-        datasets: the splits that were read.
     """
 
     fingerprint: str
@@ -113,8 +108,6 @@ class LoggedPipeline:
     """The place of a pipeline's run in MLflow.
 
     Args:
-        run_id: the parent run.
-        children: (kind, name) to the child's run.
         created: False when an earlier call had logged it already.
     """
 
@@ -128,13 +121,6 @@ def log_pipeline(store: Store, record: PipelineRecord, children: Sequence[ChildR
 
     The parent ends FINISHED only after everything below it: a parent in another state is what a killed attempt left,
     and is marked FAILED and deleted with its children before it is logged anew.
-
-    Args:
-        record: the pipeline's run; `record.fingerprint` decides whether it is known.
-        children: experts and methods, their (kind, name) unique.
-
-    Returns:
-        The runs' ids.
     """
     seen = [(child.kind, child.name) for child in children]
     if len(set(seen)) != len(seen):
@@ -207,7 +193,6 @@ def log_file(store: Store, run_id: str, path: Path, folder: str | None = None) -
 
     Args:
         run_id: MLflow's; a run that is gone takes nothing.
-        folder: among the run's files; None: at their top.
     """
     try:
         store.client.log_artifact(run_id, str(path), folder)
@@ -224,11 +209,7 @@ def _dataset(record: DatasetRecord) -> DatasetInput:
 
 
 def search_runs(store: Store, tag: str, value: str) -> list[Run]:
-    """Return the experiment's living runs that carry the tag with this value.
-
-    Args:
-        value: its value, without a quotation mark.
-    """
+    """Return the experiment's living runs that carry the tag with this value."""
     runs: list[Run] = []
     token: str | None = None
     while True:
@@ -287,9 +268,6 @@ def log_study(store: Store, name: str, result: Result, folder: Path, locked: Map
     Args:
         locked: the study's entry in DVC's lock file, empty where DVC has recorded none. Its parameters (seeds, choices,
             the digest of the code) become the run's, and so do the hashes of its inputs and outputs.
-
-    Returns:
-        The id of the study's run.
     """
     params: Params = flat({key: value for file in locked.get("params", {}).values() for key, value in file.items()})
     for number, finding in enumerate(result.findings, 1):
@@ -325,10 +303,6 @@ def log_sweep(store: Store, name: str, rows: Sequence[Mapping[str, Any]], folder
 
     Args:
         rows: one mapping per trial: `trial` (its number), `method`, `args`, `accuracy` per task and figures by name.
-        folder: where trials.parquet and winner.yaml are; both become artifacts.
-
-    Returns:
-        The id of the sweep's run.
     """
     plain = json.dumps(list(rows), sort_keys=True, default=str)
     best = max(rows, key=lambda row: row["objective"])

@@ -65,12 +65,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Force:
-    """A promotion against the gates.
-
-    Args:
-        who: the person who answers for it.
-        why: the reason, in words; both are kept for good.
-    """
+    """A promotion against the gates."""
 
     who: str
     why: str
@@ -85,8 +80,6 @@ class Promotion:
     """The outcome of an attempt to promote.
 
     Args:
-        version: the version that was asked about.
-        champion: the champion now; None when there is none.
         decision: the gates' answer; None when the version was champion already.
         changed: whether the champion is another than before.
     """
@@ -102,13 +95,8 @@ class Candidate:
     """A model to register: files, evidence and origin.
 
     Args:
-        files: weights, heads, documents.
         evidence: validation figures, kept with the version for every later comparison.
         fingerprint: digest of all that decides the weights.
-        metrics: figures to show, by name.
-        run_id: the pipeline's run; None: none.
-        description: one line for the registry's page.
-        tags: further text by name.
     """
 
     files: ModelFiles
@@ -121,17 +109,7 @@ class Candidate:
 
 
 def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion:
-    """Register the model once per fingerprint and point `candidate` at it, unless it is champion.
-
-    Args:
-        name: of the registered model, which is made where it does not exist.
-
-    Returns:
-        The version; `new` says whether this call made it.
-
-    Raises:
-        MergeflowError: a file is missing, or the model does not load or does not answer its own example.
-    """
+    """Register the model once per fingerprint and point `candidate` at it, unless it is champion."""
     check_model_name(name)
     with store.lock(f"model {name}"):
         model, state = _repaired(store, name, find_snapshot(store, name) or Snapshot({}, {}))
@@ -151,9 +129,6 @@ def ensure_version(
     The caller holds the model's lock. The version's row is written last, so that a version that exists is complete;
     what a killed attempt left is used when whole and deleted when not. A version whose files were lost or damaged since
     does not count: another one is made.
-
-    Args:
-        name: the registered model, made where it does not exist.
     """
     tasks = sorted(candidate.evidence.accuracy)
     for version in versions.values():
@@ -263,16 +238,11 @@ def promote(
             version made to forget a task stay those it was registered with.
         reevaluate: version number to its evidence on the present validation split; called for the champion when its
             registered evidence is of other examples.
-        force: promote whatever the gates say, and record who and why.
         only_ask: log the gates' decision and leave the champion as it is.
-        who: the person who asks; None: this process's user.
         why: kept with the event, before the gates' reasons.
 
     Returns:
         The outcome. A refused version is no error, nor is a champion whose files are gone: the gates report both.
-
-    Raises:
-        MergeflowError: no such model or version, or its files are gone.
     """
     number = str(version)
 
@@ -314,15 +284,6 @@ def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") 
 
     The version that leaves is withdrawn: later promotions refuse it unless forced, and no rollback returns to it. If
     the champion or its alias was deleted, the last existing champion is restored, and nothing else changes.
-
-    Args:
-        who: who decided; the machine's user by default.
-
-    Returns:
-        The version that is champion now.
-
-    Raises:
-        MergeflowError: no such model, or no earlier champion.
     """
 
     def attempt(check: Check) -> RegisteredVersion:
@@ -440,11 +401,7 @@ def _event(state: State, action: str, version: str, line: tuple[str, ...], who: 
 
 
 def _repaired(store: Store, name: str, model: ModelSnapshot | None = None) -> tuple[ModelSnapshot, State]:
-    """Mend what an interrupted change left; return what then holds.
-
-    Args:
-        model: as it was read just now; None: it is read.
-    """
+    """Mend what an interrupted change left; return what then holds."""
     model = model or snapshot(store, name)
     if _mend(store, name, model):
         model = snapshot(store, name, model.versions)

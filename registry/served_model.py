@@ -32,14 +32,6 @@ class MergedModel(PythonModel):
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """Answer each row as the modality does.
 
-        Args:
-            context: MLflow's, unused.
-            model_input: the columns of the model's signature, `task` (name) among them.
-            params: MLflow's, unused.
-
-        Returns:
-            The answer's columns, in the rows' order.
-
         Raises:
             MlflowException: columns are missing, or rows cannot be answered; all are named.
         """

@@ -37,12 +37,7 @@ _PATHS = (*_PROBES, "/invocations", "/metrics")
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one request.
-
-    Attributes:
-        body: bytes.
-        rows: examples.
-    """
+    """The limits of one request."""
 
     body: int = 32 * 2**20
     rows: int = 1024
@@ -64,7 +59,6 @@ def application(model: Any, limits: Limits, token: str = "", **served: str) -> F
 
     Args:
         token: what callers have to send as `Authorization: Bearer TOKEN`, except to probes; empty: nothing.
-        served: which model is answering, by label: its name, its version.
     """
     app = FastAPI(openapi_url=None)
     turns = asyncio.Semaphore(os.cpu_count() or 1)  # requests that are read and computed at once
@@ -198,11 +192,7 @@ def _rows(model: Any, body: bytes, content_type: str, limits: Limits) -> Any:
 
 
 def _with_columns(rows: pd.DataFrame, schema: Any) -> pd.DataFrame:
-    """Return rows that there are, with the columns that the model needs.
-
-    Raises:
-        Refused: there are none, or a column is missing.
-    """
+    """Return rows that there are, with the columns that the model needs."""
     if rows.empty:
         raise Refused(400, "the body has no rows: send one at least.")
     if missing := [name for name in schema.required_input_names() if name not in rows]:
@@ -273,7 +263,6 @@ def serve(
     Args:
         ready: told the address once the model is loaded and the port is ours.
         limits: of one request; None: 32 MiB and 1024 rows.
-        foreign: serve a version that another program registered, and so execute what lies in its files.
     """
     with _bound(host, port) as listener:  # before the model, which may take long to load
         token = os.environ.get(TOKEN, "")

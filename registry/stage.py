@@ -110,8 +110,6 @@ def replay(recipe: Mapping[str, Any], root: Path, out: Path) -> Replay:
         recipe: `method`, `args`, `weights` where they are not all 1, `code` of methods from outside the package, `base`
             and `experts` (paths below `root`), `fingerprints` of the experts and `base_fingerprint`, as the stage
             `select` records them.
-        root: folder that the paths start from.
-        out: the `.safetensors` file to write.
     """
     experts = {task: str(root / path) for task, path in recipe["experts"].items()}
     same = {key: recipe[key] for key in ("method", "args", "weights", "code") if key in recipe}
@@ -129,13 +127,7 @@ def make_candidate(
     run_id: str | None,
     tags: Mapping[str, str] | None = None,
 ) -> Candidate:
-    """Build the candidate to register; the winner is merged once more by its recipe, which costs about one merge.
-
-    Args:
-        io: files below `outputs/`: base and heads, experts, manifests, merged, results.
-        run_id: MLflow's run that it belongs to.
-        tags: text by name, kept with the version.
-    """
+    """Build the candidate to register; the winner is merged once more by its recipe, which costs about one merge."""
     tasks = selection["tasks"]
     manifests = {task: load_manifest(io.dep(layout.manifest_folder(task))) for task in tasks}
     winner = selection["methods"][selection["winner"]]
@@ -210,9 +202,7 @@ def evaluate_version(
     of the version's head is left out: there the version cannot be compared.
 
     Args:
-        splits: task to the folder that `prepare_task` wrote.
         candidate: gives the experts' accuracies and the splits' digests of today.
-        precision: of the forward passes, that of the candidate's.
     """
     device = torch.device(device)
     version = find_stored(store, name, which)
@@ -258,9 +248,6 @@ def register_merge(
     """Register the chosen merge as candidate and ask the gates, for which the champion is evaluated where it has to be.
 
     Args:
-        io: as of `make_candidate`, with the section `registry`.
-        run_id: MLflow's run that it belongs to.
-        tags: text by name, kept with the version.
         only_ask: log the gates' answer and leave the champion as it is.
     """
     candidate = make_candidate(io, selection, origin, run_id, tags)
@@ -290,15 +277,8 @@ class Rebuilt:
     """The outcome of a rebuild.
 
     Attributes:
-        model: name of the registered model.
-        version: number of the registered version.
-        new: whether this call made it.
-        method: of the merge.
-        args: chosen on validation.
-        candidates: how many were tried.
         normalised: mean normalised validation accuracy.
         decision: the gates' answer; None when the version was champion already.
-        champion: number of the champion now.
     """
 
     model: str
@@ -320,8 +300,6 @@ def register_rebuilt(
     Args:
         io: the register stage's view of the scratch project in which the merge was made.
         origin: the provenance document, with `kind` and `parent`; the run of a newly trained expert is filled in.
-        promote_it: make it champion if the gates let it; else their answer is only logged.
-        trained: the task whose expert is new.
     """
     selection = read_json(io, layout.SELECTION)
     logged = log_pipeline(store, _record(origin, selection), list(_children(io, selection, trained)))

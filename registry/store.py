@@ -38,11 +38,7 @@ class LockLost(MergeflowError):
 
 @contextmanager
 def file_lock(folder: Path, name: str, timeout: float) -> Iterator[Check]:
-    """Hold the lock `name` among the processes of this machine.
-
-    Args:
-        folder: where the lock files are; made when missing.
-    """
+    """Hold the lock `name` among the processes of this machine."""
     path = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', name)}-{_number(name):016x}.lock"
     with ExitStack() as held:
         try:
@@ -58,12 +54,6 @@ def postgres_lock(uri: str, name: str, timeout: float) -> Iterator[Check]:
 
     The lock belongs to one connection: a killed holder's connection closes and the lock is free. So it is too when the
     server is started again under a living holder, who has to ask before a write that others may not undo.
-
-    Args:
-        uri: SQLAlchemy address of the database, postgresql://...
-
-    Yields:
-        What asks the same connection whether the lock is still held.
     """
     engine = sqlalchemy.create_engine(uri, poolclass=sqlalchemy.pool.NullPool, isolation_level="AUTOCOMMIT")
     key = _number(name) - 2**63
@@ -143,14 +133,6 @@ def follow_files(database: Path, experiment_id: str, folder: Path) -> None:
     """Replace the former path of the project's files by the present one, everywhere and in one transaction.
 
     Nothing is done when the database alone was copied and its files are still at the former place.
-
-    Args:
-        database: the project's own SQLite file, migrated.
-        experiment_id: of the experiment whose files are meant.
-        folder: where the project's files are now, absolute.
-
-    Raises:
-        sqlite3.Error: the database cannot be read or written.
     """
     with closing(sqlite3.connect(database, timeout=60)) as connection, connection:
         question = "SELECT artifact_location FROM experiments WHERE experiment_id = ?"
@@ -266,14 +248,10 @@ def connect(
     Args:
         tracking_uri: MLflow's address; the environment's MLFLOW_TRACKING_URI wins over it; None for both means
             `mlflow.db` in the project folder, with the files in `mlartifacts/`.
-        experiment: the MLflow experiment that holds the runs; made when missing.
         lock_uri: PostgreSQL database whose advisory locks keep promoters apart; the environment's
             MERGEFLOW_LOCK_URI wins. None: the tracking database when that is PostgreSQL, else file locks, which hold
             among the projects of one machine that use the registry: under `.mergeflow/locks` beside a SQLite file; for
             a server in a folder of this user, below the system's one for temporary files.
-
-    Raises:
-        MergeflowError: the address is of no known kind, or nobody answers there.
     """
     root = Path(project_root).resolve()
     local_uri = f"sqlite:///{root / 'mlflow.db'}"

@@ -48,14 +48,11 @@ class Event:
     """One change of champion.
 
     Args:
-        sequence: 1, 2, ... without gaps.
         action: "promote", "force", "rollback", or "outside" for an alias that somebody moved by hand.
         version: the champion from here on.
         before: the champion until here; None for the first.
         line: champions that a rollback can return to, the nearest last.
         who: person or process.
-        why: in words.
-        at: UTC time, ISO 8601.
         id: tells events of one number apart.
     """
 
@@ -96,7 +93,6 @@ class Snapshot(Generic[Versions]):
     """The registry's entries of one model at one moment.
 
     Args:
-        aliases: alias to version number.
         versions: the numbers of the versions that exist, or a mapping of them.
         events: number to event, committed or not.
         last: number of the last event known to be committed; 0: none yet.
@@ -115,7 +111,6 @@ class State:
     """The champion and its history, after repair.
 
     Args:
-        champion: version number; None when there has been none.
         line: champions to roll back to, the nearest last; only versions that still exist.
         sequence: number of the last event that counts.
         outside: the champion was moved by hand since, which still has to be written down as an event.
@@ -131,11 +126,6 @@ def read_snapshot(aliases: Mapping[str, str], versions: Versions, tags: Mapping[
     """Read a registered model's aliases, versions and tags.
 
     Of several events of one number that one counts which the last tag names, or which has moved the alias.
-
-    Args:
-        aliases: alias to version number.
-        versions: the numbers of the versions that exist, or a mapping of them.
-        tags: of the model.
     """
     last = tags.get(LAST, "0")
     entries = [json.loads(text) for key, text in tags.items() if key.startswith(EVENT)]
@@ -175,11 +165,7 @@ def resolve(snapshot: Snapshot[Any]) -> State:
 
 
 def withdrawn(events: Mapping[int, Event], version: str) -> bool:
-    """Say whether a rollback took the version out of service and nothing has put it back since.
-
-    Args:
-        events: the committed ones, by number.
-    """
+    """Say whether a rollback took the version out of service and nothing has put it back since."""
     answer = False
     for number in sorted(events):
         event = events[number]
@@ -208,14 +194,9 @@ class RegisteredVersion:
     """One registered version with its aliases and tags.
 
     Args:
-        version: its number, as MLflow writes it.
-        aliases: what points at it.
         fingerprint: digest of all that decides its weights; None for one that mergeflow did not register.
-        run_id: the pipeline's run it came from, if any.
-        metrics: its figures by name.
         created: milliseconds since 1970.
         new: whether this call made it.
-        method: of its recipe; None where that is not noted.
         tasks: that it serves, sorted; empty where they are not noted.
     """
 
@@ -256,11 +237,7 @@ def all_versions(store: Store, name: str) -> dict[str, ModelVersion]:
 
 
 def find_snapshot(store: Store, name: str, versions: dict[str, ModelVersion] | None = None) -> ModelSnapshot | None:
-    """Read a model's aliases, events and versions once; None when there is no model of that name.
-
-    Args:
-        versions: as they were read under the same lock, which are not read again; None: they are read.
-    """
+    """Read a model's aliases, events and versions once; None when there is no model of that name."""
     model = find_model(store, name)  # first: its aliases are then of versions listed below
     if model is None:
         return None
@@ -286,12 +263,7 @@ def snapshot(store: Store, name: str, versions: dict[str, ModelVersion] | None =
 
 
 def describe(version: ModelVersion, aliases: Mapping[str, Any], *, new: bool = False) -> RegisteredVersion:
-    """Return MLflow's version as a plain value.
-
-    Args:
-        aliases: of its model: alias to number.
-        new: whether this call made it.
-    """
+    """Return MLflow's version as a plain value."""
     names = sorted(alias for alias, number in aliases.items() if str(number) == str(version.version))
     return RegisteredVersion(
         name=str(version.name),
@@ -314,7 +286,6 @@ def same_model(store: Store, version: ModelVersion, fingerprint: str | None, tas
 
     Args:
         fingerprint: of the weights; None is the same as no version's.
-        tasks: exactly those that the version has to serve.
     """
     if fingerprint is None or version.tags.get(FINGERPRINT) != fingerprint:
         return False
@@ -370,13 +341,7 @@ def current(store: Store, name: str) -> Current:
 def find_registered(
     store: Store, name: str, fingerprint: str | None, tasks: Collection[str]
 ) -> RegisteredVersion | None:
-    """Return the version of these weights that serves exactly these tasks and whose files are there, if any.
-
-    Args:
-        name: the registered model; one that does not exist has no such version.
-        fingerprint: of the weights; None finds nothing.
-        tasks: exactly those that the version has to serve.
-    """
+    """Return the version of these weights that serves exactly these tasks and whose files are there, if any."""
     model = find_snapshot(store, name)
     if model is None:
         return None
@@ -404,11 +369,7 @@ def list_models(store: Store) -> list[Current]:
 
 
 def list_versions(store: Store, name: str) -> list[RegisteredVersion]:
-    """List all versions of a model, oldest first.
-
-    Raises:
-        MergeflowError: no model has this name.
-    """
+    """List all versions of a model, oldest first."""
     model = snapshot(store, name)
     return [describe(version, model.aliases) for version in model.versions.values()]
 
@@ -450,11 +411,7 @@ def chosen_version(store: Store, name: str, which: str | int) -> tuple[ModelVers
 
 
 def show(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, Any]:
-    """Describe one version in JSON values: figures, evidence, decision, recipe, parent, tags.
-
-    Raises:
-        MergeflowError: no such model, version or alias.
-    """
+    """Describe one version in JSON values: figures, evidence, decision, recipe, parent, tags."""
     version, aliases = chosen_version(store, name, which)
     facts = describe(version, aliases)
     evidence = read_evidence(store, version)
@@ -493,11 +450,7 @@ def read_documents(store: Store, version: ModelVersion) -> tuple[dict[str, Any],
 
 
 def read_document(store: Store, version: ModelVersion, stem: str) -> dict[str, Any] | None:
-    """Read a JSON document of a version, such as `recipe`; None when it is not there.
-
-    Args:
-        stem: the document's name without `.json`.
-    """
+    """Read a JSON document of a version, such as `recipe`; None when it is not there."""
     try:
         with fetched(store, str(version.source), f"{MODEL}/{stem}.json") as path:
             document: dict[str, Any] = json.loads(path.read_text())
@@ -512,9 +465,6 @@ def compare(store: Store, name: str, left: str | int, right: str | int) -> dict[
     Returns:
         `name`, the numbers `left` and `right`, and by `metrics` and `accuracy` for every key that either has: `left`,
         `right` and `change`, None where one is missing.
-
-    Raises:
-        MergeflowError: no such model, version or alias.
     """
     first, second = show(store, name, left), show(store, name, right)
     answer: dict[str, Any] = {"name": name, "left": first["version"], "right": second["version"]}
@@ -529,28 +479,14 @@ def compare(store: Store, name: str, left: str | int, right: str | int) -> dict[
 
 
 def history(store: Store, name: str) -> list[Event]:
-    """List every committed change of champion, oldest first.
-
-    Raises:
-        MergeflowError: no model has this name.
-    """
+    """List every committed change of champion, oldest first."""
     model = snapshot(store, name)
     last = resolve(model).sequence
     return [event for number, event in model.events.items() if number <= last]
 
 
 def download(store: Store, name: str, which: str | int, folder: Path) -> Path:
-    """Fetch a version's files into `folder`: weights, heads/, model.json and the documents, as registered.
-
-    Args:
-        folder: where to; it is created if it does not exist.
-
-    Returns:
-        The folder that holds them, inside `folder`.
-
-    Raises:
-        MergeflowError: no such model, version or alias, or its files cannot be read or are not those registered.
-    """
+    """Fetch a version's files into `folder`: weights, heads/, model.json and the documents, as registered."""
     return download_model(store, find_stored(store, name, which), folder)
 
 
@@ -573,13 +509,6 @@ def load(store: Store, name: str, which: str | int = CHAMPION, *, foreign: bool 
 
     The weights are compared with what was registered, and read by this library's code. Whoever can write into the
     registry's files can put code among them, which MLflow's own way of loading executes.
-
-    Args:
-        foreign: load a version that another program registered, and so execute code in its files.
-
-    Raises:
-        MergeflowError: no such model, version or alias; its files cannot be read, or are not those that were
-            registered; or another program registered it.
     """
     version = find_stored(store, name, which)
     with reading(version):

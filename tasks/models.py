@@ -56,11 +56,7 @@ def load_expert_head(io: StageIO, task: str, device: torch.device) -> Head | Non
 
 
 def load_examples(io: StageIO, split: str, task: str, device: torch.device, head: Head | None) -> Examples:
-    """Return one split of one task, judged with a head.
-
-    Args:
-        head: of the task, on `device`; None where it has none.
-    """
+    """Return one split of one task, judged with a head."""
     return modality_of(io).open(task, io.dep(layout.split(split, task)), split, head, device)
 
 

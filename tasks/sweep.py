@@ -28,7 +28,6 @@ def sweep_near(io: StageIO, start: Mapping[str, Any]) -> None:
     """Write `outputs/sweeps/<method>.json` with the candidates that a climb from `start` has scored.
 
     Args:
-        io: the sweep stage's view of a scratch project; its grid bounds the climb.
         start: the arguments to start from; arguments that the grid does not name play no part.
     """
     with io.holds:

@@ -95,12 +95,8 @@ def train(
     """Train one model in any regime but `iterative`: one task's expert, or with `joint` one model for several tasks.
 
     Args:
-        tasks: one task; several for `joint`.
         scratch: folder for the resumable state; a killed run continues from it.
         folder: made, with `model.safetensors`, the heads, `training.json` and, by regime, `adapter/` and `epochs/`.
-
-    Returns:
-        What it cost.
     """
     scratch.mkdir(parents=True, exist_ok=True)
     base, validate = bench.model(), bench.validation(tasks)
@@ -180,11 +176,7 @@ def head_file(folder: Path, tasks: Sequence[str], task: str) -> Path:
 
 
 def tuned_model(base: Model, settings: FineTuneSettings, seed: int, tower: str) -> Model:
-    """Return the module that the regime trains: the base itself, or the base with adapters or linearised.
-
-    Args:
-        tower: the part that `linearised` linearises, as the modality names it.
-    """
+    """Return the module that the regime trains: the base itself, or the base with adapters or linearised."""
     if settings.regime == "lora":
         return LoraModel.of(base, settings.lora, seed)
     return LinearisedModel.of(base, tower) if settings.regime == "linearised" else base

@@ -98,11 +98,6 @@ def add_task(
     The merge is chosen on validation by a climb over the grid of the champion's method, from the champion's choice;
     the next `mergeflow run` tries the whole sweep. A call that was killed continues when it is made again.
     Where data or expert are refused, params.yaml and outputs are as before.
-
-    Args:
-        promote: make the result champion if the gates let it.
-        full_sweep: choose among all candidates of params.yaml.
-        watch: shows the progress of stages while its block lasts.
     """
     with file_lock(root / STATE / "locks" / "add-task.lock", "`mergeflow add-task`"):
         params = load_params(root / "params.yaml")

@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(app: typer.Typer, group: typer.Typer, opened: Opened, root: Path) -> None:
-    """Add `registry reproduce`, `registry unmerge`, `unlearn` and `add-task`.
-
-    Args:
-        app: the command line, which gets `unlearn` and `add-task`.
-        group: the group `registry`, which gets the others.
-        opened: opens the registry: (model or None, version) → registry, model, version.
-    """
+    """Add `registry reproduce`, `registry unmerge`, `unlearn` and `add-task`."""
     console = Console(soft_wrap=True, highlight=False)
     _add_reproduce(group, opened, root, console)
     _add_unmerge(group, opened, root, console)

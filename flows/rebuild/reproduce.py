@@ -29,15 +29,9 @@ class Reproduction:
     """The outcome of making a version again.
 
     Attributes:
-        model: name of the registered model.
-        same: the new weights have the registered ones' digest.
-        fingerprint: of the new weights.
-        registered: of the weights that the registry holds now.
         experts: task to whether the retrained expert has the recorded digest; empty where experts were not retrained.
         differences: tensor to the largest absolute difference, the largest first; None where shapes differ.
-        environment: how this machine differs from the recorded one, in words.
         places: ancestor's recorded path → where its bytes were read, such as DVC's cache.
-        seconds: of the merge alone.
     """
 
     model: str
@@ -62,11 +56,7 @@ def reproduce(
     from_data: bool = False,
     report: Callable[[str], None] = lambda text: None,
 ) -> Reproduction:
-    """Merge a version again from its experts, or fine-tune these again first, and compare.
-
-    Args:
-        from_data: fine-tune every expert again from its data, with its recorded settings and seed.
-    """
+    """Merge a version again from its experts, or fine-tune these again first, and compare."""
     stored = find_stored(store, name, which)
     version = describe(stored, {})
     recipe, origin = read_documents(store, stored)

@@ -28,9 +28,6 @@ class Ancestor:
     """A tracked folder, or some files of it, and how to know it when it is found.
 
     Attributes:
-        what: in words, for people.
-        path: of the folder, relative to the project.
-        dvc: DVC's hash of the folder; None where it was not recorded.
         files: names of the files needed, as far as they are there; none means all.
         is_it: whether a folder holds the very content.
     """
@@ -56,11 +53,7 @@ def expert_of(origin: dict[str, Any], task: str) -> Ancestor:
 
 
 def split_of(origin: dict[str, Any], task: str, split: str) -> Ancestor:
-    """Return one split of one task's data of a version's origin.
-
-    Args:
-        origin: a version's origin, as `provenance.json` holds it.
-    """
+    """Return one split of one task's data of a version's origin."""
     facts = origin["experts"][task]["splits"][split]
 
     def is_it(folder: Path) -> bool:
@@ -72,9 +65,6 @@ def split_of(origin: dict[str, Any], task: str, split: str) -> Ancestor:
 
 def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, str]:
     """Link the ancestors below `target` at their paths, each proven by its digest.
-
-    Args:
-        root: the project folder; what lies there is looked at first.
 
     Returns:
         Path to where it was found: "the project", "DVC's cache" or "DVC's remote".
@@ -128,7 +118,6 @@ def link_files(source: Path, target: Path, files: Mapping[str, str]) -> None:
     """Link files of one folder into another.
 
     Args:
-        target: the folder that gets them.
         files: name there to name here.
     """
     for name, new_name in files.items():
@@ -186,12 +175,7 @@ Grids = Mapping[str, Mapping[str, list[Any]]]
 
 
 def lay_out(root: Path, store: Store, version: ModelVersion, origin: dict[str, Any], scratch: Path) -> None:
-    """Put a version's base, heads, experts and validation splits into the scratch project, each proven by its digest.
-
-    Args:
-        version: whose heads are taken.
-        origin: the provenance document; its `experts` say which tasks.
-    """
+    """Put a version's base, heads, experts and validation splits into the scratch project, proven by their digests."""
     tasks = origin["experts"]
     wanted = [base_of(origin)]
     wanted += [
@@ -230,12 +214,7 @@ def note_rebuild(
 
 
 def link_manifest(folder: Path, scratch: Path, task: str) -> None:
-    """Link the manifest of a split to the place where the stages look for manifests.
-
-    Args:
-        folder: the split's folder, with its manifest.
-        scratch: the project folder in which the merge is made again.
-    """
+    """Link the manifest of a split to the place where the stages look for manifests."""
     link_files(folder, scratch / layout.manifest_folder(task), {"manifest.json": "manifest.json"})
 
 
@@ -251,8 +230,6 @@ def choose(
 
     Args:
         root: the project folder, whose params.yaml holds all but the tasks, the model and the sweep.
-        scratch: the scratch project, laid out.
-        sweep: method to argument to values.
         near: a recipe; then only its method is tried, by a climb from its arguments.
     """
     values = read_yaml(root / "params.yaml")

@@ -109,12 +109,7 @@ class Bounds:
             )
 
     def criteria(self, reached: Figures, before: Figures, base: Figures, task: str) -> list[Criterion]:
-        """Return whether a model has forgotten a task and kept each other one, in accuracies, losses and Rouge-L.
-
-        Args:
-            before: of the version it was made of.
-            base: of the base, on the task to forget at least.
-        """
+        """Return whether a model has forgotten a task and kept each other one, in accuracies, losses and Rouge-L."""
         least = {name: before.accuracy[name] - self.lose - SLACK for name in before.accuracy if name != task}
         at_most = base.accuracy[task] if self.at_most is None else self.at_most
         judged = unlearning_criteria(reached.accuracy, least, {task: at_most}, "accuracy")
@@ -131,8 +126,6 @@ class Tried:
     """One weight of the task to forget, on validation.
 
     Attributes:
-        scale: The weight λ.
-        figures: Of the merge, on the task to forget too.
         criteria: Of Equation 3: in accuracies, and of texts in losses and in Rouge-L.
     """
 
@@ -156,9 +149,6 @@ def choose(tried: Sequence[Tried], task: str) -> Tried:
 
     Most: it meets the most criteria of forgetting, of these its accuracy on the task is the lowest, of equal ones it
     is the nearest to 0.
-
-    Args:
-        tried: weights, 0 among them.
     """
     able = [trial for trial in tried if trial.scale < 0 and trial.keeps]
     if not able:
@@ -182,7 +172,6 @@ class Passages:
     """Held-out passages of the tasks that are texts.
 
     Attributes:
-        tokenizer: Of the base.
         texts: Task → pieces of its validation split, spread evenly over it.
     """
 
@@ -225,9 +214,6 @@ class Passages:
     ) -> list[dict[str, Any]]:
         """Return some passages with two states' continuations of their beginnings.
 
-        Args:
-            model: the causal model, whose weights become these states.
-
         Returns:
             `task`, `text`, `right` (the words that follow in the passage), `before` and `after` of each.
         """
@@ -265,10 +251,6 @@ class Unlearnt:
     """The outcome of unlearning.
 
     Attributes:
-        rebuilt: The registered candidate and the gates' answer.
-        chosen: The weight that was chosen, among `tried`.
-        tried: All weights, from 0 down.
-        before: Validation figures of the version it began from.
         texts: Of causal models, passages with what is written behind them before and after.
     """
 
@@ -297,9 +279,7 @@ def unlearn(
     ℓ(j) ≤ ℓ_version(j) + rise and R(j) ≥ R_version(j) − fall;  of equal ones the nearest to 0
 
     Args:
-        bounds: what the others may lose, and what counts as forgotten.
         scales: the weights to try; 0 is tried too.
-        promote: make the result champion if the gates let it.
 
     Source:
         Li et al. 2025, Equation 3; Ilharco et al. 2023, Section 3 (the bound on what the others lose).

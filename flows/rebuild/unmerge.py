@@ -22,11 +22,7 @@ def unmerge(
     promote: bool = False,
     report: Callable[[str], None] = lambda text: None,
 ) -> Rebuilt:
-    """Merge the version's other experts again, choosing among all candidates of params.yaml, and register the result.
-
-    Args:
-        promote: make the result champion if the gates let it, judged on the remaining tasks.
-    """
+    """Merge the version's other experts again, choose among all candidates of params.yaml, and register the result."""
     stored = find_stored(store, name, which)
     version = str(stored.version)
     _, origin = read_documents(store, stored)

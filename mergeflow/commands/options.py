@@ -49,10 +49,6 @@ def local(context: typer.Context, path: str | Path) -> str:
 def read_pairs(entries: list[str], option: str, form: str = "NAME=VALUE") -> dict[str, str]:
     """Return the values by name.
 
-    Args:
-        entries: what was given, for example `["digits=digits.safetensors"]`.
-        form: what an entry looks like, for messages.
-
     Example:
         >>> read_pairs(["a=1", "b=x=y"], "--set")
         {'a': '1', 'b': 'x=y'}

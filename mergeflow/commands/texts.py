@@ -139,7 +139,6 @@ def opened_models(context: typer.Context, models: Sequence[str], base: str | Non
     project's.
 
     Args:
-        models: checkpoints, folders, adapters, ids in the local cache, or references.
         base: what files and adapters were tuned from; None: the project's base, where there is one.
     """
     chosen = base or project_base()

@@ -47,7 +47,6 @@ class ExpertInputs:
     Attributes:
         experts: Checkpoints, or names of the project's tasks; all of these where none is named.
         base: What they were tuned from; in a project its base where it is None.
-        architecture: As `open_network` takes it; in a project its own where it is None.
         resolve: Follows references such as models:/name@alias; None outside of a project.
         recipe: What the experts are, and which of their tensors, instead of `experts`.
     """

@@ -63,7 +63,6 @@ def changed_params(
     """Return the content of params.yaml with other tasks, settings and seed.
 
     Args:
-        regime: how experts are made; None keeps the project's.
         changes: settings of `finetune` by dotted name, as YAML text.
     """
     from tasks.project.parameters import load_params

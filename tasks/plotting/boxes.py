@@ -21,9 +21,7 @@ class Box:
 
     Attributes:
         lines: what stands in it; a line that is too long is shortened in the middle.
-        left, width: where it begins, and how wide it is.
         top: of its upper edge, from the top of the figure.
-        faulty: whether its text says that something is missing.
     """
 
     lines: Sequence[str]
@@ -52,11 +50,7 @@ def width_of(lines: Iterable[str]) -> float:
 def boxes_figure(
     boxes: Sequence[Box], links: Iterable[tuple[Box, Box]], headings: Iterable[tuple[float, str]] = ()
 ) -> Figure:
-    """Draw boxes and the links between them.
-
-    Args:
-        headings: texts above all boxes, with where each begins.
-    """
+    """Draw boxes and the links between them."""
     width, height = max(box.left + box.width for box in boxes) + 2, max(box.top + box.height for box in boxes) + 2
     figure = Figure(figsize=(width / 72, height / 72), facecolor=SURFACE)
     axes = figure.add_axes((0, 0, 1, 1))

@@ -51,7 +51,6 @@ def dress(axes: Axes, title: str, x: str = "", y: str = "", grid: str = "y") -> 
     """Give the axes their title, labels and quiet lines.
 
     Args:
-        title: above them, on the left; a long one is shortened, as the labels are.
         grid: the axis that has grid lines: "x", "y" or "both".
     """
     axes.set_facecolor("none")
@@ -80,11 +79,7 @@ def series_style(index: int) -> dict[str, Any]:
 
 
 def ring(axes: Axes, x: float, y: float, label: str) -> None:
-    """Mark the chosen point and say what it is.
-
-    Args:
-        label: what it says, above the point, moved to the side where it would leave the panel.
-    """
+    """Mark the chosen point and say what it is."""
     axes.plot([x], [y], color=INK, marker="o", markersize=12, markerfacecolor="none", markeredgewidth=1.6)
     low, high = sorted(axes.transData.inverted().transform(axes.transAxes.transform([(0, 0), (1, 1)]))[:, 0])
     scale = axes.xaxis.get_transform()
@@ -121,11 +116,7 @@ def legend(target: Axes | Figure, room: float, title: str | None = None, **where
 
 
 def number_ticks(axes: Axes, values: Sequence[float], logarithmic: bool) -> None:
-    """Put the x ticks at the values that were tried, thinned where they would touch.
-
-    Args:
-        values: rising; more than seven are thinned.
-    """
+    """Put the x ticks at the values that were tried, thinned where they would touch."""
     axes.set_xscale("log" if logarithmic else "linear")
     axes.set_xticks([], minor=True)
     shown = values if len(values) <= 7 else [*values[:-1][:: -(-len(values) // 6)], values[-1]]

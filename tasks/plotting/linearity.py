@@ -44,11 +44,7 @@ def linearity_figure(measured: Mapping[str, Mapping[str, Linearity]]) -> Figure:
 
 
 def finish_layers(figure: Figure, distance: Axes, coef: Axes, layers: Sequence[str]) -> None:
-    """Name the layers on both panels, mark a coef of 1, and draw the legend.
-
-    Args:
-        distance, coef: the panels of direction and length, with a place for each layer.
-    """
+    """Name the layers on both panels, mark a coef of 1, and draw the legend."""
     coef.axhline(1, color=INK, linewidth=0.8, linestyle="--")
     names = short_names(layers)
     slant = 40 if sum(map(len, names)) > 40 else 0  # else they run into each other

@@ -49,7 +49,6 @@ def numbered(axes: Axes, names: Sequence[str], values: Sequence[Sequence[float]]
 
     Args:
         values: [len(names)][len(names)].
-        low, high: of the colours; numbers have two digits behind the point where they go to 1.
     """
     at = range(len(names))
     heat_map(axes, at, at, values, vmin=low, vmax=high)

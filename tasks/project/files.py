@@ -35,8 +35,6 @@ def file_lock(path: Path, what: str, timeout: float = -1) -> Iterator[None]:
     """Hold a lock among the processes of this machine; it is the operating system's and falls when its holder dies.
 
     Args:
-        path: the lock file; folders above it are made.
-        what: is locked, in words: who waits longer than a moment is told.
         timeout: seconds to wait for another holder; -1: without end.
 
     Raises:
@@ -59,11 +57,7 @@ def file_lock(path: Path, what: str, timeout: float = -1) -> Iterator[None]:
 
 
 class Wait:
-    """A wait, attempt by attempt, for what another process holds; whoever waits `PATIENCE` seconds is told for what.
-
-    Args:
-        what: is held, in words.
-    """
+    """A wait, attempt by attempt, for what another process holds; whoever waits `PATIENCE` seconds is told for what."""
 
     def __init__(self, what: str) -> None:
         self._what, self._started, self._said = what, time.monotonic(), False
@@ -88,11 +82,7 @@ def say_waiting(what: str) -> None:
 
 @contextmanager
 def awaited(what: str) -> Iterator[None]:
-    """Say on stderr, once, that there is no answer, where the block takes longer than `PATIENCE`.
-
-    Args:
-        what: does not answer, in words.
-    """
+    """Say on stderr, once, that there is no answer, where the block takes longer than `PATIENCE`."""
     text = f"Waiting for {what}: no answer for {PATIENCE:g} s."
     timer = threading.Timer(PATIENCE, lambda: print(text, file=sys.stderr, flush=True))
     timer.daemon = True

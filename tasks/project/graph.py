@@ -13,11 +13,7 @@ from tasks.project.stage import CHOICES, MAIN, STUDIES, Stage, covers
 
 
 def load_graph(root: Path, studies: bool = False) -> dict[str, Stage]:
-    """Return every stage of the project in `root` by its address, in an order in which they can run.
-
-    Args:
-        studies: also the stages of studies/dvc.yaml, which read those of dvc.yaml.
-    """
+    """Return every stage of the project in `root` by its address, in an order in which they can run."""
     stages: dict[str, Stage] = {}
     common = read_yaml(root / "params.yaml")
     for file in (MAIN, STUDIES) if studies and (root / STUDIES).exists() else (MAIN,):

@@ -168,13 +168,7 @@ def worlds() -> dict[str, Path]:
 
 
 def new_project(folder: Path, modality: str, world: str | None = None) -> Path:
-    """Make a project folder, whole or not at all: choices, graph, deployments, DVC's settings, a place for inputs.
-
-    Args:
-        folder: the project folder; its last name is the project's and its registered model's.
-        modality: what its models are, one of `modalities()`.
-        world: one of `worlds()`, whose files it gets instead of a modality's first choices.
-    """
+    """Make a project folder, whole or not at all: choices, graph, deployments, DVC's settings, a place for inputs."""
     name, starts = folder.name, worlds() if world else modalities()
     start = world or modality
     faults = []

@@ -89,9 +89,7 @@ class StoredOutput:
     """A folder that a stage has made on a worker.
 
     Attributes:
-        store: the address of the store that has it.
         md5: its hash there, as DVC's lock has it.
-        files: by their names below the folder; at least one.
     """
 
     store: str

@@ -27,13 +27,10 @@ class Stage:
     """One stage of dvc.yaml, or one item of a stage that dvc.yaml repeats with `foreach`.
 
     Attributes:
-        name: the stage's name, for example `finetune`.
         module: the module whose function `run` does the work, from dvc.yaml's `meta.run`: its dotted name, or the
             path of a file of the project.
         params: dotted keys of params.yaml that the stage may read; those of another file after its name and ":".
             The digest of its code, which every stage declares as a parameter too, is not among them.
-        deps: paths the stage may read, relative to the project folder.
-        outs: paths the stage makes.
         regime: of a stage that trains, the regime that the parameters name; it decides which code the stage uses.
         digest_by_item: whether the item's code has a digest of its own; else all items of the stage share one.
         systems: of a study, the papers' systems that it covers, from dvc.yaml's `meta.systems`; there may be none.
@@ -79,9 +76,7 @@ class StageIO:
 
     Attributes:
         scratch: a folder that outlives a killed run with the same inputs and parameters; for resumable state.
-        studies: the validated studies/params.yaml, for the stages of studies/dvc.yaml.
         report: called as `report(what, done, total)` while the stage works.
-        costs: what a stage adds to its cost record.
         holds: what is held until the stage ends, such as a device.
         withheld: inputs that this part of the stage must not read, though the stage declares them.
     """

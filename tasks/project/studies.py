@@ -32,10 +32,7 @@ class Declaration(Generic[Choices]):
     parameters. One that reads neither depends on its choices alone.
 
     Attributes:
-        options: the study's section of studies/params.yaml.
         runs: from these choices, the names of the training runs that the study reads.
-        splits: the prepared splits that it reads, of train, validation and test.
-        systems: which systems of the papers it covers.
 
     Example:
         >>> class Options(BaseModel):

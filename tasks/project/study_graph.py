@@ -93,13 +93,7 @@ _SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class ChosenStudy:
-    """A study of the project, with what its declaration makes of the project's choices.
-
-    Attributes:
-        runs: the training runs that it reads.
-        splits: the prepared splits that it reads.
-        systems: the papers' systems that it covers.
-    """
+    """A study of the project, with what its declaration makes of the project's choices."""
 
     name: str
     module: str

@@ -22,7 +22,6 @@ class RunFiles:
     Attributes:
         params: params.yaml, but model, tasks and seed of the run as far as it wrote them down.
         sweeps: method to its scored candidates; those of a method that has none are left out.
-        geometry: norms and cosines of the task vectors; None where the file is missing.
         registration: what became of the winner in the registry; None where the file is missing.
         costs: a record per stage that has one, in the order in which they started.
     """

@@ -63,11 +63,7 @@ def drawings(figures: Mapping[str, str]) -> list[Drawing]:
 
 
 def inline(name: str, svg: str) -> str:
-    """Return an SVG as part of a page: no prolog, colours as variables, identifiers that start with the figure's name.
-
-    Args:
-        svg: the file as `tasks.plotting` writes it.
-    """
+    """Return an SVG as part of a page: without prolog, colours as variables, identifiers with the figure's name."""
     root = ElementTree.fromstring(svg)
     prefix = re.sub(r"\W", "-", name)
     for parent in list(root.iter()):

@@ -26,7 +26,6 @@ class Cell:
     Attributes:
         order: what sorting compares: a number, or a text.
         depth: strength of the background, 0 to 1.
-        badges: short remarks beside the text.
     """
 
     text: str

@@ -36,7 +36,6 @@ def device_slot(names: Sequence[str], locks: Path | None = None) -> Iterator[str
     The lock is the operating system's: it falls when its holder dies.
 
     Args:
-        names: devices that will do, in order of preference.
         locks: folder of the lock files; one for all projects of a user by default.
     """
     if "cpu" in names:

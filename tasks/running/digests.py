@@ -67,8 +67,6 @@ def accept(root: Path, codes: Mapping[str, tuple[str, str]], because: str, who: 
 
     Args:
         codes: by a stage's key, the digest of its code today and that of the code that made its outputs.
-        because: why they need not be made again.
-        who: who decided; by default the user of this machine.
     """
     if not because.strip():
         raise MergeflowError("say why outputs of older code count: --because 'only a reader of Parquet changed'.")
@@ -241,7 +239,6 @@ class Source:
         strings: its strings that may be names of files and folders beside it.
         shelves: folders of the project, and groups of entry points, where a `Shelf` that it makes looks for more.
         parts: package, folder and part of every `Parts` that it makes: modules PART of packages found by name.
-        methods: the merge methods that it declares, `@method("name", …)`.
         exports: what is behind each name, if the file only passes names on (a package's front door); else None.
     """
 
@@ -256,15 +253,7 @@ class Source:
 
 
 def read_source(text: bytes, package: str, is_package: bool = False) -> Source:
-    """Read the imports, names and meaning of a Python file.
-
-    Args:
-        package: the dotted name of the package that its relative imports start from.
-        is_package: whether it is an `__init__.py`, which alone can be a front door.
-
-    Raises:
-        SyntaxError: it is not Python.
-    """
+    """Read the imports, names and meaning of a Python file."""
     tree = ast.parse(text)
     _leave_out_what_means_nothing(tree)
     _empty_messages(tree)
@@ -479,7 +468,6 @@ class Code:
         root: the project folder. It may hold modules of its own; below it is kept what files have said.
         chosen: by the folder of packages found by name, the one that counts, as {"modalities": "vision"}; of a folder
             that is not named all count.
-        methods: the merge methods that count, with those that they name; None: all of them.
     """
 
     def __init__(
@@ -499,7 +487,6 @@ class Code:
         """Return the digest of the code that `module` depends on.
 
         Args:
-            module: its dotted name, or the path of a file of the project.
             made: paths relative to the project that are not code, even where they lie beside it: the stage's outputs.
             unused: modules that do not count, nor what they alone reach: imported inside functions that are not called.
         """
@@ -561,10 +548,6 @@ class Code:
         """Return the modules of a shelf that declare the merge methods that count, and those that such modules name.
 
         Helpers that declare none are reached by imports. What lies outside our package counts whole or not at all.
-
-        Args:
-            ours: the modules of our package.
-            outside: those of the project's folder and of installed packages.
         """
         if self._methods is None:
             return {*ours, *outside}
@@ -674,11 +657,7 @@ class Code:
 
 @cache
 def code_of(root: Path, methods: frozenset[str] | None = None) -> Code:
-    """Return the code of a project as this process has it; of the modalities the one of its params.yaml counts.
-
-    Args:
-        methods: the merge methods that count; None: all of them.
-    """
+    """Return the code of a project as this process has it; of the modalities the one of its params.yaml counts."""
     choices = root / "params.yaml"
     modality = (read_yaml(choices).get("model") or {}).get("modality") if choices.exists() else None
     return Code(root, {"modalities": modality} if modality else {}, methods)

@@ -40,10 +40,8 @@ class MergeParcel(Sent):
 
     Attributes:
         recipe: as the result's files record it.
-        device: where arithmetic happens.
         inputs: of each path in the recipe what to `open`, the hashes of its `files`, and hash and size of `headers`.
         code: the user's own Python files that declare methods: of each its text and those that it imports, by name.
-        files: to write.
     """
 
     recipe: str
@@ -129,11 +127,7 @@ def _header(weights: Path, target: Path) -> Path:
 
 
 def take_files(files: Sequence[str], parcel: MergeParcel, job: Job, folder: OutputFolder, store: Store) -> None:
-    """Bring files of the result that workers have written into the folder that is being made.
-
-    Raises:
-        StoreError: the store has lost one, or it holds other tensors than the worker wrote.
-    """
+    """Bring files of the result that workers have written into the folder that is being made."""
     for file in files:
         noted = store.read(parcel.document(file))
         if noted is None:
@@ -147,11 +141,7 @@ def take_files(files: Sequence[str], parcel: MergeParcel, job: Job, folder: Outp
 
 
 def merge_part(parcel: dict[str, Any]) -> dict[str, Any] | Exception:
-    """Write files of a merge's result on this machine, which has nothing of the merge.
-
-    Args:
-        parcel: the fields of a `MergeParcel`.
-    """
+    """Write files of a merge's result on this machine, which has nothing of the merge."""
     sent = MergeParcel(**parcel)
     return answered(sent, partial(_merge_part, sent))
 

@@ -43,7 +43,6 @@ class Sent:
     """Work to do elsewhere.
 
     Attributes:
-        store: its address.
         address: what the work is called in messages; of a stage its address.
         driver: the code and packages that it has to be done by.
     """
@@ -69,7 +68,6 @@ class Parcel(Sent):
 
     Attributes:
         fingerprint: the beginning of the stage's, which the worker must find too.
-        texts: the files with the project's choices.
         inputs: the hash of each file and folder that the stage reads, in the store.
     """
 
@@ -90,9 +88,6 @@ class Result:
     Attributes:
         outs: the hash of each output, in the store.
         files: of each output that is a folder, its files.
-        record: the stage's record on the worker.
-        sent: bytes that the worker put into the store.
-        fetched: bytes that it brought from there.
     """
 
     outs: Mapping[str, str]

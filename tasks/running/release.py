@@ -79,10 +79,7 @@ def check_release(
     """Run small projects by the code of the previous release and by this one, and compare what their stages made.
 
     Args:
-        older: the previous release: a wheel, or a checkout.
-        folder: an empty folder for both runs.
         projects: more projects, of other modalities say, that are run by both from the beginning, in copies.
-        regimes: how the small projects train; a release is checked by all of them.
     """
     home = _unpacked(older, folder / "older")
     choices = {f"toy-{regime}": _toy(regime) for regime in regimes}

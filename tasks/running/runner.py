@@ -61,11 +61,7 @@ def running_code() -> dict[str, str]:
 
 
 def check_worker(driver: Mapping[str, str], stage: str) -> None:
-    """Refuse to run a stage where the code or its packages are not those of the driver, which records its own.
-
-    Args:
-        driver: what `running_code` says where the run was started.
-    """
+    """Refuse to run a stage where the code or its packages are not those of the driver, which records its own."""
     here = running_code()
     differences = [
         f"{name} {here.get(name, 'missing')} here and {value} there"
@@ -99,11 +95,7 @@ def do_here(io: StageIO) -> None:
 
 
 def run_stage(root: Path, stage: Stage, force: bool = False, work: Callable[[StageIO], None] = do_here) -> bool:
-    """Bring the outputs of `stage` up to date. Return False where nothing had to be done.
-
-    Args:
-        work: builds the outputs; another machine may do it.
-    """
+    """Bring the outputs of `stage` up to date. Return False where nothing had to be done."""
     state = root / STATE
     lock = state / "locks" / f"{stage.folder_name}.lock"
     with file_lock(lock, f"the stage {stage.address}"), _failure_noted(root, stage.address):
@@ -322,11 +314,7 @@ def _build(io: StageIO, done: Path, work: Callable[[StageIO], None]) -> None:
 
 
 def check_disk(error: BaseException, *folders: Path) -> None:
-    """Tell a full disk as such, where an error that says something else came of it.
-
-    Raises:
-        DiskFull: the error says so, or a folder's disk has no room.
-    """
+    """Tell a full disk as such, where an error that says something else came of it."""
     there = [folder for folder in folders if folder.exists()]
     free = {folder: shutil.disk_usage(folder).free for folder in there}
     full = next((folder for folder in there if free[folder] < _LEAST_FREE), there[0] if is_full(error) else None)

@@ -22,7 +22,6 @@ def scratch_project(root: Path, name: str, fresh: bool = True) -> Iterator[Path]
     the stages' records.
 
     Args:
-        name: names the folder below the project's state, and its lock.
         fresh: begin with an empty folder and remove it afterwards; else what a killed holder left is found again, and
             the caller removes the folder when its work is done.
     """

@@ -29,11 +29,7 @@ _NOT_STATE = ("building", "replaced", "complete")  # of a scratch folder: what a
 
 @contextmanager
 def lease(store: Store, key: str, content: Callable[[], dict[str, Any]]) -> Iterator[None]:
-    """Hold the lease of a stage while the block runs, once its holder, if there is one, has let go or died.
-
-    Args:
-        content: what it tells whoever reads it, asked for at each renewal.
-    """
+    """Hold the lease of a stage while the block runs, once its holder, if there is one, has let go or died."""
     name, holder, numbers = lease_name(key), uuid4().hex, count()
 
     def document() -> dict[str, Any]:

@@ -58,9 +58,6 @@ class Store:
 
         Args:
             cache_folder: keeps what is fetched, to be linked from there; None: every object is fetched each time.
-
-        Raises:
-            StoreError: the address is of no kind that fsspec opens, or its package is missing.
         """
         self.uri, self.sent, self.fetched = uri, 0, 0
         self._cache = cache_folder
@@ -99,11 +96,7 @@ class Store:
                 raise MergeflowError(f"{path.name} has changed while it was sent to {self.uri}: run again.")
 
     def fetch(self, md5: str, target: Path) -> None:
-        """Bring a file or folder; what was at the target is replaced.
-
-        Raises:
-            StoreError: an object is missing, or its bytes are others.
-        """
+        """Bring a file or folder; what was at the target is replaced."""
         remove_path(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         if not md5.endswith(LISTING):
@@ -298,7 +291,6 @@ def bring(root: Path, paths: Iterable[str], unless_in: str | None = None) -> lis
     """Fetch what only a store has of some paths, whole outputs at once; return these.
 
     Args:
-        root: the project folder, which the paths are relative to.
         unless_in: the address of a store whose outputs stay there.
     """
     stored = {out: of for path in paths for out, of in stored_outputs(root, path).items() if of.store != unless_in}
