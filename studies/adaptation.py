@@ -75,8 +75,6 @@ KINDS = ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.
 
 
 class Options(Section):
-    """The study's choices."""
-
     tasks: int = Field(ge=1)  # the first so many are merged
     counts: list[int]  # numbers of tasks whose memory and time are measured
     steps: int = Field(ge=1)  # steps, batch_size: of Adam, images per task
@@ -134,13 +132,11 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
 
 
 def expert_paths(lab: Laboratory, seed: int) -> dict[str, str]:
-    """Return where the experts are, from the project folder."""
     runs = f"{layout.study_run(RUN)}/seed_{seed}/experts"
     return {task: f"{runs}/{task}/{layout.MODEL_FILE}" for task in lab.tasks}
 
 
 def lazy_experts(lab: Laboratory, seed: int) -> dict[str, LazyStateDict]:
-    """Return the experts, left on disk."""
     return {task: open_checkpoint(lab.io.dep(path)) for task, path in expert_paths(lab, seed).items()}
 
 

@@ -262,7 +262,6 @@ class Suite:
 
 
 def open_suite(lab: Laboratory, run: str, seed: int) -> Suite:
-    """Return the experts of a run."""
     trained = lab.run(run)
     iterative = regime_of(trained, seed) == "iterative"
     return Suite(lab, trained.start(seed) if iterative else lab.base, trained.experts(seed))
@@ -369,7 +368,6 @@ def both_ranks(prediction: str, rows: pd.DataFrame) -> str:
 # fmt: off
 
 def set_claims(parts: Sequence[str]) -> list[Claim]:
-    """Return the claims about the suggested λ."""
     others = {"optuna": f"Optuna's {TRIALS} trials", "fixed": f"λ = {FIXED:g}"}
     others["theory"] = f"those of {RANGES['theory']}"
     return [

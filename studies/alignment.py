@@ -40,8 +40,6 @@ QUARTILES = {0.25: "lower quartile", 0.5: "median", 0.75: "upper quartile"}
 
 
 class Options(Section):
-    """The study's choices."""
-
     rounds: list[int]  # the N of `mima_N`
     shown: list[int]  # those with a panel over the rounds
     compared: list[str]  # further runs

@@ -59,7 +59,6 @@ class Attributes:
 
     @property
     def tasks(self) -> list[tuple[str, str]]:
-        """All four tasks."""
         return [(split, look) for split in self.splits for look in self.looks]
 
     def others(self, target: tuple[str, str]) -> tuple[tuple[str, str], tuple[str, str], tuple[str, str]]:
@@ -91,8 +90,6 @@ ATTRIBUTES = {
 
 
 class Options(Section):
-    """The study's choices."""
-
     seeds: list[int] = Field(min_length=1)  # of the net and the orders
     world: ColouredWorld  # digits, net and training
     steps: int = Field(120, ge=1)  # of tuning

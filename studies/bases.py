@@ -81,8 +81,6 @@ SCALES = {
 
 
 class Arm(Section):
-    """One base."""
-
     label: str  # for readers
     pretrained: str | None = None  # a shipped base, which is this pre-training already made
     # the probability of the next class's caption, for classes that are confused at all
@@ -91,15 +89,12 @@ class Arm(Section):
     images: int = Field(112_000, ge=1)  # how many are drawn; they are shown as often as `passes` says
 
     def settings(self, suite: str, passes: int) -> PretrainSettings:
-        """Return the recipe."""
         return PretrainSettings(
             suite=suite, images=self.images, passes=passes, style=self.style, confusion=self.confusion
         )
 
 
 class Options(Section):
-    """The study's choices."""
-
     seeds: list[int] = Field(min_length=1)  # of the order of the batches
     suite: str  # whose classes the bases see
     arms: dict[str, Arm] = Field(min_length=2)  # name → base
@@ -112,7 +107,6 @@ class Options(Section):
     keep: float = Field(gt=0, le=1)  # of TIES
 
     def settings(self, **more: Any) -> FineTuneSettings:
-        """Return how experts are tuned, or with `more` MIMA."""
         values: dict[str, Any] = {"regime": "steps", "steps": self.steps, "batch_size": self.batch_size}
         values |= {"learning_rate": self.learning_rate, "precision": "float32", "save_every": 100}
         return FineTuneSettings.model_validate(values | more)
@@ -483,7 +477,6 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
 
 
 def at_ends(rows: pd.DataFrame, options: Options) -> Iterator[str]:
-    """Yield the choices at an end of their grids."""
     tried: dict[str, dict[str, Sequence[float]]] = {method: {"scale": scales} for method, (scales, _) in SCALES.items()}
     tried["cart"]["rank_ratio"] = options.ratios
     for base, label in labels_of(options).items():

@@ -34,7 +34,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from mergeflow.evaluation import CandidateScorer, Judge
+from mergeflow.evaluation import CandidateScorer
 from mergeflow.modalities.classification import Subset
 from mergeflow.modality import Examples
 from studies.lab import Claim, Laboratory, Row, Section, Study, curves, table
@@ -77,8 +77,6 @@ MARKS: dict[str, dict[str, Any]] = {
 
 
 class Options(Section):
-    """The study's choices."""
-
     experts: str  # the run whose experts are merged
     tasks: int = Field(ge=2)  # the first so many
     images: int = Field(ge=1)  # validation images per task
@@ -125,9 +123,7 @@ class Site:
 
     def losses(self, state: Mapping[str, Any], examples: Mapping[str, Examples] | None = None) -> dict[str, float]:
         """Return L_t of every task, or on the examples given."""
-        self.lab.model.load(state)
-        judge = Judge(self.lab.model, **dict(self.lab.io.section("evaluation")))
-        return judge.losses(self.examples if examples is None else examples)
+        return self.lab.losses(state, self.examples if examples is None else examples)
 
     def addition(self) -> float:
         """Return task arithmetic's λ of the smallest multi-task loss."""
@@ -202,7 +198,6 @@ def measure_seed(lab: Laboratory, run: str, seed: int, options: Options) -> Iter
 
 
 def plane_of(fitted: Mapping[Model, State]) -> Plane:
-    """Return the plane of the paths."""
     return principal_plane(principal_components({str(model): state for model, state in fitted.items()}))
 
 

@@ -79,8 +79,6 @@ Point = tuple[float, ...]
 
 
 class Options(Section):
-    """The study's choices."""
-
     seeds: list[int] = Field(min_length=1)  # of the net and the orders
     world: ColouredWorld  # digits, net and training
     lengths: list[int] = Field(min_length=1)  # steps of tuning

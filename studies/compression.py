@@ -53,8 +53,6 @@ Sizes = Mapping[str, Sequence[int]]
 
 
 class Options(Section):
-    """The study's choices."""
-
     counts: list[int] = Field(min_length=1)  # the first so many tasks
     rank_ratio: float = Field(gt=0, le=1)  # of CART-Indexing in the table
     ratios: list[float]  # of the curves
@@ -241,7 +239,6 @@ def claims(options: Options) -> list[Claim]:
 
 
 def labels(ratio: float) -> dict[str, str]:
-    """Return the rows of the tables."""
     return {
         "cart": f"CART-Indexing, {100 * ratio:g} %",
         "own": f"CART-Indexing, {100 * ratio:g} %, own",

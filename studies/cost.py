@@ -41,8 +41,6 @@ from tasks.plotting.drawing import dress, legend, panels, series_style
 
 
 class Options(Section):
-    """The study's choices."""
-
     joint: list[str] = Field(min_length=1)  # runs of joint training
     # like the first of these but for the learning rate; the best one on validation takes its place
     rates: list[str] = Field(default_factory=list)
@@ -75,7 +73,7 @@ def try_rates(lab: Laboratory, names: Sequence[str]) -> list[Row]:
 def try_rate(lab: Laboratory, name: str, seed: int) -> Iterator[Row]:
     run = lab.run(name)
     reached = mean_accuracy(lab.accuracy(run.model(seed), "validation"))
-    rate = run.joint_settings(seed)["learning_rate"]
+    rate = run.settings(seed)["learning_rate"]
     yield {"part": "rate", "seed": seed, "run": name, "rate": rate, "validation": reached}
 
 

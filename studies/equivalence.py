@@ -72,8 +72,6 @@ NOTES = [
 
 
 class Options(Section):
-    """The study's choices."""
-
     scale: float = Field(0.7, gt=0)  # α of most tables
     epochs: int = Field(3, ge=2)  # k of most tables
     widths: list[int] = Field([8, 16, 16, 4], min_length=2)  # input width, hidden widths and classes of the nets
@@ -160,7 +158,6 @@ def _nets(options: Options) -> list[Case]:
 
 
 def rows_of(case: Case, options: Options) -> dict[str, list[Row]]:
-    """Return the tables of one model."""
     problem, scale, epochs = case.problem, options.scale, options.epochs
     gaps = list(gap_rows(problem, scale, case.steps, epochs))
     growth = epoch_rows(problem, scale, case.steps[0], (2, 3, 5, 8)) if problem.net else ()

@@ -26,7 +26,7 @@ by EMR and by CART-Indexing at 8 %; storage is the file with θ0 where that is n
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -40,9 +40,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import MethodCall
-from mergeflow.search.candidates import Scored, best_on_line, grid_of, line, score_all
-from mergeflow.search.candidates import grid as whole_grid
-from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, grid
+from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows
 from studies.lab.claims import Samples, needs, with_interval
 from studies.lab.inputs import Heads, State
 from studies.lab.methods import (
@@ -52,9 +50,10 @@ from studies.lab.methods import (
     Adaptation,
     Direction,
     Sweep,
-    adapt,
+    adapt_with_rates,
+    arguments_of,
     at_end,
-    choose_rate,
+    best_of,
     ends_note,
     leader,
     measure_file,
@@ -67,7 +66,6 @@ from tasks.models import modality_of
 
 WIDER = ", wider grid"
 COMPRESSORS = {"emr": "EMR", "cart_indexing": "CART-Indexing"}
-ARGUMENTS = ("scale", "keep", "threshold", "rank_ratio", "rate")
 LADDER = ("average", "ties", "task_arithmetic", "cart", "individual")
 BASELINES = ("task_arithmetic", "ties", "average")
 
@@ -90,8 +88,6 @@ class Adapting(Section):
 
 
 class Options(Section):
-    """The study's choices."""
-
     run: str = "experts"  # whose experts are merged
     methods: dict[str, Sweep]  # name in the catalog → what is tried
     wider: dict[str, Sweep] = Field(default_factory=dict)  # what is tried of some of them once more
@@ -197,9 +193,7 @@ class Bench:
 
     def together(self, lab: Laboratory, name: str, seed: int) -> list[Row]:
         """Measure the one model that a joint or an iterative run ends with, with its own heads."""
-        run = lab.run(name)
-        state = run.model(seed) if run.is_joint(seed) else run.merged(seed, len(run.rounds(seed)))
-        return self.look_at(name, state, lab)
+        return self.look_at(name, lab.run(name).final(seed), lab)
 
     def merged(self, model: str, without: str) -> list[Row]:
         """Choose a method's arguments on validation; tensors whose names contain `without` stay the base's."""
@@ -209,7 +203,7 @@ class Bench:
             return state | {name: value for name, value in self.lab.base.items() if without and without in name}
 
         sweep, method = self.options.merges[model], model.removesuffix(WIDER)
-        best, tried = choose(sweep, method, lambda call: self.scorer.state(merge(call)))
+        best, tried = best_of(sweep, method, lambda call: self.scorer.state(merge(call)))
         chosen = {"part": "choice", **best.varied, "tried": tried, "validation": 100 * mean(best.scores)}
         return [*self.look_at(model, merge(best.call), self.lab), chosen]
 
@@ -217,32 +211,13 @@ class Bench:
         """Adapt a coefficient per task and tensor on unlabelled test examples, with the rate that validation chose."""
         choices, first = self.options.adapted, self.lab.run(self.options.run).seeds[0]
         plan = Adaptation(on, "layer", "test", init=scale, lr=choices.rates[0], steps=choices.steps)
-
-        def choose_once() -> list[Row]:
-            assert self.seed == first, "the first seed is measured first"
-            return choose_rate(self.lab, self.experts, plan, choices.rates, every=max(choices.steps // 4, 1))
-
-        tried = self.lab.keep(f"rates_{on}", choose_once)
-        made = adapt(self.lab, self.experts, replace(plan, lr=tried[0]["lr"], seed=self.seed))
+        made, tried = adapt_with_rates(self.lab, self.experts, plan, choices.rates, f"rates_{on}", self.seed, first)
         rows = [*self.look_at(ADAPTED[on], made.state, self.lab), {"part": "choice", "rate": tried[0]["lr"]}]
         return rows + [
             {"part": "rate", "rate": trial["lr"], "step": int(step), "validation": value}
             for trial in (tried if self.seed == first else [])
             for step, value in trial["course"].items()
         ]
-
-
-def choose(sweep: Sweep, method: str, score: Callable[[MethodCall], Mapping[str, float]]) -> tuple[Scored, int]:
-    """Return the best candidate of a method on validation, and how many were tried."""
-    if sweep.scale is None:
-        tried_calls = list(score_all(method, whole_grid(method, sweep.args), score, mean))
-        return max(tried_calls, key=lambda call: call.value), len(tried_calls)
-    values, best, tried = grid(sweep.scale.low, sweep.scale.high, sweep.scale.step), list[Scored](), 0
-    for args in grid_of(method, sweep.args):
-        tried_calls = list(score_all(method, line("scale", values, sweep.scale.start, args), score, mean))
-        best.append(best_on_line(tried_calls, "scale"))
-        tried += len(tried_calls)
-    return max(best, key=lambda call: call.value), tried
 
 
 def probed_heads(lab: Laboratory, state: State) -> Heads:
@@ -419,10 +394,10 @@ def figure_table(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
 
 def choice_table(options: Options, rows: pd.DataFrame) -> pd.DataFrame:
     choices = select(rows, part="choice")
-    arguments = choices[[name for name in ARGUMENTS if name in choices]].to_dict("records")
-    words = [", ".join(f"{name} {value:g}" for name, value in args.items() if value == value) for args in arguments]
     tried = choices.tried.map("{:.0f}".format).replace("nan", "")
-    choices = choices.assign(chosen=words, tried=tried, model=choices.model.map(names_of(rows, options)))
+    choices = choices.assign(
+        chosen=arguments_of(choices), tried=tried, model=choices.model.map(names_of(rows, options))
+    )
     return choices.groupby(["model", "embeddings"], sort=False)[["chosen", "tried"]].agg("; ".join)
 
 
@@ -444,7 +419,6 @@ def heads_figure(options: Options, rows: pd.DataFrame) -> Figure:
 
 
 def at_ends(rows: pd.DataFrame, options: Options) -> Iterator[str]:
-    """Yield the choices at an end of their grids."""
     tried: dict[str, dict[str, Sequence[float]]] = {
         **{model: ranges_of(sweep) for model, sweep in options.merges.items()},
         **{ADAPTED[on]: {"rate": options.adapted.rates} for on in options.adapted.directions},

@@ -49,8 +49,6 @@ HIGH = 0.8  # of a cosine; the paper's own number for gradients, and ours for ta
 
 
 class Options(Section):
-    """The study's choices."""
-
     # words → run with `keep_epochs`; `paper` is the one at the paper's relative step
     runs: dict[str, str] = Field(min_length=1)
     images: int  # training images per task of a full gradient

@@ -37,7 +37,6 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -49,6 +48,7 @@ from studies.lab.claims import Samples, Verdict, with_interval, within
 from studies.lab.plots import root_axis
 from studies.lab.rows import select
 from studies.lab.study import Figures, Tables
+from studies.theory.equivalence import log_log_slope
 from studies.theory.interference import (
     Setting,
     TaskFactors,
@@ -81,8 +81,6 @@ ROUNDING = 1e-18
 
 
 class Options(Section):
-    """The study's choices."""
-
     run: str  # whose experts
     counts: list[int]  # the first so many of their tasks
     shown: list[int]  # those with figures and findings
@@ -131,7 +129,6 @@ def measure_layers(lab: Laboratory, name: str, count: int, seed: int, ratios: Se
 
 
 def curves_of(factors: TaskFactors, ratios: Sequence[float]) -> dict[str, list[float]]:
-    """Return the curves over the ratios."""
     ranks = [rank_of(factors.shape, ratio, "ceil") for ratio in ratios]
     curves, error = row_space_interference(factors), reconstruction_error(factors)
     pairs = len(factors.triples) * (len(factors.triples) - 1)
@@ -237,18 +234,8 @@ def holds(rows: pd.DataFrame, bound: str) -> pd.Series:
     return rows[bound] * (1 + 1e-9) + ROUNDING >= rows.L
 
 
-def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Return the slope of log y over log x by least squares.
-
-    Example:
-        >>> round(slope([1.0, 2.0, 4.0], [3.0, 12.0, 48.0]), 6)
-        2.0
-    """
-    return float(np.polyfit(np.log(xs), np.log(ys), 1)[0])
-
-
 def slope_of(rows: pd.DataFrame) -> float:
-    return slope(list(rows.interference), list(rows.L))
+    return log_log_slope(list(rows.interference), list(rows.L))
 
 
 def never_broken(rows: pd.DataFrame) -> tuple[Verdict, str]:

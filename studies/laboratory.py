@@ -67,8 +67,6 @@ from tasks.project.sections import Section
 
 
 class Options(Section):
-    """The study's choices."""
-
     seeds: list[int] = Field([0, 1, 2, 3, 4], min_length=2)  # of Ψ^(0), a, the batches and the test sets
     dimensions: int = Field(16, ge=8)  # d
     width: int = Field(512, ge=8)  # m
@@ -549,7 +547,6 @@ def pruning_loss(rows: pd.DataFrame, kind: str, less: str) -> pd.Series:
 
 # fmt: off
 def training_claims(options: Options) -> list[Claim]:
-    """Return whether and how fast training solves a task."""
     def alone(rows: pd.DataFrame) -> pd.DataFrame:
         return select(whole(rows), alpha=0.0, scale=0.0)
 
@@ -638,7 +635,6 @@ def unlearning_claims(options: Options) -> list[Claim]:
 
 
 def structure_claims() -> list[Claim]:
-    """Return the claims on the structure of task vectors."""
     cosine: dict[str, Any] = {"low": 0.95, "of": "cosine", "unit": "", "digits": 4}
     return [
         Claim("P14", "μ′ᵀΔWμ′ = α² μᵀΔWμ (Equation 21).", squares,
@@ -681,7 +677,6 @@ def target_claims(options: Options) -> list[Claim]:
 
 
 def reduced_claims(options: Options) -> list[Claim]:
-    """Return the claims on pruning task vectors."""
     most = max(options.keep)
     return [
         *(Claim("P16", f"Task vectors of rank {rank} give the same outcomes (Corollary 1).",

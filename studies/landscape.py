@@ -40,8 +40,6 @@ Point = tuple[float, float]
 
 
 class Options(Section):
-    """The study's choices."""
-
     rounds: list[int] = Field(min_length=2)  # the N whose runs `mima_N` are read
     pairs: list[list[str]] = Field(min_length=1)  # which two tasks
     size: int = Field(ge=3)  # points along each side of the grid

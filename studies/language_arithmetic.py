@@ -133,8 +133,6 @@ class Folders(Section):
 
 
 class World(NamedTuple):
-    """The tasks of a study."""
-
     attributes: Mapping[str, Mapping[tuple[str, str], Task]]
     domains: Mapping[str, Task]
 
@@ -151,7 +149,6 @@ class World(NamedTuple):
 
     @property
     def tasks(self) -> list[Task]:
-        """All tasks, each once."""
         four = (task for tasks in self.attributes.values() for task in tasks.values())
         return list(dict.fromkeys([*self.domains.values(), *four]))
 
@@ -165,8 +162,6 @@ def written(task: Task, split: str, count: int, seed: int, root: Path) -> Iterat
 
 
 class Options(Section):
-    """The study's choices."""
-
     seeds: list[int] = Field(min_length=1)  # of the texts and of the order of the batches
     base: str = "books"  # what every fine-tuning starts from, a place as `model.pretrained` of the modality `causal`
     block: int = Field(128, ge=8)  # tokens of a block
@@ -204,13 +199,11 @@ class Bench:
 
     @classmethod
     def open(cls, options: Options, seed: int) -> "Bench":
-        """Load the base."""
         model, _ = load_model(options.base, Path.cwd())
         return cls(options, seed, model, drawn_weights(model), load_tokenizer(options.base, Path.cwd()))
 
     @cached_property
     def world(self) -> World:
-        """The tasks."""
         return World.of(self.options.folders)
 
     def texts(self, manners: Sequence[Task], split: str) -> PackedText:

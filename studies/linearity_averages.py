@@ -54,8 +54,6 @@ from tasks.plotting.palette import INK
 
 
 class Options(Section):
-    """The study's choices."""
-
     world: World
     task: str  # which of the world's
     # rates, epochs: crossed, each with `orders` orders of the examples: n nets in all
@@ -101,7 +99,6 @@ def measure_soups(lab: Laboratory, options: SoupOptions) -> Iterator[Row]:
 
 
 def measure_soup(lab: Laboratory, options: SoupOptions, seed: int) -> Iterator[Row]:
-    """Yield the rows of one repetition of all runs."""
     if options.task not in lab.tasks:
         raise unknown_name("task", options.task, lab.tasks)
     lab, runs = lab.only([options.task]), [lab.run(run) for run in options.runs]

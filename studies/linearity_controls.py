@@ -70,8 +70,6 @@ def without_pretraining(world: World) -> Tuning:
 
 
 class Options(Section):
-    """The study's choices."""
-
     digits: World  # a world of rotated digits
     pair: list[float] = Field(min_length=2, max_length=2)  # the two angles
     splits: World  # a world of class splits
@@ -166,7 +164,6 @@ def distance_of(a: State, b: State) -> float:
 
 
 def layers_of(rows: pd.DataFrame, world: str = "digits") -> pd.DataFrame:
-    """Return the rows by layer of one world."""
     return select(rows[rows.layer.notna()], world=world)
 
 

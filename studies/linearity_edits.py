@@ -37,7 +37,7 @@ from mergeflow.modality import State
 from studies.lab import Claim, Laboratory, Row, Section, Study, select
 from studies.lab.linearity import (
     Tasks,
-    Tuned,
+    TunedModels,
     World,
     by_seed,
     direction,
@@ -52,8 +52,6 @@ BASE = "base"
 
 
 class Options(Section):
-    """The study's choices."""
-
     world: World  # turned pictures
     scale: float = Field(gt=0)  # the paper's λ
     scales: list[float] = Field(min_length=1)  # of Eq. 3 and 4
@@ -74,7 +72,7 @@ Asked = Mapping[str, tuple[Combination, Row]]
 
 
 def measure_edits(
-    done: Tuned,
+    done: TunedModels,
     scale: float,
     scales: Sequence[float],
     compared: dict[str, dict[str, Linearity]] | None = None,

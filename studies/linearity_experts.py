@@ -48,8 +48,6 @@ from studies.linearity_stitches import addition_figure, claims_on_stitches, nega
 
 
 class Options(Section):
-    """The study's choices."""
-
     run: str  # whose experts are looked at
     images: int = Field(ge=32)  # of each task
     path: int = Field(ge=3)  # number of α of the loss between two experts, ends among them
@@ -66,7 +64,6 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
 
 
 def measure_seed(lab: Laboratory, run: str, seed: int, options: Options) -> Iterator[Row]:
-    """Yield the rows of one seed's experts."""
     tests = {task: Subset.first(examples, options.images) for task, examples in lab.examples("test").items()}
     done = TunedModels(lab.model, lab.base, lab.run(run).experts(seed), tests)
     layers = find_layers(done.model.module)

@@ -51,8 +51,6 @@ STARTS, KINDS = ("pre-trained", "common start", "different starts"), ("one task"
 
 
 class Options(Section):
-    """The study's choices."""
-
     # the first three tasks of each are pre-trained on, trained on, and trained on as the second of two
     worlds: dict[str, World] = Field(min_length=1)
     seeds: list[int] = Field(min_length=1)  # of weights and orders

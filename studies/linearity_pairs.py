@@ -24,7 +24,7 @@ class split cannot be: two splits of CIFAR-100 have 1 000. `fashion_pairs` is th
 **Source.** Zhou et al. 2024, Cross-Task Linearity, Sections 3, 4.1 and 4.2, Lemmas 1 and 2, Figures 4 to 6, B.1.1.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
@@ -37,12 +37,13 @@ from torch import Tensor
 
 from mergeflow.linearity.affine import Combination, Linearity, affine, combine
 from mergeflow.linearity.layers import find_layers
+from mergeflow.modality import State
 from studies.lab import Claim, Laboratory, Row, Section, Study, select, table
 from studies.lab.linearity import (
     ALPHAS,
     ENDS,
     Tasks,
-    Trained,
+    TunedModels,
     World,
     accuracy_of,
     by_seed,
@@ -101,13 +102,13 @@ def measure_world(name: str, world: World, opened: Tasks, seed: int) -> Iterator
         yield from path_rows(done.model, ends, examples, eleven, part="paths", **about, pair=f"{i} – {j}")
 
 
-def pairs(done: Trained, layers: list[str], mode: str) -> dict[str, dict[str, Linearity]]:
+def pairs(done: TunedModels, layers: list[str], mode: str) -> dict[str, dict[str, Linearity]]:
     """Compare all pairs at all α, under the names `α i – j`.
 
     The mode "recomputed" computes BatchNorm's statistics again for every net and average.
     """
     sources = {task: split.test for task, split in done.tasks.items() if task in done.tuned}
-    ends = own_statistics(done) if mode == "recomputed" else done.tuned
+    ends: Mapping[str, State] = own_statistics(done) if mode == "recomputed" else done.tuned
     asked = {}
     for alpha, (i, j) in product(ALPHAS, combinations(done.tuned, 2)):
         state = None
@@ -118,12 +119,12 @@ def pairs(done: Trained, layers: list[str], mode: str) -> dict[str, dict[str, Li
     return affine(done.model, sources, ends, asked, layers, batch_size=500)
 
 
-def own_statistics(done: Trained) -> dict[str, dict[str, Tensor]]:
+def own_statistics(done: TunedModels) -> dict[str, dict[str, Tensor]]:
     """Return the tuned nets, BatchNorm's statistics computed again on their own training pictures."""
     return {task: with_statistics(done.model, state, [done.tasks[task].train]) for task, state in done.tuned.items()}
 
 
-def simplex(done: Trained, layers: list[str], seed: int, about: Row) -> list[Row]:
+def simplex(done: TunedModels, layers: list[str], seed: int, about: Row) -> list[Row]:
     """Return rows of m nets with weights of the simplex, on the tests of all of them."""
     names = list(done.tuned)
     drawn = np.random.default_rng(seed).dirichlet(np.ones(len(names)), size=5)
@@ -166,7 +167,6 @@ def share_below(rows: pd.DataFrame, world: str) -> Samples:
 
 # fmt: off
 def claims_of(world: str, net: World) -> list[Claim]:
-    """List the paper's claims about the nets of one world."""
     system = "L2" if net.angles else "L3"
     features: Callable[[pd.DataFrame], pd.DataFrame] = partial(judged, world=world)
     made = [

@@ -38,13 +38,7 @@ from mergeflow.linearity.layers import find_layers
 from mergeflow.modality import State
 from studies.lab import Claim, Laboratory, Row, Section, Study, curves, select
 from studies.lab.claims import with_interval
-from studies.lab.linearity import (
-    Tasks,
-    Tuned,
-    World,
-    by_seed,
-    train_world,
-)
+from studies.lab.linearity import Tasks, TunedModels, World, by_seed, train_world
 from studies.lab.plots import scatter, side_by_side
 from studies.lab.rows import Samples
 from studies.theory.linearity import front, stitch
@@ -58,7 +52,7 @@ BATCH = 1000
 class Halves:
     """Front halves of nets edited by task vectors, and the back half of their base, cut at several layers."""
 
-    def __init__(self, done: Tuned, layers: Sequence[str]) -> None:
+    def __init__(self, done: TunedModels, layers: Sequence[str]) -> None:
         self.done, self.layers = done, layers
         self.of_base = cache(lambda on: self._front(done.start, on))
         self.base_alone = cache(lambda layer, on: self.accuracy([(1.0, self.of_base(on)[layer])], layer, on))
@@ -87,7 +81,7 @@ class Halves:
 
 
 def stitch_rows(
-    done: Tuned, layers: Sequence[str], add: Sequence[float], negate: Sequence[float], **settings: Any
+    done: TunedModels, layers: Sequence[str], add: Sequence[float], negate: Sequence[float], **settings: Any
 ) -> list[Row]:
     """Return the rows of additions of all pairs and negations of all tasks, by layer.
 

@@ -240,8 +240,6 @@ _TEXTS = 32  # whose features are computed in several ways
 
 
 class Options(Section):
-    """The study's choices."""
-
     world: TextWorld | None = None  # a model from nothing
     checkpoints: Checkpoints | None = None  # published ones in its place
     texts: int = Field(ge=32)  # of each task

@@ -21,22 +21,17 @@ as many steps a task as the experts. Normalised accuracy is
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
-from mergeflow.merging import configure
-from mergeflow.search.candidates import grid_of
-from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, curves, grid, table
+from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, curves, table
 from studies.lab.claims import Samples, with_interval
-from studies.lab.inputs import Accuracy, ChosenScale, State
+from studies.lab.inputs import State
 from studies.lab.methods import (
     ADAPTED,
     CART_START,
@@ -49,12 +44,11 @@ from studies.lab.methods import (
     USED,
     Adaptation,
     Direction,
-    Scales,
     Sweep,
-    adapt,
+    adapt_with_rates,
     arguments_of,
     at_end,
-    choose_rate,
+    best_of,
     ends_note,
     leader,
     ranges_of,
@@ -92,8 +86,6 @@ class Together(Section):
 
 
 class Options(Section):
-    """The study's choices."""
-
     counts: list[int] = Field(min_length=1)  # numbers of tasks
     methods: dict[str, Sweep]  # name in the catalog → what is tried
     together: dict[str, Together]  # joint and iterative runs by name
@@ -125,7 +117,6 @@ def measure(lab: Laboratory, options: Options) -> list[Row]:
 
 
 def measure_models(lab: Laboratory, run: str, seed: int, options: Options) -> Iterator[Row]:
-    """Yield the rows of every model of the laboratory's tasks."""
     count, experts = len(lab.tasks), lab.run(run).experts(seed)
     scorer = lab.blind().scorer(experts)
     ranks = ranks_of(options)
@@ -162,46 +153,26 @@ def ranks_of(options: Options) -> list[float]:
 
 
 def measure_trained(lab: Laboratory, name: str, seed: int) -> list[Row]:
-    """Return the accuracy of the one model that a joint or an iterative run ends with."""
-    run = lab.run(name)
-    state = run.model(seed) if run.is_joint(seed) else run.merged(seed, len(run.rounds(seed)))
-    return lab.accuracy_rows(state, "test")
+    return lab.accuracy_rows(lab.run(name).final(seed), "test")
 
 
 def measure_method(lab: Laboratory, scorer: CandidateScorer, method: str, sweep: Sweep) -> list[Row]:
     """Choose a method's arguments on validation, look at test once."""
-    tried = [along(lab, scorer, method, sweep.scale, args) for args in grid_of(method, sweep.args)]
-    best = max(tried, key=lambda chosen: mean(chosen.validation))
-    test = lab.accuracy(scorer.merge(method, **best.args), "test")
-    chosen = {**best.args, "tried": sum(chosen.tried for chosen in tried)}
-    splits: dict[str, Accuracy] = {"test": test, "validation": best.validation}
+    best, tried = best_of(sweep, method, scorer.candidate)
+    splits = {"test": lab.accuracy(scorer.merge(best.call), "test"), "validation": best.scores}
+    chosen = {**best.varied, "tried": tried}
     return [row | chosen for split, accuracies in splits.items() for row in accuracy_rows(accuracies, split=split)]
-
-
-def along(
-    lab: Laboratory, scorer: CandidateScorer, method: str, scales: Scales | None, args: Mapping[str, Any]
-) -> ChosenScale:
-    if scales is None:
-        return ChosenScale(dict(args), scorer.candidate(configure(method, args)), {}, 1)
-    values = grid(scales.low, scales.high, scales.step)
-    return choose_scale(lab, scorer, method, values, scales.start, args, test=False)
 
 
 def measure_adapted(
     lab: Laboratory, experts: Mapping[str, State], plan: Adaptation, rates: list[float], count: int, seed: int
 ) -> Iterator[Row]:
     """Adapt a coefficient per task and tensor on unlabelled test images, with the rate that validation chose."""
-    first = lab.run("experts").seeds[0]
-
-    def choose() -> list[Row]:
-        assert seed == first, "the first seed is measured first"
-        return choose_rate(lab, experts, plan, rates, every=max(plan.steps // 4, 1))
-
-    tried = lab.keep(f"{count}_rates_{plan.on}", choose)
-    plan = replace(plan, lr=tried[0]["lr"], seed=seed)
     about = {"seed": seed, "tasks": count, "model": ADAPTED[plan.on]}
     start = lab.accuracy(lab.scorer(experts).merge(plan.static), "test")
-    yield from lab.accuracy_rows(adapt(lab, experts, plan).state, "test", **about, split="test")
+    first, name = lab.run("experts").seeds[0], f"{count}_rates_{plan.on}"
+    made, tried = adapt_with_rates(lab, experts, plan, rates, name, seed, first)
+    yield from lab.accuracy_rows(made.state, "test", **about, split="test")
     yield from accuracy_rows(start, **about, split="start")
     for trial in tried:
         for step, value in trial["course"].items():
@@ -453,7 +424,6 @@ def notes(rows: pd.DataFrame, options: Options) -> list[str]:
 
 
 def at_ends(rows: pd.DataFrame, options: Options, names: Mapping[str, str]) -> Iterator[str]:
-    """Yield the choices at an end of their grids."""
     ends: Counter[str] = Counter()
     for row in select(rows, split="test").drop_duplicates(["tasks", "seed", "model"]).to_dict("records"):
         tried = ranges_of(options.methods[row["model"]]) if row["model"] in options.methods else {}

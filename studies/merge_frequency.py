@@ -35,8 +35,6 @@ Cell = tuple[str, int, int]
 
 
 class Options(Section):
-    """The study's choices."""
-
     rounds: list[int] = Field(min_length=2)  # N, with 1 among them
     # of α in 1/T. The runs are `mima_N` for the average with one schedule, and SCHEDULE_MULTIPLE_N otherwise, such as
     # `per_round_2_16`

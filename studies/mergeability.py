@@ -33,7 +33,6 @@ al. 2025 (CART), Section 5.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -71,12 +70,9 @@ def in_tangent_space(inputs: Laboratory) -> Laboratory:
     Args:
         inputs: the study's; they stay as they are.
     """
-    part = copy(inputs)
     fresh = load_model(inputs.io, layout.BASE_MODEL, inputs.device)
-    vars(part).update(
-        model=LinearisedModel.of(fresh, modality_of(inputs.io).tower(inputs.io.section("model"))), _judged={}
-    )
-    return part
+    tower = modality_of(inputs.io).tower(inputs.io.section("model"))
+    return inputs.changed(model=LinearisedModel.of(fresh, tower), _judged={})
 
 
 @dataclass(frozen=True)
@@ -133,8 +129,6 @@ PREDICTIONS = (LAST, "CTL error, mean of the blocks", "CTL error, largest of the
 
 
 class Options(Section):
-    """The study's choices."""
-
     runs: dict[str, str] = Field(min_length=1)  # run → label, each with one expert a task
     rounds: list[int]  # N of `mima_N`; none where nothing is tuned in rounds, as with experts that somebody published
     images: int = Field(ge=32)  # of each task's validation
@@ -146,7 +140,6 @@ class Options(Section):
 
     @property
     def all_runs(self) -> list[str]:
-        """The training runs that are read."""
         return list(dict.fromkeys([*self.runs, *self.iterative.values()]))
 
 
@@ -168,7 +161,6 @@ def measure(lab: Laboratory, options: Options) -> list[Row]:
 
 
 def measure_suites(lab: Laboratory, options: SuiteOptions) -> list[Row]:
-    """Return the same for the pairs of the largest suite."""
     return lab.first(max(options.counts)).by_run(options.runs, partial(measure_run, images=options.images))
 
 
@@ -181,7 +173,6 @@ def measure_run(lab: Laboratory, run: str, seed: int, images: int) -> Iterator[R
 
 
 def pair_rows(lab: Laboratory, experts: dict[str, State], images: int, about: Row) -> Iterator[Row]:
-    """Yield a row for each pair of experts, which are weights of the laboratory's model."""
     alone = lab.individual(experts, "test")
     errors = ctl_errors(lab, experts, images)
     vectors = {task: task_vector(state, lab.base) for task, state in experts.items()}

@@ -54,8 +54,6 @@ NAMES = {"task_arithmetic": "task arithmetic", "ties": "TIES", "experts": "exper
 
 
 class Options(Section):
-    """The study's choices."""
-
     rounds: list[int] = Field(min_length=1)  # the N whose runs `mima_N` are read
     keep: float  # TIES's share of entries
     budgets: list[int]  # further S, of the runs `mima_N_S` for each N of `at`
@@ -85,7 +83,6 @@ def measure_base(lab: Laboratory, run: str, seed: int) -> list[Row]:
 
 
 def measure_average(lab: Laboratory, run: str, seed: int) -> Iterator[Row]:
-    """Yield the accuracy of one run's experts and of their average."""
     experts, about = lab.run(run).experts(seed), settings(lab, run, seed)
     average = lab.scorer(experts).merge("average")
     yield from accuracy_rows(lab.individual(experts, "test"), **about, model="experts")
@@ -93,7 +90,6 @@ def measure_average(lab: Laboratory, run: str, seed: int) -> Iterator[Row]:
 
 
 def measure_merges(lab: Laboratory, run: str, seed: int, keep: float) -> Iterator[Row]:
-    """Yield the accuracy of one run's experts and of all their merges."""
     yield from measure_average(lab, run, seed)
     about, scorer = settings(lab, run, seed), lab.blind().scorer(lab.run(run).experts(seed))
     arguments: dict[str, dict[str, float]] = {"task_arithmetic": {}, "ties": {"keep": keep}}

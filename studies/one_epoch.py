@@ -35,8 +35,6 @@ EQUAL = 2.0  # points between experts that are equally good
 
 
 class Options(Section):
-    """The study's choices."""
-
     epochs: list[int] = Field(min_length=2)  # those of the run `converged` that are merged; the last is its end
     # a run of one epoch → a run trained to its end with epochs of as many steps, in which that number is another
     further: dict[str, str]

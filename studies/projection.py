@@ -34,7 +34,6 @@ from pydantic import Field, field_validator
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-from mergeflow.evaluation import Judge
 from mergeflow.evaluation.averages import mean
 from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, methods
@@ -59,8 +58,6 @@ COMPARED = ("average", *OTHERS)  # what the planes show: the paper does not say 
 
 
 class Options(Section):
-    """The study's choices."""
-
     one_shot: str  # the run whose experts are merged
     paths: list[str] = Field(min_length=1)  # the iterative runs
     joint: str  # the joint run
@@ -183,8 +180,7 @@ def barrier(line: Sequence[float]) -> float:
 
 def total_loss(lab: Laboratory, state: State, examples: Mapping[str, Examples]) -> float:
     """Return the multi-task loss Σ_t L_t."""
-    lab.model.load(state)
-    return sum(Judge(lab.model, **dict(lab.io.section("evaluation"))).losses(examples).values())
+    return sum(lab.losses(state, examples).values())
 
 
 def measure_across(lab: Laboratory, options: Options, scales: Mapping[str, float]) -> Iterator[Row]:

@@ -79,8 +79,6 @@ Heads = Mapping[Name, Weights]
 
 
 class Options(Section):
-    """The study's choices."""
-
     seeds: list[int] = Field(min_length=1)  # of the texts and of the order of the batches
     base: str = "sentences8"  # what every fine-tuning starts from, a place as `model.pretrained` of the modality `text`
     pooling: str = Field("mean", pattern="^(mean|first)$")  # what a head sees of a text, as there
@@ -116,7 +114,6 @@ class Bench:
 
     @classmethod
     def open(cls, options: Options, seed: int) -> "Bench":
-        """Load the base."""
         encoder, _ = load_encoder(options.base, Path.cwd(), options.pooling)
         tokenizer = load_tokenizer(options.base, Path.cwd(), options.max_length)
         check_length(encoder, tokenizer.pad, options.max_length)

@@ -77,8 +77,6 @@ Split = Mapping[str, Examples]
 
 
 class Options(Section):
-    """The study's choices."""
-
     experts: str  # the run whose experts are merged
     sizes: list[int] = Field(min_length=2)  # the N
     starts: list[int] = Field(min_length=1)  # those from which the loss up to the largest N is told

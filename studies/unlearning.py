@@ -98,8 +98,6 @@ class Folders(Section):
 
 
 class Options(Section):
-    """The study's choices."""
-
     # of the corpus (each has books of its own), the order of the batches and the adapters
     seeds: list[int] = Field([1, 2, 3, 4, 5], min_length=2)
     base: str = "books"  # what every fine-tuning starts from, a place as `model.pretrained` of the modality `causal`
@@ -130,7 +128,6 @@ class Options(Section):
 
     @property
     def titles(self) -> Books:
-        """The titles of the three books."""
         return Books(*self.folders.books) if self.folders else SUITE
 
 
@@ -269,7 +266,6 @@ def measure(lab: Laboratory, options: Options) -> list[Row]:
 
 
 def measure_seed(scratch: Path, device: torch.device, options: Options, seed: int) -> Iterator[Row]:
-    """Return all rows of a seed."""
     saved = scratch / f"runs_{seed}"
     saved.mkdir(parents=True, exist_ok=True)
     corpus = Corpus(seed, options, load_tokenizer(options.base, Path.cwd()), device)

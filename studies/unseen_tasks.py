@@ -86,8 +86,6 @@ BEHIND = 1
 
 
 class Options(Section):
-    """The study's choices."""
-
     seeds: list[int] = Field(min_length=1)  # of nets, orders and samples
     world: ColouredWorld  # digits, net and training
     steps: int = Field(120, ge=1)  # of tuning
@@ -111,7 +109,6 @@ def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -
 
 
 def task_of(group: str, digits: Digits, value: float) -> Classification:
-    """Return a task of a group."""
     name = f"{value:g}"
     return coloured(digits, value, name) if group == COLOURS else shown(digits, Look(angle=value), name)
 

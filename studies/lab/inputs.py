@@ -4,7 +4,6 @@ import json
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -82,28 +81,24 @@ def cached(io: StageIO, name: str, measure: Callable[[], Piece]) -> Piece:
     return row
 
 
-def cached_in_processes(io: StageIO, measures: Mapping[str, Callable[[], Piece]], what: str = "pieces") -> list[Piece]:
+def cached_all(io: StageIO, measures: Mapping[str, Callable[[], Piece]], what: str = "pieces") -> list[Piece]:
     """Measure or read every piece as `cached` does; missing ones are measured by `run.workers` processes.
 
-    What lies in the project's own folder, which no other process can import by name, is measured here in turn.
+    On a device, which is held for one of them, and where the code lies in the project's own folder, which no other
+    process can import by name, pieces are measured in turn.
 
     Args:
-        io: the stage's files and parameters.
         measures: by the piece's name, what measures it; a process gets it pickled. No result depends on the others.
         what: what progress counts.
     """
     missing = [name for name in measures if not _piece(io, name).exists()]
-    workers = min(io.params.run.workers, len(missing))
+    workers = min(io.params.run.workers, len(missing)) if device_names(io.params.run.device) == ["cpu"] else 1
     if workers > 1 and not any(PRIVATE.encode() in pickle.dumps(measures[name]) for name in missing):
         with worker_pool(workers) as pool:
             names = {pool.submit(measures[name]): name for name in missing}
             for future in as_completed(names):
                 write_atomically(_piece(io, names.pop(future)), json.dumps(future.result()))
                 io.report(what, len(measures) - len(names), len(measures))
-    return _cached_in_turn(io, measures, what)
-
-
-def _cached_in_turn(io: StageIO, measures: Mapping[str, Callable[[], Piece]], what: str) -> list[Piece]:
     measured = []
     for done, (name, measure) in enumerate(measures.items()):
         io.report(what, done, len(measures))
@@ -113,15 +108,6 @@ def _cached_in_turn(io: StageIO, measures: Mapping[str, Callable[[], Piece]], wh
 
 def _piece(io: StageIO, name: str) -> Path:
     return io.scratch / "pieces" / f"{name}.json"
-
-
-def cached_all(io: StageIO, measures: Mapping[str, Callable[[], Piece]], what: str) -> list[Piece]:
-    """Keep the pieces side by side on the processor, one after the other on a device, which is held for one of them.
-
-    Args: As of `cached_in_processes`.
-    """
-    keep = cached_in_processes if device_names(io.params.run.device) == ["cpu"] else _cached_in_turn
-    return keep(io, measures, what)
 
 
 # What a study reads
@@ -156,16 +142,19 @@ class TrainingRun:
     tasks: Sequence[str]
 
     @property
+    def folder(self) -> Path:
+        """Where the run's files are."""
+        return self.io.dep(layout.study_run(self.name))
+
+    @property
     def seeds(self) -> list[int]:
         """The seeds of this run, which may be fewer than the project's."""
-        folder = self.io.dep(layout.study_run(self.name))
-        return sorted(int(path.name.removeprefix("seed_")) for path in folder.glob("seed_*"))
+        return sorted(int(path.name.removeprefix("seed_")) for path in self.folder.glob("seed_*"))
 
     @property
     def tuned(self) -> list[str]:
         """The tasks of interest that this run has an expert of."""
-        folder = self.io.dep(layout.study_run(self.name)) / f"seed_{self.seeds[0]}" / "experts"
-        return [task for task in self.tasks if (folder / task).exists()]
+        return [task for task in self.tasks if (self.folder / f"seed_{self.seeds[0]}/experts/{task}").exists()]
 
     def expert(self, seed: int, task: str) -> State:
         """Return θ_t; of an iterative run that of the last round."""
@@ -176,7 +165,7 @@ class TrainingRun:
 
     def heads(self, seed: int) -> Heads:
         """Return the heads that came out of the training of the experts or of the joint model, where there are any."""
-        folder = self.io.dep(layout.study_run(self.name)) / f"seed_{seed}"
+        folder = self.folder / f"seed_{seed}"
         files = {task: folder / "experts" / task / layout.HEAD_FILE for task in self.tasks}
         if self.is_joint(seed):
             files = {task: head_file(folder / "model", self.tasks, task) for task in self.tasks}
@@ -184,7 +173,7 @@ class TrainingRun:
 
     def is_joint(self, seed: int) -> bool:
         """Return whether the run made one model for all tasks."""
-        return (self.io.dep(layout.study_run(self.name)) / f"seed_{seed}" / "model").exists()
+        return (self.folder / f"seed_{seed}/model").exists()
 
     def epoch(self, seed: int, task: str, number: int) -> State:
         """Return θ_t after an epoch of a run with `keep_epochs`.
@@ -200,12 +189,8 @@ class TrainingRun:
 
     def settings(self, seed: int) -> dict[str, Any]:
         """Return the settings of `finetune` that the run was trained with."""
-        settings: dict[str, Any] = self.training(seed, self.tasks[0])["settings"]
-        return settings
-
-    def joint_settings(self, seed: int) -> dict[str, Any]:
-        """Return the settings of `finetune` that a joint run was trained with."""
-        settings: dict[str, Any] = self._json(f"seed_{seed}/model/training.json")["settings"]
+        model = "model" if self.is_joint(seed) else f"experts/{self.tasks[0]}"
+        settings: dict[str, Any] = self._json(f"seed_{seed}/{model}/training.json")["settings"]
         return settings
 
     def model(self, seed: int) -> State:
@@ -220,6 +205,10 @@ class TrainingRun:
     def merged(self, seed: int, number: int) -> State:
         """Return θ̄(i), the merge after round `number`, of an iterative run."""
         return self._state(f"seed_{seed}/merged/round_{number:03}")
+
+    def final(self, seed: int) -> State:
+        """Return the one model that a joint or an iterative run ends with."""
+        return self.model(seed) if self.is_joint(seed) else self.merged(seed, len(self.rounds(seed)))
 
     def start(self, seed: int) -> State:
         """Return θ̄(N−1), from which the last round of an iterative run started."""
@@ -249,7 +238,6 @@ class Laboratory:
 
     @cached_property
     def tasks(self) -> list[str]:
-        """The project's tasks."""
         return list(self.io.section("tasks"))
 
     @cached_property
@@ -262,10 +250,12 @@ class Laboratory:
         """The device that models are on, held until the study ends."""
         return choose_device(self.io)
 
-    def __copy__(self) -> "Laboratory":
-        part = type(self).__new__(type(self))
-        vars(part).update(vars(self))
-        return part
+    def changed(self, **parts: Any) -> "Laboratory":
+        """Return the same with some parts changed; what the others have opened is shared."""
+        assert self.model  # made before the copy, so that both have the same
+        laboratory = type(self).__new__(type(self))
+        vars(laboratory).update(vars(self) | parts)
+        return laboratory
 
     def __getstate__(self) -> dict[str, Any]:
         """Go to another process without what was opened here, which opens there when it is asked for."""
@@ -334,10 +324,7 @@ class Laboratory:
 
     def only(self, tasks: Sequence[str]) -> "Laboratory":
         """Return the same for some of the tasks alone; examples and model are shared."""
-        assert self.model  # made before the copy, so that both have the same
-        part = copy(self)
-        part.tasks = [task for task in self.tasks if task in tasks]
-        return part
+        return self.changed(tasks=[task for task in self.tasks if task in tasks])
 
     def blind(self) -> "Laboratory":
         """Return the same for choosing something: opening a test split is an error, even one that is open already.
@@ -347,18 +334,12 @@ class Laboratory:
             Traceback (most recent call last):
             mergeflow.errors.MergeflowError: ... reads outputs/data/test/digits where it must not: ...
         """
-        assert self.model  # made before the copy, so that both have the same
-        part = copy(self)
-        part.io = replace(self.io, withheld=(*self.io.withheld, f"{layout.DATA}/test"))
-        part._examples = {key: examples for key, examples in self._examples.items() if key[0] != "test"}
-        return part
+        io = replace(self.io, withheld=(*self.io.withheld, f"{layout.DATA}/test"))
+        return self.changed(io=io, _examples={key: part for key, part in self._examples.items() if key[0] != "test"})
 
     def with_heads(self, heads: Heads) -> "Laboratory":
         """Return the same with these heads, for tasks whose heads are trained with the model."""
-        assert self.model  # made before the copy, so that both have the same
-        part = copy(self)
-        part.heads, part._examples, part._judged = heads, {}, {}
-        return part
+        return self.changed(heads=heads, _examples={}, _judged={})
 
     @cached_property
     def trained_heads(self) -> bool:
@@ -418,6 +399,11 @@ class Laboratory:
     def accuracy_rows(self, state: State, split: str, /, **settings: Any) -> list[Row]:
         """Return one row for each task: the settings, and the accuracy of a model in %."""
         return accuracy_rows(self.accuracy(state, split), **settings)
+
+    def losses(self, state: Mapping[str, Tensor], examples: Mapping[str, Examples]) -> dict[str, float]:
+        """Return the loss of a model on some examples of each task."""
+        self.model.load(state)
+        return self._judge.losses(examples)
 
     def individual(self, experts: Mapping[str, State], split: str) -> Accuracy:
         """Return every expert's accuracy on its own task."""
@@ -515,8 +501,7 @@ def regime_of(run: TrainingRun, seed: int) -> str:
     Args:
         run: one that has experts, not one joint model.
     """
-    folder = run.io.dep(layout.study_run(run.name)) / f"seed_{seed}" / "experts" / run.tasks[0]
-    if not (folder / "training.json").exists():
+    if not (run.folder / f"seed_{seed}/experts/{run.tasks[0]}/training.json").exists():
         return PUBLISHED
     regime: str = run.settings(seed)["regime"]
     return regime

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -49,22 +49,11 @@ class Tuning(Section):
 
     def settings(self) -> FineTuneSettings:
         """Return these as the settings of the one training loop."""
-        length: dict[str, Any] = {"regime": "epochs", "epochs": self.epochs}
-        if self.steps is not None:
-            length = {"regime": "steps", "steps": self.steps}
-        return FineTuneSettings(
-            **length,
-            batch_size=self.batch_size,
-            optimiser="sgd",
-            momentum=self.momentum,
-            learning_rate=self.learning_rate,
-            weight_decay=self.weight_decay,
-            warmup=0.0,
-            schedule="constant",
-            gradient_clip=0.0,
-            batch_norm="updated",  # the nets start from random weights
-            save_every=1_000_000,
-        )
+        regime, other = ("epochs", "steps") if self.steps is None else ("steps", "epochs")
+        plain = {"optimiser": "sgd", "warmup": 0.0, "schedule": "constant", "gradient_clip": 0.0}
+        plain["batch_norm"] = "updated"  # the nets start from random weights
+        given = self.model_dump(exclude={other})
+        return FineTuneSettings.model_validate({"regime": regime, "save_every": 1_000_000, **plain, **given})
 
 
 class World(Section):
@@ -192,39 +181,29 @@ def has_statistics(model: Model) -> bool:
     return any("running_mean" in name for name in model.state())
 
 
-class Tuned(Protocol):
-    """Models tuned from one start, and the examples that they are looked at."""
-
-    @property
-    def model(self) -> Model: ...
-    @property
-    def start(self) -> State: ...
-    @property
-    def tuned(self) -> Mapping[str, State]: ...
-    @property
-    def tests(self) -> Mapping[str, Examples]: ...
-    def controls(self, task: str) -> list[str]:
-        """Return the tasks that an edit with this task's vector should leave alone."""
-
-
 @dataclass(frozen=True)
-class Trained:
-    """A pre-trained net and those tuned from it."""
+class TunedModels:
+    """Models tuned from one start, and the examples that they are looked at.
+
+    Attributes:
+        model: What weights are loaded into.
+        start: θ0.
+        tuned: Task → θ_t.
+        tests: Task → examples, or of a model of sequences what it is asked.
+        tasks: Of nets that are trained here, what is trained on too.
+        first: The task of their pre-training.
+    """
 
     model: Model
-    start: dict[str, Tensor]
-    tuned: dict[str, dict[str, Tensor]]
-    tasks: dict[str, NetTask]
-    first: str
-
-    @property
-    def tests(self) -> dict[str, Classification]:
-        """Task → examples that are looked at."""
-        return {task: split.test for task, split in self.tasks.items()}
+    start: State
+    tuned: Mapping[str, State]
+    tests: Mapping[str, Any]
+    tasks: Mapping[str, NetTask] = field(default_factory=dict)
+    first: str = ""
 
     def controls(self, task: str) -> list[str]:
-        """Return the task of the pre-training, the control of every edit."""
-        return [self.first]
+        """Return what an edit with this task's vector should leave alone: the first task, or all the others."""
+        return [self.first] if self.first else [other for other in self.tuned if other != task]
 
 
 def pretrained(
@@ -242,7 +221,7 @@ def accuracy_of(model: Model, state: State, task: NetTask) -> float:
     return 100 * accuracies(model, {"own": task.test})["own"]
 
 
-def train_world(world: World, tasks: dict[str, NetTask], seed: int) -> Trained:
+def train_world(world: World, tasks: dict[str, NetTask], seed: int) -> TunedModels:
     """Pre-train on the first task and tune on each of the others.
 
     Args:
@@ -252,7 +231,7 @@ def train_world(world: World, tasks: dict[str, NetTask], seed: int) -> Trained:
     first, *others = tasks
     model, _, start = pretrained(world, tasks, seed)
     tuned = {task: trained(model, start, tasks[task].train, world.tune, seed) for task in others}
-    return Trained(model, start, tuned, tasks, first)
+    return TunedModels(model, start, tuned, {name: task.test for name, task in tasks.items()}, tasks, first)
 
 
 # Rows of the measurement, their worst cases, paths of loss, a figure
@@ -260,27 +239,6 @@ def train_world(world: World, tasks: dict[str, NetTask], seed: int) -> Trained:
 FLAT = 0.1  # nats of LMC
 ALPHAS = (0.25, 0.5, 0.75)  # of averages of two nets
 ENDS = "no path has a barrier: it fails because the losses of its ends differ, as those of nets of two tasks do"
-
-
-@dataclass(frozen=True)
-class TunedModels:
-    """Models tuned from one start on some tasks; the control of a task are all the others.
-
-    Attributes:
-        model: What weights are loaded into.
-        start: θ0.
-        tuned: Task → θ_t.
-        tests: Task → examples, or of a model of sequences what it is asked.
-    """
-
-    model: Model
-    start: State
-    tuned: Mapping[str, State]
-    tests: Mapping[str, Any]
-
-    def controls(self, task: str) -> list[str]:
-        """Return all the other tasks."""
-        return [other for other in self.tuned if other != task]
 
 
 def rows_of(compared: Mapping[str, Mapping[str, Linearity]], **settings: Any) -> list[Row]:

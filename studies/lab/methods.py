@@ -15,12 +15,15 @@ from torch import Tensor
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.evaluation.adamerging import entropy_gradient
+from mergeflow.evaluation.averages import mean
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.compression.compressor import configure_compressor
 from mergeflow.merging.compression.suite_file import Compressed, compress, extract_task
 from mergeflow.merging.learned.adamerging import Learned, learn
+from mergeflow.search.candidates import Scored, best_on_line, grid_of, line, score_all
+from mergeflow.search.candidates import grid as candidate_grid
 from studies.lab.claims import with_interval
-from studies.lab.inputs import Accuracy, Laboratory, State, mean_accuracy
+from studies.lab.inputs import Accuracy, Laboratory, State, grid, mean_accuracy
 from studies.lab.rows import Row, paired
 from tasks.project.sections import Section
 
@@ -69,6 +72,19 @@ class Sweep(Section):
     args: dict[str, list[Any]] = Field(default_factory=dict)
 
 
+def best_of(sweep: Sweep, method: str, score: Callable[[MethodCall], Mapping[str, float]]) -> tuple[Scored, int]:
+    """Return the best candidate of a method on validation, and how many were tried."""
+    if sweep.scale is None:
+        tried_calls = list(score_all(method, candidate_grid(method, sweep.args), score, mean))
+        return max(tried_calls, key=lambda call: call.value), len(tried_calls)
+    values, best, tried = grid(sweep.scale.low, sweep.scale.high, sweep.scale.step), list[Scored](), 0
+    for args in grid_of(method, sweep.args):
+        tried_calls = list(score_all(method, line("scale", values, sweep.scale.start, args), score, mean))
+        best.append(best_on_line(tried_calls, "scale"))
+        tried += len(tried_calls)
+    return max(best, key=lambda call: call.value), tried
+
+
 def ranges_of(sweep: Sweep) -> dict[str, Sequence[Any]]:
     """Return argument → the values that a sweep tries; of a scale the two ends."""
     return {**sweep.args, **({"scale": [sweep.scale.low, sweep.scale.high]} if sweep.scale else {})}
@@ -91,7 +107,7 @@ def ends_note(choices: Iterable[str]) -> list[str]:
     return [f"Chosen at an end of its grid, so that a value beyond it may do better: {listed}."] if listed else []
 
 
-ARGUMENTS = ("scale", "keep", "threshold", "rank_ratio")
+ARGUMENTS = ("scale", "keep", "threshold", "rank_ratio", "rate")
 
 
 def arguments_of(choices: pd.DataFrame) -> list[str]:
@@ -243,6 +259,32 @@ def choose_rate(
         course[plan.steps] = mean_accuracy(blind.accuracy(made.state, "validation"))
         rows.append({"lr": rate, "accuracy": course[plan.steps], "course": course})
     return sorted(rows, key=lambda row: -float(row["accuracy"]))
+
+
+def adapt_with_rates(
+    inputs: Laboratory,
+    experts: Mapping[str, State],
+    plan: Adaptation,
+    rates: Sequence[float],
+    name: str,
+    seed: int,
+    first: int,
+) -> tuple[Adapted, list[dict[str, Any]]]:
+    """Adapt with the rate that is best on validation for the first seed; return the rows of `choose_rate` too.
+
+    Args:
+        plan: how, but for the rate and the seed.
+        name: of the piece that keeps what the first seed chose, for the others to read.
+        seed: of the batches.
+        first: the seed that is measured first.
+    """
+
+    def choose_once() -> list[dict[str, Any]]:
+        assert seed == first, "the first seed is measured first"
+        return choose_rate(inputs, experts, plan, rates, every=max(plan.steps // 4, 1))
+
+    tried = inputs.keep(name, choose_once)
+    return adapt(inputs, experts, replace(plan, lr=tried[0]["lr"], seed=seed)), tried
 
 
 def learn_on(

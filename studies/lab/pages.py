@@ -92,7 +92,6 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """The verdict over all settings."""
         return overall(finding for finding, _ in self.findings)
 
 
@@ -286,7 +285,6 @@ def study_page(title: str, text: str, name: str, results: Mapping[str, Result]) 
 
 
 def markdown_table(table: pd.DataFrame) -> str:
-    """Return a table in Markdown."""
     heads, *rows = cells_of(table)
     return "\n".join(f"| {' | '.join(row)} |" if row else "|" + "---|" * len(heads) for row in (heads, [], *rows))
 

@@ -43,7 +43,6 @@ class Record:
 
 
 def find_record(home: Path, name: str) -> Record:
-    """Return a study's record below `home`."""
     rows, facts = (home / RECORDS / f"{name}.{ending}" for ending in ("parquet", "json"))
     if not rows.exists():
         raise MergeflowError(

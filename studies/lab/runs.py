@@ -113,7 +113,6 @@ def _check_space(io: StageIO, run: Asked) -> None:
 
 
 def _in_rounds(io: StageIO, bench: Workbench, run: Asked, seed: int, folder: Path) -> Trained:
-    """Train all rounds of one seed."""
     from studies.lab.rounds import train_in_rounds  # here, because it depends on every merge method
 
     return train_in_rounds(io, bench, run.tasks, run.settings, seed, folder, folder / RESULT)

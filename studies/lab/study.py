@@ -87,7 +87,6 @@ class Result:
 
     @property
     def notes(self) -> list[str]:
-        """What decides the findings."""
         return list(self.study.notes(self.rows, self.options))
 
     def logged(self) -> SimpleNamespace:

@@ -18,7 +18,6 @@ KIND = "folder:"
 
 
 def splits_of(place: str, root: Path) -> Mapping[str, Callable[[], Iterator[Example]]]:
-    """Return the splits of a place `folder:PATH`."""
     if not place.startswith(KIND):
         raise MergeflowError(f"'{place}' is not a folder of texts")
     return open_folder(place, place.removeprefix(KIND), 0, root).splits

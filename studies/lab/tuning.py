@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from pydantic import Field
 from torch import Tensor
@@ -29,17 +29,9 @@ class CosineSteps(Section):
 
     def settings(self) -> FineTuneSettings:
         """Return these as the settings of the one training loop."""
-        length: dict[str, Any] = {"regime": "steps", "steps": self.steps}
-        return FineTuneSettings(
-            **length,
-            batch_size=self.batch_size,
-            optimiser="adamw",
-            learning_rate=self.learning_rate,
-            weight_decay=0.0,
-            warmup=0.1,
-            schedule="cosine",
-            gradient_clip=1.0,
-            save_every=1_000_000,
+        plain = {"optimiser": "adamw", "weight_decay": 0.0, "warmup": 0.1, "schedule": "cosine", "gradient_clip": 1.0}
+        return FineTuneSettings.model_validate(
+            {"regime": "steps", "save_every": 1_000_000, **plain, **self.model_dump()}
         )
 
 

@@ -258,7 +258,6 @@ class Net:
 
     @property
     def start(self) -> Tensor:
-        """The drawn weights, [P]."""
         return flat_weights(self.module)
 
     @property
@@ -334,12 +333,10 @@ class Problem:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks' names."""
         return tuple(task_examples.task for task_examples in self.examples)
 
     @cached_property
     def start(self) -> Tensor:
-        """θ0, float64 [P]."""
         return flat_weights(self.module)
 
     @cached_property

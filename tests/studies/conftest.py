@@ -54,14 +54,14 @@ TOY: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True, scope="session")
 def every_piece_can_go_to_another_process() -> None:
     """Let the laboratories, which measure pieces in turn, ask of each what measuring side by side asks of it."""
-    in_turn = inputs._cached_in_turn
+    cached_all = inputs.cached_all
 
-    def pickled(io: StageIO, measures: Mapping[str, Callable[[], Row]], what: str) -> list[Row]:
+    def pickled(io: StageIO, measures: Mapping[str, Callable[[], Row]], what: str = "pieces") -> list[Row]:
         for measure in measures.values():
             pickle.dumps(measure)
-        return in_turn(io, measures, what)
+        return cached_all(io, measures, what)
 
-    inputs._cached_in_turn = pickled
+    inputs.cached_all = pickled
 
 
 @pytest.fixture(scope="session")

@@ -364,7 +364,7 @@ def test_interference_covers_experts_layers_and_kinds(many_lab: Path, tmp_path: 
     assert [holds for claim, holds in verdicts.items() if "as printed" in claim] == [False]
     assert sum(verdicts.values()) == len(verdicts) - 1, "the bound holds as it must be read, and not as printed"
     constants = interference.constants(result.rows).iloc[2:]
-    course = {name: interference.slope(list(constants.index), list(constants[name])) for name in constants}
+    course = {name: interference.log_log_slope(list(constants.index), list(constants[name])) for name in constants}
     assert course["L"] < course["derived"] + 0.1, "the smallest singular value is needed once"
     assert course["printed"] - course["derived"] == pytest.approx(2, abs=0.01)
 

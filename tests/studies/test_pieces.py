@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from mergeflow.plugins import load_file
-from studies.lab.inputs import Lazy, cached, cached_in_processes
+from studies.lab.inputs import Lazy, cached, cached_all
 from tasks.project.stage import StageIO
 from tests.flows.prefect_server import wait_for
 from tests.studies.small_lab import ROOT, study_io
@@ -23,12 +23,12 @@ KILLED = """if True:
     import time
     from functools import partial
     from pathlib import Path
-    from studies.lab.inputs import cached_in_processes
+    from studies.lab.inputs import cached_all
     from tests.studies.test_pieces import two_workers
 
     if __name__ == "__main__":
         measures = {"quick": partial(dict, number=1), "slow": partial(time.sleep, 600)}
-        cached_in_processes(two_workers(Path("SCRATCH")), measures)
+        cached_all(two_workers(Path("SCRATCH")), measures)
 """
 
 
@@ -45,10 +45,10 @@ def test_pieces_are_measured_by_other_processes_and_come_in_order(tmp_path: Path
     io = two_workers(tmp_path)
     cached(io, "b", partial(dict, number=5))
     measures = {name: partial(dict, number=number) for number, name in enumerate("abc")}
-    assert cached_in_processes(io, measures) == [{"number": 0}, {"number": 5}, {"number": 2}]
-    elsewhere = cached_in_processes(io, {"first": os.getpid, "second": os.getpid})  # type: ignore[dict-item]
+    assert cached_all(io, measures) == [{"number": 0}, {"number": 5}, {"number": 2}]
+    elsewhere = cached_all(io, {"first": os.getpid, "second": os.getpid})  # type: ignore[dict-item]
     assert os.getpid() not in elsewhere
-    assert cached_in_processes(study_io(ROOT, "laboratory", tmp_path), {"here": os.getpid}) == [os.getpid()]  # type: ignore[dict-item, comparison-overlap]
+    assert cached_all(study_io(ROOT, "laboratory", tmp_path), {"here": os.getpid}) == [os.getpid()]  # type: ignore[dict-item, comparison-overlap]
 
 
 def test_files_of_a_stage_go_to_another_process_without_what_they_hold(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_code_of_the_projects_own_folder_is_measured_here(tmp_path: Path) -> Non
     (tmp_path / "own.py").write_text("import os\n\ndef measure(number):\n    return os.getpid()\n")
     module = load_file(tmp_path / "own.py")
     measures = {str(number): partial(module.measure, number) for number in range(2)}
-    assert cached_in_processes(two_workers(tmp_path), measures) == [os.getpid()] * 2
+    assert cached_all(two_workers(tmp_path), measures) == [os.getpid()] * 2
 
 
 def test_what_pieces_share_is_made_once_for_all_processes() -> None:
@@ -80,7 +80,7 @@ def test_a_piece_that_fails_ends_the_rest(tmp_path: Path) -> None:
     io = two_workers(tmp_path)
     measures = {"good": partial(dict, number=1), "bad": partial(int, "x"), **dict.fromkeys("abcdefgh", dict)}
     with pytest.raises(ValueError, match="invalid literal"):
-        cached_in_processes(io, measures)  # type: ignore[arg-type]
+        cached_all(io, measures)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -99,4 +99,4 @@ def test_a_killed_study_keeps_its_pieces_and_leaves_no_process(tmp_path: Path) -
     )
     assert json.loads(quick.read_text()) == {"number": 1}
     measures = {"quick": partial(dict, number=2), "slow": partial(dict, number=3)}
-    assert cached_in_processes(two_workers(tmp_path), measures) == [{"number": 1}, {"number": 3}]
+    assert cached_all(two_workers(tmp_path), measures) == [{"number": 1}, {"number": 3}]
