@@ -202,7 +202,7 @@ class TunedModels:
     first: str = ""
 
     def controls(self, task: str) -> list[str]:
-        """Return what an edit with this task's vector should leave alone: the first task, or all the others."""
+        """Return the tasks that an edit with this task's vector should leave alone: the first, or all others."""
         return [self.first] if self.first else [other for other in self.tuned if other != task]
 
 

@@ -258,6 +258,7 @@ class Net:
 
     @property
     def start(self) -> Tensor:
+        """The drawn weights, [P]."""
         return flat_weights(self.module)
 
     @property
@@ -337,6 +338,7 @@ class Problem:
 
     @cached_property
     def start(self) -> Tensor:
+        """θ0, float64 [P]."""
         return flat_weights(self.module)
 
     @cached_property
