@@ -66,12 +66,12 @@ from studies.lab.digits import (
     ColouredWorld,
     Digits,
     accuracy,
-    by_seed,
     name_of,
+    open_digits,
     pretrained,
     tuned,
 )
-from studies.lab.inputs import Lazy, State, regime_of
+from studies.lab.inputs import Lazy, State, over_seeds, regime_of
 from studies.lab.plots import scatter, side_by_side
 from studies.lab.rows import rank_correlation, samples, select
 from studies.lab.tuning import best_scale, combined, task_vector
@@ -184,12 +184,8 @@ def optuna_scales(scales: Sequence[float], score: Score, seed: int) -> list[floa
 # Measurement: coloured digits
 
 
-def measure(lab: Laboratory, options: Options) -> list[Row]:
-    """Return sets of tasks that are added, and edits that take one away."""
-    return by_seed(lab, options.world, partial(measure_seed, options), options.seeds)
-
-
 def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -> Iterator[Row]:
+    """Yield sets of tasks that are added, and edits that take one away."""
     splits = digits()
     base = pretrained(options.world, splits, seed)
     for steps in options.lengths:
@@ -485,7 +481,7 @@ STUDIES = {
     "adviser": Study(
         options=Options,
         systems=("P10",),
-        measure=measure,
+        measure=over_seeds(open_digits, measure_seed),
         claims=claims,
         tables={
             "λ of a sum of task vectors, chosen on validation": partial(set_table, "steps"),

@@ -27,7 +27,7 @@ from pydantic import Field
 
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import State
-from studies.lab import Claim, Laboratory, Row, Section, Study, grid
+from studies.lab import Claim, Row, Section, Study, grid
 from studies.lab.analogies import (
     ANALOGY,
     BASE,
@@ -41,8 +41,8 @@ from studies.lab.analogies import (
     ways_table,
     with_nearest,
 )
-from studies.lab.digits import ColouredWorld, Digits, Look, Pretrained, accuracy, by_seed, shown, ten_digits
-from studies.lab.inputs import Lazy
+from studies.lab.digits import ColouredWorld, Digits, Look, Pretrained, accuracy, open_digits, shown, ten_digits
+from studies.lab.inputs import Lazy, over_seeds
 from studies.lab.rows import select
 from studies.lab.tuning import combined, task_vector, trained
 
@@ -95,12 +95,8 @@ class Options(Section):
     steps: int = Field(120, ge=1)  # of tuning
 
 
-def measure(lab: Laboratory, options: Options) -> list[Row]:
-    """Return validation and test accuracy on each target of each way to reach it, and the nearest experts again."""
-    return with_nearest(by_seed(lab, options.world, partial(measure_seed, options), options.seeds))
-
-
 def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -> Iterator[Row]:
+    """Yield validation and test accuracy on each target of each way to reach it."""
     splits = digits()
     base, tune = ten_digits(options.world, splits, seed), options.world.tune.model_copy(update={"steps": options.steps})
     for name, attributes in ATTRIBUTES.items():
@@ -161,7 +157,7 @@ def claims(options: Options) -> list[Claim]:
 STUDY = Study(
     options=Options,
     systems=("P22",),
-    measure=measure,
+    measure=lambda lab, options: with_nearest(over_seeds(open_digits, measure_seed)(lab, options)),
     claims=claims,
     tables={f"{name}: test accuracy on the target, %": partial(ways_table, name) for name in ATTRIBUTES},
     figures={"targets": partial(targets_figure, "test accuracy, %", height=3.2, wrap=10, sharey=True)},

@@ -46,18 +46,18 @@ from mergeflow.analysis.geometry import cosine_matrix
 from mergeflow.analysis.provable.answers import ask
 from mergeflow.analysis.provable.correlation import Correlations, correlations
 from mergeflow.modalities.classification import Subset
-from studies.lab import Claim, Laboratory, Row, Section, Study, grid, table
+from studies.lab import Claim, Row, Section, Study, grid, table
 from studies.lab.claims import Parts, Samples, Verdict, all_within, needs, with_interval, within
 from studies.lab.digits import (
     Coloured,
     ColouredWorld,
     Digits,
-    by_seed,
     name_of,
+    open_digits,
     pretrained,
     tuned,
 )
-from studies.lab.inputs import Lazy
+from studies.lab.inputs import Lazy, over_seeds
 from studies.lab.plots import curves, side_by_side
 from studies.lab.rows import samples, select
 from studies.lab.tuning import task_vector
@@ -86,12 +86,8 @@ class Options(Section):
     step: float = Field(0.2, gt=0)  # of the grid of λ_1 and λ_2
 
 
-def measure(lab: Laboratory, options: Options) -> list[Row]:
-    """Return α̂ of all pairs, accuracies over λ and over λ_1, λ_2, and test accuracies of what was chosen."""
-    return by_seed(lab, options.world, partial(measure_seed, options), options.seeds)
-
-
 def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -> Iterator[Row]:
+    """Yield α̂ of all pairs, accuracies over λ and over λ_1, λ_2, and test accuracies of what was chosen."""
     splits = digits()
     base = pretrained(options.world, splits, seed)
     colours = sorted({FIRST, TARGET, *CASES.values(), *ONTO})
@@ -442,7 +438,7 @@ def pairs_figure(rows: pd.DataFrame) -> Figure:
 STUDY = Study(
     options=Options,
     systems=("P1", "P2", "P5", "P6", "P7", "P8"),
-    measure=measure,
+    measure=over_seeds(open_digits, measure_seed),
     claims=claims,
     tables=TABLES,
     figures={"scales": scales_figure, "targets": targets_figure, "pairs": pairs_figure},

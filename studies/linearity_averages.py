@@ -37,14 +37,15 @@ from mergeflow.linearity.layers import find_layers
 from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modality import Model, State
 from studies.lab import Claim, Laboratory, Row, Section, Study, select
+from studies.lab.inputs import over_seeds
 from studies.lab.linearity import (
     Tasks,
     World,
-    by_seed,
     direction,
     layer_table,
     layers_figure,
     length,
+    open_world,
     pretrained,
     rows_of,
 )
@@ -73,12 +74,8 @@ class SoupOptions(Section):
     images: int = Field(ge=32)  # test examples whose features are compared
 
 
-def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
-    """Yield the rows of Eq. 1 by layer (`features`), and one for every three nets (`triples`), for each seed."""
-    yield from by_seed(lab, options.world, partial(measure_seed, options), options.seeds)
-
-
 def measure_seed(options: Options, opened: Tasks, seed: int) -> Iterator[Row]:
+    """Yield the rows of Eq. 1 by layer (`features`), and one for every three nets (`triples`)."""
     tasks, world = opened(), options.world
     task = tasks[options.task]
     model, _, start = pretrained(world, tasks, seed)
@@ -94,7 +91,7 @@ def measure_seed(options: Options, opened: Tasks, seed: int) -> Iterator[Row]:
 
 
 def measure_soups(lab: Laboratory, options: SoupOptions) -> Iterator[Row]:
-    """Yield the rows of `measure` for nets that training runs left, each repetition of the runs by itself."""
+    """Yield the rows of `measure_seed` for nets that training runs left, each repetition of the runs by itself."""
     yield from lab.by_seed(partial(measure_soup, lab, options), lab.run(options.runs[0]).seeds)
 
 
@@ -217,7 +214,7 @@ def triples_figure(rows: pd.DataFrame) -> Figure:
 STUDY = Study(
     options=Options,
     systems=("L6", "L7"),
-    measure=measure,
+    measure=over_seeds(open_world, measure_seed),
     claims=claims_on_averages,
     tables={
         "Eq. 1: the averaged net against the average of features; the baseline is against each net": lambda rows: (

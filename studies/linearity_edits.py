@@ -22,7 +22,7 @@ margins are ours and were written before the run. `fashion_edits` is the same on
 models with task arithmetic.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -34,16 +34,17 @@ from pydantic import Field
 from mergeflow.linearity.affine import Combination, Linearity, affine, clone_shared, combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.modality import State
-from studies.lab import Claim, Laboratory, Row, Section, Study, select
+from studies.lab import Claim, Row, Section, Study, select
+from studies.lab.inputs import over_seeds
 from studies.lab.linearity import (
     Tasks,
     TunedModels,
     World,
-    by_seed,
     direction,
     layer_table,
     layers_figure,
     length,
+    open_world,
     rows_of,
     train_world,
 )
@@ -58,12 +59,8 @@ class Options(Section):
     seeds: list[int] = Field(min_length=1)  # of nets
 
 
-def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
-    """Yield one row for each seed, equation, λ, tasks and layer."""
-    yield from by_seed(lab, options.world, partial(edits_of_seed, options), options.seeds)
-
-
 def edits_of_seed(options: Options, tasks: Tasks, seed: int) -> list[Row]:
+    """Return one row for each equation, λ, tasks and layer."""
     return measure_edits(train_world(options.world, tasks(), seed), options.scale, options.scales, seed=seed)
 
 
@@ -160,7 +157,7 @@ def largest_error(rows: pd.DataFrame, scale: float) -> dict[str, pd.Series]:
 STUDY = Study(
     options=Options,
     systems=("L11", "L12", "L13"),
-    measure=measure,
+    measure=over_seeds(open_world, edits_of_seed),
     claims=lambda options: claims_on_edits(options.scale, options.scales),
     tables={"Means over pairs or tasks": lambda rows: layer_table(rows, "equation", "scale", "layer")},
     figures=lambda options: {"edits": lambda rows: layers_figure(select(rows, scale=options.scale), "equation")},

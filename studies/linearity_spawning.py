@@ -15,7 +15,6 @@ lottery ticket hypothesis, which Figure 1 cites.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -24,17 +23,18 @@ from pydantic import Field
 from mergeflow.linearity.affine import combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.modality import Model, State
-from studies.lab import Claim, Laboratory, Row, Section, Study, curves, select
+from studies.lab import Claim, Row, Section, Study, curves, select
 from studies.lab.claims import needs, with_interval
+from studies.lab.inputs import over_seeds
 from studies.lab.linearity import (
     NetTask,
     Tasks,
     Tuning,
     World,
     accuracy_of,
-    by_seed,
     layer_table,
     new_net,
+    open_world,
     rows_of,
     with_statistics,
 )
@@ -62,12 +62,8 @@ class Options(Section):
     seeds: list[int] = Field(min_length=1)
 
 
-def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
-    """Yield features by block (`features`) and the barrier (`barriers`) for each seed and k."""
-    yield from by_seed(lab, options.world, partial(spawn, options), options.seeds)
-
-
 def spawn(options: Options, opened: Tasks, seed: int) -> Iterator[Row]:
+    """Yield features by block (`features`) and the barrier (`barriers`) for each k."""
     tasks = opened()
     task = tasks[next(iter(tasks))]
     model = new_net(options.world, tasks, seed)
@@ -161,7 +157,7 @@ def feature_figure(rows: pd.DataFrame) -> Figure:
 STUDY = Study(
     options=Options,
     systems=("L5",),
-    measure=measure,
+    measure=over_seeds(open_world, spawn),
     claims=claims_on_spawning,
     tables={
         "Accuracy and its barrier at α = ½, points": lambda rows: side_by_side(

@@ -36,9 +36,10 @@ from torch import Tensor
 from mergeflow.linearity.affine import combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.modality import State
-from studies.lab import Claim, Laboratory, Row, Section, Study, curves, select
+from studies.lab import Claim, Row, Section, Study, curves, select
 from studies.lab.claims import with_interval
-from studies.lab.linearity import Tasks, TunedModels, World, by_seed, train_world
+from studies.lab.inputs import over_seeds
+from studies.lab.linearity import Tasks, TunedModels, World, open_world, train_world
 from studies.lab.plots import scatter, side_by_side
 from studies.lab.rows import Samples
 from studies.theory.linearity import front, stitch
@@ -149,12 +150,8 @@ class Options(Section):
     seeds: list[int] = Field(min_length=1)
 
 
-def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
-    """Yield accuracies of stitched nets for each seed, layer, λ, kind of feature, and pair or task."""
-    yield from by_seed(lab, options.world, partial(stitches_of_seed, options), options.seeds)
-
-
 def stitches_of_seed(options: Options, tasks: Tasks, seed: int) -> list[Row]:
+    """Return accuracies of stitched nets for each layer, λ, kind of feature, and pair or task."""
     done = train_world(options.world, tasks(), seed)
     return stitch_rows(done, find_layers(done.model.module), options.add, options.negate, seed=seed)
 
@@ -257,7 +254,7 @@ def negation_figure(rows: pd.DataFrame) -> Figure:
 STUDY = Study(
     options=Options,
     systems=("L14", "L15"),
-    measure=measure,
+    measure=over_seeds(open_world, stitches_of_seed),
     claims=lambda options: claims_on_stitches(range(1, len(options.world.hidden) + 1), options.add),
     tables={
         "Addition: accuracy in %, mean over pairs": partial(stitch_table, what="addition"),

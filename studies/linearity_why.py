@@ -35,9 +35,10 @@ from pydantic import Field
 from mergeflow.evaluation.accuracy import losses
 from mergeflow.linearity.affine import combine
 from mergeflow.modality import Model, State
-from studies.lab import Claim, Laboratory, Row, Section, Study, select
+from studies.lab import Claim, Row, Section, Study, select
 from studies.lab.claims import with_interval
-from studies.lab.linearity import NetTask, Tasks, World, by_seed, new_net
+from studies.lab.inputs import over_seeds
+from studies.lab.linearity import NetTask, Tasks, World, new_net, open_world
 from studies.lab.plots import scatter, side_by_side
 from studies.lab.rows import Samples
 from studies.lab.tuning import drawn_weights, trained
@@ -69,12 +70,8 @@ class Options(Section):
     seeds: list[int] = Field(min_length=1)
 
 
-def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
-    """Yield one row for each seed, regime, stage and pair of nets."""
-    yield from by_seed(lab, options.world, partial(measure_seed, options), options.seeds)
-
-
 def measure_seed(options: Options, opened: Tasks, seed: int) -> Iterator[Row]:
+    """Yield one row for each regime, stage and pair of nets."""
     tasks, world = opened(), options.world
     model = new_net(world, tasks, seed)
     start, before = drawn_weights(model), 0
@@ -194,7 +191,7 @@ def regression_figure(rows: pd.DataFrame) -> Figure:
 STUDY = Study(
     options=Options,
     systems=("L19",),
-    measure=measure,
+    measure=over_seeds(open_world, measure_seed),
     claims=lambda options: [claim for regime in options.regimes for claim in claims_of(regime)],
     tables={
         "Stages, means over pairs: λ_max, ‖θ_i − θ_j‖², δ in nats": stage_table,

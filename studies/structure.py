@@ -58,14 +58,14 @@ from studies.lab.digits import (
     ColouredWorld,
     Digits,
     Pretrained,
-    by_seed,
     coloured,
     name_of,
+    open_digits,
     pretrained,
     small_transformer,
     tuned,
 )
-from studies.lab.inputs import Lazy, State
+from studies.lab.inputs import Lazy, State, over_seeds
 from studies.lab.plots import curves, side_by_side
 from studies.lab.rows import samples, select
 from studies.lab.tuning import best_scale, combined, task_vector, trained
@@ -175,12 +175,8 @@ class SuiteOptions(Section):
 # Measurement: coloured digits
 
 
-def measure(lab: Laboratory, options: Options) -> list[Row]:
-    """Return the effect of each variant of the task vectors."""
-    return by_seed(lab, options.world, partial(measure_seed, options), options.seeds)
-
-
 def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -> Iterator[Row]:
+    """Yield the effect of each variant of the task vectors."""
     splits = digits()
     base = pretrained(options.world, splits, seed)
     experts = tuned(options.world, base, splits["train"], COLOURS, options.steps, seed)
@@ -398,7 +394,7 @@ FIGURES = {
 }
 corollaries = partial(Study, systems=("P16", "P17"), claims=claims, tables=TABLES, figures=FIGURES)
 STUDIES = {
-    "structure": corollaries(options=Options, measure=measure),
+    "structure": corollaries(options=Options, measure=over_seeds(open_digits, measure_seed)),
     "structure_suite": corollaries(
         options=SuiteOptions,
         runs=lambda options: [options.whole, options.lora],

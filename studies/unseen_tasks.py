@@ -49,7 +49,7 @@ from mergeflow.analysis.provable.correlation import output_correlation
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Model, State
-from studies.lab import Claim, Laboratory, Row, Section, Study, table
+from studies.lab import Claim, Row, Section, Study, table
 from studies.lab.analogies import NEAREST
 from studies.lab.claims import Samples
 from studies.lab.digits import (
@@ -59,13 +59,13 @@ from studies.lab.digits import (
     Look,
     Pretrained,
     accuracy,
-    by_seed,
     coloured,
+    open_digits,
     pretrained,
     shown,
     ten_digits,
 )
-from studies.lab.inputs import Lazy
+from studies.lab.inputs import Lazy, over_seeds
 from studies.lab.plots import curves
 from studies.lab.rows import samples, select
 from studies.lab.tuning import combined, task_vector, trained
@@ -95,12 +95,8 @@ class Options(Section):
     counts: list[int] = Field([16, 64, 256], min_length=1)  # of labelled samples
 
 
-def measure(lab: Laboratory, options: Options) -> list[Row]:
-    """Return test accuracy of each way of reaching each unseen task."""
-    return by_seed(lab, options.world, partial(measure_seed, options), options.seeds)
-
-
 def measure_seed(options: Options, digits: Lazy[dict[str, Digits]], seed: int) -> Iterator[Row]:
+    """Yield test accuracy of each way of reaching each unseen task."""
     splits = digits()
     for name in EXPERTS:
         group = open_group(options.world, splits, name, options.steps, seed)
@@ -396,7 +392,7 @@ def samples_figure(rows: pd.DataFrame) -> Figure:
 STUDY = Study(
     options=Options,
     systems=("P9",),
-    measure=measure,
+    measure=over_seeds(open_digits, measure_seed),
     claims=claims,
     tables={
         f"{group}: test accuracy on tasks that nobody trained, mean of three, %": partial(group_table, group)

@@ -1,8 +1,7 @@
 """Tasks of digits, coloured by parity or shown in other looks, and the small nets and CLIPs that are tuned on them."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -23,8 +22,6 @@ from mergeflow.modalities.vision.models import ClipModel, ImageEncoder, build_he
 from mergeflow.modalities.vision.preparation import PARITY, colour, image_decoding, open_images
 from mergeflow.modality import Model, Network, State
 from mergeflow.training import FineTuneSettings
-from studies.lab.inputs import Laboratory, Lazy
-from studies.lab.rows import Row
 from studies.lab.tuning import combined, drawn_weights, trained
 from suites.pocket.drawn.digits import NUMBERS
 from tasks.project.sections import Section
@@ -157,16 +154,6 @@ def open_digits(world: ColouredWorld, root: Path) -> dict[str, Digits]:
             draws.append(chance("colour", place))
         digits_by_split[split] = Digits(np.stack(grey), np.array(digit), np.array(odd), np.array(draws))
     return digits_by_split
-
-
-def by_seed(
-    lab: Laboratory,
-    world: ColouredWorld,
-    work: Callable[[Lazy[dict[str, Digits]], int], Iterable[Row]],
-    seeds: Sequence[int],
-) -> list[Row]:
-    """Return the rows of `work(digits, seed)` for every seed, each kept as a piece; the digits are opened once."""
-    return lab.by_seed(partial(work, Lazy(partial(open_digits, world, lab.io.root))), seeds)
 
 
 def coloured(digits: Digits, red_if_odd: float, name: str) -> Classification:

@@ -429,6 +429,19 @@ def _listed(measure: Callable[[], Iterable[Row]]) -> dict[str, list[Row]]:
     return {"rows": list(measure())}
 
 
+def over_seeds(
+    open_world: Callable[[Any, Path], Opened], measure: Callable[[Any, Lazy[Opened], int], Iterable[Row]]
+) -> Callable[[Laboratory, Any], list[Row]]:
+    """Return a study's measurement: the rows of `measure(options, world, seed)` for every seed, each kept as a piece.
+
+    Args:
+        open_world: opens `options.world` below the project folder, once and where a piece is missing.
+    """
+    return lambda lab, options: lab.by_seed(
+        partial(measure, options, Lazy(partial(open_world, options.world, lab.io.root))), options.seeds
+    )
+
+
 def mean_accuracy(accuracy: Accuracy) -> float:
     """Return the mean over tasks, in %."""
     return 100 * mean(accuracy)

@@ -82,7 +82,7 @@ class NetTask:
     test: Classification
 
 
-Tasks = Callable[[], dict[str, NetTask]]
+Tasks = Lazy[dict[str, NetTask]]
 """Opens a world when the first net that is missing needs it, and holds it."""
 
 
