@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from threading import local
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.checks import FACTOR, check_compatible, infos_of, lacking, same_values
@@ -69,7 +68,7 @@ def oriented(expert: str, base: Mapping[str, Tensor], state: LazyStateDict) -> L
         if inputs_first is not None and inputs_first != lora.transposed:
             entries[name] = _reoriented(entries[name], inputs_first)
             infos[name] = TensorInfo(stored[name].shape, infos[name].dtype)
-    return view(state, list(state), entries, infos) if entries != state.entries else state
+    return view(state, entries=entries, infos=infos) if entries != state.entries else state
 
 
 def doubtful(state: LazyStateDict) -> str | None:
@@ -115,9 +114,9 @@ def _by_class(config: Mapping[str, Any], name: str) -> bool | None:
 
 def _reoriented(entry: Entry, inputs_first: bool) -> Entry:
     if isinstance(entry, LoraEntry):
-        return replace(entry, transposed=inputs_first, cache=local())
+        return replace(entry, transposed=inputs_first)
     assert isinstance(entry, AddedEntry | DoraEntry)
-    return replace(entry, lora=replace(entry.lora, transposed=inputs_first, cache=local()), cache=local())
+    return replace(entry, lora=replace(entry.lora, transposed=inputs_first))
 
 
 def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:
@@ -132,7 +131,7 @@ def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: lis
     strange = [name for name in state if name not in base and name.endswith(".bias")]
     ties = tied_copies(config, base) if strange else {}
     biases = {name: ties[name] for name in strange if name in ties and ties[name] not in state}
-    state = view(state, list(state), rename=biases) if biases else state
+    state = view(state, rename=biases) if biases else state
     state = _turned(config, _as_in_memory(config, base, state))
     placed = renamed(config, base.infos, state.infos, state.entries)
     for name, (_, _, parts) in placed.items():
@@ -153,7 +152,7 @@ def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: lis
         notes.append(f"{len(taken)} tensors of '{expert}' are read as the {len(placed)} that the base has for them")
     entries = {name: state.entries[name] for name in others} | {name: entry for name, (entry, _, _) in placed.items()}
     infos = {name: state.infos[name] for name in others} | {name: info for name, (_, info, _) in placed.items()}
-    made = view(state, list(entries), entries, infos)
+    made = view(state, entries=entries, infos=infos)
     made.absolute = state.absolute & set(others) | absolute
     return made
 
@@ -169,7 +168,7 @@ def _as_in_memory(config: Mapping[str, object], base: LazyStateDict, state: Lazy
         return state
     wanted, loads = names_in_memory(config, base), names_in_memory(config, strange)
     names = {name: wanted[loaded] for loaded, name in loads.items() if wanted.get(loaded, name) not in state}
-    return view(state, list(state), rename=names) if names else state
+    return view(state, rename=names) if names else state
 
 
 def _turned(config: Mapping[str, object], state: LazyStateDict) -> LazyStateDict:
@@ -180,8 +179,8 @@ def _turned(config: Mapping[str, object], state: LazyStateDict) -> LazyStateDict
     infos = {
         name: TensorInfo((entry.experts, *entry.shape[::-1]), state.infos[name].dtype) for name, entry in stacks.items()
     }
-    entries = {name: entry.turned() for name, entry in stacks.items()}
-    return view(state, list(state), {**state.entries, **entries}, {**state.infos, **infos})
+    entries = {name: replace(entry, transposed=True) for name, entry in stacks.items()}
+    return view(state, entries={**state.entries, **entries}, infos={**state.infos, **infos})
 
 
 # A part of a weight that torch computes from several: in `parametrizations`, and as older versions of it name them.
@@ -278,7 +277,7 @@ def bound(base: Mapping[str, Tensor], state: LazyStateDict) -> LazyStateDict:
             weight = base.entries[name] if isinstance(base, LazyStateDict) else TensorEntry(base[name].detach())
             entries[name] = replace(entry, weight=weight)
             infos[name] = TensorInfo(in_base.shape, infos[name].dtype)
-    return view(state, list(state), entries, infos) if open_ends else state
+    return view(state, entries=entries, infos=infos) if open_ends else state
 
 
 def _any(name: str, patterns: Sequence[str]) -> bool:
@@ -308,13 +307,13 @@ def _without_prefix(
     if ends:
         prefix = _commonest(expert, ends)
         notes.append(f"names of '{expert}' are taken without their prefix '{prefix}'")
-        return view(state, list(state), rename={name: name.removeprefix(prefix) for name in state})
+        return view(state, rename={name: name.removeprefix(prefix) for name in state})
     starts = Counter(ending[: -len(name)] for name in names for ending in base if ending.endswith(f".{name}"))
     if starts:
         prefix = _commonest(expert, starts)
         notes.append(f"names of '{expert}' are taken with the prefix '{prefix}'")
         fits = {name: prefix + name if prefix + name in base else name for name in state}
-        return view(state, list(state), rename=fits)
+        return view(state, rename=fits)
     return state
 
 
@@ -373,7 +372,7 @@ def _check_whole(
 def _with_those_of(base: LazyStateDict, state: LazyStateDict, names: Sequence[str]) -> LazyStateDict:
     entries = {**state.entries, **{name: base.entries[name] for name in names}}
     infos = {**state.infos, **{name: base.infos[name] for name in names}}
-    return view(state, list(entries), entries, infos)
+    return view(state, entries=entries, infos=infos)
 
 
 def _in_parts(base: LazyStateDict, left_out: frozenset[str]) -> list[str]:
@@ -419,8 +418,8 @@ def _with_ties(
                 notes.append(f"'{name}' of '{expert}' is its '{twin}', to which the base ties it")
             if name in entries and twin in entries and _equal(entries[name], entries[twin], infos[name].numel):
                 tied[max(name, twin)] = min(name, twin)
-        states[expert] = view(state, list(entries), entries, infos, tied)
-    return view(base, list(base), tied={**base.tied, **ties}), states
+        states[expert] = view(state, entries=entries, infos=infos, tied=tied)
+    return view(base, tied={**base.tied, **ties}), states
 
 
 def _with_head_apart(
@@ -519,7 +518,7 @@ def _is_table(tensor: tuple[str, Entry]) -> bool:
 
 
 def _says_untied(state: LazyStateDict) -> LazyStateDict:
-    made = view(state, list(state))
+    made = view(state)
     made.config = untied_config(config_of(state))
     return made
 
@@ -563,7 +562,7 @@ def _heads_with_tokens(
             lora, tokens = state.entries.get(head), state.entries.get(embedding)
             if isinstance(lora, LoraEntry) and isinstance(tokens, TokensEntry):
                 rows = replace(tokens, weight=tokens.weight or base.entries[embedding])
-                changed[name] = view(state, list(state), {**state.entries, head: AddedEntry(rows, lora)})
+                changed[name] = view(state, entries={**state.entries, head: AddedEntry(rows, lora)})
                 changed[name].absolute |= {head}
     return changed
 
@@ -573,7 +572,7 @@ def _with(state: LazyStateDict, name: str, source: str) -> LazyStateDict:
     entries = {**state.entries, name: state.entries[source]}
     infos = {**state.infos, name: state.infos[source]}
     shards = (*state.shards[:-1], (*state.shards[-1], name)) if state.shards else ()
-    made = view(state, list(entries), entries, infos)
+    made = view(state, entries=entries, infos=infos)
     made.shards = shards
     made.absolute |= {name} if source in state.absolute else set()
     return made

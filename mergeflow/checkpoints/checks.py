@@ -34,9 +34,7 @@ def infos_of(state: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
 def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Check that every expert has the base's names and shapes; floating-point types may differ.
 
-    Raises:
-        MergeflowError: One error that has every mismatch of every expert, grouped by the pattern of the names; or every
-            input that is quantised.
+    One error has every mismatch of every expert, grouped by the pattern of the names; or every input that is quantised.
     """
     inputs = {"base": base, **experts}
     check_not_quantised(
@@ -171,7 +169,7 @@ def lacking(config: Mapping[str, Any], base: Collection[str], state: LazyStateDi
     """List the tensors that an adapter lacks although its settings say that it holds them, by setting.
 
     Args:
-        config: What its `adapter_config.json` says.
+        config: Its `adapter_config.json`.
         base: Names of its base's weights; a module that the base lacks is not missed (PEFT lists `score` and
             `classifier` for every classifier).
         state: The adapter under the base's names.
@@ -210,15 +208,9 @@ def _without_factors(config: Mapping[str, Any], absent: Iterable[str], adapted: 
 
 
 def check_copied(tensor: str, info: TensorInfo, expert: str, base: Tensor, values: Tensor) -> None:
-    """Check a piece of an integer or complex tensor, which a merge copies from the base.
+    """Check that a piece [n] of integers (codes, maps of tokens) or complex numbers is the base's, as a merge keeps it.
 
-    Args:
-        base: The base's piece, [n], or the whole tensor.
-        values: The expert's, likewise.
-
-    Raises:
-        MergeflowError: Several integers (codes, maps of tokens), or complex numbers, of an expert differ. Single
-            integers are counters.
+    Single integers are counters, and may differ.
     """
     if (info.dtype.is_complex or info.numel > 1) and not torch.equal(values, base):
         what = "complex numbers" if info.dtype.is_complex else "integers"
@@ -239,10 +231,7 @@ def check_computed(tensor: str, base: Tensor, experts: Sequence[str], taus: Tens
 
     Args:
         base: The base's table, or a piece of it, [...].
-        taus: The differences from it of `experts`, [T, ...].
-
-    Raises:
-        MergeflowError: An expert's is another: its settings are other ones.
+        taus: The differences from it, [T, ...].
     """
     match = _COMPUTED.search(tensor)
     if match is None:
@@ -265,11 +254,7 @@ def check_all_copied(base: Mapping[str, Tensor], expert: str, state: Mapping[str
 
 
 def check_finite(name: str, state: Mapping[str, Tensor]) -> None:
-    """Check that no tensor holds NaN or infinity.
-
-    Raises:
-        MergeflowError: Naming the state and the first tensor that does.
-    """
+    """Check that no tensor holds NaN or infinity."""
     for tensor_name in state:
         tensor = state[tensor_name]
         if tensor.is_floating_point() and not all(all_finite(part) for part in blocks(tensor)):

@@ -105,12 +105,7 @@ def class_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NamedBase:
-    """A base by its name.
-
-    Attributes:
-        name: A path of the machine that made the adapter, or a Hugging Face id.
-        revision: Of an id, where the adapter has one.
-    """
+    """A base by its name, a path of the machine that made the adapter or a Hugging Face id, and an id's revision."""
 
     name: str
     revision: str | None
@@ -126,11 +121,7 @@ class NamedBase:
 
 
 def named_base(adapter: str | Path) -> NamedBase | None:
-    """Return the base that an adapter names; None for anything else, and for an adapter that names none.
-
-    Args:
-        adapter: A folder, or an id in the local cache.
-    """
+    """Return the base that an adapter (a folder, or an id in the local cache) names; None where nothing does."""
     folder = local_folder(str(adapter))
     if folder is None or not (folder / ADAPTER_CONFIG).is_file():
         return None
@@ -155,11 +146,7 @@ def common_base(experts: Mapping[str, str]) -> str | None:
 
 
 def adapters_of(base: str, experts: Mapping[str, str]) -> str:
-    """Return the adapters among the experts that name a base, for a message; "" where none does.
-
-    Args:
-        base: Its path or id, as a recipe has it.
-    """
+    """Return the adapters among the experts that name a base, by path or id, for a message; "" where none does."""
     return ", ".join(f"'{name}'" for name, named in _named_bases(experts).items() if named.path == base)
 
 

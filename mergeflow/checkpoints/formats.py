@@ -7,14 +7,21 @@ import json
 import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_PICKLE, ADAPTER_WEIGHTS, open_adapter
-from mergeflow.checkpoints.reader import Entry, LazyStateDict, TensorEntry, open_safetensors, tied_names, unwrap
+from mergeflow.checkpoints.reader import (
+    LazyStateDict,
+    TensorEntry,
+    open_safetensors,
+    tied_names,
+    unreadable,
+    unwrap,
+)
 from mergeflow.checkpoints.sniff_format import cut_short, first_bytes, is_pickled, mistaken, other_archive
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
@@ -33,21 +40,16 @@ COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.bpe", "*
 def from_hub(name: str) -> Path:
     """Return the local folder of a model that is named by its Hugging Face id.
 
+    A model in the local cache is taken from there without asking the network, so `owner/name` is then the commit that
+    was downloaded last.
+
     Args:
-        name: `owner/name`, or `owner/name@revision` (a branch, tag or commit). A model in the local cache is taken from
-            there without asking the network, so `owner/name` is then the commit that was downloaded last.
+        name: `owner/name`, or `owner/name@revision` (a branch, tag or commit).
     """
     match = _ID.fullmatch(name)
     if not match or not is_id(name):
         raise MergeflowError(f"there is no checkpoint at '{name}'{_seen_from(name)}. Check the path.")
-    try:
-        import huggingface_hub as hub
-    except ImportError:
-        raise MergeflowError(
-            f"there is no checkpoint at '{name}'; to read it as a Hugging Face id, install huggingface_hub."
-        ) from None
-    repo, revision = match.group("repo"), match.group("revision")
-    return _cached(hub, repo, revision) or _downloaded(hub, repo, revision)
+    return _cached(*match.groups()) or _downloaded(*match.groups())
 
 
 def _seen_from(name: str) -> str:
@@ -82,23 +84,11 @@ def is_id(name: str) -> bool:
 
 
 def local_folder(name: str) -> Path | None:
-    """Return the folder of a model by its path, or by its id in the local cache; the network is not used.
-
-    Args:
-        name: A path, `owner/name` or `owner/name@revision`.
-    """
-    place = Path(name).expanduser()
+    """Return the folder of a model by its path, or by its id in the local cache; the network is not used."""
+    place, match = Path(name).expanduser(), _ID.fullmatch(name)
     if place.is_dir():
         return place
-    if not is_id(name):
-        return None
-    try:
-        import huggingface_hub as hub
-    except ImportError:
-        return None
-    match = _ID.fullmatch(name)
-    assert match is not None
-    return _cached(hub, match.group("repo"), match.group("revision"))
+    return _cached(*match.groups()) if match and is_id(name) else None
 
 
 def cached_id(path: str) -> str | None:
@@ -112,22 +102,30 @@ def cached_id(path: str) -> str | None:
     return "/".join(match.groups()) if match else None
 
 
-def _cached(hub: Any, repo: str, revision: str | None) -> Path | None:
+def _cached(repo: str, revision: str | None) -> Path | None:
     try:
-        folder = Path(hub.snapshot_download(repo, revision=revision, local_files_only=True))
-    except Exception:  # every version of the client has another class for "not in the cache"
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
+    except Exception:  # not installed; or every version of the client has another class for "not in the cache"
         return None
     # A tokenizer alone may have been downloaded, by whatever needed no more.
     return folder if any(path for pattern in _WEIGHTS for path in folder.glob(pattern)) else None
 
 
-def _downloaded(hub: Any, repo: str, revision: str | None) -> Path:
+def _downloaded(repo: str, revision: str | None) -> Path:
     try:
+        import huggingface_hub as hub
+
         model = hub.model_info(repo, revision=revision, timeout=10)
-        files = [file.rfilename for file in model.siblings if "/" not in file.rfilename]
+        files = [file.rfilename for file in model.siblings or () if "/" not in file.rfilename]
         weights = _WEIGHTS[0] if any(file.endswith(".safetensors") for file in files) else _WEIGHTS[1]
         wanted = [file for file in files if any(fnmatchcase(file, pattern) for pattern in (weights, *COMPANIONS))]
         return Path(hub.snapshot_download(repo, revision=model.sha, allow_patterns=wanted))
+    except ImportError:
+        raise MergeflowError(
+            f"there is no checkpoint at '{repo}'; to read it as a Hugging Face id, install huggingface_hub."
+        ) from None
     except Exception as error:  # no network, no such model, or a licence not accepted: the client's message says which
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].removesuffix(".")[:160]
         raise MergeflowError(
@@ -185,21 +183,17 @@ def _notes_of_training() -> list[Any]:
 
 def _unreadable(path: Path, error: OSError) -> MergeflowError:
     """Return the error for a file that cannot be read; mapping a cut one is an "invalid argument" to the system."""
-    if error.errno == errno.EINVAL:
-        return _refused(path, b"", "EOF")
-    return MergeflowError(f"cannot read checkpoint '{path}': {error.strerror}. Check the path.")
+    return _refused(path, b"", "EOF") if error.errno == errno.EINVAL else unreadable(path, error)
 
 
 def _refused(path: Path, start: bytes, reason: str) -> MergeflowError:
     """Return an error in place of torch's, which advises to run the file's code."""
-    other = mistaken(start, "pickle")
-    if other is not None:
+    if other := mistaken(start, "pickle"):
         return MergeflowError(f"'{path}' {other}.")
     if cut_short(path, start, reason):
         size = path.stat().st_size
         return MergeflowError(f"'{path}' is cut short: it ends after {size} bytes. Copy or download it again.")
-    archive = other_archive(path) if is_pickled(start) else None
-    if archive is not None:
+    if archive := other_archive(path) if is_pickled(start) else None:
         return MergeflowError(f"'{path}' is {archive}.")
     wanted = re.search(r"GLOBAL ([\w.]+)", reason)
     if wanted:
@@ -324,9 +318,6 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
             inside a training run's file (no code is run; `module.` is unwrapped); a Hugging Face model folder; a PEFT
             LoRA adapter folder, which opens as a task vector. A name that is no path here may be a Hugging Face id,
             `owner/name` or `owner/name@revision`: the local cache is looked at first, then the network.
-
-    Returns:
-        A lazy mapping from names to tensors.
     """
     place = Path(path).expanduser()
     try:
@@ -337,7 +328,7 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
         if not place.exists():
             return open_checkpoint(from_hub(str(path)))
     except OSError as error:  # no permission to look, or a name that is too long
-        raise MergeflowError(f"cannot read checkpoint '{place}': {error.strerror}. Check the path.") from None
+        raise unreadable(place, error) from None
     state = _open_index(place) if place.name.endswith(_INDEX_SUFFIX) else _open_file(place)
     unwrap(state)
     return state
@@ -354,11 +345,7 @@ def read_state(path: str | Path) -> dict[str, torch.Tensor]:
 
 
 def weight_files(place: Path) -> list[Path]:
-    """Return the files that opening a checkpoint reads weights from, and the index that names them.
-
-    Args:
-        place: A file or a folder that can be opened.
-    """
+    """Return the files that opening a file or folder reads weights from, and the index that names them."""
     if place.is_dir():
         adapters = [name for name in (ADAPTER_WEIGHTS, ADAPTER_PICKLE) if (place / name).exists()]
         place = place / (adapters if (place / ADAPTER_CONFIG).exists() else weights_in(place))[0]
@@ -446,18 +433,14 @@ def _open_index(index: Path) -> LazyStateDict:
     """Open the shards that an index names; every name must be in the shard the index says."""
     places = _weight_map(index)
     shards: dict[str, LazyStateDict] = {}
-    try:
+    with ExitStack() as opened:  # closes what `_joined` did not take over
         for shard in sorted(set(places.values())):
             if shard in ("", ".") or PurePath(shard).is_absolute() or ".." in PurePath(shard).parts:
                 raise MergeflowError(f"index '{index}' names the shard '{shard}', which is not a file of its folder.")
             if not (index.parent / shard).is_file():
                 raise MergeflowError(f"index '{index}' names the shard '{shard}', which is missing. Copy it there.")
-            shards[shard] = _open_file(index.parent / shard)
+            shards[shard] = opened.enter_context(_open_file(index.parent / shard))
         return _joined(index, places, shards)
-    except BaseException:
-        for state in shards.values():
-            state.close()
-        raise
 
 
 def _joined(index: Path, places: dict[str, str], shards: dict[str, LazyStateDict]) -> LazyStateDict:
@@ -468,15 +451,12 @@ def _joined(index: Path, places: dict[str, str], shards: dict[str, LazyStateDict
             f"index '{index}' does not fit its shards: missing {missing[:5]}, not in the index {extra[:5]}. "
             "Some file belongs to another version: copy the folder again."
         )
-    entries: dict[str, Entry] = {}
-    infos: dict[str, TensorInfo] = {}
-    metadata: dict[str, str] = {}
-    for state in shards.values():
-        entries.update(state.entries)
-        infos.update(state.infos)
-        metadata.update(state.metadata)
-    files = tuple(file for state in shards.values() for file in state.detach_files())
-    held = tuple(tuple(state) for state in shards.values()) if len(shards) > 1 else ()
+    states = shards.values()
+    entries = {name: entry for state in states for name, entry in state.entries.items()}
+    infos = {name: info for state in states for name, info in state.infos.items()}
+    metadata = {key: text for state in states for key, text in state.metadata.items()}
+    files = tuple(file for state in states for file in state.detach_files())
+    held = tuple(map(tuple, states)) if len(shards) > 1 else ()
     return LazyStateDict(str(index.parent), entries, infos, metadata, files, shards=held)
 
 
@@ -506,8 +486,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         parsed = json.loads(content)
     except (ValueError, RecursionError) as error:
-        other = mistaken(content[:256], "JSON")
-        if other is not None:
+        if other := mistaken(content[:256], "JSON"):
             raise MergeflowError(f"'{path}' {other}.") from None
         raise MergeflowError(f"'{path}' is not a readable JSON file ({type(error).__name__}). Copy it again.") from None
     if not isinstance(parsed, dict):

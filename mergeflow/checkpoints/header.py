@@ -48,13 +48,7 @@ class DType:
 
 @cache
 def dtype_of(dtype: torch.dtype) -> DType:
-    """Return the `DType` of a torch type.
-
-    Example:
-        >>> import torch
-        >>> dtype_of(torch.float32) == FLOAT32
-        True
-    """
+    """Return the `DType` of a torch type."""
     return DType(str(dtype).removeprefix("torch."), dtype.itemsize, dtype.is_floating_point, dtype.is_complex)
 
 
@@ -134,14 +128,7 @@ class Header:
 
 
 def read_header(file: BinaryIO, path: str) -> Header:
-    """Read and validate the header of a safetensors file.
-
-    Args:
-        file: The open file, positioned anywhere.
-
-    Raises:
-        MergeflowError: The file is truncated or its header does not describe its bytes exactly.
-    """
+    """Read and validate the header of an open safetensors file, positioned anywhere."""
     size = file.seek(0, 2)
     file.seek(0)
     prefix = file.read(8)
@@ -149,8 +136,7 @@ def read_header(file: BinaryIO, path: str) -> Header:
         raise _bad(path, f"has {size} bytes, shorter than the 8 bytes of a header length")
     length = int.from_bytes(prefix, "little")
     if length > min(MAX_HEADER_BYTES, size - 8):
-        other = mistaken(prefix + file.read(248), "safetensors")
-        if other is not None:
+        if other := mistaken(prefix + file.read(248), "safetensors"):
             raise MergeflowError(f"'{path}' {other}.")
         raise _bad(path, f"announces a header of {length} bytes, but the file has {size} bytes")
     raw = file.read(length)
@@ -187,8 +173,8 @@ def _parse(raw: bytes, path: str) -> dict[str, Any]:
 
 
 def _validate(parsed: dict[str, Any], start: int, size: int, path: str) -> Header:
-    metadata = parsed.pop("__metadata__", None)
-    metadata = {} if metadata is None else metadata
+    given = parsed.pop("__metadata__", None)
+    metadata = {} if given is None else given
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise _bad(path, "has a __metadata__ that is not a mapping of text to text")
     infos: dict[str, TensorInfo] = {}
@@ -242,15 +228,9 @@ def _naturals(value: Any) -> bool:
 
 
 def build_header(infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
-    """Lay out a safetensors file.
+    """Return the bytes before a file's data, and for each tensor the offset of its first byte in the file.
 
     Wide types come first, then names in order, so that every tensor is aligned to its own type.
-
-    Returns:
-        The bytes before the data, and for each tensor the offset of its first byte in the file.
-
-    Raises:
-        MergeflowError: A tensor's type has no code in the format.
     """
     for name, info in infos.items():
         if info.dtype not in CODES:

@@ -6,11 +6,11 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod, sqrt
 from pathlib import Path
 from threading import Lock, local
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from mergeflow.checkpoints.header import FLOAT32, TensorInfo
@@ -23,7 +23,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LoraEntry:
+class Formed:
+    """An entry whose tensor is formed whole, once for each thread that reads it from its first element on."""
+
+    cache: local = field(default_factory=local, init=False, compare=False)
+
+    def formed(self) -> Tensor:
+        """Return the flattened tensor, [numel]."""
+        raise NotImplementedError
+
+    def read(self, start: int, stop: int) -> Tensor:
+        if start == 0 or not hasattr(self.cache, "formed"):
+            self.cache.formed = self.formed()
+        piece: Tensor = self.cache.formed[start:stop]
+        if stop >= self.cache.formed.numel():
+            del self.cache.formed
+        return piece
+
+
+@dataclass(frozen=True)
+class LoraEntry(Formed):
     """The difference one adapted weight makes, factor · B A, or its transpose.
 
     Of a convolution A holds the kernels, [r, in · kernel], and B mixes them at each place.
@@ -40,7 +59,6 @@ class LoraEntry:
     factor: float
     transposed: bool
     placed: bool = False
-    cache: local = field(default_factory=local)
 
     @property
     def embedding(self) -> bool:
@@ -61,10 +79,6 @@ class LoraEntry:
         """Return the flattened difference [numel] as the weight is stored, float32."""
         delta = self.delta()
         return (delta.T if self.transposed else delta).reshape(-1)
-
-    def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened difference, [stop − start], float32."""
-        return formed_piece(self, start, stop)
 
 
 class _Recent:
@@ -111,12 +125,8 @@ class ExpertsEntry:
     shape: tuple[int, int]
     rank: int
     factor: float
-    transposed: bool = False
-    cache: list[Tensor] = field(default_factory=list)
-
-    def turned(self) -> ExpertsEntry:
-        """Return the entry of a stack that is stored as [experts, in, out]."""
-        return replace(self, transposed=True, cache=[])
+    transposed: bool = False  # whether the stack is stored as [experts, in, out]
+    cache: list[Tensor] = field(default_factory=list, init=False, compare=False)
 
     def of_expert(self, expert: int) -> tuple[Tensor, Tensor]:
         """Return A [rank, in] and B [out, rank] of one expert as they are stored, without the factor."""
@@ -125,10 +135,7 @@ class ExpertsEntry:
         return down, _RECENT.of(self)[expert]
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened difference, [stop − start], float32.
-
-        Only the experts that have some of these elements are formed.
-        """
+        """Form only the experts that have some of these elements, [stop − start], float32."""
         (rows, columns), each = self.shape, self.rank * self.shape[1]
         size = rows * columns
         first, last = start // size, -(-stop // size)
@@ -139,40 +146,34 @@ class ExpertsEntry:
 
 
 @dataclass(frozen=True)
-class AddedEntry:
-    """A weight that the adapter stores whole, with its LoRA difference added."""
+class AddedEntry(Formed):
+    """A weight that the adapter stores whole, with its LoRA difference added, float32."""
 
     weight: Entry
     lora: LoraEntry
-    cache: local = field(default_factory=local)
 
     def formed(self) -> Tensor:
-        """Return the flattened adapted weight [numel], float32."""
+        """Return the flattened adapted weight [numel]."""
         delta = self.lora.formed()
         return self.weight.read(0, delta.numel()).float() + delta
-
-    def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened adapted weight, [stop − start], float32."""
-        return formed_piece(self, start, stop)
 
 
 @dataclass(frozen=True)
 class BiasEntry:
-    """The bias of LoRA's B times the adapter's factor; with the bias of the adapted module where that is stored."""
+    """The bias of LoRA's B times the adapter's factor, float32; with the adapted module's bias where that is stored."""
 
     bias: Entry
     factor: float
     stored: Entry | None = None
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the difference, or of the whole bias, [stop − start], float32."""
         change = self.bias.read(start, stop).float() * self.factor
         return change if self.stored is None else self.stored.read(start, stop).float() + change
 
 
 @dataclass(frozen=True)
-class DoraEntry:
-    """A weight that DoRA adapts: magnitude · (W + Δ) / ‖W + Δ‖ for each of its outputs; W is the base's.
+class DoraEntry(Formed):
+    """A weight that DoRA adapts: magnitude · (W + Δ) / ‖W + Δ‖ for each of its outputs, float32; W is the base's.
 
     The base's weight is bound when the adapter meets its base in a merge.
     """
@@ -180,14 +181,9 @@ class DoraEntry:
     magnitude: Entry
     lora: LoraEntry
     weight: Entry | None = None
-    cache: local = field(default_factory=local)
 
     def formed(self) -> Tensor:
-        """Return the flattened adapted weight [numel], float32.
-
-        Raises:
-            MergeflowError: No base is bound.
-        """
+        """Return the flattened adapted weight [numel]."""
         if self.weight is None:
             raise MergeflowError("a DoRA adapter is a model only together with its base: give it as an expert.")
         rows, columns = self.lora.shape
@@ -197,14 +193,10 @@ class DoraEntry:
         moved *= (self.magnitude.read(0, rows).float() / moved.norm(dim=1))[:, None]
         return (moved.T if self.lora.transposed else moved).reshape(-1)
 
-    def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened adapted weight, [stop − start], float32."""
-        return formed_piece(self, start, stop)
-
 
 @dataclass(frozen=True)
 class TokensEntry:
-    """An embedding, or a head, of which an adapter retrained the rows of some tokens; the others are the base's.
+    """An embedding, or a head, of which an adapter retrained the rows of some tokens, float32; others are the base's.
 
     PEFT calls these rows a delta, but they stand in the place of the base's. The base's weight is bound when the
     adapter meets its base in a merge.
@@ -216,11 +208,6 @@ class TokensEntry:
     weight: Entry | None = None
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened weight, [stop − start], float32.
-
-        Raises:
-            MergeflowError: No base is bound.
-        """
         if self.weight is None:
             raise MergeflowError(
                 "an adapter of single tokens is a model only together with its base: give it as an expert."
@@ -233,25 +220,6 @@ class TokensEntry:
                 offset = (row - token) * self.width
                 piece[first - start : last - start] = rows[first + offset : last + offset]
         return piece
-
-
-class _Formed(Protocol):
-    """An entry whose tensor is formed whole; `cache` is each thread's own."""
-
-    @property
-    def cache(self) -> local: ...
-
-    def formed(self) -> Tensor: ...
-
-
-def formed_piece(entry: _Formed, start: int, stop: int) -> Tensor:
-    """Return elements start..stop, [stop − start]; a thread that reads from the first one on forms the weight once."""
-    if start == 0 or not hasattr(entry.cache, "formed"):
-        entry.cache.formed = entry.formed()
-    piece: Tensor = entry.cache.formed[start:stop]
-    if stop >= entry.cache.formed.numel():
-        del entry.cache.formed
-    return piece
 
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -292,20 +260,12 @@ EXPERT_STACKS = ("gate_up_proj", "down_proj")
 
 
 def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path], LazyStateDict]) -> LazyStateDict:
-    """Open a PEFT LoRA adapter folder as a task vector over the base's names.
-
-    Args:
-        config: What its `adapter_config.json` says.
-
-    Raises:
-        MergeflowError: Another kind of adapter, or a part of LoRA that is not a plain low-rank difference.
-    """
+    """Open a PEFT LoRA adapter folder, with its `adapter_config.json`, as a task vector over the base's names."""
     _refuse(folder, config)
-    weights = folder / ADAPTER_WEIGHTS
-    pickled = folder / ADAPTER_PICKLE
-    if not weights.exists() and not pickled.exists():
-        raise MergeflowError(f"adapter folder '{folder}' holds neither {weights.name} nor {pickled.name}.")
-    file = open_file(weights if weights.exists() else pickled)
+    weights = [folder / name for name in (ADAPTER_WEIGHTS, ADAPTER_PICKLE) if (folder / name).exists()]
+    if not weights:
+        raise MergeflowError(f"adapter folder '{folder}' holds neither {ADAPTER_WEIGHTS} nor {ADAPTER_PICKLE}.")
+    file = open_file(weights[0])
     unwrap(file)
     stored = _as_saved(file, config)
     entries: dict[str, Entry] = {}

@@ -7,16 +7,15 @@ import re
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import accumulate
-from threading import local
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.folders import class_settings
 from mergeflow.checkpoints.header import FLOAT32, TensorInfo
-from mergeflow.checkpoints.lora import AddedEntry, DoraEntry, LoraEntry, TokensEntry, formed_piece
+from mergeflow.checkpoints.lora import AddedEntry, DoraEntry, Formed, LoraEntry, TokensEntry
 from mergeflow.checkpoints.reader import Entry, LazyStateDict, view
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
@@ -218,7 +217,6 @@ class JoinedEntry:
     ends: tuple[int, ...]
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the parts, one behind the other, [stop − start]."""
         pieces = []
         for at in range(bisect_right(self.ends, start), len(self.parts)):
             begin = self.ends[at - 1] if at else 0
@@ -236,7 +234,6 @@ class PartEntry:
     offset: int
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened part, [stop − start]."""
         return self.whole.read(self.offset + start, self.offset + stop)
 
 
@@ -450,11 +447,7 @@ _SCALING, _SCALED = "scale_decoder_outputs", ("t5", "longt5", "pop2piano")
 
 
 def untied_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json of a model whose head is not its embedding: else transformers ties the two again.
-
-    Raises:
-        MergeflowError: The class computes otherwise then.
-    """
+    """Return config.json of a model whose head is not its embedding: else transformers ties the two again."""
     tied, kind = config.get("tie_word_embeddings") is not False, config.get("model_type")
     if kind == "switch_transformers" and tied:
         raise MergeflowError(
@@ -509,16 +502,15 @@ def tied_weights(config: Mapping[str, Any], names: Collection[str]) -> dict[str,
 
 
 @dataclass(frozen=True)
-class ConvertedEntry:
-    """A tensor that transformers' conversion makes of others."""
+class ConvertedEntry(Formed):
+    """A tensor that transformers' conversion makes of others; parts without data are 0."""
 
     group: _Group
     name: str
     parts: tuple[tuple[Entry | None, TensorInfo], ...]
-    cache: local = field(default_factory=local)
 
     def formed(self) -> Tensor:
-        """Return the flattened tensor [numel]; parts without data are 0."""
+        """Return the flattened tensor [numel]."""
         tensors = [
             torch.zeros(info.shape, dtype=info.dtype.torch)
             if entry is None
@@ -526,10 +518,6 @@ class ConvertedEntry:
             for entry, info in self.parts
         ]
         return self.group.convert(tensors)[self.name].reshape(-1)
-
-    def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened tensor, [stop − start]."""
-        return formed_piece(self, start, stop)
 
 
 def converted(config: Mapping[str, Any], base: LazyStateDict, state: LazyStateDict) -> Found:
@@ -561,9 +549,9 @@ def _of_group(
     """Convert a group of a state's tensors to those of the base's file; to none where it is not whole, or unlike."""
     names = [name for name, _ in group.members]
     held = [name for name in names if name in state]
-    lacking = len(held) < len(names) and not state.is_task_vector
-    if lacking:
+    if len(held) < len(names) and not state.is_task_vector:
         return {}
+    entries: Mapping[str, Entry] = state.entries
     if state.is_task_vector and state.absolute.intersection(held):
         whole = _whole_parts(names, tables, base, state)
         if whole is None:
@@ -573,7 +561,6 @@ def _of_group(
         return {}
     else:
         dtype = state.infos[held[0]].dtype
-        entries = state.entries
         infos = {n: state.infos[n] if n in held else TensorInfo(tuple(tables.tensors[n].shape), dtype) for n in names}
     try:
         shapes = group.convert(torch.empty(infos[name].shape, dtype=dtype.torch, device="meta") for name in names)
@@ -598,7 +585,7 @@ def _whole_parts(
     None where the base has not all of them.
     """
     wanted = {name: TensorInfo(tuple(value.shape), FLOAT32) for name, value in tables.tensors.items()}
-    in_memory = view(base, list(wanted), dict.fromkeys(wanted, next(iter(base.entries.values()))), wanted)
+    in_memory = view(base, entries=dict.fromkeys(wanted, next(iter(base.entries.values()))), infos=wanted)
     of_base = {name: entry for name, (entry, _, _) in converted(tables.config, in_memory, base).items()}
     entries: dict[str, Entry] = {}
     for name in names:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from mergeflow.checkpoints.header import TensorInfo, read_header
@@ -37,9 +36,8 @@ class Entry(Protocol):
         ...
 
 
+# Files of which only the header is on this machine, by device and inode, and what puts the whole ones in their places.
 ABSENT: dict[tuple[int, int], Callable[[], None]] = {}
-"""Files of which only the header is on this machine, by device and inode, and what puts the whole ones in their places.
-"""
 
 
 @dataclass
@@ -82,7 +80,6 @@ class FileEntry:
     info: TensorInfo
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened tensor, [stop − start], in fresh memory."""
         out = torch.empty(stop - start, dtype=self.info.dtype.torch)
         self.read_into(out, start)
         return out
@@ -95,21 +92,13 @@ class FileEntry:
             os.posix_fadvise(self.file.descriptor, first, last - first + 1, os.POSIX_FADV_WILLNEED)
 
     def read_into(self, out: Tensor, start: int) -> None:
-        """Fill the flat, contiguous `out` [n] (storage type) from element `start` on.
-
-        Raises:
-            MergeflowError: The file became shorter since it was opened.
-        """
+        """Fill the flat, contiguous `out` [n] (storage type) from element `start` on."""
         if out.numel() == 0:
             return
         self.read_bytes(out.view(torch.uint8).numpy().data, start)
 
     def read_bytes(self, view: memoryview, start: int) -> None:
-        """Fill writable memory with the bytes of elements from `start` on.
-
-        Raises:
-            MergeflowError: The file became shorter since it was opened.
-        """
+        """Fill writable memory with the bytes of elements from `start` on."""
         self.file.make_whole()
         position = self.offset + start * self.info.dtype.itemsize
         done = 0
@@ -135,17 +124,17 @@ class TensorEntry:
     tensor: Tensor
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened tensor, [stop − start]; a view of a contiguous tensor."""
         return self.tensor.reshape(-1)[start:stop]
 
 
+@dataclass(eq=False, repr=False)
 class LazyStateDict(Mapping[str, "Tensor"]):
     """A read-only state dict over files; use it as a context manager or call `close`.
 
     Attributes:
+        path: What was opened.
         entries: Where the data of each tensor comes from.
         infos: Shape and dtype per tensor, known without reading data.
-        path: What was opened.
         is_task_vector: Whether the tensors are differences from a base (a task vector or an adapter); names that are
             missing then mean a difference of zero.
         tied: Names that shared storage, each with the first name of its group.
@@ -155,31 +144,17 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         notes: What else the file holds, and is not read.
     """
 
-    def __init__(
-        self,
-        path: str,
-        entries: Mapping[str, Entry],
-        infos: Mapping[str, TensorInfo],
-        metadata: Mapping[str, str],
-        files: tuple[OpenFile, ...] = (),
-        is_task_vector: bool = False,
-        tied: Mapping[str, str] | None = None,
-        absolute: frozenset[str] = frozenset(),
-        shards: tuple[tuple[str, ...], ...] = (),
-        config: Mapping[str, Any] | None = None,
-        notes: tuple[str, ...] = (),
-    ) -> None:
-        self.path = path
-        self.infos = dict(infos)
-        self.metadata = dict(metadata)
-        self.is_task_vector = is_task_vector
-        self.tied = dict(tied or {})
-        self.absolute = absolute
-        self.shards = shards
-        self.config = config
-        self.notes = notes
-        self.entries = dict(entries)
-        self._files = files
+    path: str
+    entries: Mapping[str, Entry]
+    infos: dict[str, TensorInfo]
+    metadata: dict[str, str]
+    files: tuple[OpenFile, ...] = ()
+    is_task_vector: bool = False
+    tied: Mapping[str, str] = field(default_factory=dict)
+    absolute: frozenset[str] = frozenset()
+    shards: tuple[tuple[str, ...], ...] = ()
+    config: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Tensor:
         info = self.infos[name]
@@ -195,11 +170,7 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         return name in self.infos
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Return a piece of a flattened tensor, in its storage type.
-
-        Returns:
-            [stop − start]; it may share memory with the state dict.
-        """
+        """Return a piece of a flattened tensor, [stop − start], in its storage type; it may share memory."""
         return self.entries[name].read(start, stop)
 
     def read_into(self, name: str, out: Tensor, start: int) -> None:
@@ -235,37 +206,35 @@ class LazyStateDict(Mapping[str, "Tensor"]):
 
     def detach_files(self) -> tuple[OpenFile, ...]:
         """Hand the open files over to another state dict that shares the entries."""
-        files, self._files = self._files, ()
+        files, self.files = self.files, ()
         return files
 
     def close(self) -> None:
         """Close the files; reading afterwards fails."""
-        for file in self._files:
+        for file in self.files:
             file.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_files"):
-            self.close()
+        self.close()
+
+
+def unreadable(path: str | Path, error: OSError) -> MergeflowError:
+    """Return the error for a checkpoint that the system does not give."""
+    return MergeflowError(f"cannot read checkpoint '{path}': {error.strerror}. Check the path.")
 
 
 def open_safetensors(path: str | Path) -> LazyStateDict:
-    """Open one safetensors file; its header is validated whole before this returns.
-
-    Raises:
-        MergeflowError: The file is missing, truncated or does not describe its bytes exactly.
-    """
+    """Open one safetensors file; its header is validated whole before this returns."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError as error:
-        raise MergeflowError(f"cannot read checkpoint '{path}': {error.strerror}. Check the path.") from None
+        raise unreadable(path, error) from None
     status = os.fstat(descriptor)
     file = OpenFile(str(path), descriptor, ABSENT.get((status.st_dev, status.st_ino)))
     try:
@@ -273,7 +242,7 @@ def open_safetensors(path: str | Path) -> LazyStateDict:
             header = read_header(stream, str(path))
     except OSError as error:
         file.close()
-        raise MergeflowError(f"cannot read checkpoint '{path}': {error.strerror}. Check the path.") from None
+        raise unreadable(path, error) from None
     except BaseException:
         file.close()
         raise
@@ -295,7 +264,7 @@ def _recorded_ties(text: str, infos: Mapping[str, TensorInfo]) -> dict[str, str]
 def tied_names(state: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the names whose tensor is another name's tensor too, each with the first name of its group."""
     if isinstance(state, LazyStateDict):
-        return state.tied
+        return dict(state.tied)
     seen: dict[tuple[object, ...], str] = {}
     ties = {}
     for name in sorted(state):
@@ -308,35 +277,32 @@ def tied_names(state: Mapping[str, Tensor]) -> dict[str, str]:
 
 def view(
     state: LazyStateDict,
-    names: Sequence[str],
+    names: Iterable[str] | None = None,
     entries: Mapping[str, Entry] | None = None,
     infos: Mapping[str, TensorInfo] | None = None,
     tied: Mapping[str, str] | None = None,
     rename: Mapping[str, str] | None = None,
 ) -> LazyStateDict:
-    """Return some tensors of a state, under other names where asked for; the files stay the state's own.
+    """Return a state with other tensors, ties or names; the files stay the state's own.
 
     Args:
-        state: The state; its metadata, path and configuration go along.
+        names: The tensors that stay, all of `infos` by default.
         entries: Where their data come from, by name; the state's by default.
         infos: Their shapes and types, by name; the state's by default.
         tied: Names that share storage, each with the first of its group; the state's by default.
     """
-    entries, infos, rename = entries or state.entries, infos or state.infos, rename or {}
-    ties = state.tied if tied is None else tied
-    chosen = set(names)
-    made = LazyStateDict(
-        state.path,
-        {name: entries[name] for name in names},
-        {name: infos[name] for name in names},
-        state.metadata,
-        is_task_vector=state.is_task_vector,
-        tied={name: first for name, first in ties.items() if name in chosen and first in chosen},
-        absolute=state.absolute & chosen,
-        shards=state.shards,
-        config=state.config,
+    entries, infos, ties = entries or state.entries, infos or state.infos, state.tied if tied is None else tied
+    infos = {name: infos[name] for name in (infos if names is None else names)}
+    made = replace(
+        state,
+        entries={name: entries[name] for name in infos},
+        infos=infos,
+        files=(),
+        tied={name: first for name, first in ties.items() if name in infos and first in infos},
+        absolute=state.absolute & infos.keys(),
+        notes=(),
     )
-    made.rename(rename)
+    made.rename(rename or {})
     return made
 
 
@@ -351,11 +317,7 @@ _PARALLEL, _AVERAGED = "module.", "n_averaged"  # of DataParallel; torch's Avera
 
 
 def unwrap(state: LazyStateDict) -> None:
-    """Take out of names what torch.compile, FSDP and DataParallel put into them, and no model has.
-
-    Raises:
-        MergeflowError: Two tensors then have one name.
-    """
+    """Take out of names what torch.compile, FSDP and DataParallel put into them, and no model has."""
     plain = {name: _WRAPPERS.sub("", name) for name in state}
     if plain and all(name.startswith(_PARALLEL) or other == _AVERAGED for other, name in plain.items()):
         plain = {name: _WRAPPERS.sub("", other.removeprefix(_PARALLEL)) for name, other in plain.items()}

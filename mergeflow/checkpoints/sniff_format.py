@@ -24,7 +24,7 @@ def mistaken(start: bytes, wanted: str) -> str | None:
 
     Args:
         start: The first bytes of the file, 256 or more where it has as many.
-        wanted: The format it was opened as: "safetensors" or "pickle".
+        wanted: The format it was opened as: "safetensors", "pickle" or "JSON".
 
     Example:
         >>> mistaken(b"version https://git-lfs.github.com/spec/v1", "safetensors")
@@ -74,7 +74,6 @@ def cut_short(path: Path, start: bytes, reason: str) -> bool:
     """Whether a pickled file ends too early: an archive without its directory, or data that stop in the middle.
 
     Args:
-        path: The file; its end is read where it is an archive.
         start: Its first bytes, as of `first_bytes`.
         reason: The message of the error that reading it raised.
     """

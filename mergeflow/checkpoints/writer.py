@@ -7,13 +7,12 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from mergeflow.checkpoints.fingerprint import BLOCK, combine, leaf_digests, raw_bytes, tensor_digest
+from mergeflow.checkpoints.fingerprint import BLOCK, blocks, combine, leaf_digests, raw_bytes, tensor_digest
 from mergeflow.checkpoints.header import TensorInfo, build_header
 from mergeflow.checkpoints.reader import TIED, tied_names
 from mergeflow.errors import MergeflowError
@@ -49,15 +48,7 @@ class StreamWriter:
                 raise
 
     def write(self, name: str, start: int, piece: Tensor) -> None:
-        """Store a piece of a flattened tensor, and its digests.
-
-        Args:
-            start: The first element of the piece: a multiple of the fingerprints' `BLOCK`.
-            piece: [n], of the tensor's type.
-
-        Raises:
-            MergeflowError: The disk is full, or refuses.
-        """
+        """Store a piece [n] of a flattened tensor, in its type, from an element on: a multiple of `BLOCK`."""
         info = self.infos[name]
         assert piece.dtype == info.dtype.torch, (name, piece.dtype, info.dtype)
         assert start % BLOCK == 0, start
@@ -98,9 +89,7 @@ class StreamWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abandon()
 
 
@@ -177,23 +166,16 @@ class _NamelessFile:
             self._name = None
 
 
-class _disk_errors:
-    """Turns the errors of a full or read-only disk into one message with the way out."""
-
-    def __init__(self, path: Path, size: int) -> None:
-        self._path, self._size = path, size
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if isinstance(error, OSError):
-            raise MergeflowError(
-                f"cannot write '{self._path}' ({self._size / 1e6:.1f} MB): {error.strerror}. "
-                "Nothing was left behind; free some space or choose another place."
-            ) from None
+@contextmanager
+def _disk_errors(path: Path, size: int) -> Iterator[None]:
+    """Turn the errors of a full or read-only disk into one message with the way out."""
+    try:
+        yield
+    except OSError as error:
+        raise MergeflowError(
+            f"cannot write '{path}' ({size / 1e6:.1f} MB): {error.strerror}. "
+            "Nothing was left behind; free some space or choose another place."
+        ) from None
 
 
 def _umask() -> int:
@@ -212,39 +194,25 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
-    """Write a state dict as one safetensors file, atomically, and return its fingerprint.
+    """Write a state dict as one safetensors file, whole or not at all, and return its fingerprint.
 
     Args:
         path: File to make; folders above it are made, an existing file is replaced in one step.
-        tensors: Tensors by name; tied ones are written as copies and listed in the metadata, so that readers that do
-            not know them still find every name.
-        metadata: Text to text, stored in the header.
-
-    Returns:
-        The fingerprint, as `fingerprint(tensors)` gives it.
-
-    Raises:
-        MergeflowError: The disk is full or read-only; nothing is left behind.
+        tensors: Tied ones are written as copies and listed in the metadata, so that readers that do not know them still
+            find every name.
     """
     infos = {name: TensorInfo.of(tensors[name]) for name in tensors}
-    notes = dict(metadata or {})
     ties = tied_names(tensors)
-    if ties:
-        notes[TIED] = json.dumps(ties)
+    notes = {**(metadata or {}), **({TIED: json.dumps(ties)} if ties else {})}
     with StreamWriter(path, infos, notes) as writer:
         for name in tensors:
-            flat = tensors[name].detach().reshape(-1)
-            for start in range(0, flat.numel(), BLOCK):
-                writer.write(name, start, flat[start : start + BLOCK])
+            for number, part in enumerate(blocks(tensors[name])):
+                writer.write(name, number * BLOCK, part)
         return writer.commit()
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a small text file atomically.
-
-    Raises:
-        MergeflowError: The disk is full or read-only; nothing is left behind.
-    """
+    """Write a small text file atomically."""
     with _disk_errors(Path(path), len(text)):
         write_atomically(path, text)
 

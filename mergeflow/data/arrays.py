@@ -80,10 +80,6 @@ def load_split(folder: str | Path, split: str, verify: bool = False) -> Split:
 
     Returns:
         The arrays by name, a row per example: of images `images` uint8 [N, S, S, 3] and `labels` int64 [N].
-
-    Raises:
-        MergeflowError: unknown split; missing, truncated or altered array; a count that differs from the manifest's; a
-            label outside the class names.
     """
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)

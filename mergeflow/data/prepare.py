@@ -53,10 +53,6 @@ def prepare_task(
 
     Returns:
         The manifest, as `load_manifest` reads it. `warnings` says what a person should know.
-
-    Raises:
-        MergeflowError: empty task or split, class without a training or test example, label outside the class names,
-            one content under two labels, examples that cannot be decoded (all of them, up to fifty by name), full disk.
     """
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)

@@ -132,9 +132,6 @@ def check_names(task: str, class_names: Sequence[str] | None, templates: Sequenc
         class_names: None where the task has no classes.
         templates: None where the task has no prompts.
 
-    Raises:
-        MergeflowError: fewer than two classes, repeated or empty class names, or a template without exactly one `{}`.
-
     Example:
         >>> check_names("pets", ["cat", "dog", "cat"], ["a photo of a {}."])
         Traceback (most recent call last):

@@ -130,9 +130,6 @@ def affine(
     Returns:
         Combination → layer → values in the order of the sources and their rows.
 
-    Raises:
-        MergeflowError: a combination names a model or a source that there is not, or has no samples; no such layer.
-
     Example:
         >>> from mergeflow.modality import Network
         >>> from mergeflow.modalities.classification import Classification

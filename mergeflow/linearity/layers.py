@@ -16,9 +16,6 @@ def find_layers(module: nn.Module) -> list[str]:
     Blocks are the outermost members of lists and sequences that are modules of several parts: residual blocks,
     transformer blocks. A net without any has its activations instead.
 
-    Raises:
-        MergeflowError: the module has neither.
-
     Example:
         >>> find_layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)))
         ['1', '3']
@@ -33,11 +30,7 @@ def find_layers(module: nn.Module) -> list[str]:
 
 
 def check_layers(module: nn.Module, layers: Sequence[str]) -> None:
-    """Refuse layers that the module does not have.
-
-    Raises:
-        MergeflowError: naming the first such layer and the nearest right one.
-    """
+    """Refuse layers that the module does not have."""
     names = [name for name, _ in module.named_modules() if name]
     for layer in layers:
         if layer not in names:  # all of them would fill a page

@@ -89,9 +89,6 @@ def read_images(raw: RawTask, decode: Callable[[Example, str], Any], count: int)
     Args:
         raw: The source; its test split, else validation, else train.
         decode: As `Decoding.decode`.
-
-    Raises:
-        MergeflowError: an image cannot be decoded, or the split is empty.
     """
     split = next(name for name in _UNSEEN_FIRST if name in raw.splits)
     total = raw.counts.get(split) or sum(1 for _ in raw.list_keys(split))
@@ -125,9 +122,6 @@ def read_prepared(folder: Path, count: int) -> Tensor:
 
     Returns:
         uint8 [N, height, width, 3] with N ≤ count.
-
-    Raises:
-        MergeflowError: the folder is not a prepared task of images.
     """
     split = next((name for name in ("validation", *_UNSEEN_FIRST) if array_file(folder, name, "images").exists()), None)
     if split is None:
@@ -148,9 +142,6 @@ def read_texts(path: Path, tokenizer: Any, count: int, length: int) -> Sequences
         path: The file, one text a line; empty lines are left out.
         tokenizer: Of transformers; it pads on the right, with its end token where it has no padding token.
         length: Tokens per text at most; longer ones are cut.
-
-    Raises:
-        MergeflowError: there is no such file, it is not in UTF-8, it has no lines, or no tokens.
     """
     if not path.is_file():
         raise MergeflowError(f"text:{path} does not exist; expected a file with one text a line.")
@@ -191,11 +182,7 @@ class Opened:
     prefix: str = ""
 
     def weights(self, path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return a checkpoint's tensors that are the module's, floating-point ones in the module's type.
-
-        Raises:
-            MergeflowError: listing names that it lacks and other widths.
-        """
+        """Return a checkpoint's tensors that are the module's, floating-point ones in the module's type."""
         expected = self.model.state()
         stored_names = {name.removeprefix(self.prefix): name for name in state}
         weights = {name: state[stored_names[name]] for name in expected if name in stored_names}
@@ -221,9 +208,6 @@ def open_network(architecture: str, base: Mapping[str, Tensor]) -> Opened:
         architecture: An open_clip architecture or pocket-clip; `torchvision:NAME` of a residual net or any other of its
             classifiers; or a Hugging Face model folder with config.json, for encoders of texts and language models.
         base: Weights that the number of classes is read from.
-
-    Raises:
-        MergeflowError: no such architecture.
     """
     if architecture.startswith("torchvision:"):
         return _torchvision(architecture.removeprefix("torchvision:"), base)
@@ -250,11 +234,7 @@ def _torchvision(name: str, base: Mapping[str, Tensor]) -> Opened:
 
 
 def count_classes(name: str, base: Mapping[str, Tensor]) -> int:
-    """Return for how many classes one of torchvision's classifiers was built, whatever the order of its tensors.
-
-    Raises:
-        MergeflowError: they are not this net's.
-    """
+    """Return for how many classes one of torchvision's classifiers was built, whatever the order of its tensors."""
     from torchvision import models
 
     with torch.device("meta"):

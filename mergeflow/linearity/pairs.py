@@ -69,11 +69,7 @@ class Pair:
 
 
 def check_related(base: State, experts: Mapping[str, State]) -> None:
-    """Refuse experts that were not tuned from this base, by the cosine of all their matrices with the base's.
-
-    Raises:
-        MergeflowError: naming every such expert, its cosine and what was expected.
-    """
+    """Refuse experts that were not tuned from this base, by the cosine of all their matrices with the base's."""
     faults = [
         f"expert '{name}' has a cosine of {cosine:.2f} with the base"
         for name, state in experts.items()
@@ -87,11 +83,7 @@ def check_related(base: State, experts: Mapping[str, State]) -> None:
 
 
 def check_samples(sources: Mapping[str, Featured]) -> None:
-    """Refuse fewer samples than decide anything.
-
-    Raises:
-        MergeflowError: the number found and the number needed.
-    """
+    """Refuse fewer samples than decide anything."""
     count = sum(len(source) for source in sources.values())
     if count < FEWEST:
         raise MergeflowError(

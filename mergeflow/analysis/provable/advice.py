@@ -124,9 +124,6 @@ def advise(
         ask: gives the answers of base and experts; without it the weights alone are judged.
         remarks: what is known already not to be computed.
 
-    Raises:
-        MergeflowError: experts without a task vector, all of them named.
-
     Example:
         >>> import torch
         >>> base, one, two = (dict(w=torch.tensor(w)) for w in ([0.0, 0.0], [1.0, 0.0], [0.0, 1.0]))

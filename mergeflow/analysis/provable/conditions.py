@@ -36,9 +36,6 @@ def check_numbers(
         what: is computed from them, for the message.
         gammas: correlations of a task with the experts'.
         beta: what is lost per unit of λ.
-
-    Raises:
-        MergeflowError: naming all that are out of range, or NaN.
     """
     named = [*(("α", value) for value in alphas), *(("γ", value) for value in gammas)]
     faults = [f"{name} = {value}, expected −1 to 1" for name, value in named if not -1 <= value <= 1]
@@ -57,9 +54,6 @@ def addition(alpha: float, beta: float = 0.0) -> Interval:
         alpha: the correlation of the two tasks, in [−1, 1].
         beta: what is lost per unit of λ, ≥ 0.
 
-    Raises:
-        MergeflowError: a number is not what it can be.
-
     Source:
         Li et al. 2025, Theorem 1, Equation 5, and Remark 1.
     """
@@ -77,9 +71,6 @@ def unlearning(alpha: float, c: float = 0.5) -> Interval:
     Args:
         alpha: the correlation of the two tasks, in [−1, 1].
         c: the loss that counts as forgotten, in (0, 1).
-
-    Raises:
-        MergeflowError: a number is not what it can be.
 
     Source:
         Li et al. 2025, Theorem 2, Equation 6; the constants that Θ hides are 1, and poly(ηδ)·α is 0.

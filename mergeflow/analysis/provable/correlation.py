@@ -39,9 +39,6 @@ def output_correlation(first: Tensor, second: Tensor) -> tuple[float, int]:
     Returns:
         α̂ in [−1, 1], and the number of samples for which an answer has no direction.
 
-    Raises:
-        MergeflowError: no samples, other shapes, a NaN, or no sample with a direction.
-
     Example:
         >>> import torch
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -80,9 +77,6 @@ def correlations(outputs: Mapping[str, Mapping[str, Tensor]]) -> Correlations:
     Args:
         outputs: task → expert → its logits on that task's samples, [n, C]; C may differ from task to task. Experts are
             named by their tasks.
-
-    Raises:
-        MergeflowError: as `output_correlation`, with the names; an expert whose outputs on a task are missing.
 
     Source:
         Li et al. 2025, Equation 11.

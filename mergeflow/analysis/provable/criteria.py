@@ -71,9 +71,6 @@ def addition_criteria(
     Returns:
         One criterion for each task, in the order of `limits`.
 
-    Raises:
-        MergeflowError: a task without a figure, or a number that is none of its form.
-
     Example:
         >>> criteria = addition_criteria({"a": 0.02, "b": 0.3}, {"a": 0.05, "b": 0.05})
         >>> [one.holds for one in criteria]
@@ -107,10 +104,6 @@ def unlearning_criteria(
 
     Returns:
         One criterion for each task, those to forget first.
-
-    Raises:
-        MergeflowError: a task without a figure, one that is both kept and forgotten, or a number that is none of its
-            form.
 
     Example:
         >>> criteria = unlearning_criteria({"a": 0.92, "b": 0.11}, {"a": 0.9}, {"b": 0.1}, "accuracy")

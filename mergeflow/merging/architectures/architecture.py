@@ -64,9 +64,6 @@ class Architecture:
 
         Args:
             shape: Its shape, [m, n] or [E, m, n].
-
-        Raises:
-            MergeflowError: config.json does not say how a fused weight is cut.
         """
         rule = self.fused(name)
         cut = rule(name, shape, self.config) if rule is not None and (split_fused or rule.always) else None

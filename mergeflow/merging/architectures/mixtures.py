@@ -81,9 +81,6 @@ def mixture_config(
     Args:
         per_token: How many a token passes through.
         shared: Whether there is a shared expert; where the architecture has one all the same, its width is 1.
-
-    Raises:
-        MergeflowError: The base has something that the mixture's class cannot have.
     """
     odd = [key for key in ("attention_bias", "mlp_bias", "use_sliding_window") if dense.get(key)]
     if odd:

@@ -150,9 +150,6 @@ CompressorCall = Call[Compressor]
 def compressors() -> dict[str, Compressor]:
     """List every compressor by name: those of mergeflow, of installed packages and of the project.
 
-    Raises:
-        MergeflowError: Two compressors have one name, or a file of compressors cannot be loaded or declares none.
-
     Example:
         >>> list(compressors())
         ['cart_indexing', 'emr', 'tall_mask', 'tsv_compress']
@@ -161,11 +158,6 @@ def compressors() -> dict[str, Compressor]:
 
 
 def configure_compressor(name: str, args: Mapping[str, Any] | None = None) -> CompressorCall:
-    """Validate a compressor's arguments and return the frozen call.
-
-    Raises:
-        MergeflowError: Unknown compressor or argument (with the nearest right one), or a value out of range; all at
-            once.
-    """
+    """Validate a compressor's arguments and return the frozen call."""
     compressor = COMPRESSORS.get(name)
     return Call(compressor, arguments_of("compressor", name, compressor.args, args))

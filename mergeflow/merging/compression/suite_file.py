@@ -83,10 +83,6 @@ def compress(
     Returns:
         Everything needed to make each task's model again (with θ0 where the compressor needs it), stored in the base's
         types.
-
-    Raises:
-        MergeflowError: Experts that do not fit the base, integers that differ, a task vector of another base, NaN or
-            infinity.
     """
     if not experts:
         raise MergeflowError("nothing to compress: give one expert at least.")
@@ -144,9 +140,6 @@ def extract_task(path: str | Path, task: str, base: str | Path | None = None) ->
     Args:
         path: A file that `Compressed.write` made.
         base: Path of θ0, for compressors that need it.
-
-    Raises:
-        MergeflowError: Not a compressed file, an unknown task, a missing base or another one.
     """
     with open_checkpoint(path) as state:
         if state.metadata.get(KIND) != "compressed":

@@ -168,11 +168,9 @@ class Computed:
 
     def state(self) -> LazyStateDict:
         """Return the result."""
-        base = self.inputs.base
-        entries = {name: _ComputedEntry(self, name) for name in self.infos}
-        return LazyStateDict(
-            base.path, entries, self.infos, {}, tied=self.inputs.model.tied, shards=base.shards, config=base.config
-        )
+        base, tied = self.inputs.base, self.inputs.model.tied
+        entries, infos = {name: _ComputedEntry(self, name) for name in self.infos}, dict(self.infos)
+        return LazyStateDict(base.path, entries, infos, {}, tied=tied, shards=base.shards, config=base.config)
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Return elements start..stop of a flattened tensor of the result.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.folders import config_of, folder_of
 from mergeflow.checkpoints.header import FLOAT64, DType, TensorInfo
-from mergeflow.checkpoints.reader import Entry, LazyStateDict
+from mergeflow.checkpoints.reader import Entry, LazyStateDict, view
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.late import np, torch
 from mergeflow.merging.architectures.architecture import Architecture, architecture_of
@@ -69,9 +69,6 @@ def align(
 
     Args:
         tokens: What the recipe says of single tokens.
-
-    Raises:
-        MergeflowError: The recipe speaks of unknown tokens or models; all of it.
     """
     rows_of = {name: _token_rows(wanted, rows, ids, held) for name, (ids, held) in models.items()}
     lacking = rows_of[BASE] < 0
@@ -156,9 +153,6 @@ def rows_wanted(choice: TokenizerChoice, needed: int, held: int) -> int:
     if choice.pad_to_multiple_of is None:
         return max(needed, held)
     return -(-needed // choice.pad_to_multiple_of) * choice.pad_to_multiple_of
-
-
-"""Of each row of the result the row to take, -1 where none."""
 
 
 @dataclass(frozen=True)
@@ -253,11 +247,7 @@ States = Mapping[str, LazyStateDict]
 
 
 def rows_of(state: LazyStateDict, architecture: Architecture, owner: str) -> int:
-    """Return the number of rows that a model's tables of tokens have.
-
-    Raises:
-        MergeflowError: No tensor is such a table.
-    """
+    """Return the number of rows that a model's tables of tokens have."""
     lengths = [
         info.shape[0]
         for name, info in state.infos.items()
@@ -317,7 +307,7 @@ def aligned(
         picked = Picked(state.entries[tensor], plan.direct[rows])
         entries[tensor] = AlignedEntry(picked, donors, width, info.dtype, plan.spare)
         infos[tensor] = TensorInfo(shape, info.dtype)
-    return _with(state, entries, infos)
+    return view(state, entries=entries, infos=infos)
 
 
 def _donors(tensor: str, states: States, axis: int, held: Mapping[str, int], plan: Alignment) -> tuple[Picked, ...]:
@@ -335,20 +325,6 @@ def _fits(info: TensorInfo, base: TensorInfo, axis: int, held: int) -> bool:
     return len(info.shape) == len(base.shape) and info.shape == (*base.shape[:axis], held, *base.shape[axis + 1 :])
 
 
-def _with(state: LazyStateDict, entries: Mapping[str, Entry], infos: Mapping[str, TensorInfo]) -> LazyStateDict:
-    return LazyStateDict(
-        state.path,
-        entries,
-        infos,
-        state.metadata,
-        is_task_vector=state.is_task_vector,
-        tied=state.tied,
-        absolute=state.absolute,
-        shards=state.shards,
-        config=state.config,
-    )
-
-
 # Pieces of an added token are found before the model is asked; a score this far below all others keeps it so.
 _UNLIKELY = 10.0
 _CUTTING = ("normalizer", "pre_tokenizer", "decoder")
@@ -364,9 +340,6 @@ def union(base: Vocabulary, others: Mapping[str, Vocabulary]) -> tuple[Vocabular
 
     Returns:
         The union (the base's own where no expert has more), and notes.
-
-    Raises:
-        MergeflowError: Tokenizers of different kinds, all of them.
     """
     other = {name: words.kind for name, words in others.items() if words.kind != base.kind}
     if other:
@@ -455,10 +428,6 @@ def fit_vocabularies(choice: TokenizerChoice, base: LazyStateDict, experts: Mapp
 
     Args:
         experts: The experts by name; an adapter without a tokenizer has the base's.
-
-    Raises:
-        MergeflowError: Models without a readable tokenizer.json (all at once), tokenizers that have no union, or tokens
-            and models of the recipe that are not there.
     """
     states = {BASE: base, **experts}
     vocabularies = _read(states)

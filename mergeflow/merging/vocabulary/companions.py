@@ -121,9 +121,6 @@ def read_vocabulary(folder: Path | None, owner: str, path: str) -> Vocabulary:
     Args:
         folder: The folder; None where the model is a file without one.
         owner: What the model is to the merge, for the message.
-
-    Raises:
-        MergeflowError: There is none, it is a slow one, or its tokens are not readable.
     """
     if folder is None or not (folder / TOKENIZER).is_file():
         raise _none(folder, owner, path)
@@ -278,9 +275,6 @@ def chosen_templates(choice: str, folders: Mapping[str, Path | None]) -> dict[st
         choice: `base`, an expert's name, `auto` (what most models have; of equally many the first), the path of a
             Jinja file, a template itself, or the name of a format such as `chatml`.
         folders: The models' folders by name, the base's first.
-
-    Raises:
-        MergeflowError: A model without a template, or a choice that is none of these.
     """
     templates_of_model = {name: templates_of(folder) for name, folder in folders.items()}
     if choice == "auto":
