@@ -21,12 +21,7 @@ Selected = Word | tuple[str, ...]
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a model's tensors are.
-
-    Attributes:
-        family: Its line of the table.
-        config: config.json; empty where there is none.
-    """
+    """What a model's tensors are, by its line of the table and its config.json, empty where there is none."""
 
     family: Family = UNKNOWN
     config: Config = field(default_factory=dict)
@@ -60,11 +55,7 @@ class Architecture:
         return next((rule for pattern, rule in rules if re.search(pattern, name, re.IGNORECASE)), None)
 
     def form(self, name: str, shape: Sequence[int], split_fused: bool) -> Form:
-        """Return how a treated tensor is made of matrices.
-
-        Args:
-            shape: Its shape, [m, n] or [E, m, n].
-        """
+        """Return how a treated tensor of a shape, [m, n] or [E, m, n], is made of matrices."""
         rule = self.fused(name)
         cut = rule(name, shape, self.config) if rule is not None and (split_fused or rule.always) else None
         transposed = self.family.transposed is not None and bool(re.search(self.family.transposed, name))
@@ -75,8 +66,7 @@ def architecture_of(state: Mapping[str, Tensor], config: Config | None = None) -
     """Return a model's architecture: by `model_type` of its config.json, or without one by names.
 
     Args:
-        state: Its state dict; one opened from a model folder brings its config.json.
-        config: config.json's content, for weights in memory.
+        config: config.json's content, for weights that were not opened from a model folder.
 
     Example:
         >>> architecture_of({}, {"model_type": "gpt2"}).family.name

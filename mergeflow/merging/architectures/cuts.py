@@ -180,22 +180,6 @@ def _bigcode(config: Config, length: int, _: int) -> Sizes:
     return 1, [width, (length - width) // 2, (length - width) // 2]
 
 
-def _latent_down(config: Config, length: int, _: int) -> Sizes:
-    return 1, [size(config, "kv_lora_rank"), size(config, "qk_rope_head_dim")]
-
-
-def _latent_up(config: Config, length: int, _: int) -> Sizes:
-    return heads(config), [size(config, "qk_nope_head_dim"), size(config, "v_head_dim")]
-
-
-def _quarters(config: Config, length: int, _: int) -> Sizes:
-    return 4, [length // 12] * 3
-
-
-def _pairs(config: Config, length: int, _: int) -> Sizes:
-    return length // 2, [1, 1]
-
-
 def _dbrx_experts(config: Config, length: int, _: int) -> Sizes:
     count = size(config["ffn_config"], "moe_num_experts")
     return 1, [length // count] * count
@@ -207,10 +191,16 @@ PER_HEAD = Rule("query, key and value of each head in turn", _per_head)
 GROUPED = Rule("all query heads, then all key heads, then all value heads", _grouped)
 FALCON = Rule("of each group of heads (or head, or once) its queries, its key, its value", _falcon)
 BIGCODE = Rule("all queries, then the one key and the one value; or each head in turn", _bigcode)
-CODEGEN = Rule("query, value and key of each quarter of the heads in turn", _quarters)
+CODEGEN = Rule("query, value and key of each quarter of the heads in turn", lambda _, rows, __: (4, [rows // 12] * 3))
 HALVES = Rule("gate and up: halves of the rows", _equal(2))
 COLUMN_HALVES = Rule("gate and up: halves of the columns", _equal(2), COLUMNS)
-COLUMN_PAIRS = Rule("gate and up: columns in turn", _pairs, COLUMNS)
-LATENT_DOWN = Rule("latent key/value, then the rotary key", _latent_down)
-LATENT_UP = Rule("key and value of each head in turn", _latent_up)
+COLUMN_PAIRS = Rule("gate and up: columns in turn", lambda _, columns, __: (columns // 2, [1, 1]), COLUMNS)
+LATENT_DOWN = Rule(
+    "latent key/value, then the rotary key",
+    lambda config, *_: (1, [size(config, "kv_lora_rank"), size(config, "qk_rope_head_dim")]),
+)
+LATENT_UP = Rule(
+    "key and value of each head in turn",
+    lambda config, *_: (heads(config), [size(config, "qk_nope_head_dim"), size(config, "v_head_dim")]),
+)
 DBRX_EXPERTS = Rule("the experts below each other", _dbrx_experts, always=True)

@@ -35,9 +35,6 @@ def depth(name: str, shapes: Mapping[str, Any], architecture: Architecture | Non
 
     Outside the blocks embeddings and positions come before, heads after them; of other tensors their names tell.
 
-    Args:
-        architecture: What the model's tensors are; by default nothing but their names is known.
-
     Example:
         >>> shapes = {f"visual.resblocks.{i}.w": () for i in range(5)}
         >>> depth("visual.resblocks.1.w", shapes), depth("visual.ln_post.bias", shapes), depth("visual.conv1.w", shapes)

@@ -37,13 +37,7 @@ class Target:
         return self.router_name.format(block=block)
 
     def expert(self, block: int, expert: int, part: str) -> str:
-        """Return the name of a matrix of an expert.
-
-        Args:
-            block: The block's number, from 0.
-            expert: The expert's number within the block, from 0.
-            part: One of `parts`: the matrix as a dense model calls it.
-        """
+        """Return the name of a matrix of an expert, of all numbered from 0; `part` is one of `parts`."""
         return self.expert_name.format(block=block, expert=expert, part=self.names[self.parts.index(part)])
 
 
@@ -76,10 +70,9 @@ _LEFT = ("attention_bias", "mlp_bias", "pretraining_tp", "max_window_layers", "l
 def mixture_config(
     dense: Mapping[str, Any], target: Target, experts: int, per_token: int, shared: bool
 ) -> dict[str, Any]:
-    """Return the config.json of a mixture.
+    """Return the config.json of a mixture, in which a token passes through `per_token` experts.
 
     Args:
-        per_token: How many a token passes through.
         shared: Whether there is a shared expert; where the architecture has one all the same, its width is 1.
     """
     odd = [key for key in ("attention_bias", "mlp_bias", "use_sliding_window") if dense.get(key)]

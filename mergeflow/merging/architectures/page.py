@@ -2,7 +2,7 @@
 
 from mergeflow.merging.architectures.blocks import ENCODERS, PAIRS, STACKED, TOWERS
 from mergeflow.merging.architectures.families import BARE, FAMILIES, Family
-from mergeflow.merging.architectures.roles import ROLES, TREATED, vocabulary
+from mergeflow.merging.architectures.roles import ROLES, TREATED, VOCABULARY
 
 _HEAD = """# Architectures
 
@@ -75,7 +75,7 @@ def _row(family: Family) -> str:
 
 def architectures_page() -> str:
     """Return the page as Markdown."""
-    shared = {role: [_code(pattern) for pattern, other in vocabulary() if other == role] for role in ROLES}
+    shared = {role: [_code(pattern) for pattern, other in VOCABULARY if other == role] for role in ROLES}
     by_role = {
         role: [f"{_code(p)} ({f.name})" for f in FAMILIES for p, other in f.roles if other == role] for role in ROLES
     }

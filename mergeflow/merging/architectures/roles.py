@@ -22,7 +22,7 @@ Patterns = tuple[tuple[str, Role], ...]
 # `B` is where a part of a name begins, `E` where it ends.
 _B, _E = r"(?:^|\.)", r"(?:\.|$)"
 _BLOCK = r"(?:(?:layers?|blocks?|encoders)\.\d+|\.head)\."
-_VOCABULARY: Patterns = (
+VOCABULARY: Patterns = (
     # A norm is told by the module that owns the parameter: dbrx keeps attention inside `norm_attn_norm`.
     (rf"{_B}\w*norm\w*\.\w+$|{_B}(?:ln|bn|\w+_ln)\w*\.\w+$|(?:attention|pos_conv_embed)\.\w*norm", "norm"),
     (r"num_batches_tracked$|logit_(?:scale|bias)$|layer_?scale|lambda_?\w*$|gamma_\w+$|\bls\d\.gamma$", "other"),
@@ -79,9 +79,4 @@ def role_of(name: str, shape: Sequence[int], patterns: Patterns = ()) -> Role | 
 @cache
 def _named(name: str, patterns: Patterns) -> Role | None:
     text = name.lower()
-    return next((role for pattern, role in (*patterns, *_VOCABULARY) if re.search(pattern, text)), None)
-
-
-def vocabulary() -> Patterns:
-    """Return the shared patterns, for the page of architectures."""
-    return _VOCABULARY
+    return next((role for pattern, role in (*patterns, *VOCABULARY) if re.search(pattern, text)), None)

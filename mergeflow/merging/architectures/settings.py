@@ -45,22 +45,18 @@ def comparable(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Return the settings of models by dotted names, and the classes whose defaults fill what was left out.
 
-    transformers, which is slow to import, is asked only where a setting that counts is missing or null on one side.
-
-    Returns:
-        The settings of each model, and its class; no classes where the settings are as they were read.
+    transformers, which is slow to import, is asked only where a setting that counts is missing or null on one side:
+    there are no classes where the settings are as they were read.
     """
     flat = {name: flattened(config) for name, config in configs.items()}
     keys = {key for config in flat.values() for key in config if counts(key)}
     if all(len({(key in config, config.get(key) is None) for config in flat.values()}) == 1 for key in keys):
         return flat, {}
-    whole = {name: filled(config) for name, config in configs.items()}
-    made = {name: pair for name, pair in whole.items() if pair is not None}
+    made = {name: pair for name, config in configs.items() if (pair := filled(config))}
     if len(made) < len(configs):
         return flat, {}
-    return {name: flattened(config) for name, (config, _) in made.items()}, {
-        name: cls for name, (_, cls) in made.items()
-    }
+    flat = {name: flattened(config) for name, (config, _) in made.items()}
+    return flat, {name: cls for name, (_, cls) in made.items()}
 
 
 def filled(config: Config) -> tuple[Config, str] | None:

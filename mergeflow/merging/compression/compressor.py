@@ -57,12 +57,10 @@ class Compressor:
         name: What a command says.
         encode: (stack, args) → payload.
         decode: (stored, args) → the task's tensor, in the type of arithmetic.
-        args: The type of its arguments.
-        passes: First passes over the whole model.
+        passes: (args, type of arithmetic) → first passes over the whole model.
         whole: Values of each task for the whole model, from the first passes.
         needs_base: Whether decoding needs θ0.
-        elementwise: Never so: what is stored of a tensor is made of all of it.
-        by_rows: Neither.
+        elementwise, by_rows: Never so: what is stored of a tensor is made of all of it.
         workspace: Bytes held beside base and task vectors of a tensor: two of its size.
     """
 
@@ -80,11 +78,6 @@ class Compressor:
     def __call__(self, stack: Stack, args: Any) -> Payload:
         """Encode one tensor."""
         return self.encode(stack, args)
-
-    @property
-    def home(self) -> str:
-        """The module that declares it."""
-        return self.encode.__module__
 
     @property
     def doc(self) -> str:
@@ -106,15 +99,7 @@ def compressor(
     whole: Callable[[Model], Mapping[str, Named]] = lambda _: {},
     needs_base: bool = True,
 ) -> Callable[[Callable[[Stack, Any], Payload]], Compressor]:
-    """Declare a function as a compressor; the catalog finds it in its module.
-
-    Args:
-        name: What a command says.
-        decode: (stored, args) → the task's tensor, in the type of arithmetic.
-        passes: (args, type of arithmetic) → first passes over the whole model.
-        whole: Gives each task's values for the whole model after the first passes.
-        needs_base: Whether decoding needs θ0.
-    """
+    """Declare a function as a `Compressor`, whose `encode` it is; the catalog finds it in its module."""
 
     def declare(encode: Callable[[Stack, Any], Payload]) -> Compressor:
         return Compressor(name, encode, decode, args, passes, whole, needs_base)

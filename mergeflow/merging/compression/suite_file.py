@@ -32,7 +32,6 @@ class Compressed:
     """All tasks of a suite in compressed form.
 
     Attributes:
-        call: The compressor and its arguments.
         tensors: What is stored, by name: shared/TENSOR/PART, task/TASK/TENSOR/PART.
         dtypes: The base's type per tensor.
         base: Fingerprint of the base.
@@ -72,17 +71,12 @@ def compress(
     workers: int | None = None,
     device: str = "cpu",
 ) -> Compressed:
-    """Compress the experts of a suite.
+    """Compress the experts of a suite, by task, stored in the base's types; all states may be lazy.
 
     Args:
-        base: θ0, in memory or lazy.
-        experts: State dicts by task, in memory or lazy.
+        base: θ0.
         workers: Threads, by default one per core.
         device: "cpu" or a CUDA device for the arithmetic.
-
-    Returns:
-        Everything needed to make each task's model again (with θ0 where the compressor needs it), stored in the base's
-        types.
     """
     if not experts:
         raise MergeflowError("nothing to compress: give one expert at least.")
@@ -138,7 +132,6 @@ def extract_task(path: str | Path, task: str, base: str | Path | None = None) ->
     """Return one task's state dict out of a compressed file; reads the shared part and this task's part alone.
 
     Args:
-        path: A file that `Compressed.write` made.
         base: Path of θ0, for compressors that need it.
     """
     with open_checkpoint(path) as state:

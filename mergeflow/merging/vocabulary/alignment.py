@@ -62,13 +62,11 @@ def align(
     models: Mapping[str, tuple[Mapping[str, int], int]],
     tokens: Mapping[str, TokenChoice],
 ) -> Alignment:
-    """Find the rows of all models for a vocabulary.
+    """Find the rows of all models for a vocabulary, given each model's ids of tokens and number of rows.
 
     A row without a token (a padded vocabulary has them) is the same row of the models where it has none either. A model
     that lacks a token takes the base's row, or the only model's that has it, or the mean of all that have it.
 
-    Args:
-        tokens: What the recipe says of single tokens.
     """
     rows_of = {name: _token_rows(wanted, rows, ids, held) for name, (ids, held) in models.items()}
     lacking = rows_of[BASE] < 0
@@ -144,15 +142,9 @@ def _near(token: str, wanted: Mapping[str, int]) -> list[str]:
 
 
 def rows_wanted(choice: TokenizerChoice, needed: int, held: int) -> int:
-    """Return the number of rows of the merged vocabulary: the source's own where they suffice, or a rounded number.
-
-    Args:
-        choice: The recipe's `tokenizer`.
-        needed: One more than the largest id of the merged vocabulary.
-    """
-    if choice.pad_to_multiple_of is None:
-        return max(needed, held)
-    return -(-needed // choice.pad_to_multiple_of) * choice.pad_to_multiple_of
+    """Return the rows of a vocabulary that needs so many: the source's own where they suffice, or a rounded number."""
+    multiple = choice.pad_to_multiple_of
+    return max(needed, held) if multiple is None else ceil(needed / multiple) * multiple
 
 
 @dataclass(frozen=True)
@@ -176,7 +168,6 @@ class AlignedEntry:
         direct: The table, and the row of each token there.
         donors: Tables of the models that give rows to tokens without a direct row.
         width: Elements of a row.
-        dtype: The table's type.
         spare: Which rows are no token's, [rows].
     """
 
@@ -187,7 +178,6 @@ class AlignedEntry:
     spare: NDArray[np.bool_]
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened table, [stop − start], in its type."""
         first, last = start // self.width, ceil(stop / self.width)
         out = torch.zeros(last - first, self.width, dtype=self.dtype.torch)
         rows = self.direct.rows[first:last]
@@ -288,7 +278,8 @@ def aligned(
 
     Args:
         states: All models by name, the base among them.
-        axes: As `token_axes` gives them for the base.
+        axes: Of the base's `token_axes`.
+        held: Rows of each model.
     """
     state = states[name]
     entries, infos = dict(state.entries), dict(state.infos)
@@ -336,10 +327,8 @@ def union(base: Vocabulary, others: Mapping[str, Vocabulary]) -> tuple[Vocabular
     rows of the base's tokens: as they are;  a new token's row: the next, experts in order, each in order of its rows
 
     New merges of BPE come after all of the base's, new pieces of Unigram have their expert's score; text is normalised
-    and cut up as the base does it. Added tokens become part of the model's vocabulary, which fixes their ids.
-
-    Returns:
-        The union (the base's own where no expert has more), and notes.
+    and cut up as the base does it. Added tokens become part of the model's vocabulary, which fixes their ids. Where no
+    expert has more, the union is the base's own.
     """
     other = {name: words.kind for name, words in others.items() if words.kind != base.kind}
     if other:

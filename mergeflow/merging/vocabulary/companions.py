@@ -4,8 +4,9 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -116,12 +117,7 @@ class Vocabulary:
 
 
 def read_vocabulary(folder: Path | None, owner: str, path: str) -> Vocabulary:
-    """Read the tokenizer of a model folder.
-
-    Args:
-        folder: The folder; None where the model is a file without one.
-        owner: What the model is to the merge, for the message.
-    """
+    """Read the tokenizer of a model's folder, None where the model is a file; `owner` is what the merge calls it."""
     if folder is None or not (folder / TOKENIZER).is_file():
         raise _none(folder, owner, path)
     content = read_json(folder / TOKENIZER)
@@ -170,8 +166,7 @@ def added_tokens(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def settings_of(folder: Path | None) -> dict[str, Any]:
     """Return tokenizer_config.json of a folder; {} where there is none."""
-    path = folder / SETTINGS if folder is not None else None
-    return read_json(path) if path is not None and path.is_file() else {}
+    return read_json(folder / SETTINGS) if folder is not None and (folder / SETTINGS).is_file() else {}
 
 
 def _untyped(model: Mapping[str, Any]) -> str:
@@ -195,7 +190,7 @@ def _none(folder: Path | None, owner: str, path: str) -> MergeflowError:
 
 
 def as_text(content: Mapping[str, Any]) -> str:
-    """Return a tokenizer as the text of its file."""
+    """Return a tokenizer, or its settings, as the text of a file."""
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -234,15 +229,13 @@ EXAONE = (
     f"{_PROMPT}{{{{- '[|assistant|]' -}}}}{_END}"
 )
 
+# Templates by the names that a recipe may give them.
 NAMED = {"chatml": CHATML, "llama3": LLAMA3, "mistral": MISTRAL, "alpaca": ALPACA, "exaone": EXAONE}
-"""Templates by the names that a recipe may give them."""
 
 
 FILE, MORE, KEY, DEFAULT = "chat_template.jinja", "additional_chat_templates", "chat_template", "default"
 _PROCESSOR = "chat_template.json"
-
-Templates = Mapping[str, str]
-"""Templates by name; a model's only one is named `default`."""
+Templates = Mapping[str, str]  # by name; a model's only one is named `default`
 
 
 def templates_of(folder: Path | None) -> dict[str, str]:
@@ -260,12 +253,8 @@ def templates_of(folder: Path | None) -> dict[str, str]:
 def _templates_in(given: Any) -> dict[str, str]:
     if isinstance(given, str):
         return {DEFAULT: given}
-    listed = given if isinstance(given, list) else []
-    return {
-        template["name"]: template["template"]
-        for template in listed
-        if isinstance(template, dict) and {"name", "template"} <= template.keys()
-    }
+    listed = [template for template in given if isinstance(template, dict)] if isinstance(given, list) else []
+    return {each["name"]: each["template"] for each in listed if {"name", "template"} <= each.keys()}
 
 
 def chosen_templates(choice: str, folders: Mapping[str, Path | None]) -> dict[str, str]:
@@ -311,7 +300,7 @@ def write_templates(templates: Templates, folder: Path) -> None:
     """Give a model folder these chat templates and no others."""
     settings = settings_of(folder)
     if settings.pop(KEY, None) is not None:
-        write_text(folder / SETTINGS, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+        write_text(folder / SETTINGS, as_text(settings))
     for path in (folder / FILE, folder / _PROCESSOR, *(folder / MORE).glob("*.jinja")):
         path.unlink(missing_ok=True)
     for name, text in templates.items():
@@ -366,28 +355,26 @@ class TokenizerFiles:
                 config = _with_ids(config, their_config, tokens, self.result.ids)
             config = _resized(config, old, new)
             if config != before:
-                write_text(path, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+                write_text(path, as_text(config))
+
+
+def _files(folder: Path, *patterns: Sequence[str]) -> list[Path]:
+    return [file for pattern in chain(*patterns) for file in sorted(folder.glob(pattern))]
 
 
 def _replace(source: Path, folder: Path) -> None:
     """Take the base's tokenizer away and copy another model's."""
-    for pattern in (*_DERIVED, *_OTHER):
-        for file in folder.glob(pattern):
-            file.unlink()
+    for file in _files(folder, _DERIVED, _OTHER):
+        file.unlink()
     shutil.rmtree(folder / MORE, ignore_errors=True)
     copy_tokenizer(source, folder)
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the files of a model's tokenizer, with its chat templates.
-
-    Args:
-        folder: Where to; it has none of them.
-    """
-    for pattern in (*_DERIVED, *_OTHER):
-        for file in sorted(source.glob(pattern)):
-            if file.is_file():
-                shutil.copyfile(file, folder / file.name)
+    """Copy the files of a model's tokenizer, with its chat templates, to a folder without any."""
+    for file in _files(source, _DERIVED, _OTHER):
+        if file.is_file():
+            shutil.copyfile(file, folder / file.name)
     if (source / MORE).is_dir():
         shutil.copytree(source / MORE, folder / MORE)
 
@@ -395,17 +382,13 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 def _extend(result: Vocabulary, folder: Path) -> None:
     """Write a new tokenizer.json; older forms of the tokenizer that would disagree with it are removed."""
     write_text(folder / TOKENIZER, as_text(result.content))
-    for pattern in _DERIVED:
-        for file in folder.glob(pattern):
-            file.unlink()
-    path = folder / SETTINGS
-    settings = read_json(path) if path.is_file() else {}
-    listed = settings.get("added_tokens_decoder")
-    if isinstance(listed, dict):
-        new = {
-            str(token["id"]): {k: v for k, v in token.items() if k != "id"} for token in added_tokens(result.content)
-        }
-        write_text(path, json.dumps({**settings, "added_tokens_decoder": new}, indent=2, ensure_ascii=False) + "\n")
+    for file in _files(folder, _DERIVED):
+        file.unlink()
+    settings = settings_of(folder)
+    if isinstance(settings.get("added_tokens_decoder"), dict):
+        added = {str(token["id"]): dict(token) for token in added_tokens(result.content)}
+        new = {row: {key: value for key, value in token.items() if key != "id"} for row, token in added.items()}
+        write_text(folder / SETTINGS, as_text({**settings, "added_tokens_decoder": new}))
 
 
 _SIZES = ("vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input")
