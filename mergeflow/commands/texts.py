@@ -18,9 +18,8 @@ from mergeflow.commands.options import local
 from mergeflow.data import load_manifest
 from mergeflow.data.address import open_source
 from mergeflow.data.arrays import MANIFEST, array_file
-from mergeflow.data.task import Place, RawTask
+from mergeflow.data.task import Place, RawTask, transformed
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.linearity.networks import transformed
 from mergeflow.merging import merge
 from mergeflow.modalities.catalog import is_recorded
 from mergeflow.modalities.causal.modality import PackedText, cut, open_examples, stream

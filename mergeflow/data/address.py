@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from inspect import signature
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,16 +28,11 @@ COLUMNS = ("image", "text", "text_pair", "label")  # which column of a table is 
 
 @dataclass(frozen=True)
 class Address:
-    """A source, cut into its parts.
-
-    Args:
-        place: what is between the kind and the transforms.
-        transforms: (name, value), in order.
-    """
+    """A source, cut into its parts."""
 
     kind: str
-    place: str
-    transforms: tuple[tuple[str, str], ...] = ()
+    place: str  # what is between the kind and the transforms
+    transforms: tuple[tuple[str, str], ...] = ()  # (name, value), in order
 
     @property
     def paths(self) -> list[str]:
@@ -94,8 +90,7 @@ def open_source(
 
     Args:
         source: `KIND:PLACE`, or with transforms `KIND:PLACE?rotate=45&fraction=.1`, applied from left to right.
-        openers: of the kinds that the modality knows.
-        transforms: that the modality knows, by name.
+        openers, transforms: that the modality knows, by name.
         seed: decides which training examples become the splits that the source lacks, and the chance in transforms.
         class_names: names that replace the source's own, in the order of the labels.
         templates: prompts with `{}` that replace the source's own.
@@ -145,11 +140,7 @@ def column_fault(address: Address, opener: Opener) -> str | None:
 def checked_columns(
     names: Sequence[str], where: str, chosen: Mapping[str, str], roles: Collection[str]
 ) -> Mapping[str, str]:
-    """Return the chosen columns of a table by what they are; all of them are there.
-
-    Args:
-        where: what an error message calls the table.
-    """
+    """Return the chosen columns of a table by what they are; all are there. Messages call the table `where`."""
     for role, name in chosen.items():
         if role not in roles or (role == "text_pair" and "text" not in chosen):
             expected = "choose `text` too" if role in roles else f"expected {' or '.join(roles)}"
@@ -189,12 +180,10 @@ def _without_validation(raw: RawTask, joined: bool) -> RawTask:
     parts = [part for part in ("train", "validation") if part in raw.splits and (joined or part == "train")]
 
     def examples() -> Iterator[Example]:
-        for part in parts:
-            yield from raw.splits[part]()
+        return chain.from_iterable(raw.splits[part]() for part in parts)
 
     def keys() -> Iterator[tuple[str, int]]:
-        for part in parts:
-            yield from raw.list_keys(part)
+        return chain.from_iterable(map(raw.list_keys, parts))
 
     splits = {"train": examples, **{split: read for split, read in raw.splits.items() if split == "test"}}
     listed = {"train": keys, **{split: read for split, read in raw.keys.items() if split == "test"}}

@@ -77,9 +77,6 @@ def load_split(folder: str | Path, split: str, verify: bool = False) -> Split:
     Args:
         folder: what `prepare_task` wrote.
         verify: also read every array whole and compare it with the manifest's SHA-256.
-
-    Returns:
-        The arrays by name, a row per example: of images `images` uint8 [N, S, S, 3] and `labels` int64 [N].
     """
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)

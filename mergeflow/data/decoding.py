@@ -68,7 +68,6 @@ class Source:
 
     Args:
         name: the kind, as the tasks of params.yaml name it: `csv` for `csv:inputs/birds.csv`.
-        open: task name, place, seed and project folder to the task; nothing is decoded yet.
     """
 
     name: str

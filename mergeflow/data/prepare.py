@@ -16,7 +16,7 @@ from mergeflow.data.arrays import FORMAT, FORMAT_VERSION, MANIFEST, SPLITS, labe
 from mergeflow.data.decoding import Decoded, Decoding
 from mergeflow.data.guards import Copies, Faults, check_classes, check_filled
 from mergeflow.data.splits import PlannedSplit, check_name, plan_splits
-from mergeflow.data.task import Example, Place, Progress, RawTask
+from mergeflow.data.task import Example, Place, Progress, RawTask, transformed
 from mergeflow.data.writer import SplitWriter, disk_guard
 from mergeflow.errors import MergeflowError
 
@@ -43,16 +43,11 @@ def prepare_task(
     (by the digests of the source's decoded content, before transforms); the manifest counts the removed ones.
 
     Args:
-        raw: the task, from `open_source`.
         out_dir: a scratch folder; made when missing. After an error its content is unfinished.
-        decoding: how the modality turns an example into arrays.
         seed: decides which examples become a split that the source lacks, and the chance in transforms; default
             `raw.seed`.
         progress: called as (split, examples done, examples in all or None).
         workers: decoding threads; default one per core, at most 8. The result does not depend on it.
-
-    Returns:
-        The manifest, as `load_manifest` reads it. `warnings` says what a person should know.
     """
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +118,7 @@ def _decode(
             check_name(example.path, where)
             if not 0 <= example.label < len(raw.strata):
                 raise label_error(f"{where} ('{example.path}')", example.label, raw.strata)
-            derived = _derive(raw, example, Place(split, row, seed))
+            derived = transformed(raw, example, Place(split, row, seed))
             if derived is None:
                 return _Row(row, example)
             return _Row(row, example, derived.label, decoding.decode(derived, where))
@@ -133,19 +128,8 @@ def _decode(
     return map_ordered(decode, rows(), pool)
 
 
-def _derive(raw: RawTask, example: Example, place: Place) -> Example | None:
-    derived: Example | None = example
-    for transform in raw.transforms:
-        if derived is not None:
-            derived = transform.apply(derived, place)
-    return derived
-
-
 def map_ordered(function: Callable[[T], R], items: Iterable[T], pool: ThreadPoolExecutor) -> Iterator[R]:
-    """Yield function(item) in the order of `items`, computed by the pool at most `_AHEAD` items ahead.
-
-    Args:
-        items: taken one at a time, as results are asked for.
+    """Yield function(item) in the order of `items`, which are taken and computed at most `_AHEAD` ahead.
 
     Example:
         >>> with ThreadPoolExecutor(2) as pool:
@@ -185,9 +169,8 @@ def _write_split(
             elif example.decoded is None:
                 left_out += 1
             else:
-                first = copies.first_split(
-                    example.decoded.digest, split, example.row, example.source.label, example.source.path
-                )
+                source = example.source
+                first = copies.first_split(example.decoded.digest, split, example.row, source.label, source.path)
                 if first != split:
                     removed[first] += 1
                 elif not faults.count:  # after a fault the rest is read only to list more faults

@@ -33,10 +33,8 @@ def plan_splits(raw: RawTask, seed: int) -> dict[str, PlannedSplit]:
 
     A split that the source lacks is carved from `train`: 10 %, at most 5000 images, stratified by class, chosen by
     SHA-256 of (seed, split, path). An example therefore keeps its side when others join the source, up to the
-    counts. Transforms come later: a task and those derived from it have the same split.
-
-    Returns:
-        A plan for each of the three splits, test first: the order in which duplicates are decided.
+    counts. Transforms come later: a task and those derived from it have the same split. Test comes first: the order
+    in which duplicates are decided.
     """
     lacking = [split for split in ("test", "validation") if split not in raw.splits]
     planned = {split: PlannedSplit(split, None, raw.counts.get(split)) for split in raw.splits}
@@ -74,10 +72,7 @@ def carve_quotas(class_counts: Sequence[int] | np.ndarray) -> np.ndarray:
     quota_c = floor(f n_c), f = min(0.1, 5000 / sum_c n_c); at least 1 where the class has two examples or more.
 
     Args:
-        class_counts: n_c, examples of each class in the source's training split.
-
-    Returns:
-        int64 [C]; the sum is at most 5000, and never a whole class of two or more.
+        class_counts: n_c, examples of each class in the source's training split, [C].
 
     Example:
         >>> carve_quotas([100, 15, 2, 1]).tolist()

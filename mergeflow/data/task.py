@@ -42,14 +42,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Place:
-    """The position of an example, and the seed: a random transform depends on nothing else.
-
-    Args:
-        index: its row in the source's split.
-    """
+    """The position of an example, and the seed: a random transform depends on nothing else."""
 
     split: str
-    index: int
+    index: int  # the row in the source's split
     seed: int
 
 
@@ -125,12 +121,16 @@ class RawTask:
                 yield example.path, example.label
 
 
-def check_names(task: str, class_names: Sequence[str] | None, templates: Sequence[str] | None) -> None:
-    """Refuse class names and templates from which no classifier can be built.
+def transformed(raw: RawTask, example: Example, place: Place) -> Example | None:
+    """Return an example after the task's transforms, in order; None where they leave it out."""
+    made: Example | None = example
+    for transform in raw.transforms:
+        made = None if made is None else transform.apply(made, place)
+    return made
 
-    Args:
-        class_names: None where the task has no classes.
-        templates: None where the task has no prompts.
+
+def check_names(task: str, class_names: Sequence[str] | None, templates: Sequence[str] | None) -> None:
+    """Refuse class names and templates from which no classifier can be built; either may be None.
 
     Example:
         >>> check_names("pets", ["cat", "dog", "cat"], ["a photo of a {}."])

@@ -23,7 +23,6 @@ class Featured(Protocol):
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return the outputs of the named submodules for `rows`, [n, ...] each."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -119,12 +118,11 @@ def affine(
 ) -> dict[str, dict[str, Linearity]]:
     """Compare f(Σ a_i θ_i) with Σ a_i f(θ_i) at every layer, for many combinations in one pass over the samples.
 
-    Features of one batch are in memory at a time; of each model they are computed once for all combinations.
+    Features of one batch are in memory at a time; of each model they are computed once for all combinations. No result
+    depends on the size of batches, and the model has its own weights back at the end.
 
     Args:
-        model: What the weights are loaded into; it has its own weights back at the end.
         layers: Names of submodules, whose outputs are the features.
-        batch_size: Samples in memory at a time; no result depends on it.
         report: Called as `report(done, total)` after each batch.
 
     Returns:
@@ -149,11 +147,7 @@ def affine(
     todo = [(s, rows) for s, data in sources.items() for rows in torch.arange(len(data)).split(batch_size)]
     with borrowed(model):
         for done, (source, rows) in enumerate(todo, start=1):
-            asked = {
-                name: combination
-                for name, combination in combinations.items()
-                if combination.on is None or source in combination.on
-            }
+            asked = {name: each for name, each in combinations.items() if each.on is None or source in each.on}
 
             def features(state: State, source: str = source, rows: Tensor = rows) -> dict[str, Tensor]:
                 model.load(state)
@@ -224,9 +218,6 @@ def _compare(combined: Tensor, ends: Sequence[Tensor], weights: Sequence[float],
     pairs = [(combined, end) for end in ends] if baseline == "each" else list(subsets(ends, 2))
     base = torch.stack([_distance(a, b) for a, b in pairs]).mean(0) if pairs else torch.zeros_like(coef)
     return torch.stack([_distance(combined, mixed), coef, error, base]).cpu().numpy()
-
-
-# Whether features combine as weights do, layer by layer: it holds, does not hold, or is undecided.
 
 
 # Ours, written before any study ran: the paper says "close to 0" and "close to 1" and prints no threshold.

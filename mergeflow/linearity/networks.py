@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mergeflow.checkpoints.reader import tied_names
 from mergeflow.data.arrays import array_file, load_split
 from mergeflow.data.locations import decoded
-from mergeflow.data.task import Example, Place, RawTask
+from mergeflow.data.task import Example, Place, RawTask, transformed
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.linearity.affine import Featured
 from mergeflow.modalities.modules import activations
@@ -24,12 +24,7 @@ _UNSEEN_FIRST = ("test", "validation", "train")
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs of a module without labels.
-
-    Attributes:
-        inputs: [N, ...].
-        encode: Module and inputs to anything; a call of the module by default.
-    """
+    """Inputs [N, ...] of a module without labels, and how they are given to it."""
 
     inputs: Tensor
     encode: Callable[[torch.nn.Module, Tensor], Any]
@@ -38,7 +33,6 @@ class Samples:
         return len(self.inputs)
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return the outputs of the named submodules for `rows`, [n, ...] each."""
         chosen = self.inputs[rows].to(device_of(model))
         return activations(model.module, layers, lambda: self.encode(model.module, chosen))
 
@@ -64,7 +58,6 @@ class Sequences:
         return len(self.ids)
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return the features of the named blocks, [n, width] each."""
         ids, mask = self.ids[rows].to(device_of(model)), self.mask[rows].to(device_of(model))
         longest = int(mask.sum(1).max())
         ids, mask = ids[:, :longest], mask[:, :longest]
@@ -84,12 +77,7 @@ def _pooled(hidden: Tensor, mask: Tensor, decoder: bool) -> Tensor:
 
 
 def read_images(raw: RawTask, decode: Callable[[Example, str], Any], count: int) -> Tensor:
-    """Return up to `count` images, uint8 [n, S, S, 3], spread evenly over one split; labels are not read.
-
-    Args:
-        raw: The source; its test split, else validation, else train.
-        decode: As `Decoding.decode`.
-    """
+    """Return up to `count` images, uint8 [n, S, S, 3], spread evenly over test, else validation, else train."""
     split = next(name for name in _UNSEEN_FIRST if name in raw.splits)
     total = raw.counts.get(split) or sum(1 for _ in raw.list_keys(split))
     chosen = set(_spread(total, count).tolist())
@@ -104,25 +92,8 @@ def read_images(raw: RawTask, decode: Callable[[Example, str], Any], count: int)
     return torch.from_numpy(np.stack(images))
 
 
-def transformed(raw: RawTask, example: Example, place: Place) -> Example | None:
-    """Return an example after the source's transforms, or None where they leave it out.
-
-    Args:
-        raw: The task, whose transforms are applied in order.
-        place: Where the example stands: split and index, which seed what is random.
-    """
-    seen: Example | None = example
-    for transform in raw.transforms:
-        seen = None if seen is None else transform.apply(seen, place)
-    return seen
-
-
 def read_prepared(folder: Path, count: int) -> Tensor:
-    """Return images of a prepared task, spread evenly over the first of validation, test and train that is there.
-
-    Returns:
-        uint8 [N, height, width, 3] with N ≤ count.
-    """
+    """Return images of a prepared task, uint8 [n, S, S, 3], spread evenly over validation, else test, else train."""
     split = next((name for name in ("validation", *_UNSEEN_FIRST) if array_file(folder, name, "images").exists()), None)
     if split is None:
         raise MergeflowError(f"{folder} has no prepared images. Name a source such as folder:{folder}.")
@@ -136,12 +107,10 @@ def _spread(total: int, count: int) -> np.ndarray:
 
 
 def read_texts(path: Path, tokenizer: Any, count: int, length: int) -> Sequences:
-    """Return the first `count` lines of a text file as ids, at most `length` tokens each.
+    """Return the first `count` lines of a text file that are not empty as ids, cut at `length` tokens each.
 
     Args:
-        path: The file, one text a line; empty lines are left out.
         tokenizer: Of transformers; it pads on the right, with its end token where it has no padding token.
-        length: Tokens per text at most; longer ones are cut.
     """
     if not path.is_file():
         raise MergeflowError(f"text:{path} does not exist; expected a file with one text a line.")
@@ -160,19 +129,15 @@ def read_texts(path: Path, tokenizer: Any, count: int, length: int) -> Sequences
     return Sequences(batch["input_ids"], batch["attention_mask"])
 
 
-# Build the module that checkpoints are weights of, from the name of its architecture, and read samples for it.
-
-
 _TOKENS = 128  # of a text at most, and no more than the model has positions
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # torchvision's weights expect pixels normalised by these
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A module to load checkpoints into, and what it looks at.
+    """A module to load checkpoints into, with any weights, and what it looks at.
 
     Attributes:
-        model: The module, with any weights.
         read: A source and how many samples, to samples.
         prefix: What checkpoints of whole models put before the names of this part.
     """

@@ -17,11 +17,9 @@ RELATED = 0.1  # smallest cosine of an expert's matrices with the base's; weight
 
 @dataclass(frozen=True)
 class Pair:
-    """What one pair gives.
+    """What a pair θ_i, θ_j gives.
 
     Attributes:
-        first: Name of θ_i.
-        second: Name of θ_j.
         layers: A verdict for each layer, at the α where its error is largest.
         verdict: `LLFC` (direction) and `CTL` (direction and length), True, False or None.
         samples: α → layer → values.
@@ -42,22 +40,10 @@ class Pair:
         """Yield one row for each α, layer and sample."""
         for alpha, layers in self.samples.items():
             for layer, measured in layers.items():
-                columns = zip(
-                    measured.origin, measured.distance, measured.coef, measured.error, measured.base, strict=True
-                )
-                for number, (origin, distance, coef, error, base) in enumerate(columns):
-                    yield {
-                        "first": self.first,
-                        "second": self.second,
-                        "alpha": alpha,
-                        "layer": layer,
-                        "origin": str(origin),
-                        "sample": number,
-                        "distance": distance,
-                        "coef": coef,
-                        "error": error,
-                        "base": base,
-                    }
+                where = {"first": self.first, "second": self.second, "alpha": alpha, "layer": layer}
+                for number, origin in enumerate(measured.origin):
+                    values = {key: getattr(measured, key)[number] for key in ("distance", "coef", "error", "base")}
+                    yield {**where, "origin": str(origin), "sample": number, **values}
 
     def as_json(self) -> dict[str, Any]:
         """Return all but the samples."""
@@ -106,15 +92,9 @@ def measure_pairs(
     """Compare, for every pair of experts and every α, f(αθ_i + (1−α)θ_j) with αf(θ_i) + (1−α)f(θ_j).
 
     Args:
-        model: What the weights are loaded into.
-        experts: Name → weights; at least two.
         alphas: α, each above 0 and below 1.
         on_own_tasks: Whether a pair is looked at on the two sources that have the experts' names; else on all of them.
-        batch_size: Samples in memory at a time.
         report: Called as `report(done, total)`.
-
-    Returns:
-        The pairs in the order of the experts.
     """
     pairs = list(combinations(experts, 2))
     asked = {

@@ -16,10 +16,9 @@ from PIL import Image
 from pydantic import Field
 from torch import Tensor, nn
 
-from mergeflow.data.task import Example, Place
+from mergeflow.data.task import Example, Place, transformed
 from mergeflow.evaluation.accuracy import accuracies, losses
 from mergeflow.linearity.affine import DIRECTION, LENGTH, TRIVIAL, Linearity, combine
-from mergeflow.linearity.networks import transformed
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import SmallResNet, mlp, on_pixels, pixels, recompute_statistics, resnet18
 from mergeflow.modalities.vision.preparation import image_decoding, open_images, rotate

@@ -11,9 +11,8 @@ import torch
 import yaml
 from pydantic import ValidationError
 
-from mergeflow.data.task import Place
+from mergeflow.data.task import Place, transformed
 from mergeflow.errors import MergeflowError
-from mergeflow.linearity.networks import transformed
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.nets import mlp
 from mergeflow.modalities.vision.models import _check_tag

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import combinations
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ from mergeflow.analysis.geometry import cosine_matrix, norm
 from mergeflow.analysis.provable.answers import Answers
 from mergeflow.analysis.provable.conditions import NOTHING, Interval, addition, unlearning
 from mergeflow.analysis.provable.correlation import Correlations, correlations
-from mergeflow.errors import MergeflowError
+from mergeflow.errors import MergeflowError, together
 from mergeflow.modality import State
 
 RELATED = 1 / 3
@@ -131,7 +132,15 @@ def advise(
         [0.566, 0.713, 0.898, 1.13]
     """
     notes = list(remarks)
-    vectors = _vectors(base, experts)
+    vectors: dict[str, State] = {}
+
+    def add(name: str) -> None:
+        try:
+            vectors[name] = _vector(base, experts[name])
+        except MergeflowError as error:
+            raise MergeflowError(f"the task vector of '{name}': {error}") from None
+
+    together(*(partial(add, name) for name in experts))
     notes += [
         f"'{name}' has the base's weights: its task vector is zero."
         for name, vector in vectors.items()
@@ -202,10 +211,7 @@ def scales_of_lengths(norms: Sequence[float], cosines: Sequence[Sequence[float]]
 
 
 def suggested(scales: Interval) -> list[float]:
-    """Return four λ from one end of a range to the other, each the same factor above the one before.
-
-    Args:
-        scales: the range, positive and not empty.
+    """Return four λ from one end of a positive range to the other, each the same factor above the one before.
 
     Example:
         >>> suggested(Interval(0.4, 0.8))
@@ -213,20 +219,6 @@ def suggested(scales: Interval) -> list[float]:
     """
     factor = (scales.high / scales.low) ** (1 / (POINTS - 1))
     return [float(f"{scales.low * factor**step:.3g}") for step in range(POINTS)]
-
-
-def _vectors(base: State, experts: Mapping[str, State]) -> dict[str, State]:
-    """Return the task vectors."""
-    vectors: dict[str, State] = {}
-    faults: list[str] = []
-    for expert, state in experts.items():
-        try:
-            vectors[expert] = _vector(base, state)
-        except MergeflowError as error:
-            faults.append(f"the task vector of '{expert}': {error}")
-    if faults:
-        raise MergeflowError("\n".join(faults))
-    return vectors
 
 
 def _vector(base: State, expert: State) -> State:

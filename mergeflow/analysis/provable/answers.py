@@ -49,7 +49,6 @@ def ask(
     Args:
         model: a module that weights are loaded into, which are overwritten; it is put into evaluation mode, so that
             dropout is off and BatchNorm has its own statistics.
-        base: the weights that the experts were tuned from.
         sources: samples by the names of the experts, in their order. They give `logits`, or `log_p`, or else the
             `outputs` of the module.
     """

@@ -30,10 +30,9 @@ NOTHING = Interval(math.inf, -math.inf)
 def check_numbers(
     what: str, alphas: Sequence[float] = (), gammas: Sequence[float] = (), beta: float = 0.0, c: float = 0.5
 ) -> None:
-    """Refuse numbers that the theory has no statement for.
+    """Refuse numbers that the theory has no statement for, of which `what` is computed.
 
     Args:
-        what: is computed from them, for the message.
         gammas: correlations of a task with the experts'.
         beta: what is lost per unit of λ.
     """
@@ -46,13 +45,9 @@ def check_numbers(
 
 
 def addition(alpha: float, beta: float = 0.0) -> Interval:
-    """Return the λ with which Ψ^(0) + ΔΨ_1 + λ ΔΨ_2 solves both tasks.
+    """Return the λ with which Ψ^(0) + ΔΨ_1 + λ ΔΨ_2 solves both tasks, of correlation α in [−1, 1].
 
-    λ ≥ 1 − α + β for α ≥ 0; none for α < 0
-
-    Args:
-        alpha: the correlation of the two tasks, in [−1, 1].
-        beta: what is lost per unit of λ, ≥ 0.
+    λ ≥ 1 − α + β for α ≥ 0, where β ≥ 0 is lost per unit of λ; none for α < 0
 
     Source:
         Li et al. 2025, Theorem 1, Equation 5, and Remark 1.
@@ -66,11 +61,8 @@ def unlearning(alpha: float, c: float = 0.5) -> Interval:
 
     α = 0: λ ≤ 0;  α < 0: −1/α² ≤ λ ≤ 0;  0 < α < 1 − c: 0 ≤ λ ≤ c/2
 
-    In the last case predictions on task 2 stay right: its loss is large and its accuracy is not small.
-
-    Args:
-        alpha: the correlation of the two tasks, in [−1, 1].
-        c: the loss that counts as forgotten, in (0, 1).
+    In the last case predictions on task 2 stay right: its loss is large and its accuracy is not small. α in [−1, 1] is
+    the correlation of the two tasks, c in (0, 1) the loss that counts as forgotten.
 
     Source:
         Li et al. 2025, Theorem 2, Equation 6; the constants that Θ hides are 1, and poly(ηδ)·α is 0.

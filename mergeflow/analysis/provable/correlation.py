@@ -13,7 +13,6 @@ class Correlations:
     """α̂ of all pairs of experts.
 
     Attributes:
-        names: Of the experts, in the order of the rows.
         values: [T][T], symmetric, in [−1, 1], with 1 on the diagonal.
         left_out: Samples that an expert answered exactly as it does on average; they have no direction.
     """
@@ -33,8 +32,7 @@ def output_correlation(first: Tensor, second: Tensor) -> tuple[float, int]:
     α̂(·, ·, D) = (1/n) Σ_i cos⟨ỹ_1^i, ỹ_2^i⟩,  ỹ_l^i = y_l^i − mean_i y_l^i
 
     Args:
-        first: logits of one model, [n, C].
-        second: of the other, [n, C].
+        first, second: logits of each model, [n, C].
 
     Returns:
         α̂ in [−1, 1], and the number of samples for which an answer has no direction.

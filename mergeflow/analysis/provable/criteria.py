@@ -47,13 +47,10 @@ class Criterion:
             'digits must be kept: its accuracy is 84.00 %, at least 90.00 % was asked for'
         """
         bound = "at most" if self.kept == (self.form == "loss") else "at least"
-        figure, asked = (f"{value:.3f}" if self.form == "loss" else f"{100 * value:.2f} %" for value in self._figures)
+        numbers = (self.measured, self.limit)
+        figure, asked = (f"{value:.3f}" if self.form == "loss" else f"{100 * value:.2f} %" for value in numbers)
         duty = "kept" if self.kept else "forgotten"
         return f"{self.task} must be {duty}: its {self.figure} is {figure}, {bound} {asked} was asked for"
-
-    @property
-    def _figures(self) -> tuple[float, float]:
-        return self.measured, self.limit
 
 
 def addition_criteria(
@@ -67,9 +64,6 @@ def addition_criteria(
         measured: task → the merged model's loss or accuracy.
         limits: task → ε_i, or a_i; for an accuracy usually an expert's less a tolerance.
         form: `loss`, in any unit, or `accuracy` or `recall`, in [0, 1].
-
-    Returns:
-        One criterion for each task, in the order of `limits`.
 
     Example:
         >>> criteria = addition_criteria({"a": 0.02, "b": 0.3}, {"a": 0.05, "b": 0.05})
@@ -97,13 +91,8 @@ def unlearning_criteria(
     The forms differ: with tasks that have something in common a loss can be large while all predictions are right.
 
     Args:
-        measured: task → the merged model's loss or accuracy.
         limits: task → ε_j, or a_j, of the tasks that are kept.
-        forget: task → c_i, or a_i, of the tasks to forget.
-        form: `loss`, in any unit, or `accuracy` or `recall`, in [0, 1].
-
-    Returns:
-        One criterion for each task, those to forget first.
+        forget: task → c_i, or a_i, of the tasks to forget; these come first.
 
     Example:
         >>> criteria = unlearning_criteria({"a": 0.92, "b": 0.11}, {"a": 0.9}, {"b": 0.1}, "accuracy")
