@@ -16,13 +16,9 @@ def norm(a: Mapping[str, Tensor]) -> float:
 
 
 def cosine_matrix(vectors: Sequence[Mapping[str, Tensor]]) -> list[list[float]]:
-    """Return the T × T matrix of cosines ⟨τ_s, τ_t⟩ / (‖τ_s‖ ‖τ_t‖).
+    """Return the matrix [T][T] of cosines ⟨τ_s, τ_t⟩ / (‖τ_s‖ ‖τ_t‖), 0 where a vector is zero.
 
-    Args:
-        vectors: T task vectors with the same names and shapes.
-
-    Returns:
-        Values in [−1, 1]; 0 where a vector is zero. Source: Ilharco et al. 2023, Figure 5.
+    Source: Ilharco et al. 2023, Figure 5.
 
     Example:
         >>> import torch

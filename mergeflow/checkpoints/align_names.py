@@ -44,11 +44,7 @@ def is_conv1d(config: Mapping[str, object], name: str) -> bool | None:
 
 
 def oriented(expert: str, base: Mapping[str, Tensor], state: LazyStateDict) -> LazyStateDict:
-    """Transpose an adapter's changes of the linear weights that the base stores as [in, out].
-
-    Args:
-        state: The adapter, under the base's names; any other state comes back as it is.
-    """
+    """Transpose an adapter's changes, under the base's names, of the linear weights that it stores as [in, out]."""
     entries, infos = dict(state.entries), dict(state.infos)
     stored, config = infos_of(base), config_of(base)
     linear = {name: lora for name, lora in _linear(state).items() if name in stored}
@@ -120,12 +116,7 @@ def _reoriented(entry: Entry, inputs_first: bool) -> Entry:
 
 
 def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: list[str]) -> LazyStateDict:
-    """Rename and reshape an expert's tensors to match the base's file: names in memory, fused or listed experts.
-
-    Args:
-        base: The base, with the names and stacks that are wanted.
-        notes: Gets a line where listed experts are read as stacks or the other way round.
-    """
+    """Rename and reshape an expert's tensors to match the base's file: names in memory, fused or listed experts."""
     config = config_of(base)
     # The bias of a masked model's head: its module's own, under the name that the head gives it.
     strange = [name for name in state if name not in base and name.endswith(".bias")]
@@ -189,17 +180,12 @@ _PART = re.compile(r"(.+\.)?(?:parametrizations\.(\w+)\.original\d*|(weight\w*)_
 
 @dataclass(frozen=True)
 class Fitted:
-    """The inputs of a merge under the base's names.
-
-    Attributes:
-        base_only: Names of the base's tensors that no expert takes part in.
-        notes: What was done to make them fit, a sentence each.
-    """
+    """The inputs of a merge under the base's names."""
 
     base: LazyStateDict
     experts: dict[str, LazyStateDict]
-    base_only: frozenset[str]
-    notes: tuple[str, ...]
+    base_only: frozenset[str]  # names of the base's tensors that no expert takes part in
+    notes: tuple[str, ...]  # what was done to make them fit, a sentence each
 
     def check(self) -> None:
         """Check that the tensors to be merged have the same names and shapes everywhere."""
@@ -220,9 +206,6 @@ def fit_inputs(
         ignore: Patterns of tensors that stay the base's, whatever experts hold; those that the base lacks are left out.
         only: Patterns of the tensors that are merged, where not all are.
         missing: `base`: a tensor that an expert lacks is the base's; `refuse`: that is a mismatch.
-
-    Returns:
-        The inputs; `check` refuses shapes, and names that still do not fit.
     """
     notes: list[str] = []
     states = {name: as_stored(name, base, state, notes) for name, state in experts.items()}

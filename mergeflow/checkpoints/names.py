@@ -100,10 +100,7 @@ def _is_table(name: str) -> bool:
 
 
 def copies_of_embedding(config: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
-    """Return the names of weights that transformers ties to a stored one, each with that one's name.
-
-    Args:
-        names: The names that the model has in memory and that are stored; a head among them is not a copy.
+    """Return the names of weights that transformers ties to one of `names`, stored ones in memory, each with that one.
 
     Example:
         >>> config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
@@ -189,9 +186,6 @@ def loaded_name(config: Mapping[str, Any], name: str) -> str:
 def piece_of_stack(loaded: str, names: Collection[str]) -> str | None:
     """Return the name of a listed expert's weight as a part of the stack that transformers has in memory.
 
-    Args:
-        loaded: The weight's name, its module named as in memory.
-
     Example:
         >>> piece_of_stack("mlp.experts.3.up_proj.weight", ["mlp.experts.gate_up_proj"])
         'mlp.experts.gate_up_proj[3].up'
@@ -207,14 +201,10 @@ def piece_of_stack(loaded: str, names: Collection[str]) -> str | None:
 
 @dataclass(frozen=True)
 class JoinedEntry:
-    """Flattened tensors, concatenated.
-
-    Attributes:
-        ends: The number of elements up to the end of each.
-    """
+    """Flattened tensors, concatenated."""
 
     parts: tuple[Entry, ...]
-    ends: tuple[int, ...]
+    ends: tuple[int, ...]  # the number of elements up to the end of each
 
     def read(self, start: int, stop: int) -> Tensor:
         pieces = []
@@ -247,11 +237,7 @@ def renamed(
     infos: Mapping[str, TensorInfo],
     entries: Mapping[str, Entry],
 ) -> Found:
-    """Rename the tensors of a state to another state's names, joining or cutting stacks of experts.
-
-    Args:
-        wanted: The other's names and shapes.
-    """
+    """Rename the tensors of a state to another state's, `wanted`, joining or cutting stacks of experts."""
     named = {loaded_name(config, name): name for name in wanted}
     strange = [name for name in infos if name not in wanted]
     placed: Found = {
@@ -328,21 +314,13 @@ def names_in_memory(config: Mapping[str, Any], names: Iterable[str]) -> dict[str
 
 @dataclass(frozen=True)
 class _Tables:
-    """What transformers renames and converts when it reads a file of one class, and when it writes one.
+    """What transformers renames and converts when it reads a file of one class, and when it writes one."""
 
-    Attributes:
-        config: config.json.
-        model: The class, without data.
-        tensors: Its state dict: by their names in memory, without data.
-        loading: The transforms of reading.
-        saving: Those of writing.
-    """
-
-    config: Mapping[str, Any]
-    model: Any
-    tensors: dict[str, Tensor]
-    loading: list[Any]
-    saving: list[Any]
+    config: Mapping[str, Any]  # config.json
+    model: Any  # the class, without data
+    tensors: dict[str, Tensor]  # its state dict: by their names in memory, without data
+    loading: list[Any]  # the transforms of reading
+    saving: list[Any]  # those of writing
 
     def in_memory(self, name: str) -> str:
         """Return the name in memory of a file's tensor that no conversion changes."""
@@ -383,21 +361,13 @@ class _Tables:
 
 @dataclass(frozen=True)
 class _Group:
-    """Tensors that transformers converts together, such as the three that it fuses into one.
+    """Tensors that transformers converts together, such as the three that it fuses into one."""
 
-    Attributes:
-        model: The class, without data.
-        converter: What it does.
-        target: The name that the converter gives its result, or the first of them.
-        members: The names of the tensors, each with the converter's pattern for it.
-        renamings: What is renamed afterwards.
-    """
-
-    model: Any
-    converter: Any
-    target: str
-    members: tuple[tuple[str, str], ...]
-    renamings: list[Any]
+    model: Any  # the class, without data
+    converter: Any  # what it does
+    target: str  # the name that the converter gives its result, or the first of them
+    members: tuple[tuple[str, str], ...]  # the names of the tensors, each with the converter's pattern for it
+    renamings: list[Any]  # what is renamed afterwards
 
     def convert(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
         """Return the results of the members' tensors, in their order, by name."""
@@ -479,12 +449,7 @@ def unknown_in_memory(config: Mapping[str, Any], names: Iterable[str]) -> list[s
 
 
 def tied_copies(config: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
-    """Return the names of weights that a model ties to stored ones, by its class where transformers knows it.
-
-    Args:
-        config: config.json.
-        names: The names that are stored.
-    """
+    """Return the names of weights that a model ties to stored ones, by its class where transformers knows it."""
     return {copy: origin for copy, origin in tied_weights(config, names).items() if copy not in names}
 
 

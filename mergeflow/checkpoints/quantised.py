@@ -40,29 +40,18 @@ _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 
 @dataclass(frozen=True)
 class Packed:
-    """One packed weight.
-
-    Attributes:
-        stem: What the names of its parts begin with.
-        bits: Of a code; 0 where they are told later.
-        shape: Of the weight, where names and shapes tell it.
-    """
+    """One packed weight."""
 
     layout: PackedLayout
-    stem: str
-    bits: int
-    shape: tuple[int, ...] | None
+    stem: str  # what the names of its parts begin with
+    bits: int  # of a code; 0 where they are told later
+    shape: tuple[int, ...] | None  # of the weight, where names and shapes tell it
 
 
 def packed_weights(
     infos: Infos, declared: Mapping[str, Any]
 ) -> tuple[dict[str, Packed], frozenset[str], tuple[str, ...]]:
-    """Return the packed weights of a checkpoint by their plain names, the names of their parts, and what is unknown.
-
-    Args:
-        infos: Shapes and types of the tensors.
-        declared: `quantization_config` of config.json.
-    """
+    """Return the packed weights of a checkpoint by their plain names, the names of their parts, and what is unknown."""
     weights: dict[str, Packed] = {}
     strange: list[str] = []
     for name, info in infos.items():
@@ -134,9 +123,6 @@ def unpacked(state: State, name: str, part: Packed, declared: Mapping[str, Any])
 
     GPTQ: s_g (q − z_g − 1), or − z_g in its second format, g the group of an input;  AWQ: s_g (q − z_g);
     packed: s_g (q − 2^(b−1) − z_g);  MXFP4: number of the code · 2^(e − 127) of its block of 32
-
-    Args:
-        declared: `quantization_config` of config.json.
 
     Returns:
         [out, in]; [experts, in, out] for stacked experts in MXFP4.
@@ -230,18 +216,12 @@ _CODES = (INT8, FLOAT8_E4M3, FLOAT8_E5M2, *_FNUZ)
 
 @dataclass(frozen=True)
 class Quantised:
-    """The quantised weights of a checkpoint.
-
-    Attributes:
-        parts: Names of tensors that belong to them: scales, zero points, maps.
-        formats: What cannot be read, in words, with a name.
-        declared: `quantization_config` of config.json.
-    """
+    """The quantised weights of a checkpoint."""
 
     weights: Mapping[str, Layout | Packed]
-    parts: frozenset[str]
-    formats: tuple[str, ...]
-    declared: Mapping[str, Any]
+    parts: frozenset[str]  # names of tensors that belong to them: scales, zero points, maps
+    formats: tuple[str, ...]  # what cannot be read, in words, with a name
+    declared: Mapping[str, Any]  # `quantization_config` of config.json
 
     @property
     def any(self) -> bool:
@@ -293,11 +273,7 @@ def _scale_of(weight: str, infos: Infos) -> str | None:
 
 
 def check_not_quantised(states: Mapping[str, tuple[Mapping[str, TensorInfo], Mapping[str, Any], str]]) -> None:
-    """Check that no input of a merge is quantised.
-
-    Args:
-        states: Of each input by name: its tensors, its config.json, its path ("" in memory).
-    """
+    """Check that no input of a merge is quantised, given its tensors, config.json and path ("" in memory) by name."""
     checked = {name: (quantised(infos, config), path) for name, (infos, config, path) in states.items()}
     coded = {name: (weights, path) for name, (weights, path) in checked.items() if weights.any}
     if not coded:
@@ -314,11 +290,7 @@ def check_not_quantised(states: Mapping[str, tuple[Mapping[str, TensorInfo], Map
 
 
 def dequantised_info(state: LazyStateDict, name: str, layout: Layout | Packed) -> tuple[int, ...]:
-    """Return the shape of a quantised weight's numbers.
-
-    Args:
-        state: The checkpoint; for 4-bit weights the note next to the codes is read.
-    """
+    """Return the shape of a quantised weight's numbers; for 4-bit weights the note next to the codes is read."""
     if isinstance(layout, Packed):
         return packed_shape(state, layout)
     return tuple(_four_bit_note(state, name)["shape"]) if layout == "4-bit" else state.infos[name].shape
@@ -331,7 +303,6 @@ def dequantise(state: LazyStateDict, name: str, layout: Layout | Packed, declare
     4-bit: map[q] · absmax of its block, where nested absmax = map₂[q₂] · absmax₂ + offset;  packed ones: as `unpacked`
 
     Args:
-        state: The checkpoint with codes, scales and notes.
         declared: `quantization_config` of config.json, which gives the size of blocks; {} where there is none.
 
     Returns:

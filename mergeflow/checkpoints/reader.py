@@ -42,15 +42,11 @@ ABSENT: dict[tuple[int, int], Callable[[], None]] = {}
 
 @dataclass
 class OpenFile:
-    """An open file that several entries share.
-
-    Attributes:
-        bring: Puts the whole file in its place, which only the header is in; None where the file is whole.
-    """
+    """An open file that several entries share."""
 
     path: str
     descriptor: int
-    bring: Callable[[], None] | None = None
+    bring: Callable[[], None] | None = None  # puts the whole file in its place, where only the header is there
     lock: Lock = field(default_factory=Lock)
 
     def make_whole(self) -> None:
@@ -174,12 +170,7 @@ class LazyStateDict(Mapping[str, "Tensor"]):
         return self.entries[name].read(start, stop)
 
     def read_into(self, name: str, out: Tensor, start: int) -> None:
-        """Fill a tensor that exists with a piece of a flattened tensor.
-
-        Args:
-            out: [n], flat and contiguous; the type is converted where it is not the stored one.
-            start: The first element to read, from 0.
-        """
+        """Fill `out` [n], flat, contiguous and of any type, with the elements of a flattened tensor from `start` on."""
         entry = self.entries[name]
         if isinstance(entry, FileEntry) and out.dtype == self.infos[name].dtype.torch and out.device.type == "cpu":
             entry.read_into(out, start)

@@ -51,25 +51,17 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Preparation:
-    """How a modality's data are prepared. It is separate from the models, so that training depends on no reader.
-
-    Args:
-        decoding: the section `data` of params.yaml, and the project folder, to how examples become arrays.
-    """
+    """How a modality's data are prepared. It is separate from the models, so that training depends on no reader."""
 
     sources: Mapping[str, Opener]
     transforms: Mapping[str, Maker]
-    decoding: Callable[[Any, Path], Decoding]
+    decoding: Callable[[Any, Path], Decoding]  # of the section `data` of params.yaml and the project folder
 
 
 @dataclass(frozen=True)
 class Source:
-    """A kind of source that an installed package or a project adds to a modality.
+    """A kind of source that an installed package or a project adds to a modality."""
 
-    Args:
-        name: the kind, as the tasks of params.yaml name it: `csv` for `csv:inputs/birds.csv`.
-    """
-
-    name: str
+    name: str  # the kind, as the tasks of params.yaml name it: `csv` for `csv:inputs/birds.csv`
     modality: str
     open: Opener

@@ -153,9 +153,7 @@ _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.\w+$")
 def list_shards(location: Location, task_name: str, ending: str = "parquet") -> dict[str, list[str]]:
     """Return the files of each split; one file alone is a training split from which the others are carved.
 
-    Args:
-        location: a file, or a folder with files named after their split (also val, valid, dev), directly, in `data/`
-            or in one folder for each split.
+    Files of a folder are named after their split (also val, valid, dev), or lie in one folder for each, in `data/` too.
     """
     if location.is_file():
         return {"train": [location.path]}

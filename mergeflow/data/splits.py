@@ -16,16 +16,11 @@ CARVED_LIMIT = 5000
 
 @dataclass(frozen=True)
 class PlannedSplit:
-    """Where a split's examples come from.
-
-    Args:
-        rows: bool [rows of origin], True for those that belong here; None means all.
-        count: examples before duplicates are removed; None when the source does not know.
-    """
+    """Where a split's examples come from."""
 
     origin: str
-    rows: np.ndarray | None
-    count: int | None
+    rows: np.ndarray | None  # bool [rows of origin], True for those that belong here; None means all
+    count: int | None  # examples before duplicates are removed; None when the source does not know
 
 
 def plan_splits(raw: RawTask, seed: int) -> dict[str, PlannedSplit]:

@@ -229,24 +229,15 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class LayerVerdict:
-    """What one combination gives at one layer; three numbers are the lower quartile, the middle, the upper quartile.
-
-    Attributes:
-        distance: 1 − cos over samples; the middle is the mean.
-        base: Mean of the baseline.
-        coef: Over samples; the middle is the median.
-        error: Mean relative error ‖f − g‖² / ‖g‖².
-        direction: Whether 1 − cos ≤ 0.3 of the baseline; None is undecided.
-        length: Whether the median of coef is within 1 ± 0.1; None is undecided.
-    """
+    """What one combination gives at one layer; three numbers are the lower quartile, the middle, the upper quartile."""
 
     layer: str
-    distance: tuple[float, float, float]
-    base: float
-    coef: tuple[float, float, float]
-    error: float
-    direction: bool | None
-    length: bool | None
+    distance: tuple[float, float, float]  # 1 − cos over samples; the middle is the mean
+    base: float  # mean of the baseline
+    coef: tuple[float, float, float]  # over samples; the middle is the median
+    error: float  # mean relative error ‖f − g‖² / ‖g‖²
+    direction: bool | None  # whether 1 − cos ≤ 0.3 of the baseline; None is undecided
+    length: bool | None  # whether the median of coef is within 1 ± 0.1; None is undecided
 
 
 def judge(measured: Mapping[str, Linearity]) -> list[LayerVerdict]:

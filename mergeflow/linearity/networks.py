@@ -43,16 +43,11 @@ class Sequences:
 
     Of a model with a decoder, the decoder's feature is the one with which it generates the first token.
 
-    Attributes:
-        ids: int64 [N, T].
-        mask: int64 [N, T], 0 where there is padding.
-
-    Source:
-        Ni et al. 2022, Sentence-T5, which Zhou et al. 2024 follow (B.1.3).
+    Source: Ni et al. 2022, Sentence-T5, which Zhou et al. 2024 follow (B.1.3).
     """
 
-    ids: Tensor
-    mask: Tensor
+    ids: Tensor  # int64 [N, T]
+    mask: Tensor  # int64 [N, T], 0 where there is padding
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -135,16 +130,11 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # torchvision's weig
 
 @dataclass(frozen=True)
 class Opened:
-    """A module to load checkpoints into, with any weights, and what it looks at.
-
-    Attributes:
-        read: A source and how many samples, to samples.
-        prefix: What checkpoints of whole models put before the names of this part.
-    """
+    """A module to load checkpoints into, with any weights, and what it looks at."""
 
     model: Model
-    read: Callable[[str, int], Featured]
-    prefix: str = ""
+    read: Callable[[str, int], Featured]  # a source and how many samples, to samples
+    prefix: str = ""  # what checkpoints of whole models put before the names of this part
 
     def weights(self, path: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return a checkpoint's tensors that are the module's, floating-point ones in the module's type."""

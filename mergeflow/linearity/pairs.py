@@ -17,19 +17,13 @@ RELATED = 0.1  # smallest cosine of an expert's matrices with the base's; weight
 
 @dataclass(frozen=True)
 class Pair:
-    """What a pair θ_i, θ_j gives.
-
-    Attributes:
-        layers: A verdict for each layer, at the α where its error is largest.
-        verdict: `LLFC` (direction) and `CTL` (direction and length), True, False or None.
-        samples: α → layer → values.
-    """
+    """What a pair θ_i, θ_j gives."""
 
     first: str
     second: str
-    layers: list[LayerVerdict]
-    verdict: Mapping[str, bool | None]
-    samples: Mapping[float, Mapping[str, Linearity]]
+    layers: list[LayerVerdict]  # a verdict for each layer, at the α where its error is largest
+    verdict: Mapping[str, bool | None]  # `LLFC` (direction) and `CTL` (direction and length), True, False or None
+    samples: Mapping[float, Mapping[str, Linearity]]  # α → layer → values
 
     @property
     def worst(self) -> LayerVerdict:

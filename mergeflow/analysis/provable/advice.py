@@ -32,33 +32,23 @@ def verdict(alpha: float) -> Verdict:
         >>> [verdict(alpha) for alpha in (0.891, 0.164, -0.849)]
         ['aligned', 'irrelevant', 'contradictory']
 
-    Source:
-        Li et al. 2025, Section 3.3; the three values are those of its Table 1.
+    Source: Li et al. 2025, Section 3.3; the three values are those of its Table 1.
     """
     return "irrelevant" if abs(alpha) < RELATED else "aligned" if alpha > 0 else "contradictory"
 
 
 @dataclass(frozen=True)
 class PairAdvice:
-    """What to expect of two experts.
-
-    Attributes:
-        alpha: α̂ of their answers (Equation 11).
-        changes: α̂ of what tuning changed of the base's answers.
-        cosine: Of their task vectors.
-        relation: The verdict by `changes`.
-        addition: λ with which the first's vector plus λ times the second's is expected to solve both.
-        unlearning: λ with which the same is expected to keep the first and to forget the second.
-    """
+    """What to expect of two experts."""
 
     first: str
     second: str
-    alpha: float
-    changes: float
-    cosine: float
-    relation: Verdict
-    addition: Interval
-    unlearning: Interval
+    alpha: float  # α̂ of their answers (Equation 11)
+    changes: float  # α̂ of what tuning changed of the base's answers
+    cosine: float  # of their task vectors
+    relation: Verdict  # the verdict by `changes`
+    addition: Interval  # λ with which the first's vector plus λ times the second's is expected to solve both
+    unlearning: Interval  # λ with which the same is expected to keep the first and to forget the second
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON, a range as [low, high] with None for no end, and None for an empty one."""
@@ -67,22 +57,14 @@ class PairAdvice:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to try with some experts. What could not be computed is None, and a remark says why.
-
-    Attributes:
-        cosines: Of the task vectors, [T][T].
-        scales: The λ to try for the sum of all task vectors.
-        alphas: α̂ of the experts' answers, by Equation 11.
-        changes: α̂ of what tuning changed of the base's answers.
-        remarks: What was not computed, and why; what to be careful with.
-    """
+    """What to try with some experts. What could not be computed is None, and a remark says why."""
 
     names: tuple[str, ...]
-    cosines: Sequence[Sequence[float]]
-    scales: Sequence[float] | None
-    alphas: Correlations | None = None
-    changes: Correlations | None = None
-    remarks: list[str] = field(default_factory=list)
+    cosines: Sequence[Sequence[float]]  # of the task vectors, [T][T]
+    scales: Sequence[float] | None  # the λ to try for the sum of all task vectors
+    alphas: Correlations | None = None  # α̂ of the experts' answers, by Equation 11
+    changes: Correlations | None = None  # α̂ of what tuning changed of the base's answers
+    remarks: list[str] = field(default_factory=list)  # what was not computed, and why; what to be careful with
 
     @property
     def pairs(self) -> list[PairAdvice] | None:
@@ -119,11 +101,7 @@ class Advice:
 def advise(
     base: State, experts: Mapping[str, State], ask: Callable[[], Answers] | None = None, remarks: Sequence[str] = ()
 ) -> Advice:
-    """Return the advice that weights and answers allow.
-
-    Args:
-        ask: gives the answers of base and experts; without it the weights alone are judged.
-        remarks: what is known already not to be computed.
+    """Return the advice that weights and answers, where there is a function for them, allow.
 
     Example:
         >>> import torch
@@ -185,20 +163,14 @@ def scales_of_lengths(norms: Sequence[float], cosines: Sequence[Sequence[float]]
 
     λ° = mean_i ‖τ_i‖ / ‖Σ τ_i‖;  the range is 0.8 λ° to 1.6 λ°
 
-    Args:
-        norms: ‖τ_i‖, [T].
-        cosines: of all pairs of task vectors, [T][T].
-
-    Returns:
-        The range; empty if the task vectors cancel each other.
+    It is empty if the task vectors cancel each other. `norms` are ‖τ_i‖, [T], and `cosines` of all pairs, [T][T].
 
     Example:
         >>> found = scales_of_lengths([1.0] * 4, [[float(i == j) for j in range(4)] for i in range(4)])
         >>> round(found.low, 2), round(found.high, 2)
         (0.4, 0.8)
 
-    Source:
-        Ours.
+    Source: ours.
     """
     square = sum(
         a * b * cosine for a, row in zip(norms, cosines, strict=True) for b, cosine in zip(norms, row, strict=True)

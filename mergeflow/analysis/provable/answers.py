@@ -19,17 +19,11 @@ class Asked(Protocol):
 
 @dataclass(frozen=True)
 class Answers:
-    """Outputs of the base and of every expert on every task's samples.
+    """Outputs of the base and of every expert on every task's samples."""
 
-    Attributes:
-        experts: Task → expert → outputs [n, C]; C may differ from task to task.
-        base: Task → the base's outputs [n, C].
-        what: What the outputs are, for people: `logits` or `features`.
-    """
-
-    experts: dict[str, dict[str, Tensor]]
-    base: dict[str, Tensor]
-    what: str
+    experts: dict[str, dict[str, Tensor]]  # task → expert → outputs [n, C]; C may differ from task to task
+    base: dict[str, Tensor]  # task → the base's outputs [n, C]
+    what: str  # what the outputs are, for people: `logits` or `features`
 
     @property
     def changes(self) -> dict[str, dict[str, Tensor]]:

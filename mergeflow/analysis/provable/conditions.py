@@ -49,8 +49,7 @@ def addition(alpha: float, beta: float = 0.0) -> Interval:
 
     λ ≥ 1 − α + β for α ≥ 0, where β ≥ 0 is lost per unit of λ; none for α < 0
 
-    Source:
-        Li et al. 2025, Theorem 1, Equation 5, and Remark 1.
+    Source: Li et al. 2025, Theorem 1, Equation 5, and Remark 1.
     """
     check_numbers("λ of addition", alphas=[alpha], beta=beta)
     return Interval(1 - alpha + beta, math.inf) if alpha >= 0 else NOTHING
@@ -64,8 +63,7 @@ def unlearning(alpha: float, c: float = 0.5) -> Interval:
     In the last case predictions on task 2 stay right: its loss is large and its accuracy is not small. α in [−1, 1] is
     the correlation of the two tasks, c in (0, 1) the loss that counts as forgotten.
 
-    Source:
-        Li et al. 2025, Theorem 2, Equation 6; the constants that Θ hides are 1, and poly(ηδ)·α is 0.
+    Source: Li et al. 2025, Theorem 2, Equation 6; the constants that Θ hides are 1, and poly(ηδ)·α is 0.
     """
     check_numbers("λ of unlearning", alphas=[alpha], c=c)
     if alpha == 0:

@@ -10,16 +10,11 @@ from mergeflow.errors import MergeflowError
 
 @dataclass(frozen=True)
 class Correlations:
-    """α̂ of all pairs of experts.
-
-    Attributes:
-        values: [T][T], symmetric, in [−1, 1], with 1 on the diagonal.
-        left_out: Samples that an expert answered exactly as it does on average; they have no direction.
-    """
+    """α̂ of all pairs of experts."""
 
     names: tuple[str, ...]
-    values: list[list[float]]
-    left_out: int
+    values: list[list[float]]  # [T][T], symmetric, in [−1, 1], with 1 on the diagonal
+    left_out: int  # samples that an expert answered exactly as it does on average; they have no direction
 
     def of(self, first: str, second: str) -> float:
         """Return α̂ of two experts."""
@@ -76,8 +71,7 @@ def correlations(outputs: Mapping[str, Mapping[str, Tensor]]) -> Correlations:
         outputs: task → expert → its logits on that task's samples, [n, C]; C may differ from task to task. Experts are
             named by their tasks.
 
-    Source:
-        Li et al. 2025, Equation 11.
+    Source: Li et al. 2025, Equation 11.
     """
     names = tuple(outputs)
     values = [[float(name == other) for other in names] for name in names]

@@ -12,20 +12,13 @@ Form = Literal["loss", "accuracy", "recall"]
 
 @dataclass(frozen=True)
 class Criterion:
-    """What is asked of one task, and what was found.
-
-    Attributes:
-        kept: Whether it must be solved; else it must have been forgotten.
-        form: What `measured` and `limit` are: losses ≥ 0, or accuracies or recalls of Rouge-L in [0, 1].
-        measured: Of the merged model.
-        limit: The worst figure of a task that is kept, or the best of one that is forgotten.
-    """
+    """What is asked of one task, and what was found."""
 
     task: str
-    kept: bool
-    form: Form
-    measured: float
-    limit: float
+    kept: bool  # whether it must be solved; else it must have been forgotten
+    form: Form  # what `measured` and `limit` are: losses ≥ 0, or accuracies or recalls of Rouge-L in [0, 1]
+    measured: float  # of the merged model
+    limit: float  # the worst figure of a task that is kept, or the best of one that is forgotten
 
     @property
     def holds(self) -> bool:
@@ -70,8 +63,7 @@ def addition_criteria(
         >>> [one.holds for one in criteria]
         [True, False]
 
-    Source:
-        Li et al. 2025, Equation 2; the other forms are ours.
+    Source: Li et al. 2025, Equation 2; the other forms are ours.
     """
     return [_criterion(task, True, form, measured, limit) for task, limit in limits.items()]
 
@@ -99,8 +91,7 @@ def unlearning_criteria(
         >>> [one.reason for one in criteria if not one.holds]
         ['b must be forgotten: its accuracy is 11.00 %, at most 10.00 % was asked for']
 
-    Source:
-        Li et al. 2025, Equation 3; the other forms are ours.
+    Source: Li et al. 2025, Equation 3; the other forms are ours.
     """
     if both := [task for task in forget if task in limits]:
         raise MergeflowError(f"'{both[0]}' is to be kept and to be forgotten; name it once.")

@@ -59,17 +59,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class Form:
-    """How a tensor is made of matrices [out, in].
+    """How a tensor is made of matrices [out, in]."""
 
-    Attributes:
-        stacked: Whether it is a stack of experts, [E, m, n].
-        cut: How each matrix is cut; None where it is whole.
-        transposed: Whether it is stored as [in, out].
-    """
-
-    stacked: bool = False
-    cut: Cut | None = None
-    transposed: bool = False
+    stacked: bool = False  # whether it is a stack of experts, [E, m, n]
+    cut: Cut | None = None  # how each matrix is cut; None where it is whole
+    transposed: bool = False  # whether it is stored as [in, out]
 
     def split(self, tensor: Tensor) -> list[Tensor]:
         """Return the matrices of [..., m, n] or [..., E, m, n]; views where they can be."""
@@ -98,19 +92,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Rule:
-    """What the cut of a fused weight follows from.
+    """What the cut of a fused weight follows from."""
 
-    Attributes:
-        words: The layout in words, for the page of architectures.
-        cut: (config.json, length of the fused axis, length of the other) → groups and sizes.
-        axis: The fused axis.
-        always: Whether the weight is cut without `split_qkv` too, because it is not a matrix as it stands.
-    """
-
-    words: str
-    cut: Callable[[Config, int, int], Sizes]
-    axis: int = ROWS
-    always: bool = False
+    words: str  # the layout, for the page of architectures
+    cut: Callable[[Config, int, int], Sizes]  # (config.json, lengths of the fused axis and of the other) → the cut
+    axis: int = ROWS  # the fused axis
+    always: bool = False  # whether it is cut without `split_qkv` too, because it is not a matrix as it stands
 
     def __call__(self, name: str, shape: Sequence[int], config: Config) -> Cut:
         """Return the cut of one tensor."""

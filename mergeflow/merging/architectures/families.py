@@ -28,25 +28,15 @@ Fused = tuple[tuple[str, Rule], ...]
 
 @dataclass(frozen=True)
 class Family:
-    """Architectures that name and fuse their weights alike.
+    """Architectures that name and fuse their weights alike."""
 
-    Attributes:
-        name: What `mergeflow check` calls it.
-        types: The `model_type`s of config.json.
-        fused: Its fused weights beside `in_proj_weight` of torch's own attention, which all families share.
-        roles: Patterns of names that mean something else here than elsewhere.
-        sign: A name that only this family has, for state dicts without config.json.
-        also: Roles that `matrices: all` takes here besides the usual ones.
-        transposed: Names of weights that are stored as [in, out].
-    """
-
-    name: str
-    types: tuple[str, ...]
-    fused: Fused = ()
-    roles: Patterns = ()
-    sign: str | None = None
-    also: tuple[Role, ...] = ()
-    transposed: str | None = None
+    name: str  # what `mergeflow check` calls it
+    types: tuple[str, ...]  # the `model_type`s of config.json
+    fused: Fused = ()  # its fused weights beside `in_proj_weight` of torch's own attention, which all families share
+    roles: Patterns = ()  # patterns of names that mean something else here than elsewhere
+    sign: str | None = None  # a name that only this family has, for state dicts without config.json
+    also: tuple[Role, ...] = ()  # roles that `matrices: all` takes here besides the usual ones
+    transposed: str | None = None  # names of weights that are stored as [in, out]
 
 
 # Torch's own attention and, in state dicts of timm and DINO, `attn.qkv` hold query, key and value below each other.

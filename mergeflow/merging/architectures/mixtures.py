@@ -11,26 +11,16 @@ _PARTS = ("gate_proj", "up_proj", "down_proj")
 
 @dataclass(frozen=True)
 class Target:
-    """A mixture's architecture.
+    """A mixture's architecture."""
 
-    Attributes:
-        model_type: Its name in config.json.
-        architecture: The class of transformers.
-        router_name: The router of block {block}.
-        expert_name: Matrix {part} of expert {expert} in block {block}.
-        count: The key of the number of experts.
-        parts: The dense model's matrices.
-        shared: Whether there is an expert that every token passes through.
-    """
-
-    model_type: str
-    architecture: str
-    router_name: str
-    expert_name: str
-    count: str
-    parts: tuple[str, ...] = _PARTS
+    model_type: str  # its name in config.json
+    architecture: str  # the class of transformers
+    router_name: str  # the router of block {block}
+    expert_name: str  # matrix {part} of expert {expert} in block {block}
+    count: str  # the key of the number of experts
+    parts: tuple[str, ...] = _PARTS  # the dense model's matrices
     names: tuple[str, ...] = _PARTS
-    shared: bool = False
+    shared: bool = False  # whether there is an expert that every token passes through
 
     def router(self, block: int) -> str:
         """Return the name of a router."""

@@ -36,17 +36,12 @@ class Payload:
 
 @dataclass(frozen=True)
 class Stored:
-    """What decoding one tensor of one task can use.
+    """What decoding one tensor of one task can use."""
 
-    Attributes:
-        base: θ0 of this tensor in the type of arithmetic; None for compressors that need no base.
-        whole: The task's values for the whole model.
-    """
-
-    base: Tensor | None
+    base: Tensor | None  # θ0 of this tensor in the type of arithmetic; None for compressors that need no base
     shared: Named
     task_part: Named
-    whole: Named
+    whole: Named  # the task's values for the whole model
 
 
 @dataclass(frozen=True)

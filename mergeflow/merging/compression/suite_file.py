@@ -29,21 +29,14 @@ _WHOLE = "@whole"
 
 @dataclass(frozen=True)
 class Compressed:
-    """All tasks of a suite in compressed form.
-
-    Attributes:
-        tensors: What is stored, by name: shared/TENSOR/PART, task/TASK/TENSOR/PART.
-        dtypes: The base's type per tensor.
-        base: Fingerprint of the base.
-        expert_bits: Bits of all experts as they were.
-    """
+    """All tasks of a suite in compressed form."""
 
     call: CompressorCall
-    tensors: dict[str, Tensor]
-    dtypes: dict[str, DType]
+    tensors: dict[str, Tensor]  # what is stored, by name: shared/TENSOR/PART, task/TASK/TENSOR/PART
+    dtypes: dict[str, DType]  # the base's type per tensor
     tasks: tuple[str, ...]
-    base: str
-    expert_bits: int
+    base: str  # fingerprint of the base
+    expert_bits: int  # bits of all experts as they were
 
     @property
     def stored_bits(self) -> int:

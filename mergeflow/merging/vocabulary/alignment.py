@@ -38,18 +38,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Alignment:
-    """Rows of the models' tables in the order of the merged vocabulary; -1 where there is none.
-
-    Attributes:
-        direct: Of each model, the row of each token; -1 where it lacks the token, or must take it from elsewhere.
-        donors: Of each model, the rows that it gives to tokens without a direct row.
-        spare: Which rows are no token's, [rows].
-    """
+    """Rows of the models' tables, by model, in the order of the merged vocabulary; -1 where there is none."""
 
     rows: int
-    direct: Mapping[str, Rows]
-    donors: Mapping[str, Rows]
-    spare: NDArray[np.bool_]
+    direct: Mapping[str, Rows]  # the row of each token; -1 where it is lacking, or must come from elsewhere
+    donors: Mapping[str, Rows]  # the rows given to tokens without a direct row
+    spare: NDArray[np.bool_]  # which rows are no token's, [rows]
 
     def is_identity(self, model: str, rows: int) -> bool:
         """Whether a model's table of so many rows stays as it is."""
@@ -163,19 +157,13 @@ class AlignedEntry:
 
     A row that is no token's and that no model has is the mean of the tokens' rows: as a row of a head it is never the
     most likely one, which a row of zeros is where all other scores are negative.
-
-    Attributes:
-        direct: The table, and the row of each token there.
-        donors: Tables of the models that give rows to tokens without a direct row.
-        width: Elements of a row.
-        spare: Which rows are no token's, [rows].
     """
 
-    direct: Picked
-    donors: tuple[Picked, ...]
-    width: int
+    direct: Picked  # the table, and the row of each token there
+    donors: tuple[Picked, ...]  # tables of the models that give rows to tokens without a direct row
+    width: int  # elements of a row
     dtype: DType
-    spare: NDArray[np.bool_]
+    spare: NDArray[np.bool_]  # which rows are no token's, [rows]
 
     def read(self, start: int, stop: int) -> Tensor:
         first, last = start // self.width, ceil(stop / self.width)
@@ -277,9 +265,8 @@ def aligned(
     """Return one model's state with its tables in the rows of the merged vocabulary.
 
     Args:
-        states: All models by name, the base among them.
         axes: Of the base's `token_axes`.
-        held: Rows of each model.
+        held: Rows of each model, the base among them.
     """
     state = states[name]
     entries, infos = dict(state.entries), dict(state.infos)
@@ -399,25 +386,16 @@ def _cut_otherwise(name: str, base: Vocabulary, other: Vocabulary) -> str | None
 
 @dataclass(frozen=True)
 class Fitted:
-    """Models of one vocabulary.
-
-    Attributes:
-        files: What the result's folder holds for it.
-        notes: What was done, a sentence each.
-    """
+    """Models of one vocabulary."""
 
     base: LazyStateDict
     experts: dict[str, LazyStateDict]
-    files: TokenizerFiles
-    notes: tuple[str, ...]
+    files: TokenizerFiles  # what the result's folder holds for it
+    notes: tuple[str, ...]  # what was done, a sentence each
 
 
 def fit_vocabularies(choice: TokenizerChoice, base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> Fitted:
-    """Bring the embeddings and heads of all models to one vocabulary, token by token.
-
-    Args:
-        experts: The experts by name; an adapter without a tokenizer has the base's.
-    """
+    """Bring all models to one vocabulary, token by token; an adapter without a tokenizer has the base's."""
     states = {BASE: base, **experts}
     vocabularies = _read(states)
     source, result, notes = _result(choice, vocabularies)

@@ -93,17 +93,11 @@ SLOW = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.jso
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a model.
+    """The tokens of a model."""
 
-    Attributes:
-        folder: Where its tokenizer lies.
-        content: tokenizer.json; {} where there is none.
-        ids: Row of each token, added tokens among them.
-    """
-
-    folder: Path
-    content: Mapping[str, Any]
-    ids: Mapping[str, int]
+    folder: Path  # where its tokenizer lies
+    content: Mapping[str, Any]  # tokenizer.json; {} where there is none
+    ids: Mapping[str, int]  # row of each token, added tokens among them
 
     @property
     def kind(self) -> str:
@@ -323,19 +317,13 @@ _CONFIGS = ("config.json", "generation_config.json")
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What a merge writes for its vocabulary.
-
-    Attributes:
-        source: The vocabulary whose files are copied: the base's, or an expert's.
-        rows: Rows of the merged vocabulary, and of the base's.
-        moved: The tables whose rows are not those of the base's file.
-    """
+    """What a merge writes for its vocabulary."""
 
     result: Vocabulary
     base: Vocabulary
-    source: Vocabulary
-    rows: tuple[int, int]
-    moved: frozenset[str] = frozenset()
+    source: Vocabulary  # the vocabulary whose files are copied: the base's, or an expert's
+    rows: tuple[int, int]  # rows of the merged vocabulary, and of the base's
+    moved: frozenset[str] = frozenset()  # the tables whose rows are not those of the base's file
 
     def write(self, folder: Path) -> None:
         """Make the files of a folder, which has the base's, those of the merged vocabulary."""
