@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.lora import HARMLESS, READ
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import check_recipe, merge
-from tests.checkpoints.test_peft import classifier, gpt2, llama, trained
+from mergeflow.merging import check_recipe
+from tests.checkpoints.test_peft import added, check, classifier, gpt2, llama, trained
 
 peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -70,15 +70,60 @@ def test_a_start_that_moves_the_base_is_refused(adapter, start):
         open_checkpoint(adapter)
 
 
-@pytest.mark.parametrize("start", [True, False, "gaussian", "orthogonal", "mica"])
-def test_a_start_that_leaves_the_base_is_merged(tmp_path, start):
+STARTS = [{"init_lora_weights": start} for start in (True, False, "gaussian", "orthogonal", "mica")]
+
+
+@pytest.mark.parametrize("settings", [*STARTS, {"velora_config": peft.VeloraConfig(num_groups=4)}], ids=str)
+def test_a_start_that_leaves_the_base_is_merged_and_velora_is_plain_once_trained(tmp_path, settings):
     base = llama()
-    before = {name: value.clone() for name, value in base.state_dict().items()}
-    expected = trained(base, tmp_path, target_modules=["q_proj"], init_lora_weights=start)
+    before = copy.deepcopy(base.state_dict())
+    expected = trained(base, tmp_path, target_modules=["q_proj"], **settings)
     with open_checkpoint(tmp_path / "adapter") as state:
-        for name in state:
-            torch.testing.assert_close(before[name] + state[name], expected[name], rtol=1e-5, atol=1e-5)
-    assert len(before) == len(expected)
+        assert state
+        check({name: before[name] + state[name] for name in state}, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"peft_type": "IA3"}, "only LORA is merged as it is"),
+        ({"use_dora": True}, "DoRA"),
+        ({"r": 3}, "has rank 2, its configuration says 3"),
+        ({"lora_alpha": None}, "lora_alpha = None .* expected a number"),
+        ({"alpha_pattern": {"mlp": "6"}}, "lora_alpha = '6' for 'mlp'"),
+        ({"alpha_pattern": [3]}, r"alpha_pattern = \[3\], expected a mapping"),
+        ({"rank_pattern": {"(": 2}}, "invalid expression"),
+    ],
+)
+def test_adapters_that_cannot_be_merged(adapter, values, message):
+    change(adapter, **values)
+    with pytest.raises(MergeflowError, match=message):
+        open_checkpoint(adapter)
+
+
+@pytest.mark.parametrize("alpha", [6, 0, -6, 2.5])
+def test_any_alpha_is_a_factor_however_the_difference_is_read(adapter, alpha):
+    change(adapter, lora_alpha=alpha)
+    with open_checkpoint(adapter) as opened:
+        assert opened.is_task_vector
+        torch.testing.assert_close(opened["mlp.weight"], torch.full((4, 5), 2 * alpha / 2))
+        assert torch.equal(opened.read("mlp.weight", 3, 9), opened["mlp.weight"].reshape(-1)[3:9])
+
+
+@pytest.mark.parametrize("end", ["lora_B.weight", "lora_embedding_B", "lora_magnitude_vector"])
+def test_half_of_a_pair_of_factors_is_refused(adapter, end):
+    stored = load_file(adapter / "adapter_model.safetensors")
+    save_file(stored | {f"base_model.model.attn.{end}": torch.ones(4, 2)}, adapter / "adapter_model.safetensors")
+    with pytest.raises(MergeflowError, match=rf"holds 'base_model.model.attn.{end}' without its lora_A"):
+        open_checkpoint(adapter)
+
+
+def test_a_folder_with_an_adapter_and_a_model_is_ambiguous(adapter):
+    write_checkpoint(adapter / "model.safetensors", {"mlp.weight": torch.ones(4, 5)})
+    with pytest.raises(MergeflowError, match=r"holds an adapter and a model: name 'model.safetensors' if"):
+        open_checkpoint(adapter)
+    with open_checkpoint(adapter / "model.safetensors") as checkpoint:
+        assert set(checkpoint) == {"mlp.weight"}
 
 
 def test_an_alpha_that_is_left_out_is_peft_s_default(adapter):
@@ -88,16 +133,6 @@ def test_an_alpha_that_is_left_out_is_peft_s_default(adapter):
     assert peft.LoraConfig.from_pretrained(adapter).lora_alpha == 8
     with open_checkpoint(adapter) as state:
         assert state["mlp.weight"].tolist() == torch.full((4, 5), 2 * 8 / 2).tolist()
-
-
-def test_velora_is_plain_lora_once_it_is_trained(tmp_path):
-    base = llama()
-    before = copy.deepcopy(base.state_dict())
-    expected = trained(base, tmp_path, target_modules=["q_proj"], velora_config=peft.VeloraConfig(num_groups=4))
-    with open_checkpoint(tmp_path / "adapter") as state:
-        assert state
-        for name in state:
-            torch.testing.assert_close(before[name] + state[name], expected[name], rtol=1e-5, atol=1e-5)
 
 
 def lose(folder, lost):
@@ -147,8 +182,7 @@ def test_what_peft_takes_from_the_base_in_an_incomplete_file_is_noted(tmp_path, 
     trained(gpt2(), tmp_path, target_modules=["c_attn"], **settings)
     lose(tmp_path, lost)
     assert any(f"by `{setting}`: the base's, as in PEFT" in note for note in check_recipe(recipe(tmp_path)).notes)
-    merge({**recipe(tmp_path), "out": str(tmp_path / "out")})
+    merged = load_file(added(tmp_path) / "model.safetensors")
     base = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / "base")
     expected = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").merge_and_unload().state_dict()
-    for name, value in load_file(tmp_path / "out" / "model.safetensors").items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+    check(merged, expected)

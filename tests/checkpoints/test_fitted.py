@@ -2,6 +2,7 @@
 
 import json
 import time
+from itertools import product
 
 import pytest
 import torch
@@ -13,22 +14,11 @@ from mergeflow.checkpoints.checks import infos_of, pattern_of
 from mergeflow.checkpoints.reader import LazyStateDict, TensorEntry
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
-
-transformers = pytest.importorskip("transformers")
+from tests.merging.tiny_models import tiny
 
 
 def llama(seed, tied=True, layers=2):
-    torch.manual_seed(seed)
-    config = transformers.LlamaConfig(
-        vocab_size=40,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=layers,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=tied,
-    )
-    return transformers.LlamaForCausalLM(config)
+    return tiny("llama", seed, tie_word_embeddings=tied, num_hidden_layers=layers)
 
 
 def pickled(model, path):
@@ -72,24 +62,19 @@ def test_tied_weights_stored_in_one_input_and_left_out_in_another(tmp_path, base
             assert fit.base.tied == fit.experts["e"].tied == {"model.embed_tokens.weight": "lm_head.weight"}
 
 
+def in_memory(tensors):
+    return LazyStateDict("", {name: TensorEntry(tensor) for name, tensor in tensors.items()}, infos_of(tensors), {})
+
+
 def test_a_mixture_that_meets_a_dense_base_is_refused_at_once():
     """4608 strange names against 84; for 18000 looking for the nearest name, and a copy, of each took minutes."""
     shared = [f"model.layers.{layer}.self_attn.{part}_proj.weight" for layer in range(12) for part in "qkvo"]
-    kinds = ("gate", "up", "down")
-    dense = [f"model.layers.{layer}.mlp.{kind}_proj.weight" for layer in range(12) for kind in kinds]
-    listed = [
-        f"model.layers.{layer}.mlp.experts.{expert}.{kind}_proj.weight"
-        for layer in range(12)
-        for expert in range(128)
-        for kind in kinds
-    ]
-    tensors = [
-        {**dict.fromkeys(shared, torch.zeros(2)), **dict.fromkeys(names, torch.zeros(3))} for names in (dense, listed)
-    ]
-    base, expert = (
-        LazyStateDict("", {name: TensorEntry(tensor) for name, tensor in made.items()}, infos_of(made), {})
-        for made in tensors
-    )
+    kinds = [f"{kind}_proj.weight" for kind in ("gate", "up", "down")]
+    dense = [f"model.layers.{layer}.mlp.{kind}" for layer in range(12) for kind in kinds]
+    listed = [f"model.layers.{layer}.mlp.experts.{expert}.{kind}"
+              for layer, expert, kind in product(range(12), range(128), kinds)]  # fmt: skip
+    attention = dict.fromkeys(shared, torch.zeros(2))
+    base, expert = (in_memory(attention | dict.fromkeys(names, torch.zeros(3))) for names in (dense, listed))
     began = time.process_time()
     fit = fit_inputs(base, {"a": expert})
     with pytest.raises(
@@ -140,8 +125,7 @@ def test_a_prefix_of_two_equal_towers_is_not_guessed(tmp_path):
 
 @pytest.mark.parametrize("patterns", [{"ignore": ["*"]}, {"only": ["*.bias"], "ignore": ["b.*"]}])
 def test_patterns_that_leave_nothing_are_refused(patterns):
-    made = {"a.weight": torch.ones(2), "b.bias": torch.ones(2)}
-    state = LazyStateDict("", {name: TensorEntry(tensor) for name, tensor in made.items()}, infos_of(made), {})
+    state = in_memory({"a.weight": torch.ones(2), "b.bias": torch.ones(2)})
     with pytest.raises(MergeflowError, match="leave no tensor of the base to merge"):
         fit_inputs(state, {"e": state}, **patterns)
 
@@ -150,7 +134,7 @@ def test_patterns_leave_tensors_as_the_base_has_them(tmp_path):
     base = saved(llama(0), tmp_path / "base")
     model = llama(1).state_dict()
     model["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
-    model["model.embed_tokens.weight"] = torch.zeros(44, 16)
+    model["model.embed_tokens.weight"] = torch.zeros(44, 32)
     del model["lm_head.weight"]
     write_checkpoint(tmp_path / "e.safetensors", model)
     with open_checkpoint(base) as b, open_checkpoint(tmp_path / "e.safetensors") as e:
@@ -224,15 +208,8 @@ def test_what_wrappers_put_into_names_is_taken_out(tmp_path, prefix, suffix):
         with open_checkpoint(path) as checkpoint:
             assert set(checkpoint) == set(plain)
             assert torch.equal(checkpoint["visual.proj"], plain["visual.proj"])
-    experts = [str(tmp_path / f"{at}.{suffix}") for at in (0, 1)]
-    merge(
-        {
-            "method": "average",
-            "base": str(tmp_path / f"2.{suffix}"),
-            "experts": experts,
-            "out": str(tmp_path / "o.safetensors"),
-        }
-    )
+    base, *experts = (f"{tmp_path}/{at}.{suffix}" for at in (2, 0, 1))
+    merge({"method": "average", "base": base, "experts": experts, "out": f"{tmp_path}/o.safetensors"})
     with open_checkpoint(tmp_path / "o.safetensors") as checkpoint:
         assert set(checkpoint) == set(plain)
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from argparse import Namespace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.header import DTYPES
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
+from tests.merging.tiny_models import tiny
 
 WEIGHTS = {"a": torch.randn(2, 3), "b": torch.arange(4)}
 OTHERS = {"a": torch.randn(2, 3), "b": torch.arange(1, 5)}
@@ -27,23 +29,22 @@ def sharded(folder, state, index, end):
     (folder / index).write_text(json.dumps({"weight_map": places}))
 
 
-WRITERS = {
-    "model.safetensors": lambda folder, state: save_file(state, folder / "model.safetensors"),
-    "model.safetensors.index.json": lambda folder, state: sharded(
-        folder, state, "model.safetensors.index.json", "safetensors"
-    ),
-    "pytorch_model.bin": lambda folder, state: torch.save(state, folder / "pytorch_model.bin"),
-    "pytorch_model.bin.index.json": lambda folder, state: sharded(folder, state, "pytorch_model.bin.index.json", "bin"),
-    "open_clip_model.safetensors": lambda folder, state: save_file(state, folder / "open_clip_model.safetensors"),
-    "open_clip_pytorch_model.bin": lambda folder, state: torch.save(state, folder / "open_clip_pytorch_model.bin"),
-}
-PAIRS = [(first, second) for at, first in enumerate(WRITERS) for second in list(WRITERS)[at + 1 :]]
+def write(folder, file, state):
+    """Write a state in the layout whose first file has a name."""
+    if file.endswith(".index.json"):
+        sharded(folder, state, file, "bin" if ".bin" in file else "safetensors")
+    else:
+        (torch.save if file.endswith(".bin") else save_file)(state, folder / file)
 
 
-@pytest.mark.parametrize(("first", "second"), PAIRS)
+LAYOUTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+           "open_clip_model.safetensors", "open_clip_pytorch_model.bin")  # fmt: skip
+
+
+@pytest.mark.parametrize(("first", "second"), combinations(LAYOUTS, 2))
 def test_of_two_layouts_the_one_that_transformers_loads_is_read(tmp_path, first, second):
-    WRITERS[second](tmp_path, OTHERS)
-    WRITERS[first](tmp_path, WEIGHTS)
+    write(tmp_path, second, OTHERS)
+    write(tmp_path, first, WEIGHTS)
     with open_checkpoint(tmp_path) as state:
         assert torch.equal(state["a"], WEIGHTS["a"])
     if "open_clip" in second and "open_clip" not in first:
@@ -54,16 +55,12 @@ def test_of_two_layouts_the_one_that_transformers_loads_is_read(tmp_path, first,
 
 @pytest.mark.parametrize("layout", ["single", "sharded"])
 def test_the_order_of_files_is_that_of_from_pretrained(tmp_path, layout):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, vocab_size=16
-    )
-    old, new = transformers.LlamaForCausalLM(config), transformers.LlamaForCausalLM(config)
+    old, new = tiny("llama"), tiny("llama", 1)
     old.save_pretrained(tmp_path, max_shard_size="2KB" if layout == "sharded" else "1GB")
     state = {name: value.clone() + 1 for name, value in new.state_dict().items()}
     write_checkpoint(tmp_path / "model.safetensors", state, {"format": "pt"})
     torch.save(old.state_dict(), tmp_path / "pytorch_model.bin")
-    expected = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).model.norm.weight
+    expected = type(old).from_pretrained(tmp_path).model.norm.weight
     with open_checkpoint(tmp_path) as checkpoint:
         assert torch.equal(checkpoint["model.norm.weight"], expected)
 
@@ -183,11 +180,9 @@ def test_a_header_of_very_many_tensors_is_refused_before_it_is_read(tmp_path):
 
 
 def test_a_folder_that_several_inputs_name_is_refused_in_one_message(tmp_path):
-    from mergeflow.merging import make_recipe, merge
-
     sharded(tmp_path, OTHERS, "model.safetensors.index.json", "safetensors")
     (tmp_path / "shard-0.safetensors").unlink()
     path = str(tmp_path)
     with pytest.raises(MergeflowError, match="is missing") as caught:
-        merge(make_recipe({"method": "average", "base": path, "experts": {"a": path, "b": path}}), out=tmp_path / "o")
+        merge({"method": "average", "base": path, "experts": {"a": path, "b": path}}, out=tmp_path / "o")
     assert str(caught.value).count("is missing") == 1

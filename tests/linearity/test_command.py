@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from transformers import AutoTokenizer, BertForSequenceClassification, GPT2Config
 
 from mergeflow.errors import MergeflowError
 from mergeflow.linearity.layers import find_layers
@@ -21,6 +21,9 @@ from tasks.commands import linearity as linearity_commands
 from tasks.commands.linearity import ANSWER, predicted
 from tests.command import invoke
 from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
+from tests.merging.tiny_models import tiny
+
+ROWS = len(WORDS) + 2
 
 
 def run(*arguments: str, root: Path | None = None, columns: int = 160) -> Any:
@@ -30,7 +33,7 @@ def run(*arguments: str, root: Path | None = None, columns: int = 160) -> Any:
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Files of a base, two experts of it, a foreign model and one of another width."""
+    """Files of a base, two experts of it, a foreign model, one of another class and one of another width."""
     folder = tmp_path_factory.mktemp("clip")
     base = open_network("pocket-clip", {}).model.state()
     files = {
@@ -38,6 +41,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "cats": noisy(base, 1),
         "dogs": noisy(base, 2),
         "foreign": {n: torch.randn(v.shape, generator=torch.Generator().manual_seed(5)) for n, v in base.items()},
+        "other": {f"layer.{n}.weight": torch.zeros(2, 2) for n in range(50)},
         "narrow": {n: v[..., : max(v.shape[-1] // 2, 1)] if v.ndim else v for n, v in base.items()},
     }
     for name, state in files.items():
@@ -84,10 +88,16 @@ def test_tables_files_and_verdicts(clip: dict[str, str], common: list[str], tmp_
         (["cats", "narrow"], [], "does not fit the model"),
         (["cats", "dogs"], ["--samples", "31"], "31 samples found"),
         (
+            ["cats", "other"],
+            [],
+            r"\A.*other\.safetensors' has 0 of the \d+ tensors .* and lacks 'visual.*\Z",
+        ),  # one line
+        (
             ["cats", "dogs"],
             ["--layer", "visual.transformer.resblock.3"],
             r"did you mean 'visual\.transformer\.resblocks",
         ),
+        (["cats", "dogs"], ["--data", "suite:pocket8/signs?classes=900-905"], "900"),
         (["cats", "dogs"], ["--alpha", "1"], "--alpha 1 is not between 0 and 1"),
         (["cats", "dogs"], ["--data", "suite:pocket9/signs"], "unknown suite 'pocket9'"),
         (["cats", "dogs"], ["--data", "text:lines.txt"], "unknown kind of data source 'text'"),
@@ -142,16 +152,8 @@ def tokenizer() -> Any:
     return word_tokenizer()
 
 
-def small_bert() -> nn.Module:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    return BertForSequenceClassification(BertConfig(vocab_size=len(WORDS) + 2, **size))
-
-
 def test_encoders_of_texts_with_heads_of_their_own(tmp_path: Path, tokenizer: Any) -> None:
-    torch.manual_seed(0)
-    whole: Any = small_bert()
+    whole: Any = BertForSequenceClassification(tiny("bert", vocab_size=ROWS).config)
     whole.save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
     for number, name in enumerate(("reviews", "questions"), start=1):
@@ -170,16 +172,7 @@ def test_encoders_of_texts_with_heads_of_their_own(tmp_path: Path, tokenizer: An
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "roberta"])
 def test_models_as_transformers_saves_them(kind: str, tmp_path: Path, tokenizer: Any) -> None:
     """Tied weights have one name in the file, bodies a prefix, and heads are there; all columns fit 80 characters."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
-
-    made: Any = {"t5": AutoModelForSeq2SeqLM, "gpt2": AutoModelForCausalLM, "roberta": AutoModelForMaskedLM}[kind]
-    sizes: dict[str, dict[str, int]] = {
-        "t5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "decoder_start_token_id": 0},
-        "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32},
-        "roberta": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32},
-    }
-    torch.manual_seed(0)
-    net = made.from_config(AutoConfig.for_model(kind, vocab_size=len(WORDS) + 2, **sizes[kind]))
+    net: Any = tiny(kind, vocab_size=ROWS, decoder_start_token_id=0)
     for number, name in enumerate(("base", "left", "right")):  # each a step from the one before
         with torch.no_grad():
             for weight in (parameter for parameter in net.parameters() if parameter.ndim > 1):
@@ -194,11 +187,7 @@ def test_models_as_transformers_saves_them(kind: str, tmp_path: Path, tokenizer:
 
 
 def test_the_padding_of_a_batch_changes_no_feature(tmp_path: Path, tokenizer: Any) -> None:
-    from transformers import T5Config, T5Model
-
-    torch.manual_seed(0)
-    size: Any = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    net = Network(T5Model(T5Config(vocab_size=len(WORDS) + 2, decoder_start_token_id=0, **size)).eval())
+    net = Network(tiny("t5", vocab_size=ROWS, decoder_start_token_id=0))
     batch = tokenizer(texts(tmp_path).read_text().splitlines(), padding=True, return_tensors="pt")
     data = Sequences(batch["input_ids"], batch["attention_mask"])
     layers = find_layers(net.module)
@@ -208,7 +197,7 @@ def test_the_padding_of_a_batch_changes_no_feature(tmp_path: Path, tokenizer: An
         for row in (0, 7):
             alone = data.features(net, torch.tensor([row]), layers)
             for layer in layers:
-                assert whole[layer].shape == (40, 16)
+                assert whole[layer].shape == (40, 32)
                 torch.testing.assert_close(whole[layer][row], alone[layer][0], atol=1e-5, rtol=1e-5)
     experts = {name: noisy(net.state(), seed) for seed, name in enumerate("ab", start=1)}
     (pair,) = measure_pairs(net, {"lines": data}, experts, layers, [0.5])
@@ -230,14 +219,6 @@ def test_a_base_that_is_no_net_of_this_name_is_said_to_be_none() -> None:
         count_classes("resnet18", {"a": torch.zeros(2)})
 
 
-def test_a_checkpoint_of_another_architecture_is_told_in_one_line(clip: dict[str, str], tmp_path: Path) -> None:
-    save_file({f"layer.{n}.weight": torch.zeros(2, 2) for n in range(50)}, tmp_path / "other.safetensors")
-    asked = ["--base", clip["base"], "--architecture", "pocket-clip", "--data", "suite:pocket8/signs"]
-    message = str(run(clip["cats"], str(tmp_path / "other.safetensors"), *asked).exception)
-    assert re.search(r"other\.safetensors' has 0 of the \d+ tensors of the model and lacks 'visual", message)
-    assert len(message.splitlines()) == 1
-
-
 def test_models_that_read_no_texts_are_refused_by_their_kind(tmp_path: Path) -> None:
     for kind in ("vit", "clip"):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
@@ -246,12 +227,7 @@ def test_models_that_read_no_texts_are_refused_by_their_kind(tmp_path: Path) -> 
 
 
 def test_a_folder_without_a_tokenizer_is_said_to_have_none(tmp_path: Path) -> None:
-    import transformers
-
-    config = transformers.LlamaConfig(
-        vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
+    tiny("llama").save_pretrained(tmp_path / "llama")  # type: ignore[operator]
     with pytest.raises(MergeflowError, match=r"the tokenizer .*llama"):
         open_network(str(tmp_path / "llama"), {}).read(f"text:{texts(tmp_path)}", 8)
 
@@ -262,17 +238,8 @@ def test_counters_have_no_part_in_how_far_experts_are_apart() -> None:
     assert predicted(zeros, other) == pytest.approx(2.0)
 
 
-def test_classes_that_a_source_does_not_have_are_refused(clip: dict[str, str]) -> None:
-    asked = ["--base", clip["base"], "--architecture", "pocket-clip", "--data", "suite:pocket8/signs?classes=900-905"]
-    error = run(clip["cats"], clip["dogs"], *asked).exception
-    assert isinstance(error, MergeflowError)
-    assert "900" in str(error)
-
-
 def test_a_folder_without_its_tokenizer_is_named(tmp_path: Path) -> None:
     """transformers makes an empty tokenizer of a model folder that has none of its files."""
-    from transformers import AutoTokenizer, GPT2Config
-
     GPT2Config().save_pretrained(tmp_path)
     (tmp_path / "texts.txt").write_text("a line\n")
     with pytest.raises(MergeflowError, match="the model's tokenizer makes no tokens of it"):
