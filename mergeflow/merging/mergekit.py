@@ -422,10 +422,13 @@ def _counts(config: Any) -> set[int]:
     return counts.union(*map(_counts, config.values()))
 
 
-# What final norms and heads are called, and what follows the blocks of a module.
+# What final norms, heads and projectors are called, and what follows the blocks of a module.
 _TAILS = (
-    *("model.norm.weight", "lm_head.weight", "model.final_layernorm.weight", "transformer.ln_f.bias"),
-    "embed_out.weight",
+    *("model.language_model.norm.weight", "model.norm.bias", "lm_head.weight", "model.final_layernorm.weight"),
+    *("transformer.ln_f.bias", "gpt_neox.final_layer_norm.bias", "decoder.final_layer_norm.weight", "backbone.norm_f."),
+    *("embed_out.weight", "output_layer.weight", "bert.pooler.dense.bias", "score.weight", "classifier.out_proj.bias"),
+    *("vision_tower.vision_model.post_layernorm.bias", "vision_model.layernorm_post.bias", "visual.merger.norm.bias"),
+    *("multi_modal_projector.linear_1.weight", "multi_modal_projector.norm.weight", "patch_merger.merging_layer."),
 )
 _BEHIND = re.compile(r"lm_head|norm\.(?:weight|bias)$|layernorm_post|vision_adapter")
 
@@ -549,6 +552,11 @@ class _Conversion:
         """Return one module, or several that are alike, as a recipe."""
         document, scales = parts[0].document, [part.sources[0].parameters.get("scale", ()) for part in parts]
         stack = {"stack": parts[0].stack} if parts[0].stack else {}
+        if stack and _config(parts[0].sources[0].model).get("model_type") in ("t5", "mt5"):
+            self.notes.append(
+                "`relative_attention_bias`, which all blocks of a T5 read, stays in the first one here; in mergekit it "
+                "goes with block 0"
+            )
         plain = not any(
             (stack and scales[0]) or part.whole or len(part.sources) > 1 or _over_depth(scales[0]) for part in parts
         )
@@ -754,8 +762,8 @@ class _Merging:
             len(values) > 1 and (name == "*" or any(name in tail for tail in _TAILS)) for name, values in given[:closed]
         ):
             self.note(
-                "a list over depth gives what follows the last block (final norm, head) its last value here, and "
-                "its first one in mergekit"
+                "a list over depth gives what follows the last block (final norm, head) or is of none (projector) its "
+                "last value here, and its first one, or those of a list of its own, in mergekit"
             )
         return given[:closed]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from filecmp import cmp
 from fnmatch import fnmatchcase
@@ -27,10 +29,12 @@ from mergeflow.merging.vocabulary.companions import (
     SETTINGS,
     TOKENIZER,
     Vocabulary,
-    added_tokens,
+    cut_otherwise,
     listed_tokens,
+    marked,
+    marked_in_settings,
     read_vocabulary,
-    settings_of,
+    special_settings,
     templates_of,
     tokenizer_files,
 )
@@ -248,7 +252,6 @@ def _last(key: str) -> str:
 
 Folders = Mapping[str, Path | None]
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
 
 def tokenizer_findings(base: Path | None, experts: Folders, resized: Mapping[str, str]) -> list[Finding]:
@@ -266,16 +269,14 @@ def tokenizer_findings(base: Path | None, experts: Folders, resized: Mapping[str
         for name, words in resized.items()
     ]
     base_text = _content(base)
-    unlike = {
-        name: text for name, folder in experts.items() if base_text and (text := _content(folder)) and text != base_text
-    }
-    mine = read_vocabulary(base, "base", str(base)) if unlike else None
-    for name in unlike:
-        folder = experts[name]
-        assert mine is not None
-        findings += _compared(name, mine, read_vocabulary(folder, name, str(folder)))
-    slow = {name: folder for name, folder in experts.items() if not (base_text and _content(folder))}
-    return findings + [each for name, folder in slow.items() for each in _slowly_compared(name, base, folder)]
+    for name, folder in experts.items():
+        text = _content(folder)
+        if not (base_text and text):
+            findings += _slowly_compared(name, base, folder)
+        elif (text, marked_in_settings(folder)) != (base_text, marked_in_settings(base)):
+            mine, theirs = (read_vocabulary(each, name, str(each)) for each in (base, folder))
+            findings += _compared(name, mine, theirs)
+    return findings
 
 
 def _slowly_compared(name: str, base: Path | None, other: Path | None) -> list[Finding]:
@@ -326,16 +327,14 @@ def _compared(name: str, base: Vocabulary, other: Vocabulary, lists_all: bool = 
         findings.append(Finding("tokenizer", f"tokenizer: '{name}' lacks {_count(lacking)}{_some(lacking)}"))
     if not base.content or not other.content:
         return findings
-    merges = base.content["model"].get("merges") != other.content["model"].get("merges")
-    unlike = [part for part in _PARTS if base.content.get(part) != other.content.get(part)] + ["merges"] * merges
-    if unlike:
+    if unlike := cut_otherwise(base, other):
         text = f"tokenizer: '{name}' cuts text with another {', '.join(unlike)}; the result has the base's"
         findings.append(Finding("tokenizer", text))
-    marks = {token["content"]: token.get("special") for token in added_tokens(base.content)}
+    marks, others = marked(base), marked(other)
     changed = [
-        token["content"]
-        for token in added_tokens(other.content)
-        if token["content"] in base.ids and marks.get(token["content"]) != token.get("special")
+        token
+        for token in marks | others
+        if (token in base.ids) == (token in other.ids) and marks.get(token) != others.get(token)
     ]
     if changed:
         findings.append(
@@ -369,7 +368,7 @@ def special_findings(base: Path | None, experts: Folders) -> list[Finding]:
 
 
 def _special(folder: Path | None) -> dict[str, Any]:
-    given = {**_settings(folder, "special_tokens_map.json"), **settings_of(folder)}
+    given = special_settings(folder)
     return {key: value.get("content") if isinstance(value := given[key], dict) else value for key in given}
 
 
@@ -649,7 +648,7 @@ def preprocessing_findings(base: Path | None, experts: Folders) -> list[Finding]
     """List the experts with another preprocessing than the base's (mean, size, sampling rate), or end of answers."""
     findings = []
     for file, subject in _COMPANIONS.items():
-        settings = {name: _companion(folder, file) for name, folder in experts.items()}
+        settings = {name: _companion(folder, file) for name, folder in experts.items() if _settings(folder, file)}
         base_settings = _companion(base, file)
         for key, value in base_settings.items():
             unlike = {name: given[key] for name, given in settings.items() if key in given and given[key] != value}
@@ -657,13 +656,12 @@ def preprocessing_findings(base: Path | None, experts: Folders) -> list[Finding]
                 way_out = f"; the result has the base's {file}"
                 findings.append(difference(f"{subject}.{key}", value, unlike, way_out=way_out))
         for name, given in settings.items():
-            alone = sorted(given.keys() ^ base_settings.keys()) if given else []
-            alone = [key for key in alone if not harmless(key)]
+            alone = [key for key in sorted(given.keys() ^ base_settings.keys()) if not harmless(key)]
             if alone:
                 keys = _few(alone)
                 text = f"{subject}: {file} of '{name}' and the base do not both say {keys}; the result has the base's"
                 lone = f"{subject}: '{name}' has a {file} ({keys}), and the base and the result have none"
-                findings.append(Finding(subject, text if base_settings else lone))
+                findings.append(Finding(subject, text if _settings(base, file) else lone))
     return findings
 
 
@@ -675,6 +673,10 @@ def _other_files(name: str, base: Path | None, expert: Path | None) -> Iterator[
     """Tell of code, and of folders such as `2_Dense`, that an expert has too but with other content."""
     if base is None or expert is None:
         return
+    mine, theirs = (_modules(folder) for folder in (base, expert))
+    if theirs and mine != theirs:
+        text = f"modules.json of '{name}' says {', '.join(theirs)}, the base's {', '.join(mine) or 'is missing'}"
+        yield Finding("modules", f"modules: {text}; the result has the base's")
     groups = [
         ("modules", sorted(path.relative_to(base) for path in (base / module).rglob("*") if path.is_file()))
         for module in {*named_folders(base)} & {*named_folders(expert)}
@@ -683,6 +685,14 @@ def _other_files(name: str, base: Path | None, expert: Path | None) -> Iterator[
     for subject, files in (*groups, ("code", code)):
         if other := [file for file in files if not _same_file(base / file, expert / file)]:
             yield Finding(subject, f"{subject}: '{name}' has another '{other[0]}'; the result has the base's")
+
+
+def _modules(folder: Path) -> list[str]:
+    """Return the steps that modules.json of sentence-transformers says, such as Transformer, Pooling, Normalize."""
+    steps: Any = []
+    with suppress(OSError, ValueError, RecursionError):
+        steps = json.loads((folder / "modules.json").read_bytes())
+    return [str(step.get("type")).rpartition(".")[2] for step in steps if isinstance(step, dict)]
 
 
 def _unread(folders: Folders) -> Iterator[Finding]:

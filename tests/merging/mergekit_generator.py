@@ -1,6 +1,7 @@
 """Random configurations of mergekit: every method, form and way to write a parameter, without random masks."""
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 from mergeflow.merging.mergekit_names import METHODS
@@ -37,10 +38,11 @@ class Generator:
 
     Args:
         seed: Of the one configuration.
+        modules: Whose layers slices move: the number of layers of each, 0 where it is merged as it is.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+    def __init__(self, seed: int, modules: Mapping[str, int] | None = None) -> None:
+        self.random, self.modules = random.Random(seed), modules or {}
         self.method = list(METHODS)[seed % len(METHODS)]
 
     def chance(self, share: float) -> bool:
@@ -92,6 +94,12 @@ class Generator:
 
     def form(self, sources: list[dict[str, Any]], base: str | None) -> dict[str, Any]:
         """Return the sources as models, slices or modules."""
+        forms = {
+            name: {"slices": self.moved(sources, base, layers)} if layers else {"models": sources}
+            for name, layers in self.modules.items()
+        }
+        if forms:
+            return forms.get("default") or {"modules": forms}
         kind = self.random.choice(("models", "models", "modules", "module of slices", "slices", "two slices"))
         if kind == "models":
             return {"models": sources}
@@ -108,6 +116,20 @@ class Generator:
         if self.chance(0.3):
             slices[0]["parameters"] = self.of_all()
         return {"modules": {"default": {"slices": slices}}} if kind == "module of slices" else {"slices": slices}
+
+    def moved(self, sources: list[dict[str, Any]], base: str | None, layers: int) -> list[dict[str, Any]]:
+        """Return two or three slices: layers that come twice, are left out, or differ between the sources."""
+        listed = {source["model"] for source in sources}
+        sources = sources if base is None or base in listed else [*sources, {"model": base}]
+        slices: list[dict[str, Any]] = []
+        for _ in range(self.random.randint(2, 3)):
+            length = self.random.randint(1, layers)
+            first = self.random.randint(0, layers - length)
+            firsts = [self.random.randint(0, layers - length) if self.chance(0.2) else first for _ in sources]
+            ranges = [{**source, "layer_range": [at, at + length]} for source, at in zip(sources, firsts, strict=True)]
+            parameters = self.of_all() if self.chance(0.3) else {}
+            slices.append({"sources": ranges} | ({"parameters": parameters} if parameters else {}))
+        return slices
 
     def of_model(self) -> dict[str, Any]:
         """Return the parameters of one model."""

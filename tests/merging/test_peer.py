@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,13 @@ MORE = {
 # Largest difference from the peer's result, of weights of about 1; it adds 1e-8 to norms in multislerp,
 # and divides counts in float32 in ramplus_tl.
 BOUND, BOUNDS = 1e-14, {"multislerp": 5e-9, "ramplus_tl": 1e-7, "karcher": 1e-8}
+PROJECTOR = ("linear_1.weight", "linear_2.weight", "merging_layer.weight")
+BEFORE = ("embed_tokens.weight", "patch_conv.weight", "ln_pre.weight", "relative_attention_bias.weight")
 # Notes of a conversion that say which tensors are otherwise.
 BEHIND = {
-    "follows the last block": ("norm.weight", "lm_head.weight"),
-    "a slice of one layer": ("norm.weight", "lm_head.weight", "embed_tokens.weight"),
+    "follows the last block": ("norm.weight", "lm_head.weight", *PROJECTOR),
+    "a slice of one layer": ("norm.weight", "lm_head.weight", *BEFORE),
+    "`relative_attention_bias`": ("relative_attention_bias.weight",),
 }
 # Entries of a tensor that cuts which are rounded otherwise leave or take: two of each expert at most.
 ENTRIES = {"breadcrumbs": 6, "breadcrumbs_ties": 6}
@@ -143,11 +147,7 @@ def results(peer: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
         config = {**with_paths(config, folder), "dtype": "float64"}
         (folder / f"{which}.yml").write_text(yaml.safe_dump(config, sort_keys=False))
         jobs[which] = str(folder / f"{which}.yml"), str(folder / f"{which}-theirs")
-    (folder / "jobs.json").write_text(json.dumps(jobs))
-    run = [peer, "-c", RUN, str(folder / "jobs.json"), str(folder / "told.json")]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=3000, env={**os.environ, "PYTHONPATH": ""})
-    assert done.returncode == 0, done.stderr[-2000:]
-    return folder, json.loads((folder / "told.json").read_text())
+    return folder, run_peer(peer, folder, jobs)
 
 
 def compare(folder: Path, which: str) -> str:
@@ -156,18 +156,35 @@ def compare(folder: Path, which: str) -> str:
     recipe, notes = converted([config])
     made = merge(make_recipe({**recipe, "out": str(folder / f"{which}-ours")}))
     ours, theirs = (load_file(place / "model.safetensors") for place in (made.path, folder / f"{which}-theirs"))
-    assert ours.keys() == theirs.keys()
     method = config["merge_method"]
     bound = BOUNDS.get(method, BOUND)
     noted = tuple(end for text, ends in BEHIND.items() if any(text in note for note in notes) for end in ends)
-    outcome = "equal"
-    for name in ours:
+    assert all(name.endswith(noted or ("nothing",)) for name in ours.keys() ^ theirs.keys())
+    outcome = "equal" if ours.keys() == theirs.keys() else "noted"
+    for name in ours.keys() & theirs.keys():
         away = int(((ours[name] - theirs[name]).abs() > bound).sum())
         if away and (name.endswith(noted) or away <= ENTRIES.get(method, 0) or _pointing_apart(method, notes)):
             outcome = "noted"
         else:
             assert not away, f"{which}: {away} entries of {name}, {notes}"
     return outcome
+
+
+def counted(folder: Path, refusals: dict[str, str]) -> Counter[str]:
+    """Compare all generated configurations of a folder."""
+    counts: Counter[str] = Counter()
+    faults = []
+    for which in sorted(place.stem for place in folder.glob("generated*.yml")):
+        try:
+            counts[compare(folder, which) if which not in refusals else "theirs refused"] += 1
+        except MergeflowError as error:
+            counts["ours refused" if which not in refusals else "both refused"] += 1
+            print(which, error)
+        except AssertionError as error:
+            faults.append(str(error))
+    print(counts)
+    assert not faults, "\n".join(faults)
+    return counts
 
 
 def _pointing_apart(method: str, notes: list[str]) -> bool:
@@ -186,16 +203,7 @@ def test_the_peer_and_we_agree(results: tuple[Path, dict[str, str]], which: str)
 
 
 def test_generated_configurations_are_equal_or_named(results: tuple[Path, dict[str, str]]) -> None:
-    folder, refusals = results
-    counts: dict[str, int] = {}
-    for seed in range(GENERATED):
-        which = f"generated {seed}"
-        try:
-            outcome = compare(folder, which) if which not in refusals else "theirs refused"
-        except MergeflowError:
-            outcome = "ours refused" if which not in refusals else "theirs refused"
-        counts[outcome] = counts.get(outcome, 0) + 1
-    print(counts)
+    counts = counted(*results)
     assert counts["equal"] >= 0.5 * GENERATED
     assert counts["equal"] + counts["noted"] >= 0.95 * GENERATED
 
@@ -227,8 +235,34 @@ def test_modules_that_are_merged_in_different_ways(peer: str, tmp_path: Path, ki
     config = {"merge_method": "ties", "base_model": "base", "parameters": {"weight": 0.5, "normalize": False}}
     config |= {"modules": dict(zip(modules, parts, strict=True)), "dtype": "float64"}
     (tmp_path / "modules.yml").write_text(yaml.safe_dump(with_paths(config, tmp_path), sort_keys=False))
-    run_peer(peer, tmp_path, {"modules": (str(tmp_path / "modules.yml"), str(tmp_path / "modules-theirs"))})
+    jobs = {"modules": (str(tmp_path / "modules.yml"), str(tmp_path / "modules-theirs"))}
+    assert run_peer(peer, tmp_path, jobs) == {}
     assert compare(tmp_path, "modules") == "equal"
+
+
+MOVED = {
+    "LlamaForCausalLM": ("llama", {"default": 2}),
+    "T5ForConditionalGeneration": ("t5", {"encoder": 2, "decoder": 2, "shared": 0}),
+    "Mistral3ForConditionalGeneration": (
+        "mistral3",
+        {"multi_modal_projector": 0, "vision_tower": 2, "text_decoder": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MOVED)
+def test_slices_that_move_layers(peer: str, tmp_path: Path, kind: str) -> None:
+    """Whatever comes before, behind or between the layers is of the same models, unless a note says otherwise."""
+    family, modules = MOVED[kind]
+    for seed, name in enumerate(("base", "a", "b", "c")):
+        save_random(tmp_path / name, kind, family, seed)
+    jobs = {}
+    for seed in range(40):
+        config = with_paths(Generator(seed, modules).configuration(), tmp_path) | {"dtype": "float64"}
+        jobs[which] = str(tmp_path / f"{(which := f'generated {seed}')}.yml"), str(tmp_path / f"{which}-theirs")
+        Path(jobs[which][0]).write_text(yaml.safe_dump(config, sort_keys=False))
+    counts = counted(tmp_path, run_peer(peer, tmp_path, jobs))
+    assert counts["equal"] + counts["noted"] >= 30, counts
 
 
 RUN_MIXTURES = """
@@ -239,6 +273,7 @@ from mergekit.scripts.moe import build
 
 for file, out in json.load(open(sys.argv[1])).values():
     build(MoEMergeConfig.model_validate(yaml.safe_load(open(file))), out, MergeOptions(random_seed=0, quiet=True))
+json.dump({}, open(sys.argv[2], "w"))
 """
 PROMPTED = [{"source_model": "a", "positive_prompts": ["the cat"]}, {"source_model": "b", "positive_prompts": ["mat"]}]
 SHARED = {"source_model": "base", "residual_scale": 0.1}
@@ -265,10 +300,7 @@ def test_mixtures_have_the_peer_s_experts(peer: str, tmp_path: Path) -> None:
         config = with_paths({**mixture, "base_model": "base", "dtype": "float32"}, place)
         (place / "mixture.yml").write_text(yaml.safe_dump(config))
         jobs[family] = str(place / "mixture.yml"), str(place / "theirs")
-    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-    run = [peer, "-c", RUN_MIXTURES, str(tmp_path / "jobs.json")]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=1800, env={**os.environ, "PYTHONPATH": ""})
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_peer(peer, tmp_path, jobs, RUN_MIXTURES)
     for family, (_, elsewhere) in MIXTURES.items():
         recipe, notes = converted([yaml.safe_load(Path(jobs[family][0]).read_text())])
         made = merge(make_recipe({**recipe, "out": str(tmp_path / family / "ours")}))
@@ -287,19 +319,21 @@ def save_random(folder: Path, kind: str, family: str, seed: int) -> None:
     gated = {"feed_forward_proj": "gated-gelu", "is_gated_act": True, "dense_act_fn": "gelu_new"}  # the peer's T5
     config = type(default).from_dict(shrunk(default.to_dict()) | (gated if family == "t5" else {}))
     model = getattr(transformers, kind)(config).double()
-    generator = torch.Generator().manual_seed(seed)
+    generators = torch.Generator().manual_seed(0), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in model.parameters():
-            value.copy_(torch.randn(value.shape, generator=generator, dtype=value.dtype))
+            base, change = (torch.randn(value.shape, generator=each, dtype=value.dtype) for each in generators)
+            value.copy_(base + 0.1 * change)
     model.save_pretrained(folder)
 
 
-def run_peer(peer: str, folder: Path, jobs: dict[str, tuple[str, str]]) -> None:
-    """Merge all configurations by the peer: name → (configuration, result)."""
+def run_peer(peer: str, folder: Path, jobs: dict[str, tuple[str, str]], script: str = RUN) -> dict[str, str]:
+    """Merge all configurations by the peer: name → (configuration, result); return what went wrong there, by name."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    run = [peer, "-c", RUN, str(folder / "jobs.json"), str(folder / "told.json")]
-    subprocess.run(run, check=True, timeout=1800, env={**os.environ, "PYTHONPATH": ""}, capture_output=True)
-    assert json.loads((folder / "told.json").read_text()) == {}
+    run = [peer, "-c", script, str(folder / "jobs.json"), str(folder / "told.json")]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=3000, env={**os.environ, "PYTHONPATH": ""})
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(json.loads((folder / "told.json").read_text()))
 
 
 TOKENS = {
@@ -328,7 +362,7 @@ def test_vocabularies_have_the_peer_s_rows(peer: str, tmp_path: Path) -> None:
     for which, config in chosen.items():
         (tmp_path / f"{which}.yml").write_text(yaml.safe_dump(with_paths(config, tmp_path)))
         jobs[which] = str(tmp_path / f"{which}.yml"), str(tmp_path / f"{which}-theirs")
-    run_peer(peer, tmp_path, jobs)
+    assert run_peer(peer, tmp_path, jobs) == {}
     for which in chosen:
         recipe, _ = converted([yaml.safe_load((tmp_path / f"{which}.yml").read_text())])
         ours = by_token(merge(make_recipe({**recipe, "out": str(tmp_path / f"{which}-ours")})).path)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -370,11 +371,32 @@ def test_tokenizers_that_cut_otherwise_are_warned_of(pair):
     content = json.loads((pair / "a/tokenizer.json").read_text())
     content["pre_tokenizer"]["add_prefix_space"] = True
     content["model"]["merges"].reverse()
-    content["added_tokens"][0]["special"] = False
+    content["added_tokens"][0]["lstrip"] = True
     (pair / "a/tokenizer.json").write_text(json.dumps(content))
     lines = said(pair)
     assert "'a' cuts text with another pre_tokenizer, merges" in lines[0]
     assert "added tokens: 'a' marks 1 differently ('<|end|>')" in lines[1]
+
+
+STEPS = [{"path": path, "type": f"sentence_transformers.models.{path[2:]}"} for path in ("0_Transformer", "1_Pooling")]
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "words"),
+    [
+        ("tokenizer_config.json", {"extra_special_tokens": ["the"]}, "marks 1 differently ('the')"),
+        ("tokenizer_config.json", {"model_max_length": 9}, "do not both say model_max_length"),
+        ("special_tokens_map.json", {"eos_token": "the"}, "eos_token: base '<|end|>'; 'a' 'the'"),
+        ("modules.json", STEPS, "modules.json of 'a' says Transformer, Pooling, the base's is missing"),
+    ],
+)
+def test_what_files_beside_a_model_say_is_compared(pair, file, changes, words):
+    (pair / "base/tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    shutil.copy(pair / "base/tokenizer_config.json", pair / "a")
+    (pair / "a" / file).write_text(
+        json.dumps(changes if isinstance(changes, list) else {"eos_token": "<|end|>", **changes})
+    )
+    assert words in "".join(said(pair))
 
 
 def test_labels_of_a_head_in_another_order_are_refused(tmp_path):

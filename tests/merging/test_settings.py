@@ -4,16 +4,20 @@ import copy
 import inspect
 import json
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 
-from mergeflow.merging.preflight import config_findings
+from mergeflow.checkpoints import open_checkpoint
+from mergeflow.merging.preflight import compare, config_findings
 from tests.merging.families import FAMILIES, built
+from tests.merging.model_folders import KINDS, TEXT, llama, save, tokenizer
 
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore")]
 CHUNKS = 20
@@ -117,6 +121,62 @@ def silent(model: Any) -> tuple[int, list[str]]:
         starts = (config, left_out.setdefault(key, config))
         keys += [key for start in starts if not config_findings(start, {"a": variant}, state)]
     return count, keys
+
+
+def changed(value: Any, place: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each place of a JSON file with the file as it is with another value there, or without it."""
+    keys = [*value] if isinstance(value, dict) else [*range(len(value))][:20] if isinstance(value, list) else []
+    for key in keys if len(keys) < 50 else ():
+        for new in (..., "the", ["the"], [], *others(str(key), value[key], "")):
+            variant = copy.copy(value)
+            if new is not ...:
+                variant[key] = new
+            elif isinstance(variant, dict):
+                del variant[key]
+            yield f"{place}.{key}", variant
+        for inner, part in changed(value[key], f"{place}.{key}"):
+            variant = copy.copy(value)
+            variant[key] = part
+            yield inner, variant
+
+
+def cut(folder: Path) -> str:
+    """Cut some texts by transformers' tokenizer of a folder."""
+    made = AutoTokenizer.from_pretrained(folder)
+    texts = ("the cat sat", "  A merge of <x> models <y> keeps", "THE café <x>mat", "unseen zzz", "x" * 12)
+    ids = [made(text)["input_ids"] for text in texts]
+    decoded = [[made.decode(row, skip_special_tokens=skip) for row in ids] for skip in (True, False)]
+    pairs = dict(made(*texts[:2])), dict(made([*texts], truncation=True, max_length=6))
+    return str((ids, decoded, pairs, made.special_tokens_map, made.model_max_length, made.padding_side))
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_changes_a_tokenizer_is_told(kind: str, file: str, tmp_path: Path) -> None:
+    words = tokenizer(kind, TEXT, "<x>", "<y>")
+    save(tmp_path / "base", llama(words.get_vocab_size(), 0), words, eos_token="<x>", model_max_length=64)
+    (tmp_path / "base/special_tokens_map.json").write_text("{}")
+    shutil.copytree(tmp_path / "base", tmp_path / "a")
+    models = [open_checkpoint(tmp_path / name) for name in ("base", "a")]
+    content, reference, results = json.loads((tmp_path / "base" / file).read_text()), cut(tmp_path / "base"), {}
+    more = {
+        "additional_special_tokens": ["the"],
+        "extra_special_tokens": ["the"],
+        "pad_token": "the",
+        "eos_token": "the",
+    }
+    variants = [*changed(content), *((key, {**content, key: value}) for key, value in more.items())]
+    for place, variant in variants:
+        (tmp_path / "a" / file).write_text(json.dumps(variant))
+        try:
+            if cut(tmp_path / "a") == reference:
+                continue
+        except BaseException:  # no tokenizer any more; what its library raises then is no Exception
+            continue
+        results.setdefault(place, []).append(bool(compare(models[0], {"a": models[1]})))
+    results.pop(".added_tokens", None)  # in another order than their ids, as no library writes them
+    assert not [place for place, findings in results.items() if not all(findings)]
+    assert len(results) >= 3
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

@@ -113,7 +113,8 @@ SEEING = {
 }
 TWO = {**dict.fromkeys(("t5", "mt5", "umt5"), PAIRED), **dict.fromkeys(("bart", "marian"), TRANSLATOR)}
 TWO |= {**dict.fromkeys(("whisper", "mbart", "pegasus", "m2m_100"), SPEECH), "clip": CONTRAST, "siglip": CONTRAST}
-TWO |= {"llava": SEEING}
+TWO |= dict.fromkeys(("llava", "gemma3"), SEEING)
+TWO |= {"mistral3": SEEING | {"vision_tower": ("model.vision_tower.transformer.layers", [])}}
 GIVEN = {
     "pixel_values": lambda: torch.rand(1, 3, 16, 16),
     "input_features": lambda: torch.rand(1, 8, 32),
@@ -127,8 +128,10 @@ def outputs(name, model):
     torch.manual_seed(3)
     taken = [key for key in GIVEN if key in inspect.signature(model.forward).parameters]
     given = {key: GIVEN[key]() for key in taken}
-    if name == "llava":
+    if TWO[name].keys() == SEEING.keys():
         given["input_ids"] = torch.tensor([[1, *[39] * 4, 5, 7]])
+    if name == "mistral3":
+        given["image_sizes"] = torch.tensor([[16, 16]])
     if "use_cache" in inspect.signature(model.forward).parameters:
         given["use_cache"] = False
     with torch.no_grad():

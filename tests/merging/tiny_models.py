@@ -152,14 +152,22 @@ NAMES = (*CAUSAL, *MASKED, *OTHERS)
 OTHERS |= {  # not of NAMES
     **dict.fromkeys(("marian", "m2m_100"), ("AutoModelForSeq2SeqLM", _BART)),
     "umt5": ("AutoModelForSeq2SeqLM", _T5),
-    "llava": (
-        "AutoModelForImageTextToText",
-        {
-            "text_config": {"model_type": "llama", **_GROUPED},
-            "vision_config": {"model_type": "clip_vision_model", **_VIT},
-            "image_token_id": 39,
-        },
-    ),
+    **{
+        name: (
+            "AutoModelForImageTextToText",
+            {
+                "text_config": {"model_type": text, **_GROUPED},
+                "vision_config": {"model_type": vision, "head_dim": 8, **_VIT},
+                "image_token_id": 39,
+                **more,
+            },
+        )
+        for name, text, vision, more in (
+            ("llava", "llama", "clip_vision_model", {}),
+            ("gemma3", "gemma3_text", "siglip_vision_model", {"mm_tokens_per_image": 4}),
+            ("mistral3", "mistral", "pixtral", {"spatial_merge_size": 1}),
+        )
+    },
 }
 APART: dict[str, Sizes] = {  # not of NAMES
     "ctrl": {**_GPT, "dff": 48},

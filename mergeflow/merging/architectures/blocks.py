@@ -20,7 +20,7 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "electra", "distilbert", "vit", "d
 # Models of an encoder and a decoder, whose numbers of blocks stand in one config.json.
 PAIRS = ("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "marian", "m2m_100", "whisper")
 # Stacks of models of text and pictures, whose settings have a section of their own, as those of any decoder above may.
-TOWERS = ("clip_text_model", "clip_vision_model", "siglip_text_model", "siglip_vision_model")
+TOWERS = ("clip_text_model", "clip_vision_model", "siglip_text_model", "siglip_vision_model", "pixtral")
 COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _PAIR_COUNTS = {"encoder": ("encoder_layers", "num_layers"), "decoder": ("decoder_layers", "num_decoder_layers")}
 _SECTIONS = {"vision_config": r"vis|image", "text_config": r"text|language"}

@@ -104,7 +104,8 @@ class ModelOfStacks:
         path = name.split(".")
         shared = {tower: len([*takewhile(bool, map(eq, path, tower.split(".")))]) for tower in self.stacks}
         nearest = [tower for tower in self.stacks if shared[tower] == max(shared.values())]
-        head = self.architecture.role(name, self.state.infos[name].shape) == "head" or "_projection" in name
+        role = self.architecture.role(name, self.state.infos[name].shape)
+        head = role == "head" or re.search(r"(?:text|visual)_projection", name)
         if len(nearest) > 1 and head:
             side = r"vis|image" if "vis" in name else r"text|language|decoder"
             nearest = [tower for tower in nearest if re.search(side, tower)]

@@ -26,6 +26,7 @@ from mergeflow.merging.vocabulary.companions import (
     TokenizerFiles,
     Vocabulary,
     added_tokens,
+    cut_otherwise,
     read_vocabulary,
 )
 
@@ -305,7 +306,6 @@ def _fits(info: TensorInfo, base: TensorInfo, axis: int, held: int) -> bool:
 
 # Pieces of an added token are found before the model is asked; a score this far below all others keeps it so.
 _UNLIKELY = 10.0
-_CUTTING = ("normalizer", "pre_tokenizer", "decoder")
 
 
 def union(base: Vocabulary, others: Mapping[str, Vocabulary]) -> tuple[Vocabulary, list[str]]:
@@ -379,7 +379,7 @@ def _pair(merge: Any) -> tuple[str, ...]:
 
 
 def _cut_otherwise(name: str, base: Vocabulary, other: Vocabulary) -> str | None:
-    parts = [part for part in _CUTTING if base.content.get(part) != other.content.get(part)]
+    parts = cut_otherwise(base, other, aligned=True)
     listed = ", ".join(parts)
     return f"the tokenizer of '{name}' has another {listed} than the base's, which the union has" if parts else None
 

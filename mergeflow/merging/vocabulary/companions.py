@@ -158,6 +158,74 @@ def added_tokens(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     return sorted(content.get("added_tokens") or [], key=lambda token: int(token["id"]))
 
 
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+
+
+def cut_otherwise(base: Vocabulary, other: Vocabulary, *, aligned: bool = False) -> list[str]:
+    """List why two tokenizers cut text otherwise: parts of tokenizer.json, and keys or scores of its model.
+
+    Args:
+        aligned: Whether rows are brought to each other, and new merges to the base's.
+    """
+
+    def plain(value: Any) -> Any:
+        """Return a part as files of all versions would have it; None for what is off."""
+        if isinstance(value, dict):
+            return {key: plain(inner) for key, inner in value.items() if not (aligned and key == "ids")}
+        if not isinstance(value, list):
+            return value or None
+        kinds = [*map(type, value)]
+        if aligned and kinds == [str, int]:
+            return value[0]
+        return " ".join(value) if kinds == [str, str] else [*map(plain, value)]
+
+    models = base.content["model"], other.content["model"]
+    pairs = [(part, base.content.get(part), other.content.get(part)) for part in _PARTS]
+    pairs += [(key, models[0].get(key), models[1].get(key)) for key in models[0] | models[1]]
+    skipped = {"type", "vocab"} | ({"unk_id"} if aligned else set())
+    skipped |= {"merges"} if aligned and other.ids.keys() - base.ids.keys() else set()
+    unlike = [key for key, mine, theirs in pairs if key not in skipped and plain(mine) != plain(theirs)]
+    if isinstance(models[0]["vocab"], list) and isinstance(models[1]["vocab"], list):
+        mine, theirs = (dict(map(tuple, model["vocab"])) for model in models)
+        unlike += ["scores"] * any(mine[piece] != theirs[piece] for piece in mine.keys() & theirs)
+    return unlike
+
+
+_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
+
+
+def marked(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return how added and special tokens are cut out of text."""
+    marks = {token["content"]: _flags(token) for token in added_tokens(vocabulary.content)}
+    for token, flags in marked_in_settings(vocabulary.folder).items():
+        marks[token] = {**marks.get(token, _flags({})), **flags}
+    return marks
+
+
+def marked_in_settings(folder: Path | None) -> dict[str, Any]:
+    """Return how those are that files beside tokenizer.json add or mark."""
+    settings, marks = special_settings(folder), {}
+    for key in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder", ""):
+        part = settings.get(key) if key else settings
+        for token in part.values() if isinstance(part, dict) else part or ():
+            if isinstance(token, dict) and "content" in token:
+                marks[token["content"]] = _flags(token)
+            elif key and isinstance(token, str):
+                marks[token] = {"special": True}
+    return marks
+
+
+def _flags(token: Mapping[str, Any]) -> dict[str, bool]:
+    return {flag: bool(token.get(flag, flag == "special")) for flag in _FLAGS}
+
+
+def special_settings(folder: Path | None) -> dict[str, Any]:
+    """Return tokenizer_config.json; without a list of tokens there, special_tokens_map.json of older versions wins."""
+    path = folder / "special_tokens_map.json" if folder is not None else Path()
+    settings, old = settings_of(folder), read_json_if_whole(path)
+    return {**old, **settings} if "added_tokens_decoder" in settings else {**settings, **old}
+
+
 def settings_of(folder: Path | None) -> dict[str, Any]:
     """Return tokenizer_config.json of a folder; {} where there is none."""
     return read_json(folder / SETTINGS) if folder is not None and (folder / SETTINGS).is_file() else {}
