@@ -10,24 +10,11 @@ from mergeflow.late import late_names
 
 if TYPE_CHECKING:
     from mergeflow.evaluation.accuracy import Judge, accuracies, example_scores, losses, read_scores, write_scores
-    from mergeflow.evaluation.scoring import CandidateScorer, Score, score_of
-
-_HOMES = {
-    "CandidateScorer": "mergeflow.evaluation.scoring",
-    "Judge": "mergeflow.evaluation.accuracy",
-    "Score": "mergeflow.evaluation.scoring",
-    "accuracies": "mergeflow.evaluation.accuracy",
-    "example_scores": "mergeflow.evaluation.accuracy",
-    "losses": "mergeflow.evaluation.accuracy",
-    "read_scores": "mergeflow.evaluation.accuracy",
-    "score_of": "mergeflow.evaluation.scoring",
-    "write_scores": "mergeflow.evaluation.accuracy",
-}
+    from mergeflow.evaluation.scoring import CandidateScorer
 
 __all__ = [
     "CandidateScorer",
     "Judge",
-    "Score",
     "accuracies",
     "example_scores",
     "losses",
@@ -36,9 +23,10 @@ __all__ = [
     "mean",
     "normalised",
     "read_scores",
-    "score_of",
     "write_scores",
 ]
-
-
-__getattr__ = late_names(__name__, _HOMES)
+_OF_ACCURACY = ("Judge", "accuracies", "example_scores", "losses", "read_scores", "write_scores")
+__getattr__ = late_names(
+    __name__,
+    {"CandidateScorer": "mergeflow.evaluation.scoring"} | dict.fromkeys(_OF_ACCURACY, "mergeflow.evaluation.accuracy"),
+)

@@ -30,7 +30,6 @@ def example_scores(
 
     Args:
         batch_size: examples per forward pass; only rounding depends on it.
-        precision: of the forward passes, as `forward_in` takes it.
         pad: whether the last batch is made as large as the others, so that a compiled model needs no graph for it.
     """
     with forward_in(precision, device_of(model)):
@@ -42,12 +41,7 @@ def example_scores(
 def accuracies(
     model: Model, tasks: Mapping[str, Examples], batch_size: int = 256, precision: Precision = "float32"
 ) -> dict[str, float]:
-    """Return each task's accuracy, the mean of its scores, in [0, 1]; or its figure by another metric, at most 1.
-
-    Args:
-        batch_size: examples per forward pass; only rounding depends on it.
-        precision: of the forward passes, as `forward_in` takes it.
-    """
+    """Return each task's accuracy, the mean of its scores, in [0, 1]; or its figure by another metric, at most 1."""
     return {task: _mean(example_scores(model, examples, batch_size, precision)) for task, examples in tasks.items()}
 
 
@@ -59,19 +53,7 @@ def _mean(scores: np.ndarray) -> float:
 def losses(
     model: Model, tasks: Mapping[str, Examples], batch_size: int = 256, precision: Precision = "float32"
 ) -> dict[str, float]:
-    """Return each task's mean loss L_t; of classes the cross-entropy in nats. A multi-task loss is Σ_t L_t.
-
-    Args:
-        batch_size: examples per forward pass; only rounding depends on it.
-        precision: of the forward passes, as `forward_in` takes it.
-
-    Example:
-        >>> from mergeflow.modalities.classification import Classification
-        >>> from mergeflow.modality import Network
-        >>> pets = Classification("pets", torch.zeros(2, 3), torch.tensor([0, 1]))
-        >>> round(losses(Network(torch.nn.Identity()), {"pets": pets})["pets"], 4)
-        1.0986
-    """
+    """Return each task's mean loss L_t; of classes the cross-entropy in nats. A multi-task loss is Σ_t L_t."""
     means = {}
     for task, examples in tasks.items():
         with forward_in(precision, device_of(model)):
@@ -89,9 +71,8 @@ class Judge:
     Args:
         model: Its weights may change between two calls.
         batch_size: Examples per forward pass; only rounding depends on it.
-        precision: Of the forward passes, as `forward_in` takes it.
-        compile: Whether they go through torch.compile, or without it where it fails. Scores of inputs of one shape take
-            one graph, losses another one for the last batches.
+        compile: Whether these go through torch.compile, or without it where it fails. Scores of inputs of one shape
+            take one graph, losses another one for the last batches.
     """
 
     def __init__(
@@ -107,11 +88,9 @@ class Judge:
         return self._forward.run(lambda model: example_scores(model, placed, *settings))
 
     def accuracies(self, tasks: Mapping[str, Examples]) -> dict[str, float]:
-        """Return each task's accuracy."""
         return {task: _mean(self.scores(examples)) for task, examples in tasks.items()}
 
     def losses(self, tasks: Mapping[str, Examples]) -> dict[str, float]:
-        """Return each task's mean loss."""
         placed = {task: self._placed(examples) for task, examples in tasks.items()}
         return self._forward.run(lambda model: losses(model, placed, self._batch_size, self._precision))
 
@@ -138,12 +117,7 @@ def _prefetched(examples: Examples, size: int, pad: bool = False) -> Iterator[Te
 
 
 def in_batches(count: int, size: int) -> Iterator[Tensor]:
-    """Yield the rows 0 .. `count` − 1 in order, at most `size` at a time.
-
-    Example:
-        >>> [rows.tolist() for rows in in_batches(5, 2)]
-        [[0, 1], [2, 3], [4]]
-    """
+    """Yield the rows 0 .. `count` − 1 in order, int64 [n], at most `size` at a time."""
     yield from torch.arange(count).split(size)
 
 

@@ -66,21 +66,15 @@ def entropy_gradient(
     seed: int = 0,
     step: int = 0,
 ) -> tuple[float, dict[str, Tensor]]:
-    r"""Return the entropy of a model on one batch of each task, and its gradient in the weights.
+    r"""Return the entropy of a model on one batch of each task, and its gradient by tensor name.
 
     L = Σ_t 1/m Σ_i H(p_i) over the m predictions of a batch, H(p) = -Σ_c p_c log p_c
 
     Args:
         model: Its weights become those of the state.
         tasks: Examples by task; labels play no part.
-        batch_size: B examples per task, drawn without replacement.
+        batch_size: Examples per task, drawn without replacement.
         seed: With `step` and the task's name, decides the batch.
-
-    Returns:
-        The loss, and its gradient by tensor name.
-
-    Raises:
-        MergeflowError: No task, a task without examples, or empty batches.
 
     Source: Yang et al., AdaMerging (ICLR 2024), section 3.2.2.
     """
@@ -94,7 +88,8 @@ def entropy_gradient(
     model.module.requires_grad_(True)
     for task in sorted(tasks):  # one task at a time: the graph of one batch is all that is held
         examples = tasks[task]
-        generator = torch.Generator().manual_seed(_batch_seed(seed, task, step))
+        of_batch = int.from_bytes(hashlib.sha256(f"{seed}/{step}/{task}".encode()).digest()[:7])
+        generator = torch.Generator().manual_seed(of_batch)
         chosen = torch.randperm(len(examples), generator=generator)[:batch_size]
         with torch.enable_grad():
             log_p = examples.log_p(model, chosen)
@@ -114,12 +109,7 @@ def entropies(
     state: Mapping[str, Tensor],
     batch_size: int = 256,
 ) -> dict[str, float]:
-    """Return the mean entropy of a model's predictions on all examples of each task, in nats.
-
-    Args:
-        model: Its weights become those of the state.
-        tasks: Examples by task; labels play no part.
-    """
+    """Return the mean entropy of predictions on all examples of each task, in nats; the model takes the state."""
     _check_examples(tasks, batch_size)
     model.load(state)
     values = {}
@@ -136,13 +126,7 @@ def _check_examples(tasks: Mapping[str, Predictions], batch_size: int) -> None:
         raise MergeflowError(f"adaptation needs examples of every task: {what}. Give some, or merge without adapting.")
 
 
-def _batch_seed(seed: int, task: str, step: int) -> int:
-    """A seed of its own for every task and step, the same on every machine."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{task}".encode()).digest()[:7])
-
-
 # AdaMerging's coefficients, learned from files: a recipe's inputs and prepared examples, without labels.
-
 
 RECIPE = "recipe.yaml"
 
@@ -184,11 +168,7 @@ def learn_coefficients(
 
     Args:
         recipe: Of the method `adamerging`; its arguments decide granularity, directions, steps and learning rate.
-        order: Examples, heads and batches.
         resolve: Turns references such as models:/name@alias into local paths.
-
-    Raises:
-        MergeflowError: another method, inputs that are missing or do not fit, or an entropy that is not finite.
     """
     place, recipe = Path(out), with_device(recipe)
     check_order(recipe, order, place)
@@ -217,16 +197,7 @@ def with_device(recipe: Recipe) -> Recipe:
 
 
 def check_order(recipe: Recipe, order: AdamergeOrder, place: Path) -> None:
-    """Refuse what cannot be learned, before anything is read.
-
-    Args:
-        recipe: Of the method `adamerging`.
-        order: Examples, heads and batches.
-
-    Raises:
-        MergeflowError: Another method, tasks and heads that do not belong together, names of files that collide, or a
-            device that is not there.
-    """
+    """Refuse what cannot be learned, before anything is read."""
     if recipe.method != "adamerging":
         raise MergeflowError(f"only 'adamerging' learns coefficients, the recipe's method is '{recipe.method}'.")
     if other := sorted(order.heads.keys() - order.tasks.keys()):

@@ -12,11 +12,7 @@ from mergeflow.modality import Model, Predictions
 
 
 def estimate_statistic_memory(order: StatisticOrder) -> Forecast:
-    """Predict what a statistic takes: of the Fisher information one example, of a Gram one batch.
-
-    Raises:
-        MergeflowError: inputs that are missing.
-    """
+    """Predict what a statistic takes: of the Fisher information one example, of a Gram one batch."""
     workload = described(order.architecture, [order.task])
     if workload is None:
         return Forecast.on(order.device)
@@ -30,11 +26,7 @@ def estimate_statistic_memory(order: StatisticOrder) -> Forecast:
 
 
 def estimate_coefficients_memory(order: AdamergeOrder, device: str) -> Forecast:
-    """Predict what a step of AdaMerging takes, whatever the number of tasks and experts.
-
-    Raises:
-        MergeflowError: inputs that are missing.
-    """
+    """Predict what a step of AdaMerging takes, whatever the number of tasks and experts."""
     workload = described(order.architecture, order.tasks.values())
     if workload is None:
         return Forecast.on(device)
@@ -58,11 +50,7 @@ def two_steps(model: Model, examples: Predictions) -> dict[str, Tensor]:
 
 
 def estimate_perplexity_memory(config: str, batch_size: int, block: int, device: str) -> Forecast:
-    """Predict what the perplexity of a split takes.
-
-    Args:
-        config: the model's config.json.
-    """
+    """Predict what the perplexity of a split takes, by the model's config.json."""
     from mergeflow.modalities.causal.modality import MODALITY, perplexity
 
     workload = Workload.of(MODALITY, None, {"config": config}, SimpleNamespace(block=block), 1)

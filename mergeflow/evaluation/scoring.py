@@ -30,12 +30,7 @@ class Score:
 
 
 def score_of(accuracy: Mapping[str, float], individual: Mapping[str, float] | None) -> Score:
-    """Summarise accuracies; `individual` are those of each task's own expert.
-
-    Example:
-        >>> score_of({"a": 0.4, "b": 0.9}, {"a": 0.8, "b": 0.9})
-        Score(accuracy={'a': 0.4, 'b': 0.9}, mean=0.65, normalised=0.75)
-    """
+    """Summarise accuracies; `individual` are those of each task's own expert."""
     return Score(dict(accuracy), mean(accuracy), None if individual is None else normalised(accuracy, individual))
 
 

@@ -1,7 +1,9 @@
 """Statistics of an expert on its task's examples: Fisher information and Gram matrices, as files for `data:`."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -47,7 +49,6 @@ def diagonal_fisher(
     Args:
         model: Its module's parameters are the θ. Put into evaluation mode, its weights untouched.
         examples: At least one; labels play no part.
-        labels: `sampled` or `all`.
 
     Returns:
         Fisher ≥ 0 by the module's parameter names, float32, summed in float64; zeros where no gradient flows.
@@ -65,8 +66,14 @@ def diagonal_fisher(
         for row in range(len(examples)):
             with torch.enable_grad():
                 log_p = examples.log_p(model, torch.tensor([row]))
-            for number, line in enumerate(log_p, start=1):
-                _add_prediction(totals, parameters, line, drawing, keep=number < len(log_p))
+            terms = [term for line in log_p for term in _weighted(line, drawing)]
+            for number, (term, share) in enumerate(terms, start=1):
+                more = number < len(terms)
+                gradients = torch.autograd.grad(term, list(parameters.values()), retain_graph=more, allow_unused=True)
+                for total, gradient in zip(totals.values(), gradients, strict=True):
+                    if gradient is not None:
+                        wide = gradient.double()
+                        total.addcmul_(wide, wide, value=share)
             predictions += len(log_p)
             if progress is not None:
                 progress(row + 1, len(examples))
@@ -76,31 +83,12 @@ def diagonal_fisher(
     return {name: (total / predictions).float().cpu() for name, total in totals.items()}
 
 
-def _add_prediction(
-    totals: dict[str, Tensor],
-    parameters: dict[str, nn.Parameter],
-    log_p: Tensor,
-    generator: torch.Generator | None,
-    keep: bool,
-) -> None:
-    """Add the squared gradient of one prediction's log p, for a drawn class or for all; `keep` the graph for more."""
+def _weighted(log_p: Tensor, generator: torch.Generator | None) -> list[tuple[Tensor, float]]:
+    """Return log p of a prediction's drawn class with weight 1, or of all classes with their probabilities."""
     shares = log_p.detach().double().exp()
     if generator is not None:
-        drawn = int(torch.multinomial(shares.cpu(), 1, generator=generator))
-        _add_square(totals, parameters, log_p[drawn], 1.0, keep)
-        return
-    for y, share in enumerate(shares.tolist()):
-        _add_square(totals, parameters, log_p[y], share, keep or y + 1 < len(shares))
-
-
-def _add_square(
-    totals: dict[str, Tensor], parameters: dict[str, nn.Parameter], log_p: Tensor, share: float, keep: bool
-) -> None:
-    gradients = torch.autograd.grad(log_p, list(parameters.values()), retain_graph=keep, allow_unused=True)
-    for total, gradient in zip(totals.values(), gradients, strict=True):
-        if gradient is not None:
-            wide = gradient.double()
-            total.addcmul_(wide, wide, value=share)
+        return [(log_p[int(torch.multinomial(shares.cpu(), 1, generator=generator))], 1.0)]
+    return [(log_p[y], share) for y, share in enumerate(shares.tolist())]
 
 
 # Gram matrices of the inputs of every linear weight, as RegMean needs them.
@@ -111,15 +99,27 @@ class _Totals:
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
-        self.rows: dict[str, int] = {}
+        self.rows = Counter[str]()
 
     def add(self, name: str, inputs: Tensor) -> None:
         rows = inputs.detach().reshape(-1, inputs.shape[-1]).float()
         product = rows.T @ rows
         if name not in self.sums:
-            self.sums[name], self.rows[name] = torch.zeros_like(product, dtype=torch.float64), 0
+            self.sums[name] = torch.zeros_like(product, dtype=torch.float64)
         self.sums[name] += product
         self.rows[name] += len(rows)
+
+    def linear(self, name: str, _: nn.Module, args: tuple[Any, ...]) -> None:
+        # The out_proj inside an attention is a Linear that is never called: its hook stays silent.
+        self.add(f"{name}.weight", args[0])
+
+    def attention(self, name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        names = ("query", "key", "value")
+        query, key, value = (args[at] if at < len(args) else kwargs[part] for at, part in enumerate(names))
+        # Attention to other rows (poolers): no single X multiplies the fused weight, so it has no Gram.
+        if query is key is value and module.in_proj_weight is not None:
+            self.add(f"{name}.in_proj_weight", query)
+            self.add(f"{name}.out_proj.weight", _joined_heads(module, query, kwargs))
 
 
 @torch.no_grad()
@@ -146,14 +146,15 @@ def input_grams(
     Returns:
         [in, in] float32 by the weight's name, symmetric; products in float32, summed in float64.
 
-    Raises:
-        MergeflowError: the model has no linear weight.
-
     Source: Jin et al., Dataless knowledge fusion by merging weights (ICLR 2023), section 3.2.
     """
     model.module.eval()
-    totals = _Totals()
-    hooks = _watch(model.module, totals)
+    totals, hooks = _Totals(), []
+    for name, part in model.module.named_modules():
+        if isinstance(part, nn.MultiheadAttention):
+            hooks.append(part.register_forward_pre_hook(partial(totals.attention, name), with_kwargs=True))
+        elif isinstance(part, nn.Linear):
+            hooks.append(part.register_forward_pre_hook(partial(totals.linear, name)))
     try:
         done = 0
         for rows in in_batches(len(examples), batch_size):
@@ -167,39 +168,6 @@ def input_grams(
     if not totals.sums:
         raise MergeflowError("this model has no linear weight with inputs to measure: RegMean would be the average.")
     return {name: (total / totals.rows[name]).float().cpu() for name, total in totals.sums.items()}
-
-
-def _watch(module: nn.Module, totals: _Totals) -> list[Any]:
-    """Put hooks before every linear layer and every attention."""
-    hooks = []
-    for name, part in module.named_modules():
-        if isinstance(part, nn.MultiheadAttention):
-            hooks.append(part.register_forward_pre_hook(_attention_hook(name, totals), with_kwargs=True))
-        elif isinstance(part, nn.Linear):
-            hooks.append(part.register_forward_pre_hook(_linear_hook(f"{name}.weight", totals)))
-    return hooks
-
-
-def _linear_hook(name: str, totals: _Totals) -> Callable[..., None]:
-    # The out_proj inside an attention is a Linear that is never called: its hook stays silent.
-    def hook(_: nn.Module, args: tuple[Any, ...]) -> None:
-        totals.add(name, args[0])
-
-    return hook
-
-
-def _attention_hook(name: str, totals: _Totals) -> Callable[..., None]:
-    def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        query, key, value = (
-            args[at] if at < len(args) else kwargs[name] for at, name in enumerate(("query", "key", "value"))
-        )
-        # Attention to other rows (poolers): no single X multiplies the fused weight, so it has no Gram.
-        if query is not key or key is not value or module.in_proj_weight is None:
-            return
-        totals.add(f"{name}.in_proj_weight", query)
-        totals.add(f"{name}.out_proj.weight", _joined_heads(module, query, kwargs))
-
-    return hook
 
 
 def _joined_heads(module: Any, query: Tensor, kwargs: dict[str, Any]) -> Tensor:
@@ -231,7 +199,6 @@ def _joined_heads(module: Any, query: Tensor, kwargs: dict[str, Any]) -> Tensor:
 
 # Where estimates from data go: they replace no input, and nothing that mergeflow did not make.
 
-
 _KINDS = ("fisher", "gram", "coefficients")
 
 
@@ -241,9 +208,6 @@ def check_estimate(out: Path, inputs: Mapping[str, str], force: bool = False) ->
     Args:
         inputs: Paths of what is read, by name: never overwritten.
         force: Whether a file that mergeflow did not make may be replaced.
-
-    Raises:
-        MergeflowError: As `check_file`.
     """
     check_file(out, {name: str(Path(path).expanduser()) for name, path in inputs.items()}, force or _is_estimate(out))
 
@@ -255,9 +219,6 @@ def check_learned_place(place: Path, recipe: Recipe, inputs: Mapping[str, str], 
         recipe: What the coefficients are learned for; what it and its steps read are inputs.
         inputs: Paths of what else is read, by name; the recipe's own among them.
         force: Whether files that mergeflow did not make may be replaced.
-
-    Raises:
-        MergeflowError: A file to write is an input, or is there and was made by somebody else.
     """
     steps = [path for _, step in recipe.steps or () for path in step.paths()]
     read = {**inputs, **{path: path for path in (*recipe.paths(), *steps)}}
@@ -293,7 +254,6 @@ def _is_learned(file: Path) -> bool:
 
 # Statistics of an expert on its task's examples, as files that a recipe's `data:` takes.
 
-
 Kind = Literal["fisher", "gram"]
 Progress = Callable[[int, int], None]
 
@@ -303,7 +263,6 @@ class StatisticOrder:
     """What is measured.
 
     Attributes:
-        kind: `fisher` or `gram`.
         expert: The expert's checkpoint.
         task: Its prepared folder.
         head: Its head's file; a Gram needs none, and neither does a task without a head.
@@ -313,7 +272,6 @@ class StatisticOrder:
         labels: For `fisher`: one label per example, drawn from the model, or all classes.
         seed: Of the drawn examples and labels.
         batch_size: For `gram`: examples per forward pass.
-        device: cpu, cuda ...
     """
 
     kind: Kind
@@ -336,17 +294,11 @@ class StatisticOrder:
 def write_statistic(
     order: StatisticOrder, out: str | Path, progress: Progress | None = None, *, force: bool = False
 ) -> tuple[str, int]:
-    """Measure a statistic and write it as safetensors, with what made it in the metadata.
+    """Measure a statistic and write it as safetensors; return its fingerprint and the number of examples used.
 
     Args:
         progress: called with the examples done and in all.
         force: whether a file that mergeflow did not make may be replaced; an input never is.
-
-    Returns:
-        The file's fingerprint and the number of examples used.
-
-    Raises:
-        MergeflowError: as `check_order`, inputs that are missing or do not fit, or a result that is not finite.
     """
     check_order(order, Path(out), force)
     model, examples = open_drawn(order)
@@ -387,15 +339,7 @@ def open_drawn(order: StatisticOrder) -> tuple[Model, Subset]:
 
 
 def check_order(order: StatisticOrder, out: Path, force: bool = False) -> None:
-    """Refuse what cannot be measured, before anything is read.
-
-    Args:
-        force: whether a file that mergeflow did not make may be replaced.
-
-    Raises:
-        MergeflowError: a device that is not there, the test split, a number below 1, or a file that cannot be written,
-            is an input, or was made by somebody else.
-    """
+    """Refuse what cannot be measured, before anything is read."""
     check_device(order.device)
     if order.split == "test":
         raise MergeflowError("statistics that shape a merge are never taken from test: use train or validation.")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import product
+from math import log
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from mergeflow.errors import MergeflowError, unknown_name
@@ -48,9 +48,6 @@ class Journal:
 
     def begin(self, inputs: dict[str, Any]) -> None:
         """Read the entries; refuse a journal of other inputs."""
-        self.entries = self._read(inputs)
-
-    def _read(self, inputs: dict[str, Any]) -> dict[str, Any]:
         whole, end, _ = self.path.read_bytes().rpartition(b"\n")
         try:
             lines = [json.loads(line) for line in whole.splitlines()]
@@ -72,7 +69,7 @@ class Journal:
         os.ftruncate(self._file, len(whole) + len(end))
         if not lines:
             self._write(first)
-        return entries
+        self.entries = entries
 
     def cached(self, key: str, compute: Callable[[], Any]) -> Any:
         """Return the value of an entry; compute and write it first if the journal lacks it."""
@@ -101,9 +98,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -135,18 +130,7 @@ class Scored:
 
 
 def score_all(method: str, strategy: Strategy, score: Scorer, objective: Objective) -> Iterator[Scored]:
-    """Yield every candidate that a strategy asks for, scored.
-
-    Args:
-        strategy: A generator of arguments; it receives each objective before it yields the next.
-
-    Example:
-        >>> from mergeflow.search.candidates import grid
-        >>> halves = grid("ties", {"scale": [0.5, 1.0]})
-        >>> found = score_all("ties", halves, lambda call: {"cars": call.scale / 2}, lambda scores: scores["cars"])
-        >>> [(one.varied, one.value) for one in found]
-        [({'scale': 0.5}, 0.25), ({'scale': 1.0}, 0.5)]
-    """
+    """Yield every candidate that a strategy asks for, scored; it gets each objective before it asks for the next."""
     with closing(strategy):
         args = next(strategy, None)
         while args is not None:
@@ -171,7 +155,6 @@ def candidate_key(call: MethodCall) -> str:
 
 
 # Search a grid: every combination of a method's values, in an order in which candidates share their directions.
-
 
 Grid = Mapping[str, Sequence[Any]]
 
@@ -200,7 +183,6 @@ def grid_of(method: str, values: Grid) -> list[Args]:
 
 
 # The space of one method: a grid of values, or ranges and choices for a search.
-
 
 Space = dict[str, Any] | None
 """Argument → list of values; or, in a search, a mapping with low and high (log, step) or choices."""
@@ -294,8 +276,6 @@ def at_edge(space: Space, args: Mapping[str, Any]) -> list[str]:
         >>> at_edge({"scale": {"low": 0.0, "high": 2.0}, "keep": [0.1, 0.2, 0.3]}, {"scale": 1.99, "keep": 0.2})
         ['scale']
     """
-    from math import log
-
     ranges = {name: values for name, values in (space or {}).items() if isinstance(values, Mapping) and "low" in values}
     edges = at_grid_edge(args, values_of({name: v for name, v in (space or {}).items() if name not in ranges}))
     for name, values in ranges.items():
@@ -321,15 +301,6 @@ def line(
         values: Ascending, at least one.
         start: Where to begin; the nearest value is taken.
         fixed: The other arguments.
-
-    Example:
-        >>> walk = line("scale", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6], 0.2, slack=0.05)
-        >>> asked, args = [], next(walk)
-        >>> for _ in range(3):
-        ...     asked.append(args["scale"])
-        ...     args = walk.send(-abs(args["scale"] - 0.3))
-        >>> asked, args
-        ([0.2, 0.3, 0.4], {'scale': 0.1})
     """
     assert list(values) == sorted(values)
     first = min(range(len(values)), key=lambda i: abs(values[i] - start))
@@ -358,15 +329,6 @@ def climb(grid: Grid, start: Mapping[str, Any]) -> Strategy:
         grid: Argument → its values, in order; they bound the climb.
         start: Argument → value; a value that is not in the grid is replaced by the middle one, and arguments that the
             grid does not name play no part.
-
-    Example:
-        >>> hill = climb({"keep": [0.1, 0.2], "scale": [0.5, 1.0, 1.5, 2.0]}, {"keep": 0.1, "scale": 1.0})
-        >>> asked, args = [], next(hill)
-        >>> for _ in range(4):
-        ...     asked.append(tuple(args.values()))
-        ...     args = hill.send(-abs(args["scale"] - 1.4) - args["keep"])
-        >>> asked, args
-        ([(0.1, 1.0), (0.1, 0.5), (0.1, 1.5), (0.1, 2.0)], {'keep': 0.2, 'scale': 1.5})
     """
     heights: dict[tuple[Any, ...], float] = {}
     names = sorted(grid, key=lambda name: name != "scale")  # candidates of other scales cost least
@@ -377,12 +339,13 @@ def climb(grid: Grid, start: Mapping[str, Any]) -> Strategy:
     moved = True
     while moved:
         moved = False
-        for name in names:
+        for name, values in ((name, list(grid[name])) for name in names):
             while True:
-                around = []
-                for args in _neighbours(grid, best, name):
+                place, around = values.index(best[name]), []
+                for other in values[max(0, place - 1) : place] + values[place + 1 : place + 2]:
+                    args = {**best, name: other}
                     around.append(((yield from _ask(args, heights)), args))
-                higher, args = max(around, key=lambda place: place[0], default=(height, best))
+                higher, args = max(around, key=lambda scored: scored[0], default=(height, best))
                 if not higher > height:  # a tie ends the climb
                     break
                 best, height, moved = args, higher, True
@@ -394,9 +357,3 @@ def _ask(args: Args, heights: dict[tuple[Any, ...], float]) -> Generator[Args, f
     if key not in heights:
         heights[key] = yield dict(args)
     return heights[key]
-
-
-def _neighbours(grid: Grid, args: Args, name: str) -> list[Args]:
-    values = grid[name]
-    place = list(values).index(args[name])
-    return [{**args, name: values[other]} for other in (place - 1, place + 1) if 0 <= other < len(values)]

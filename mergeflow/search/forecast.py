@@ -16,11 +16,7 @@ _KEEPING = ("cart", "low_rank")  # their factors stay on the device for the next
 
 
 def estimate_sweep_memory(sweep: Sweep, resolve: Callable[[str], str] | None = None) -> Forecast:
-    """Estimate the memory of merging candidates and of judging them on images.
-
-    Args:
-        resolve: turns `models:/…` into a path; None outside of a project.
-    """
+    """Estimate the memory of merging candidates and of judging them on images."""
     merging = max(_merging(sweep, resolve), key=lambda need: need.total)
     if sweep.model is None:  # a user's scorer: its memory is unknown
         return Forecast.on(sweep.device, _merging_work(merging))

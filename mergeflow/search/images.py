@@ -25,13 +25,7 @@ from mergeflow.search.sweep_file import SourceError, Sweep
 
 
 class ImageScorer:
-    """Accuracy of image encoders on labelled images.
-
-    Args:
-        model: The image tower, on its device; its weights are overwritten.
-        examples: Of validation, by task.
-        test: Opens those of test, which are read when they are asked for.
-    """
+    """Accuracy of image encoders on labelled images: those of validation, and of test when these are asked for."""
 
     def __init__(
         self,
@@ -45,28 +39,25 @@ class ImageScorer:
 
     @torch.inference_mode()
     def __call__(self, model: CandidateModel, candidate: Candidate, only: str | None = None) -> dict[str, float]:
-        """Return the accuracy per task, or on the one task."""
         examples = self._test() if candidate.split == "test" else self._examples
         self._model.load(model.state)
-        chosen = examples if only is None else {only: examples[only]}
-        return self._judge.accuracies(chosen)
+        return self._judge.accuracies(examples if only is None else {only: examples[only]})
 
 
 def open_images(
     sweep: Sweep, folder: Path, base: LazyStateDict, say: Callable[[str], None]
 ) -> tuple[ImageScorer, dict[str, Any]]:
-    """Return the scorer of image encoders, and digests of its inputs.
-
-    Args:
-        base: The opened base, which the architecture must fit.
-    """
+    """Return the scorer of image encoders, which the base must fit, and digests of its inputs."""
     assert sweep.model is not None
     builds = any(task.head is None for task in sweep.tasks.values())
     say("model")
     part = sweep.model
     pretrained = part.pretrained if builds else None
     clip = open_model(part.architecture, sweep.device, pretrained=pretrained, image_size=part.image_size)
-    model = _fitting_model(sweep, clip, base)
+    model = image_model(clip)
+    shapes = {name: tuple(value.shape) for name, value in model.state().items()}
+    if shapes != {name: info.shape for name, info in base.infos.items()}:
+        check_fit(f"base '{sweep.base}'", base, model.state())
     places = {}
     for task in sweep.tasks:
         say(f"data of {task}")
@@ -76,7 +67,7 @@ def open_images(
         return {task: _open_task(sweep, task, place, clip, split) for task, place in places.items()}
 
     opened = open_split(sweep.split)
-    facts = {"model.architecture": sweep.model.architecture}
+    facts = {"model.architecture": part.architecture}
     facts |= {f"task {task}": digest for task, (_, digest) in opened.items()}
     if sweep.precision != "float32":  # journals from before there was a choice name none
         facts["precision"] = sweep.precision
@@ -86,15 +77,6 @@ def open_images(
 
 def _without_digests(opened: dict[str, tuple[Classification, str]]) -> dict[str, Examples]:
     return {task: data for task, (data, _) in opened.items()}
-
-
-def _fitting_model(sweep: Sweep, clip: ClipModel, base: LazyStateDict) -> Model:
-    """Return the image tower after checking that the base has its tensors."""
-    model = image_model(clip)
-    shapes = {name: tuple(value.shape) for name, value in model.state().items()}
-    if shapes != {name: info.shape for name, info in base.infos.items()}:
-        check_fit(f"base '{sweep.base}'", base, model.state())
-    return model
 
 
 def _place(sweep: Sweep, task: str, folder: Path, image_size: int) -> Path:

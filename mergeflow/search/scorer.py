@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +27,7 @@ from torch import Tensor
 from mergeflow.checkpoints import LazyStateDict, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.files.output import copy_companions, weights_stem
-from mergeflow.search.sweep_file import CommandScore, FunctionScore, LmEvalScore, name_of
+from mergeflow.search.sweep_file import CommandScore, FunctionScore, LmEvalScore, ScorePart, name_of
 from mergeflow.training.arithmetic import arithmetic
 
 _PREFIX = ".candidate-"
@@ -65,8 +66,9 @@ class CandidateModel:
     @contextmanager
     def folder(self) -> Iterator[Path]:
         """Give the path of a model folder, which is removed afterwards unless the model is a folder already."""
-        if isinstance(self.state, LazyStateDict) and not self.state.is_task_vector and _is_model(Path(self.state.path)):
-            yield Path(self.state.path)
+        state = self.state
+        if isinstance(state, LazyStateDict) and not state.is_task_vector and Path(state.path, "config.json").exists():
+            yield Path(state.path)
             return
         with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=self.scratch) as made:
             copy_companions(self.base, Path(made))
@@ -86,10 +88,6 @@ def _write_recorded(base: Path, folder: Path) -> None:
     with open_checkpoint(base) as state:
         if is_causal(state.metadata):
             write_companions(state.metadata, folder)
-
-
-def _is_model(path: Path) -> bool:
-    return (path / "config.json").exists()
 
 
 def remove_leftovers(scratch: Path) -> None:
@@ -180,7 +178,7 @@ _SHOWN = 200  # characters of a command's output that a message repeats
 def command_scorer(part: CommandScore) -> tuple[CheckedScorer, str]:
     """Return the scorer, and a digest of the files that the command names.
 
-    The command runs without a shell, with {model} and {split} filled in; the candidate stands in the environment
+    The command runs without a shell, with {model} and {split} filled in; the candidate is in the environment
     variable MERGEFLOW_CANDIDATE as JSON.
     """
     try:
@@ -193,7 +191,7 @@ def command_scorer(part: CommandScore) -> tuple[CheckedScorer, str]:
             filled = [word.replace("{model}", str(folder)).replace("{split}", candidate.split) for word in words]
             return _json(_run(filled, candidate, part.timeout))
 
-    return CheckedScorer(score, name_of(part)), _digest(words)
+    return CheckedScorer(score, name_of(part)), _digest(Path(word) for word in words)
 
 
 def _run(words: list[str], candidate: Candidate, timeout: float | None) -> str:
@@ -242,11 +240,11 @@ def _tail(text: str) -> str:
     return repr(last[-_SHOWN:]) if last else "it printed nothing"
 
 
-def _digest(words: list[str]) -> str:
-    whole = hashlib.sha256()
-    for word in words:
-        if Path(word).is_file():
-            whole.update(hashlib.sha256(Path(word).read_bytes()).digest())
+def _digest(paths: Iterable[Path], about: str = "") -> str:
+    whole = hashlib.sha256(about.encode())
+    for path in paths:
+        if path.is_file():
+            whole.update(hashlib.sha256(path.read_bytes()).digest())
     return whole.hexdigest()
 
 
@@ -270,7 +268,8 @@ def function_scorer(part: FunctionScore) -> tuple[CheckedScorer, str]:
         with model.folder() as folder:
             return function(folder, candidate)
 
-    return CheckedScorer(score, name_of(part)), _source_digest(module)
+    source = getattr(module, "__file__", None)
+    return CheckedScorer(score, name_of(part)), hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else ""
 
 
 def _module(place: str) -> ModuleType:
@@ -315,9 +314,19 @@ def _importable(folder: str) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _source_digest(module: ModuleType) -> str:
-    place = getattr(module, "__file__", None)
-    return hashlib.sha256(Path(place).read_bytes()).hexdigest() if place else ""
+def open_scorer(part: ScorePart, device: str, test: bool = False) -> tuple[CheckedScorer, dict[str, Any]]:
+    """Return a user's scorer, and what its scores depend on.
+
+    Args:
+        test: whether test will be looked at too.
+    """
+    if isinstance(part, FunctionScore):
+        score, digest = function_scorer(part)
+    elif isinstance(part, CommandScore):
+        score, digest = command_scorer(part)
+    else:
+        score, digest = lm_eval_scorer(part, device, test)
+    return score, {"score": part.model_dump(mode="json"), "files of the scorer": digest}
 
 
 def lm_eval_scorer(part: LmEvalScore, device: str, test: bool = False) -> tuple[CheckedScorer, str]:
@@ -332,7 +341,8 @@ def lm_eval_scorer(part: LmEvalScore, device: str, test: bool = False) -> tuple[
         better = output["higher_is_better"]
         return {task: _metric_score(task, output["results"][task], better[task], part.metric) for task in part.lm_eval}
 
-    return CheckedScorer(score, name_of(part)), _digest_of_tasks(part)
+    tasks = sorted(Path(part.include).rglob("*")) if part.include else ()
+    return CheckedScorer(score, name_of(part)), _digest(tasks, version("lm_eval"))
 
 
 def find_tasks(part: LmEvalScore) -> Any:
@@ -347,17 +357,13 @@ def find_tasks(part: LmEvalScore) -> Any:
     manager = TaskManager(include_path=part.include)
     for task in part.lm_eval:
         if task not in manager.all_tasks:
-            raise unknown_name("task of lm-evaluation-harness", task, _near(task, manager.all_tasks))
+            nearest = get_close_matches(task, manager.all_tasks, n=12, cutoff=0.0)  # of thousands
+            raise unknown_name("task of lm-evaluation-harness", task, nearest)
         if task in (*manager.all_groups, *manager.all_tags):
             raise MergeflowError(
                 f"'{task}' is a group or tag of lm-evaluation-harness, not a task: name its tasks, each by itself."
             )
     return manager
-
-
-def _near(task: str, names: Any) -> list[str]:
-    """Return the nearest tasks: the harness knows thousands, too many for a message."""
-    return get_close_matches(task, names, n=12, cutoff=0.0)
 
 
 @arithmetic()
@@ -421,15 +427,7 @@ def _metric_score(task: str, result: Mapping[str, Any], better: Mapping[str, boo
 
 
 def metrics_of(result: Mapping[str, Any], better: Mapping[str, bool | None]) -> dict[str, float]:
-    """Return a task's metrics by name; one that stands behind several filters keeps theirs, as in `exact_match,strict`.
-
-    Args:
-        result: what the harness found for the task, by `metric,filter`.
-
-    Example:
-        >>> metrics_of({"acc,none": 0.5, "em,strict": 0.1, "em,loose": 0.2}, {"acc": True, "em": True})
-        {'acc': 0.5, 'em,strict': 0.1, 'em,loose': 0.2}
-    """
+    """Return a task's metrics by name; one that is behind several filters keeps theirs, as in `exact_match,strict`."""
     metrics = {
         key: float(value)
         for key, value in result.items()
@@ -437,13 +435,3 @@ def metrics_of(result: Mapping[str, Any], better: Mapping[str, bool | None]) -> 
     }
     plain = [key.partition(",")[0] for key in metrics]
     return {key if plain.count(name) > 1 else name: metrics[key] for key, name in zip(metrics, plain, strict=True)}
-
-
-def _digest_of_tasks(part: LmEvalScore) -> str:
-    from importlib.metadata import version
-
-    whole = hashlib.sha256(version("lm_eval").encode())
-    for path in sorted(Path(part.include).rglob("*")) if part.include else ():
-        if path.is_file():
-            whole.update(hashlib.sha256(path.read_bytes()).digest())
-    return whole.hexdigest()

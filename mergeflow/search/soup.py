@@ -15,8 +15,8 @@ from mergeflow.merging import Recipe, make_recipe, merge, prepare
 from mergeflow.merging.files.output import identity_of
 from mergeflow.merging.files.plan import open_inputs
 from mergeflow.search.candidates import Journal
-from mergeflow.search.scorer import Candidate, CandidateModel, command_scorer, function_scorer
-from mergeflow.search.sweep_file import CommandScore, FunctionScore, ScorePart, read_score
+from mergeflow.search.scorer import Candidate, CandidateModel, open_scorer
+from mergeflow.search.sweep_file import ScorePart, read_score
 from mergeflow.version import version
 
 if TYPE_CHECKING:
@@ -46,11 +46,7 @@ class Soup:
 
 
 def checkpoints_of(run: Path, window: int | None = None) -> dict[str, Path]:
-    """Return the last checkpoints of a run by name, the oldest first.
-
-    Args:
-        run: A folder of `checkpoint-N` folders (transformers' Trainer writes such), or of files so named.
-    """
+    """Return the last checkpoints of a run by name, the oldest first: folders or files named like `checkpoint-N`."""
     if not run.is_dir():
         raise MergeflowError(
             f"run '{run}' is not a folder: give the one that holds `checkpoint-100`, `checkpoint-200`, …"
@@ -96,9 +92,6 @@ def soup(
         score: The scorer on validation, as in a sweep's file; greedy needs it.
         force: Replace an output file even if mergeflow did not make it.
 
-    Raises:
-        MergeflowError: Too few checkpoints, a scorer that fails, or as `merge`.
-
     Source:
         Wortsman et al., Model soups (ICML 2022), recipe 1; linear weights as in averages of late checkpoints (WSM).
     """
@@ -111,7 +104,7 @@ def soup(
     if score is None:
         return _made(places, rising, out, {}, (), force)
     with _SoupScores(places, score, Path(out)) as judged:
-        scores = judged.all_scores()
+        scores = {name: judged.of({name: 1.0}) for name in places}
         warnings = judged.barrier(scores)
         chosen = dict.fromkeys(judged.greedy(scores), 1.0) if weights == "greedy" else rising
         scores["soup"] = judged.of(chosen)
@@ -158,16 +151,8 @@ class _SoupScores:
 
     def __init__(self, places: Mapping[str, Path], score: str | dict[str, Any] | ScorePart, out: Path) -> None:
         self.places, self.out = dict(places), out
-        part = read_score(score)
-        if isinstance(part, FunctionScore):
-            self._score, digest = function_scorer(part)
-        elif isinstance(part, CommandScore):
-            self._score, digest = command_scorer(part)
-        else:
-            from mergeflow.search.scorer import lm_eval_scorer
-
-            self._score, digest = lm_eval_scorer(part, "cpu")
-        facts = {"version": version(), "score": part.model_dump(mode="json"), "files of the scorer": digest}
+        self._score, facts = open_scorer(read_score(score), "cpu")
+        facts["version"] = version()
         facts["checkpoints"] = identity_of({name: str(path) for name, path in self.places.items()})
         self._journal = _journal(out.expanduser().parent / f".{out.name}.scores", facts)
 
@@ -185,8 +170,7 @@ class _SoupScores:
 
     def of(self, weights: Mapping[str, float]) -> float:
         """Return the mean score of an average."""
-        key = json.dumps(dict(weights))
-        return float(self._journal.cached(key, lambda: self._scored(weights)))
+        return float(self._journal.cached(json.dumps(dict(weights)), lambda: self._scored(weights)))
 
     def _scored(self, weights: Mapping[str, float]) -> float:
         recipe = _recipe(self.places, weights, self.out)
@@ -197,10 +181,6 @@ class _SoupScores:
             model = CandidateModel(merged, Path(inputs.base.path), Path(scratch))
             scores = self._score(model, Candidate("+".join(weights)))
         return sum(scores.values()) / len(scores)
-
-    def all_scores(self) -> dict[str, float]:
-        """Return the score of each checkpoint alone."""
-        return {name: self.of({name: 1.0}) for name in self.places}
 
     def greedy(self, scores: Mapping[str, float]) -> Sequence[str]:
         """Return the names that a greedy soup takes, in the order of the run."""

@@ -38,12 +38,10 @@ from mergeflow.search.scorer import (
     Candidate,
     CandidateModel,
     SweepScorer,
-    command_scorer,
-    function_scorer,
-    lm_eval_scorer,
+    open_scorer,
     remove_leftovers,
 )
-from mergeflow.search.sweep_file import CommandScore, FunctionScore, SearchPart, Sweep
+from mergeflow.search.sweep_file import SearchPart, Sweep
 from mergeflow.training.arithmetic import arithmetic
 from mergeflow.version import version
 from mergeflow.yaml_text import in_words
@@ -53,67 +51,38 @@ def optuna_search(method: str, space: Space, wanted: SearchPart, seed: int) -> S
     """Ask for the arguments that a sampler proposes from the objectives of those before.
 
     Proposals depend on the space, the sampler, its seed and the objectives told, and on nothing else.
-
-    Args:
-        space: Argument → range, choices, list of choices, or a fixed value.
     """
     import optuna
 
     samplers = optuna.samplers
     kinds = {"tpe": samplers.TPESampler, "random": samplers.RandomSampler, "gp": samplers.GPSampler}
-    box = _Box.of(method, space)
+    searched: dict[str, Any] = {}
+    fixed: dict[str, Any] = {}
+    choices: dict[str, list[Any]] = {}  # by position: Optuna takes plain values, and a choice may be a list of patterns
+    for name, values in (space or {}).items():
+        listed = values["choices"] if isinstance(values, Mapping) and "choices" in values else values
+        if isinstance(listed, list):
+            choices[name] = listed
+            searched[name] = optuna.distributions.CategoricalDistribution(range(len(listed)))
+        elif isinstance(values, Mapping):
+            searched[name] = _range(values, is_whole(method, name))
+        else:
+            fixed[name] = values
     seed = seed if wanted.seed is None else wanted.seed
     with quiet("optuna"):
         search = optuna.create_study(direction="maximize", sampler=kinds[wanted.sampler](seed=seed))
     for _ in range(trial_count(space, wanted)):
         with quiet("optuna"):
-            trial = search.ask(box.searched)
-        value = yield box.arguments(trial.params)
+            trial = search.ask(searched)
+        chosen = {name: choices[name][v] if name in choices else v for name, v in trial.params.items()}
+        value = yield {**fixed, **chosen}
         with quiet("optuna"):
             search.tell(trial, value)
 
 
 def trial_count(space: Space, wanted: SearchPart) -> int:
-    """Return how many candidates a method gets: one where nothing is searched.
-
-    Example:
-        >>> wanted = SearchPart(trials=9)
-        >>> trial_count({"keep": 0.1}, wanted), trial_count({"keep": [0.1, 0.2]}, wanted)
-        (1, 9)
-    """
+    """Return how many candidates a method gets: one where nothing is searched."""
     return wanted.trials if any(isinstance(values, list | Mapping) for values in (space or {}).values()) else 1
-
-
-@dataclass(frozen=True)
-class _Box:
-    """A space as Optuna takes it: what is searched, what is fixed, and choices by position.
-
-    By position, because Optuna takes plain values only, and a choice may be a list of patterns.
-    """
-
-    searched: dict[str, Any]
-    fixed: dict[str, Any]
-    choices: dict[str, list[Any]]
-
-    @classmethod
-    def of(cls, method: str, space: Space) -> "_Box":
-        from optuna.distributions import CategoricalDistribution
-
-        box = cls({}, {}, {})
-        for name, values in (space or {}).items():
-            listed = values["choices"] if isinstance(values, Mapping) and "choices" in values else values
-            if isinstance(listed, list):
-                box.choices[name] = list(listed)
-                box.searched[name] = CategoricalDistribution(range(len(listed)))
-            elif isinstance(values, Mapping):
-                box.searched[name] = _range(values, is_whole(method, name))
-            else:
-                box.fixed[name] = values
-        return box
-
-    def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        chosen = {name: self.choices[name][v] if name in self.choices else v for name, v in params.items()}
-        return {**self.fixed, **chosen}
 
 
 def _range(bounds: Mapping[str, Any], whole: bool) -> Any:
@@ -128,11 +97,7 @@ def _range(bounds: Mapping[str, Any], whole: bool) -> Any:
 
 @dataclass(frozen=True)
 class SweepInputs:
-    """The opened inputs of a sweep.
-
-    Attributes:
-        record: A digest of each input, by name.
-    """
+    """The opened inputs of a sweep, and a record with a digest of each by name."""
 
     checkpoints: Inputs
     score: SweepScorer
@@ -148,12 +113,18 @@ def open_sweep(
 ) -> Iterator[SweepInputs]:
     """Open everything a sweep reads; `source:` tasks are prepared where they are not yet."""
     check_device(sweep.device)
-    scorer = None if sweep.score is None else _open_scorer(sweep)
+    scorer: tuple[SweepScorer, dict[str, Any]] | None = None
+    if sweep.score is not None:
+        scorer = open_scorer(sweep.score, sweep.device, sweep.test)
     # The average takes any experts and needs no statistics: it opens and checks what all methods share.
     data = {kind: dict(paths) for kind, paths in sweep.data.items()}
     opening = make_recipe({**sweep.inputs(), "method": "average", "data": data})
     with open_inputs(opening, resolve) as checkpoints:
-        score, facts = scorer or _images(sweep, folder, checkpoints.base, say)
+        if scorer is None:
+            from mergeflow.search.images import open_images  # what merges language models needs no open_clip
+
+            scorer = open_images(sweep, folder, checkpoints.base, say)
+        score, facts = scorer
         say("fingerprints")
         record = {
             "version": version(),
@@ -165,40 +136,13 @@ def open_sweep(
                 for kind, states in checkpoints.data.items()
                 for name, state in states.items()
             },
-            **_choices(sweep),
+            **{key: value for key in ("tokenizer", "chat_template") if (value := sweep.inputs()[key])},
             **facts,
         }
         yield SweepInputs(checkpoints, score, record)
 
 
-def _choices(sweep: Sweep) -> dict[str, Any]:
-    """Return the candidates' companion files; nothing where the sweep names none."""
-    return {key: value for key, value in sweep.inputs().items() if key in ("tokenizer", "chat_template") and value}
-
-
-def _open_scorer(sweep: Sweep) -> tuple[SweepScorer, dict[str, Any]]:
-    """Return the user's scorer, and what its scores depend on."""
-    part = sweep.score
-    if isinstance(part, FunctionScore):
-        score, digest = function_scorer(part)
-    elif isinstance(part, CommandScore):
-        score, digest = command_scorer(part)
-    else:
-        assert part is not None
-        score, digest = lm_eval_scorer(part, sweep.device, sweep.test)
-    return score, {"score": part.model_dump(mode="json"), "files of the scorer": digest}
-
-
-def _images(
-    sweep: Sweep, folder: Path, base: LazyStateDict, say: Callable[[str], None]
-) -> tuple[SweepScorer, dict[str, Any]]:
-    from mergeflow.search.images import open_images  # what merges language models needs no open_clip
-
-    return open_images(sweep, folder, base, say)
-
-
 # Scores of base, experts and candidates, each computed once: what is in the journal is not computed again.
-
 
 _TEST = '["test", '  # how the journal's keys of looks at test begin
 
@@ -269,11 +213,9 @@ class Scoreboard:
             raise MergeflowError("\n".join(faults.values()))
 
     def start(self, method: str, space: Space) -> None:
-        """Get ready for the candidates of one method."""
         self._merger.renew_cache(largest_rank_ratio(method, space))
 
     def candidate(self, call: MethodCall) -> dict[str, float]:
-        """Return a candidate's score per task, on validation."""
         return self._of(call, _with_code(candidate_key(call), call), "validation")
 
     def check_choice(self, call: MethodCall) -> None:
@@ -401,9 +343,7 @@ class SweepResult:
 
 
 def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], references: Mapping[str, Any], prefix: str) -> None:
-    """Write trials as Parquet: trial, method, args (JSON), accuracy.<task> ..., mean, normalised, objective.
-
-    The columns of tasks are score.<task> where a scorer of the user's gave them.
+    """Write trials as Parquet: trial, method, args (JSON), a column `prefix.task` each, mean, normalised, objective.
 
     Args:
         references: Accuracies of base and experts, stored as JSON in the file's metadata.
@@ -466,12 +406,6 @@ def run_sweep(
     Args:
         folder: For trials.jsonl (the journal), trials.parquet, winner.yaml and prepared sources.
         resolve: Turns references such as models:/name@alias into local paths.
-        progress: Called with what is being done, trials done and trials in all.
-
-    Raises:
-        MergeflowError: inputs that are missing or do not fit, a folder with results of other inputs, or a candidate
-            that cannot be merged (named); with `test: true` another winner than the one whose test score was read; the
-            files of that one stay.
     """
     began, place = time.monotonic(), Path(folder)
     tell: Progress = progress or (lambda *_: None)
@@ -494,12 +428,9 @@ def run_sweep(
         if sweep.test:
             board.check_choice(call)  # before the files of the first choice are written over
         model = local_folder(sweep.base)
-        is_folder = (
-            sweep.tokenizer is not None
-            or sweep.chat_template is not None
-            or (model is not None and (model / "config.json").is_file())
-        )
-        out = place / ("merged" if is_folder else "merged.safetensors")
+        is_folder = model is not None and (model / "config.json").is_file()
+        to_folder = is_folder or sweep.tokenizer is not None or sweep.chat_template is not None
+        out = place / ("merged" if to_folder else "merged.safetensors")
         recipe = sweep.recipe(winner.method, winner.args, out=str(out))
         result = SweepResult(
             sweep, place, tuple(trials), winner, recipe, base, individual, None, board.scored, board.prepared, 0.0
@@ -524,16 +455,13 @@ def _trials(sweep: Sweep, board: Scoreboard, individual: dict[str, float] | None
     number = 0
     for method, space in sweep.methods.items():
         board.start(method, space)
-        for candidate in score_all(method, _strategy(sweep, method, space), board.candidate, objective):
+        strategy = grid(method, values_of(space))
+        if sweep.search is not None:
+            strategy = optuna_search(method, space, sweep.search, sweep.seed)
+        for candidate in score_all(method, strategy, board.candidate, objective):
             score, edges = score_of(candidate.scores, individual), tuple(at_edge(space, candidate.varied))
             yield Trial(number, method, candidate.call.args, candidate.varied, score, candidate.value, edges)
             number += 1
-
-
-def _strategy(sweep: Sweep, method: str, space: Space) -> Strategy:
-    if sweep.search is None:
-        return grid(method, values_of(space))
-    return optuna_search(method, space, sweep.search, sweep.seed)
 
 
 def _trial_count(sweep: Sweep) -> int:

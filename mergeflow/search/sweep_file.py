@@ -99,9 +99,6 @@ def name_of(part: ScorePart) -> str:
     return "lm-evaluation-harness"
 
 
-# Sweep files: what is merged, scored on what, and which arguments are tried; validated before a weight is read.
-
-
 class ModelPart(Frozen):
     """The image encoder.
 

@@ -9,24 +9,20 @@ from mergeflow.late import late_names
 from mergeflow.training.settings import TOGETHER, FineTuneSettings, IterativeSettings, LoraSettings
 
 if TYPE_CHECKING:
-    from mergeflow.training.batches import Batches, Part, plan_batches
+    from mergeflow.training.batches import plan_batches
     from mergeflow.training.iterative import IterativeRun
     from mergeflow.training.linearised import LinearisedModel
-    from mergeflow.training.loop import Outcome, Span, fine_tune
+    from mergeflow.training.loop import Span, fine_tune, learning_rate_factor
     from mergeflow.training.lora import LoraModel
-    from mergeflow.training.optimiser import learning_rate_factor
     from mergeflow.training.trajectory import Cost, EpochRow, Trajectory
 
 _HOMES = {
-    "Batches": "mergeflow.training.batches",
-    "Part": "mergeflow.training.batches",
     "plan_batches": "mergeflow.training.batches",
     "IterativeRun": "mergeflow.training.iterative",
     "LinearisedModel": "mergeflow.training.linearised",
-    "Outcome": "mergeflow.training.loop",
     "Span": "mergeflow.training.loop",
     "fine_tune": "mergeflow.training.loop",
-    "learning_rate_factor": "mergeflow.training.optimiser",
+    "learning_rate_factor": "mergeflow.training.loop",
     "LoraModel": "mergeflow.training.lora",
     "Cost": "mergeflow.training.trajectory",
     "EpochRow": "mergeflow.training.trajectory",
@@ -35,7 +31,6 @@ _HOMES = {
 
 __all__ = [
     "TOGETHER",
-    "Batches",
     "Cost",
     "EpochRow",
     "FineTuneSettings",
@@ -44,8 +39,6 @@ __all__ = [
     "LinearisedModel",
     "LoraModel",
     "LoraSettings",
-    "Outcome",
-    "Part",
     "Span",
     "Trajectory",
     "fine_tune",

@@ -12,12 +12,7 @@ from mergeflow.training.settings import FineTuneSettings
 
 @dataclass(frozen=True)
 class Part:
-    """A share of one step's loss: `weight` × the mean loss over some examples of one task.
-
-    Attributes:
-        task: which of the run's training sets.
-        indices: int64 [n] into its examples.
-    """
+    """A share of one step's loss: `weight` × the mean loss over the examples `indices`, int64 [n], of one task."""
 
     task: int
     indices: Tensor
@@ -44,10 +39,6 @@ def plan_batches(sizes: Sequence[int], settings: FineTuneSettings, seed: int) ->
     each part weighted by its share, so that the sum is the exact mean. `joint`: one batch of every task with weight 1
     (`sum`), or shuffled batches of all examples together, whose parts weigh their share (`proportional`).
 
-    Args:
-        settings: regime, batch size and how a batch is split.
-        seed: of the order, at least 0.
-
     Example:
         >>> [part.indices.tolist() for part in plan_batches([3], FineTuneSettings(batch_size=2), seed=0).parts(0)]
         [[2, 0]]
@@ -60,11 +51,8 @@ def plan_batches(sizes: Sequence[int], settings: FineTuneSettings, seed: int) ->
     longest = max(-(-size // settings.batch_size) for size in sizes)
 
     def parts(step: int) -> list[Part]:
-        return [
-            part
-            for task, order in enumerate(orders)
-            for part in _split(Part(task, order(step), 1.0), settings.accumulate)
-        ]
+        whole = [Part(task, order(step), 1.0) for task, order in enumerate(orders)]
+        return _split(whole, settings.accumulate)
 
     return Batches(longest, parts)
 
@@ -86,12 +74,8 @@ def _mixed(sizes: Sequence[int], settings: FineTuneSettings, seed: int) -> Batch
     def parts(step: int) -> list[Part]:
         chosen = order(step)
         shares = [(task, place[chosen[owner[chosen] == task]]) for task in range(len(sizes))]
-        return [
-            part
-            for task, indices in shares
-            if len(indices)
-            for part in _split(Part(task, indices, len(indices) / len(chosen)), settings.accumulate)
-        ]
+        whole = [Part(task, indices, len(indices) / len(chosen)) for task, indices in shares if len(indices)]
+        return _split(whole, settings.accumulate)
 
     return Batches(-(-len(owner) // settings.batch_size), parts)
 
@@ -110,10 +94,11 @@ def _shuffled(examples: int, size: int, seed: int) -> Callable[[int], Tensor]:
     return batch
 
 
-def _split(part: Part, pieces: int) -> list[Part]:
+def _split(parts: list[Part], pieces: int) -> list[Part]:
     if pieces == 1:
-        return [part]
-    whole = len(part.indices)
+        return parts
     return [
-        Part(part.task, piece, part.weight * len(piece) / whole) for piece in part.indices.chunk(min(pieces, whole))
+        Part(part.task, piece, part.weight * len(piece) / len(part.indices))
+        for part in parts
+        for piece in part.indices.chunk(min(pieces, len(part.indices)))
     ]

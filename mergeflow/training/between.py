@@ -6,15 +6,7 @@ from mergeflow.training.settings import IterativeSettings
 
 
 def merge_between(settings: IterativeSettings) -> MethodCall:
-    """Return the method that merges the tasks' models between two rounds, with its arguments.
-
-    Raises:
-        MergeflowError: an unknown method, an argument that it does not take, or a method that needs data.
-
-    Example:
-        >>> merge_between(IterativeSettings(merge="task_arithmetic", args={"scale": 0.25})).scale
-        0.25
-    """
+    """Return the method that merges the tasks' models between two rounds, with its arguments."""
     call = configure(settings.merge, settings.args)
     if call.method.data:
         raise MergeflowError(

@@ -12,11 +12,7 @@ T = TypeVar("T")
 
 
 class Forward:
-    """A model's forward pass, compiled where that is asked for and works.
-
-    Args:
-        setting: The setting that asks for it, as messages name it.
-    """
+    """A model's forward pass, compiled where that is asked for and works; messages name the `setting` that asks."""
 
     def __init__(self, model: Model, compiled: bool, setting: str = "finetune.compile") -> None:
         self._plain, self.compiled, self._setting = model, compiled, setting
@@ -24,16 +20,15 @@ class Forward:
         self._network = Network(made)
 
     def run(self, work: Callable[[Model], T]) -> T:
-        """Do work with the model; if compiling fails, warn once and repeat the work with the plain module.
-
-        Args:
-            work: What to do; it may run twice, and is only ever interrupted by a failure to compile.
-        """
+        """Do work with the model; if compiling fails, warn once and repeat the work with the plain module."""
         if not self.compiled:
             return work(self._network)
+        from torch._dynamo.exc import TorchDynamoException
+        from torch._inductor.exc import InductorError
+
         try:
             return work(self._network)
-        except _failures() as error:
+        except (TorchDynamoException, InductorError) as error:
             first = str(error).strip().splitlines()[0]
             warnings.warn(
                 f"{self._setting}: torch.compile failed ({first}). The run goes on without it; set compile to false, "
@@ -42,10 +37,3 @@ class Forward:
             )
             self.compiled, self._network = False, Network(self._plain.module)
             return work(self._network)
-
-
-def _failures() -> tuple[type[Exception], ...]:
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._inductor.exc import InductorError
-
-    return TorchDynamoException, InductorError

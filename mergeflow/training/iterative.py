@@ -30,7 +30,6 @@ class IterativeRun:
     Attributes:
         folder: where the rounds are kept; of this run alone.
         base: checkpoint of θ0.
-        settings: with `regime="iterative"`.
         seed: of the batch order, which goes on from round to round.
 
     Source: MIMA, Section 4, equations 4, 5, 8; Task Vectors and Gradients, Section 5 (ATM).
@@ -93,18 +92,7 @@ class IterativeRun:
         validate: Callable[[], float],
         report: Report = lambda done, total: None,
     ) -> None:
-        """Tune one task in one round.
-
-        Args:
-            number: the round, from 1.
-            model: takes the weights that the round starts from.
-            data: the task's training examples, with its head.
-            validate: returns the validation accuracy of `model` as it stands.
-            report: called with the steps done and in all.
-
-        Raises:
-            MergeflowError: another run's rounds are in the folder, or training fails; the message names the round.
-        """
+        """Tune one task in one round, from 1; `validate` and `report` as `fine_tune` takes them."""
         self._claim_folder()
         if data.task not in self.waiting(number):
             return
@@ -140,7 +128,6 @@ class IterativeRun:
         (folder / "state.pt").unlink(missing_ok=True)
 
     def span(self, number: int, examples: int) -> Span:
-        """Return the steps of a round for a task with `examples` examples."""
         per_epoch = plan_batches([examples], self.settings, self.seed).steps_per_epoch
         steps = self.settings.steps_per_round(per_epoch)
         first, last = (number - 1) * steps, number * steps

@@ -61,7 +61,6 @@ class LinearisedModule(nn.Module):
         return value + slope
 
     def trained(self) -> dict[str, Tensor]:
-        """Return θ by the module's names."""
         return dict(zip(self.names, self.weights, strict=True))
 
 
@@ -87,9 +86,6 @@ class LinearisedModel:
         Args:
             base: The model; its weights are frozen, and stay as they are.
             tower: Name of the part, which holds all the parameters; "" for the whole module.
-
-        Raises:
-            MergeflowError: parameters lie outside the part.
         """
         outside = [name for name, _ in base.module.named_parameters() if not name.startswith(f"{tower}." * bool(tower))]
         if outside:

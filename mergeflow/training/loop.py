@@ -4,7 +4,7 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -20,8 +20,6 @@ from mergeflow.modality import Examples, Model, device_of, prefetch
 from mergeflow.training.arithmetic import arithmetic
 from mergeflow.training.batches import Part, plan_batches
 from mergeflow.training.compiling import Forward
-from mergeflow.training.optimiser import learning_rate_factor, make_optimiser
-from mergeflow.training.reading import read_later
 from mergeflow.training.saved import load_state, save_state
 from mergeflow.training.settings import FineTuneSettings
 from mergeflow.training.trajectory import Cost, Trajectory
@@ -75,20 +73,12 @@ def fine_tune(
     Args:
         model: its module's parameters with `requires_grad` are trained.
         data: the tasks' examples, heads on the model's device; more than one for `joint` alone.
-        seed: seed of the batch order, at least 0.
-        saved: file for the resumable state.
+        seed: of the batch order, at least 0.
         validate: returns the validation accuracy of the model as it stands; called once an epoch.
         report: called as `report(done, total)` after each step of the span.
         span: which part of the budget to do; the whole by default.
         optimiser_state: state to start the optimiser with, from the `Outcome` of an earlier span.
         each_epoch: called with the epoch's number after each row; the place to keep a task vector.
-
-    Returns:
-        The trajectory (one row per epoch or part of one), the cost and the optimiser's state.
-
-    Raises:
-        MergeflowError: a task has no examples; loss, gradient or weights are no longer finite; or the saved state is
-            damaged or another run's.
     """
     assert len(data) == 1 or settings.regime == "joint", f"regime {settings.regime} trains one task at a time"
     for task in data:
@@ -98,7 +88,10 @@ def fine_tune(
     total = settings.total_steps(batches.steps_per_epoch)
     span = span or Span(0, total, 0, total)
     switches = arithmetic(tf32=settings.precision == "tf32", deterministic=settings.deterministic)
-    with switches, _random_numbers(model, seed * 1_000_003 + span.first):
+    device = device_of(model)
+    # On the processor, models with dropout are trained one after the other: they draw from one generator.
+    alone = device.type == "cpu" and draws(model.module)
+    with switches, own_generator(seed * 1_000_003 + span.first, device, alone):
         run = _Run(model, data, settings, span, seed, optimiser_state)
         first = run.resume(saved) if saved.exists() else span.first
         run.begin_training()
@@ -124,6 +117,25 @@ def fine_tune(
     return Outcome(run.trajectory, run.cost, run.optimiser.state_dict())
 
 
+def learning_rate_factor(settings: FineTuneSettings, progress: float) -> float:
+    """Return the learning rate at `progress` ∈ [0, 1) as a fraction of its peak.
+
+    With warm-up share w: p/w while p < w, then (1 + cos(π (p − w)/(1 − w)))/2 for `cosine`, or 1 for `constant`.
+    Full-batch gradient descent has the factor 1 throughout.
+
+    Example:
+        >>> learning_rate_factor(FineTuneSettings(warmup=0.5), 0.25)
+        0.5
+    """
+    if settings.regime == "full_batch_gd":
+        return 1.0
+    if progress < settings.warmup:
+        return progress / settings.warmup
+    if settings.schedule == "constant":
+        return 1.0
+    return 0.5 * (1.0 + math.cos(math.pi * (progress - settings.warmup) / (1.0 - settings.warmup)))
+
+
 class _Run:
     """The moving parts of a run: weights, optimiser, trajectory, cost."""
 
@@ -141,7 +153,7 @@ class _Run:
         self.modules = nn.ModuleList([model.module, *heads])
         self.parameters = [p for p in self.modules.parameters() if p.requires_grad]
         self.start = [p.detach().clone() for p in self.parameters]
-        self.optimiser = make_optimiser(self.parameters, settings)
+        self.optimiser = _make_optimiser(self.parameters, settings)
         if optimiser_state is not None:
             self.optimiser.load_state_dict(dict(optimiser_state))
         self.trajectory, self.cost = Trajectory(), Cost()
@@ -170,7 +182,7 @@ class _Run:
             losses = self.forward.run(lambda model: self._losses(model, parts, coming))
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         norm = nn.utils.get_total_norm(gradients)
-        numbers = read_later([norm, *losses])
+        numbers = _read_later([norm, *losses])
         self.trajectory.add_gradients(gradients)
         if settings.gradient_clip and settings.regime != "full_batch_gd":
             nn.utils.clip_grads_with_norm_(self.parameters, settings.gradient_clip, norm)
@@ -200,18 +212,14 @@ class _Run:
     def _losses(self, model: Model, parts: Sequence[Part], coming: Sequence[Part]) -> list[Tensor]:
         """Return the parts' losses, their gradients added up."""
         self.optimiser.zero_grad(set_to_none=True)
-        return [
-            self._backward(model, part, following) for part, following in zip_longest(parts, [*parts[1:], *coming[:1]])
-        ]
-
-    def _backward(self, model: Model, part: Part, following: Part | None) -> Tensor:
-        if following is not None:
-            prefetch(self.data[following.task], following.indices)
-        autocast = self.settings.precision == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
-            loss = self.data[part.task].loss(model, part.indices) * part.weight
-        loss.backward()
-        return loss
+        autocast, losses = self.settings.precision == "bfloat16", []
+        for part, following in zip_longest(parts, [*parts[1:], *coming[:1]]):
+            if following is not None:
+                prefetch(self.data[following.task], following.indices)
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
+                losses.append(self.data[part.task].loss(model, part.indices) * part.weight)
+            losses[-1].backward()
+        return losses
 
     def _settle(self, parts: Sequence[Part], numbers: Sequence[float], step: int) -> None:
         """Check the numbers of a step: the 2-norm of the gradient, and each part's loss."""
@@ -243,13 +251,10 @@ class _Run:
         """Add what passed since then to the cost; called before each save, so that a resumed run counts it too."""
         seconds, processor = (now - then for now, then in zip(_clocks(), started, strict=True))
         cuda = self.device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated(self.device) // 2**20 if cuda else _process_peak_mib()
-        self.cost += Cost(
-            seconds=seconds,
-            gpu_seconds=seconds if cuda else 0.0,
-            peak_memory_mib=peak,
-            processor_seconds=processor,
-        )
+        of_process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        peak = torch.cuda.max_memory_allocated(self.device) // 2**20 if cuda else of_process
+        gpu_seconds = seconds if cuda else 0.0
+        self.cost += Cost(seconds=seconds, gpu_seconds=gpu_seconds, peak_memory_mib=peak, processor_seconds=processor)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -260,6 +265,9 @@ class _Run:
 
     def save(self, saved: Path, step: int) -> None:
         self.settle()
+        random = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random["cuda"] = torch.cuda.get_rng_state(self.device)
         state = {
             "run": self.identity,
             "step": step,
@@ -268,7 +276,7 @@ class _Run:
             "optimiser": self.optimiser.state_dict(),
             "trajectory": self.trajectory.as_state(),
             "cost": asdict(self.cost),
-            "random": _random_states(self.device),
+            "random": random,
         }
         save_state(saved, state)
 
@@ -285,17 +293,6 @@ class _Run:
         return int(state["step"])
 
 
-def _random_numbers(model: Model, seed: int) -> AbstractContextManager[None]:
-    """Seed the generator of dropout; on the CPU, models with dropout are trained one after the other."""
-    device = device_of(model)
-    return own_generator(seed, device, alone=device.type == "cpu" and draws(model.module))
-
-
-def _random_states(device: torch.device) -> dict[str, Tensor]:
-    cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
-    return {"cpu": torch.get_rng_state(), **cuda}
-
-
 def is_trained(head: nn.Module | None) -> bool:
     """Return whether a task's head is trained with the model."""
     return head is not None and any(p.requires_grad for p in head.parameters())
@@ -306,5 +303,31 @@ def _clocks() -> tuple[float, float]:
     return time.perf_counter(), time.thread_time()
 
 
-def _process_peak_mib() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+def _make_optimiser(parameters: list[nn.Parameter], settings: FineTuneSettings) -> torch.optim.Optimizer:
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.regime == "full_batch_gd":
+        return torch.optim.SGD(parameters, lr=rate)
+    if settings.optimiser == "sgd":
+        return torch.optim.SGD(parameters, lr=rate, momentum=settings.momentum, weight_decay=decay)
+    return torch.optim.AdamW(parameters, lr=rate, weight_decay=decay, fused=settings.fused)
+
+
+def _read_later(values: Sequence[Tensor]) -> Callable[[], list[float]]:
+    """Return a function that gives the values as numbers; call it when the device has more work to do.
+
+    A CUDA device copies them in order of its queue; a plain `float(value)` would wait until the queue is empty.
+    """
+    together = torch.stack([value.detach().double().reshape(()) for value in values])
+    if not together.is_cuda:
+        return together.tolist
+    here = torch.empty(len(values), dtype=torch.float64, pin_memory=True)
+    here.copy_(together, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record(torch.cuda.current_stream(together.device))
+
+    def read() -> list[float]:
+        arrived.synchronize()
+        numbers: list[float] = here.tolist()
+        return numbers
+
+    return read

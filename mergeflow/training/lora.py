@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +30,21 @@ class LoraModule(nn.Module):
     B starts at 0, so it computes what the module does; A is drawn uniformly on ±1/√(inputs), as PEFT draws it. Of a
     matrix that is stored [inputs, outputs] (Conv1D, as GPT-2 has it) the transpose of B·A is added.
 
-    Args:
-        module: the module; its weights are frozen, and stay as they are.
-        settings: rank, scale and which submodules.
-        seed: of A.
-
-    Raises:
-        MergeflowError: PEFT is not installed, no submodule has one of the names, or some store inputs first and others
-            outputs first.
+    The module's weights are frozen, and stay as they are.
 
     Source: Hu et al. 2022, equation 3.
     """
 
     def __init__(self, module: nn.Module, settings: LoraSettings, seed: int = 0) -> None:
         super().__init__()
-        _require_peft()
+        if find_spec("peft") is None:
+            raise MergeflowError("regime lora needs the package peft: install mergeflow[lora].")
         matrices = list(_matrices(module))
         if not matrices:
             raise MergeflowError("LoRA adapts linear layers, and the model has none: choose another finetune.regime.")
         for target in settings.targets:
-            if target not in {target for target, _, _ in matrices}:
-                raise unknown_name("entry of finetune.lora.targets", target, {target for target, _, _ in matrices})
+            if target not in (there := {target for target, _, _ in matrices}):
+                raise unknown_name("entry of finetune.lora.targets", target, there)
         self.original, self.settings = module.requires_grad_(False), settings
         self.adapted = {weight: name for target, weight, name in matrices if target in settings.targets}
         self.inputs_first = _inputs_first(module, self.adapted)
@@ -152,10 +147,3 @@ def _inputs_first(module: nn.Module, weights: Iterable[str]) -> bool:
             "which one adapter cannot say: adapt layers of one kind."
         )
     return bool(names[True])
-
-
-def _require_peft() -> None:
-    try:
-        import peft  # noqa: F401
-    except ModuleNotFoundError:
-        raise MergeflowError("regime lora needs the package peft: install mergeflow[lora].") from None

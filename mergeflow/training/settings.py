@@ -13,21 +13,16 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 Regime = Literal["one_epoch", "steps", "epochs", "full_batch_gd", "joint", "iterative", "lora", "linearised"]
 
 
-class Settings(Frozen, strict=True):
-    """A frozen group of settings; unknown names and wrong types are refused."""
-
-
-class IterativeSettings(Settings):
+class IterativeSettings(Frozen, strict=True):
     """Settings of iterative merge-and-tune.
 
     Attributes:
-        rounds: N ≥ 1 rounds of tuning; between two rounds the tasks' models are merged and all restart from the merge.
+        rounds: N rounds of tuning; between two rounds the tasks' models are merged and all restart from the merge.
         per_round: `steps` gives every round K = S/N of the S = `finetune.steps` steps; `one_epoch` one pass over the
             task's examples.
         merge: the catalog method between the rounds. `average` is MIMA; `task_arithmetic` with a scale is ATM. It is
             checked by `training.between.merge_between`, because these settings are those of every regime, and most
             regimes depend on no merge method.
-        args: the method's arguments.
         optimiser: what becomes of a task's optimiser state at a merge: `kept` or `reset`.
         schedule: the learning rate's course: once over the `whole` budget, or anew `per_round`.
     """
@@ -40,12 +35,10 @@ class IterativeSettings(Settings):
     schedule: Literal["whole", "per_round"] = "whole"
 
 
-class LoraSettings(Settings):
+class LoraSettings(Frozen, strict=True):
     """Low-rank adapters W + (alpha/rank)·B·A on weight matrices of the model.
 
     Attributes:
-        rank: of B·A, at least 1.
-        alpha: scale of the update, at least 1.
         targets: endings of the names of the modules that get an adapter; by default those of open_clip's towers.
     """
 
@@ -54,7 +47,7 @@ class LoraSettings(Settings):
     targets: list[str] = Field(default_factory=lambda: ["attn", "c_fc", "c_proj"], min_length=1)
 
 
-class FineTuneSettings(Settings):
+class FineTuneSettings(Frozen, strict=True):
     """Settings of one fine-tuning run. The defaults are those for a real CLIP.
 
     Attributes:
@@ -63,15 +56,13 @@ class FineTuneSettings(Settings):
             an epoch, for `epochs`; of the optimiser's settings it uses `learning_rate` alone. `joint`: one model on all
             tasks. `iterative`: rounds of merging and tuning. `lora`: `steps` steps of low-rank adapters.
             `linearised`: `steps` steps in the tangent space of the base.
-        steps: optimiser steps (for `iterative`, of all rounds together), at least 1.
-        epochs: passes over the examples for `epochs` and `full_batch_gd`, at least 1.
+        steps: optimiser steps; for `iterative`, of all rounds together.
+        epochs: passes over the examples for `epochs` and `full_batch_gd`.
         batch_size: examples per step and task, at least 1. The last batch of an epoch is smaller when it has to be.
         accumulate: parts into which a batch is split to save memory; their gradients are summed in a fixed order.
-        optimiser: `adamw`, or `sgd` with `momentum`.
-        momentum: of SGD, in [0, 1).
-        learning_rate: peak learning rate, above 0.
-        weight_decay: decoupled for AdamW, of the gradient for SGD; at least 0.
-        warmup: share of the steps with a linearly rising learning rate, in [0, 1).
+        learning_rate: its peak.
+        weight_decay: decoupled for AdamW, of the gradient for SGD.
+        warmup: share of the steps with a linearly rising learning rate.
         schedule: `cosine` falls to 0 after the warm-up; `constant` stays.
         gradient_clip: largest 2-norm of the whole gradient; 0 turns clipping off.
         precision: `bfloat16` computes the forward pass under autocast; weights and optimiser stay float32. `tf32` lets
@@ -86,8 +77,6 @@ class FineTuneSettings(Settings):
         keep_epochs: keep the weights θ_t of every epoch.
         sampling: of `joint`: `sum` minimises Σ_t L_t, one batch of every task a step; `proportional` draws mixed
             batches from all examples, so that tasks count by their size.
-        iterative: of the regime of that name.
-        lora: of the regime of that name.
     """
 
     regime: Regime = "steps"
@@ -137,11 +126,7 @@ class FineTuneSettings(Settings):
         return self.steps
 
     def steps_per_round(self, steps_per_epoch: int) -> int:
-        """Return K = S/N of the regime `iterative`.
-
-        Raises:
-            MergeflowError: N does not divide S; the message names the nearest budgets that fit.
-        """
+        """Return K = S/N of the regime `iterative`; refuse N that does not divide S."""
         total, rounds = self.total_steps(steps_per_epoch), self.iterative.rounds
         if total % rounds:
             lower = total // rounds * rounds

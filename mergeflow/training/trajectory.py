@@ -10,10 +10,9 @@ from torch import Tensor
 
 @dataclass
 class EpochRow:
-    """One epoch (the last one may be a part of an epoch).
+    """One epoch, counted from 1; the last one may be a part of an epoch.
 
     Attributes:
-        epoch: from 1.
         steps: optimiser steps done by its end.
         loss: mean loss over its steps, in nats.
         gradient_norm: mean 2-norm of the whole gradient before clipping.
@@ -54,22 +53,13 @@ class Cost:
     peak_memory_mib: int = 0
     processor_seconds: float = 0.0
 
-    @property
-    def examples_per_second(self) -> float:
-        return self.examples / self.seconds if self.seconds else 0.0
-
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "examples_per_second": round(self.examples_per_second, 1)}
+        per_second = self.examples / self.seconds if self.seconds else 0.0
+        return {**asdict(self), "examples_per_second": round(per_second, 1)}
 
     def __add__(self, other: "Cost") -> "Cost":
-        return Cost(
-            self.steps + other.steps,
-            self.examples + other.examples,
-            self.seconds + other.seconds,
-            self.gpu_seconds + other.gpu_seconds,
-            max(self.peak_memory_mib, other.peak_memory_mib),
-            self.processor_seconds + other.processor_seconds,
-        )
+        sums = {name: value + getattr(other, name) for name, value in vars(self).items()}
+        return Cost(**{**sums, "peak_memory_mib": max(self.peak_memory_mib, other.peak_memory_mib)})
 
 
 @dataclass
@@ -84,7 +74,6 @@ class Trajectory:
     first_gradient: list[Tensor] = field(default_factory=list)
 
     def add_step(self, loss: float, gradient_norm: float) -> None:
-        """Add the loss and the gradient's norm of one step, as soon as they are known."""
         self.loss_sum += loss
         self.norm_sum += gradient_norm
         self.steps_in_epoch += 1
@@ -98,13 +87,7 @@ class Trajectory:
 
     @torch.no_grad()
     def close_epoch(self, steps: int, parameters: Sequence[Tensor], start: Sequence[Tensor], accuracy: float) -> None:
-        """End the epoch under way with a row.
-
-        Args:
-            parameters: the trained parameters θ, of any shapes.
-            start: what they were before the run.
-            accuracy: on validation, in [0, 1].
-        """
+        """End the epoch under way with a row; `start` are the parameters [...] before the run."""
         count = self.steps_in_epoch
         mean = [gradient / count for gradient in self.gradient_sum]
         self.first_gradient = self.first_gradient or mean
@@ -135,11 +118,7 @@ class Trajectory:
 
     @classmethod
     def from_state(cls, value: Mapping[str, Any], place: torch.device) -> "Trajectory":
-        """Rebuild the trajectory from the state of `as_state`.
-
-        Args:
-            value: the state, wherever its tensors lie.
-        """
+        """Rebuild the trajectory from the state of `as_state`, wherever its tensors lie."""
         sums = {name: [tensor.to(place) for tensor in value[name]] for name in ("gradient_sum", "first_gradient")}
         return cls(**{**value, **sums, "rows": [EpochRow(**row) for row in value["rows"]]})
 

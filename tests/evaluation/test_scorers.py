@@ -445,7 +445,7 @@ def harness_of(monkeypatch: pytest.MonkeyPatch, **splits: tuple[str, ...]) -> No
     monkeypatch.setitem(sys.modules, "lm_eval", ModuleType("lm_eval"))
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", harness)
     monkeypatch.setattr("mergeflow.search.scorer.find_spec", lambda name: True)
-    monkeypatch.setattr("mergeflow.search.scorer._digest_of_tasks", lambda part: "")
+    monkeypatch.setattr("mergeflow.search.scorer.version", lambda name: "")
 
 
 def test_documents_of_the_other_split_are_not_taken_for_those_of_a_task(monkeypatch: pytest.MonkeyPatch):
