@@ -145,7 +145,7 @@ class Bench:
         heads = {}
         for task in tasks:
             data = self.texts[task, "train"]
-            probe(self.model, data, data.labels.numpy())
+            probe(self.model, data)
             heads[task] = head_of(data)
         return heads
 

@@ -191,7 +191,7 @@ class Passages:
         with open_checkpoint(project / layout.BASE_MODEL) as base:
             tokenizer = CausalTokenizer(base.metadata["tokenizer"], int(base.metadata["end"]))
         folders = {task: project / layout.split("validation", task) for task in tasks}
-        return cls(tokenizer, {task: held_out(folder, "validation", RECITED) for task, folder in folders.items()})
+        return cls(tokenizer, {task: held_out(folder, RECITED) for task, folder in folders.items()})
 
     def recall(self, model: Any, batch_size: int) -> dict[str, float]:
         """Return the mean Rouge-L recall of a model's continuations of each task's passages.

@@ -17,7 +17,7 @@ from mergeflow.merging.files.plan import open_inputs
 from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.merging.learned.adamerging import Learned, learn
 from mergeflow.modalities.catalog import is_recorded, open_recorded
-from mergeflow.modalities.classification import Classification, Regression
+from mergeflow.modalities.classification import Labelled
 from mergeflow.modalities.heads import load_head, read_head
 from mergeflow.modalities.vision.models import image_model, open_model, open_prepared
 from mergeflow.modality import Examples, Model, Predictions
@@ -48,7 +48,7 @@ def open_judged(architecture: str, device: str, headed: bool = True) -> tuple[Mo
     def open_recorded_task(task: str, folder: str, split: str, file: str | None) -> Examples:
         head = read_head(file) if headed and file is not None else None
         examples = modality.open(task, Path(folder), split, None if head is None else head.to(place), place)
-        if headed and file is None and isinstance(examples, Classification | Regression):
+        if headed and file is None and isinstance(examples, Labelled):
             raise MergeflowError(f"the predictions of task '{task}' need its head: give --head.")
         return examples
 

@@ -19,21 +19,12 @@ SECTION = "model"
 
 
 def is_recorded(architecture: str) -> bool:
-    """Return whether an architecture is given as the file of a base instead of a name.
-
-    Example:
-        >>> is_recorded("pocket-clip"), is_recorded("outputs/base/model.safetensors")
-        (False, True)
-    """
+    """Return whether an architecture is given as the file of a base instead of a name."""
     return architecture.endswith(".safetensors")
 
 
 def open_recorded(base: str | Path, device: str | torch.device) -> tuple[Modality, Model]:
-    """Open a base that a project's stage `base` wrote: its modality, and the model with the base's weights.
-
-    Raises:
-        MergeflowError: the file is no checkpoint, or does not record what kind of model it is.
-    """
+    """Open a base that a project's stage `base` wrote: its modality, and the model with the base's weights."""
     modality, section, record = read_record(base)
     with open_checkpoint(base) as state:
         model = modality.build(section, record)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from operator import call
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -28,11 +29,7 @@ Gather = Callable[[Tensor], tuple[Tensor, ...]]
 
 
 class Ahead:
-    """Gathers rows in a thread before they are needed.
-
-    Args:
-        gather: Rows to tensors; it runs in another thread.
-    """
+    """Gathers rows in a thread before they are needed."""
 
     def __init__(self, gather: Gather) -> None:
         self._gather = gather
@@ -57,11 +54,7 @@ def _gatherer() -> ThreadPoolExecutor:
 
 
 def pinned_rows(values: Tensor, rows: Tensor) -> tuple[Tensor, ...]:
-    """Return the numbers [n] of rows in memory that a device reads without another copy, and rows that lie elsewhere.
-
-    Args:
-        values: the rows [N, ...], on the processor or on a device, where they are left.
-    """
+    """Return the numbers [n] of rows in memory that a device reads without another copy, and rows of the processor."""
     numbers = torch.empty(len(rows), dtype=rows.dtype, pin_memory=True).copy_(rows)
     if values.is_cuda:
         return (numbers,)
@@ -87,23 +80,15 @@ class Inputs(Protocol):
     def __getitem__(self, rows: Tensor | slice, /) -> Any: ...
 
 
-Observe = Callable[[nn.Module, Any, Sequence[str]], dict[str, Tensor]]
-
-
-def _apply(module: nn.Module, inputs: Any) -> Tensor:
-    features: Tensor = module(inputs)
-    return features
-
-
 @dataclass(frozen=True)
-class Classification:
-    """One split of a task whose examples have one label each.
+class Labelled:
+    """One split of a task whose examples have one label or number each.
 
     Attributes:
         inputs: N inputs; they may stay on disk. A batch of a tensor is copied to the labels' device, pinned and
             while a CUDA device computes; other batches go to `encode`.
-        labels: int64 [N] on the model's device, each below C.
-        head: Features [n, D] to logits [n, C], on the model's device; none where the module gives logits.
+        labels: On the model's device: classes below C, int64 [N], or numbers, floating-point [N].
+        head: Features [n, D] to outputs [n, C] or [n, 1], on the model's device; none where the module gives these.
         encode: Module and inputs to features; a call of the module by default.
         observe: Module, inputs and layers to what these give, where it is not simply their outputs in one call.
         metric: Its figure; None: the accuracy.
@@ -113,37 +98,12 @@ class Classification:
     inputs: Inputs
     labels: Tensor
     head: nn.Module | None = None
-    encode: Callable[[nn.Module, Any], Tensor] = _apply
-    observe: Observe | None = None
+    encode: Callable[[nn.Module, Any], Tensor] = call
+    observe: Callable[[nn.Module, Any, Sequence[str]], dict[str, Tensor]] | None = None
     metric: Metric | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    def loss(self, model: Model, rows: Tensor) -> Tensor:
-        """Return the mean cross-entropy over `rows`, in nats: −(1/n) Σ_i log p(y_i | x_i).
-
-        Example:
-            >>> from mergeflow.modality import Network
-            >>> data = Classification("pets", torch.zeros(2, 3), torch.tensor([0, 1]))
-            >>> round(float(data.loss(Network(nn.Identity()), torch.arange(2))), 4)
-            1.0986
-        """
-        inputs, labels = self._batch(rows)
-        return cross_entropy(self._logits(model, inputs), labels)
-
-    def scores(self, model: Model, rows: Tensor) -> Tensor:
-        """Return 1 where the class with the largest logit is the right one, else 0: float32 [n].
-
-        With a metric return the right class and the one with the largest logit, float64 [n, 2].
-        """
-        inputs, labels = self._batch(rows)
-        answers = self._logits(model, inputs).argmax(dim=1)
-        return (answers == labels).float() if self.metric is None else torch.stack([labels, answers], dim=1).double()
-
-    def log_p(self, model: Model, rows: Tensor) -> Tensor:
-        """Return log p(c | x_i), [n, C]."""
-        return self.logits(model, rows).log_softmax(dim=1)
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
         """Return the outputs of the named submodules for `rows`, [n, ...] each."""
@@ -177,16 +137,46 @@ class Classification:
         # Copies whole rows: 14 times as fast as indexing, for 256 images of 32 pixels a side.
         return self.inputs.index_select(0, rows.to(self.inputs.device)).to(self.labels.device), self.labels[rows]
 
-    def logits(self, model: Model, rows: Tensor) -> Tensor:
-        """Return the logits [n, C] of `rows`."""
-        return self._logits(model, self._batch(rows)[0])
-
-    def _logits(self, model: Model, inputs: Any) -> Tensor:
+    def _judged(self, model: Model, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs [n, ...] for `rows`, and what is right."""
+        inputs, right = self._batch(rows)
         features = self.encode(model.module, inputs)
         # Under autocast too: logits have CLIP's temperature of up to 100, in bfloat16 they would be off by a quarter.
         with torch.autocast(features.device.type, enabled=False):
             features = features.float() if features.dtype.itemsize < 4 else features
-            return features if self.head is None else self.head(features)
+            return features if self.head is None else self.head(features), right
+
+
+class Classification(Labelled):
+    """One split of a task whose examples have one class each."""
+
+    def logits(self, model: Model, rows: Tensor) -> Tensor:
+        """Return the logits [n, C] of `rows`."""
+        return self._judged(model, rows)[0]
+
+    def loss(self, model: Model, rows: Tensor) -> Tensor:
+        """Return the mean cross-entropy over `rows`, in nats: −(1/n) Σ_i log p(y_i | x_i).
+
+        Example:
+            >>> from mergeflow.modality import Network
+            >>> data = Classification("pets", torch.zeros(2, 3), torch.tensor([0, 1]))
+            >>> round(float(data.loss(Network(nn.Identity()), torch.arange(2))), 4)
+            1.0986
+        """
+        return cross_entropy(*self._judged(model, rows))
+
+    def scores(self, model: Model, rows: Tensor) -> Tensor:
+        """Return 1 where the class with the largest logit is the right one, else 0: float32 [n].
+
+        With a metric return the right class and the one with the largest logit, float64 [n, 2].
+        """
+        logits, labels = self._judged(model, rows)
+        answers = logits.argmax(dim=1)
+        return (answers == labels).float() if self.metric is None else torch.stack([labels, answers], dim=1).double()
+
+    def log_p(self, model: Model, rows: Tensor) -> Tensor:
+        """Return log p(c | x_i), [n, C]."""
+        return self.logits(model, rows).log_softmax(dim=1)
 
 
 def check_classes(
@@ -213,45 +203,22 @@ def open_split(
     return Classification(task, torch.from_numpy(data.arrays[array]), labels, head)
 
 
-@dataclass(frozen=True)
-class Regression:
-    """One split of a task whose examples have one number each.
-
-    Attributes:
-        numbered: The inputs, the numbers as its labels (floating-point [N], on the model's device), and the head.
-    """
-
-    numbered: Classification
-    metric: Metric | None
-
-    @property
-    def task(self) -> str:
-        return self.numbered.task
-
-    @property
-    def head(self) -> nn.Module | None:
-        return self.numbered.head
-
-    def __len__(self) -> int:
-        return len(self.numbered)
+class Regression(Labelled):
+    """One split of a task whose examples have one number each."""
 
     def answers(self, model: Model, rows: Tensor) -> Tensor:
         """Return the model's number for each of `rows`, [n]."""
-        return self._both(model, rows)[0]
-
-    def _both(self, model: Model, rows: Tensor) -> tuple[Tensor, Tensor]:
-        inputs, right = self.numbered._batch(rows)
-        return self.numbered._logits(model, inputs)[:, 0], right
+        return self._judged(model, rows)[0][:, 0]
 
     def loss(self, model: Model, rows: Tensor) -> Tensor:
         """Return the mean squared error over `rows`, a scalar [], in units squared: (1/n) Σ_i (f(x_i) − y_i)²."""
-        answers, right = self._both(model, rows)
-        return mse_loss(answers, right.to(answers))
+        outputs, right = self._judged(model, rows)
+        return mse_loss(outputs[:, 0], right.to(outputs))
 
     def scores(self, model: Model, rows: Tensor) -> Tensor:
         """Return the right number and the model's for each of `rows`, float64 [n, 2]."""
-        answers, right = self._both(model, rows)
-        return torch.stack([right.double(), answers.double()], dim=1)
+        outputs, right = self._judged(model, rows)
+        return torch.stack([right.double(), outputs[:, 0].double()], dim=1)
 
     def log_p(self, model: Model, rows: Tensor) -> Tensor:
         r"""Return log-probabilities, [n, 2], of the numbers one unit below and above the model's answer.
@@ -264,22 +231,10 @@ class Regression:
         neighbours = answers.detach()[:, None] + answers.new_tensor([-1.0, 1.0])
         return (-0.5 * (neighbours - answers[:, None]).square()).log_softmax(dim=1)
 
-    def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return the outputs of the named submodules for `rows`, [n, ...] each."""
-        return self.numbered.features(model, rows, layers)
-
-    def prefetch(self, rows: Tensor) -> None:
-        """Begin to gather `rows`, int64 [n], for a call after the next one."""
-        self.numbered.prefetch(rows)
-
 
 @dataclass(frozen=True)
 class Subset:
-    """The examples `rows` of others, in that order.
-
-    Attributes:
-        chosen: Which of them, int64 [n].
-    """
+    """The examples `chosen`, int64 [n], of others, in that order."""
 
     whole: Examples
     chosen: Tensor
@@ -317,7 +272,6 @@ class Subset:
         return self.whole.log_p(model, self.chosen[rows])
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return the outputs of the named submodules for `rows`, [n, ...] each."""
         return self.whole.features(model, self.chosen[rows], layers)
 
 
@@ -327,11 +281,9 @@ def resident(examples: Examples, fits: Callable[[torch.device, int], bool]) -> E
     Args:
         fits: Whether a device has room for so many bytes.
     """
-    if isinstance(examples, Regression):
-        return replace(examples, numbered=cast(Classification, resident(examples.numbered, fits)))
     if isinstance(examples, Subset):
         return replace(examples, whole=resident(examples.whole, fits))
-    if isinstance(examples, Classification) and isinstance(examples.inputs, Tensor):
+    if isinstance(examples, Labelled) and isinstance(examples.inputs, Tensor):
         inputs, device = examples.inputs, examples.labels.device
         if inputs.device != device and fits(device, inputs.nbytes):
             return replace(examples, inputs=inputs.to(device))
@@ -339,8 +291,6 @@ def resident(examples: Examples, fits: Callable[[torch.device, int], bool]) -> E
 
 
 Fold = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""Weights [R, D] and bias [R] on standardised features to those on the features themselves."""
-
 MOST = 10_000  # examples: more move a linear head on some hundred features by less than its training does
 _BATCH = 256
 _ROUNDING = 1e-6  # of a feature's largest value, or of the middle spread: what float32 leaves of a constant
@@ -350,20 +300,14 @@ _SMALLEST = 1e-19  # its square is nothing in float32, in which heads are traine
 def warm(section: Any, model: Model, examples: Examples) -> None:
     """Fit a task's head on the features of the base, where params.yaml says `head: probed`."""
     if section.head == "probed":
-        plain = examples.numbered if isinstance(examples, Regression) else examples
-        assert isinstance(plain, Classification)
-        probe(model, plain, plain.labels.cpu().numpy())
+        assert isinstance(examples, Labelled)
+        probe(model, examples)
 
 
 @torch.no_grad()
-def probe(model: Model, examples: Classification, targets: np.ndarray) -> None:
-    """Fit a trained head in place, to the features that a model gives.
-
-    Args:
-        examples: of training; their head is fitted.
-        targets: classes, int [N], or numbers, floating-point [N].
-    """
-    head = examples.head
+def probe(model: Model, examples: Labelled) -> None:
+    """Fit the trained head of training examples in place, to the features that a model gives."""
+    head, targets = examples.head, examples.labels.cpu().numpy()
     assert isinstance(head, Head)
     rows = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0))[:MOST].sort().values
     model.module.eval()
@@ -391,11 +335,6 @@ def logistic(features: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np
         features: [n, D].
         labels: int [n], each below C.
         classes: C.
-
-    Example:
-        >>> weight, bias = logistic(np.array([[0.0], [1.0], [2.0], [3.0]]), np.array([0, 0, 1, 1]), 2)
-        >>> (np.array([[0.5], [2.5]]) @ weight.T + bias).argmax(axis=1).tolist()
-        [0, 1]
     """
     from scipy.optimize import minimize  # a fifth of a second, which what fits no head need not wait for
 
@@ -425,11 +364,6 @@ def ridge(features: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.nda
     Args:
         features: [n, D].
         numbers: y, [n].
-
-    Example:
-        >>> weight, bias = ridge(np.array([[0.0], [1.0], [2.0]]), np.array([1.0, 3.0, 5.0]))
-        >>> (np.array([[1.0]]) @ weight.T + bias).round(6).tolist()
-        [[3.0]]
     """
     scaled, fold = _standardised(features)
     centre = numbers.mean()

@@ -24,13 +24,8 @@ class Head(nn.Module):
         weight: W, [C, D].
         logit_scale: s > 0.
         class_names: the C classes in label order.
-        bias: b, [C]; none by default.
+        bias: b, [C].
         trained: whether W and b are trained with the model.
-
-    Example:
-        >>> head = Head(torch.eye(2), 10.0, ["cat", "dog"])
-        >>> head(torch.tensor([[0.6, 0.8]])).tolist()
-        [[6.0, 8.0]]
 
     Source: Radford et al. 2021 (CLIP), section 3.1.
     """
@@ -50,7 +45,6 @@ class Head(nn.Module):
 
     @property
     def trained(self) -> bool:
-        """Whether the head is trained with the model."""
         return self.weight.requires_grad
 
     def forward(self, features: Tensor) -> Tensor:

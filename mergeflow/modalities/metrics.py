@@ -38,10 +38,9 @@ class Standardised:
 
 
 def standardised(columns: np.ndarray, rounding: float, smallest: float = 0.0) -> Standardised:
-    """Return columns in a unit of their own.
+    """Return columns [n, D] in float64 in a unit of their own.
 
     Args:
-        columns: float64 [n, D].
         rounding: A column counts as constant whose spread is no larger share of its largest value.
         smallest: Or whose spread is no larger than this.
     """
@@ -75,11 +74,6 @@ class SmoothMetric:
         """Return one number for each example, float64 [N], whose mean is the figure.
 
         Of a figure that is not defined, as a correlation with a constant, all are 0.
-
-        Example:
-            >>> right, answered = [0, 0, 1, 1], [0, 1, 1, 1]
-            >>> float(METRICS["matthews"].shares(np.array([right, answered]).T).mean().round(4))
-            0.5774
 
         Source: Davison and Hinkley 1997, "Bootstrap methods and their application", section 2.7.2 (the empirical
         influence values of the nonparametric delta method).
@@ -135,26 +129,19 @@ def _correlation(mean: Tensor) -> Tensor:
     return (xy - x * y) / ((xx - x * x) * (yy - y * y)).sqrt()
 
 
-METRICS = {
-    metric.name: metric
-    for metric in (
-        SmoothMetric("matthews", _classes, _matthews, numbers=False),
-        SmoothMetric("f1", _classes, _f1, numbers=False),
-        SmoothMetric("macro_f1", _classes, _macro_f1, numbers=False),
-        SmoothMetric("pearson", _products, _correlation, numbers=True),
-        SmoothMetric("spearman", _ranks, _correlation, numbers=True),
-    )
-}
+_METRICS = (
+    SmoothMetric("matthews", _classes, _matthews, numbers=False),
+    SmoothMetric("f1", _classes, _f1, numbers=False),
+    SmoothMetric("macro_f1", _classes, _macro_f1, numbers=False),
+    SmoothMetric("pearson", _products, _correlation, numbers=True),
+    SmoothMetric("spearman", _ranks, _correlation, numbers=True),
+)
+METRICS = {metric.name: metric for metric in _METRICS}
 ACCURACY = "accuracy"
 
 
 def find_metric(name: str) -> Metric | None:
-    """Return a figure by name; None for the accuracy, which is a mean as it is.
-
-    Example:
-        >>> find_metric("pearson").name, find_metric("accuracy")
-        ('pearson', None)
-    """
+    """Return a figure by name; None for the accuracy, which is a mean as it is."""
     if name == ACCURACY:
         return None
     if name not in METRICS:
@@ -163,12 +150,7 @@ def find_metric(name: str) -> Metric | None:
 
 
 def metric_of(manifest: Mapping[str, Any]) -> str:
-    """Return the name of the figure that a prepared task is judged by: the last that its source names.
-
-    Example:
-        >>> metric_of({"transforms": ["metric=f1"], "class_names": ["no", "yes"]})
-        'f1'
-    """
+    """Return the name of the figure that a prepared task is judged by: the last that its source names."""
     named = [text.removeprefix("metric=") for text in manifest["transforms"] if text.startswith("metric=")]
     return str(named[-1]) if named else (ACCURACY if manifest["class_names"] else "pearson")
 

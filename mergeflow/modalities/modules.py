@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -46,29 +47,18 @@ def draws(module: nn.Module) -> bool:
         >>> draws(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))), draws(nn.Dropout(0.0))
         (True, False)
     """
-    return any(getattr(part, "p", 0.0) > 0 for part in module.modules() if _is_dropout(part)) or any(
-        part.dropout > 0 for part in module.modules() if isinstance(part, nn.MultiheadAttention)
+    return any(
+        (isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0)
+        or (isinstance(part, nn.MultiheadAttention) and part.dropout > 0)
+        for part in module.modules()
     )
 
 
-def _is_dropout(part: nn.Module) -> bool:
-    return isinstance(part, nn.modules.dropout._DropoutNd)
-
-
 def activations(module: nn.Module, layers: Sequence[str], compute: Callable[[], Any]) -> dict[str, Tensor]:
-    """Return the outputs of named submodules during one computation.
+    """Return the outputs [...] of named submodules during one computation, of several values the first.
 
     Args:
         layers: Names as `module.named_modules` gives them; "" is the module itself.
-
-    Returns:
-        Layer → its output; of a submodule that returns several values the first.
-
-    Example:
-        >>> import torch
-        >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
-        >>> [value.shape for value in activations(net, ["0", ""], lambda: net(torch.zeros(5, 2))).values()]
-        [torch.Size([5, 3]), torch.Size([5, 3])]
     """
     parts = dict(module.named_modules())
     for layer in layers:
@@ -76,13 +66,10 @@ def activations(module: nn.Module, layers: Sequence[str], compute: Callable[[], 
             raise unknown_name("layer", layer, parts)
     outputs: dict[str, Tensor] = {}
 
-    def watch(layer: str) -> Callable[..., None]:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            outputs[layer] = output if isinstance(output, Tensor) else output[0]
+    def watch(layer: str, _: nn.Module, __: Any, output: Any) -> None:
+        outputs[layer] = output if isinstance(output, Tensor) else output[0]
 
-        return hook
-
-    hooks = [parts[layer].register_forward_hook(watch(layer)) for layer in layers]
+    hooks = [parts[layer].register_forward_hook(partial(watch, layer)) for layer in layers]
     try:
         compute()
     finally:

@@ -16,10 +16,6 @@ def mlp(widths: Sequence[int], seed: int = 0) -> nn.Sequential:
 
     Args:
         widths: Of the inputs, of every hidden layer, and the number of classes.
-
-    Example:
-        >>> mlp([784, 100, 10])(torch.zeros(2, 28, 28)).shape
-        torch.Size([2, 10])
     """
     check_seed(seed)
     with own_generator(seed):
@@ -36,18 +32,10 @@ class SmallResNet(nn.Module):
         width: Channels of the first stage, at least 8; the others have 2 and 4 times as many. With fewer, oneDNN's
             strided convolutions write out of bounds while training on processors with AVX2 alone (torch 2.15).
 
-    Raises:
-        ValueError: If `width` is below 8.
-
-    Example:
-        >>> SmallResNet(5, width=8)(torch.zeros(2, 3, 16, 16)).shape
-        torch.Size([2, 5])
-
-    Source:
-        He et al. 2016, Deep residual learning, Section 4.2.
+    Source: He et al. 2016, Deep residual learning, Section 4.2.
     """
 
-    def __init__(self, classes: int, width: int = 16, blocks: int = 3, seed: int = 0) -> None:
+    def __init__(self, classes: int, width: int = 16, seed: int = 0) -> None:
         from torchvision.models.resnet import BasicBlock, conv1x1
 
         super().__init__()
@@ -60,7 +48,7 @@ class SmallResNet(nn.Module):
             inputs = width
             for stage in range(3):
                 outputs, parts = width * 2**stage, []
-                for number in range(blocks):
+                for number in range(3):
                     stride = 2 if stage and not number else 1
                     shortcut = None
                     if inputs != outputs:
@@ -96,12 +84,7 @@ def pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def on_pixels(module: nn.Module, images: Tensor) -> Tensor:
-    """Call a net on uint8 images: what `Classification.encode` wants of it.
-
-    Args:
-        module: takes normalised float images [n, 3, S, S].
-        images: uint8 [n, S, S, 3].
-    """
+    """Call a net of normalised float images [n, 3, S, S] on uint8 images [n, S, S, 3], as `Classification.encode`."""
     logits: Tensor = module(pixels(images, next(module.parameters()).dtype))
     return logits
 
@@ -110,12 +93,9 @@ def on_pixels(module: nn.Module, images: Tensor) -> Tensor:
 def recompute_statistics(module: nn.Module, batches: Sequence[Tensor]) -> None:
     """Set BatchNorm's running mean and variance to those over batches of the module's inputs.
 
-    Args:
-        module: Changed in place; in evaluation mode at the end.
-        batches: Inputs [n, ...] as the module takes them; each counts alike.
+    Each batch, [n, ...], counts alike; at the end the module is in evaluation mode.
 
-    Source:
-        Izmailov et al. 2018, Averaging weights leads to wider optima, Section 3.2.
+    Source: Izmailov et al. 2018, Averaging weights leads to wider optima, Section 3.2.
     """
     norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     if not batches:

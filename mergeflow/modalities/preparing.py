@@ -11,12 +11,7 @@ SOURCES = Shelf("kind of data source", Source, None, "sources", "`Source(…)` o
 
 
 def find_preparation(modality: str) -> Preparation:
-    """Return a modality's sources, transforms and decoding, with the sources that plug-ins add.
-
-    Example:
-        >>> sorted(find_preparation("vision").sources)
-        ['folder', 'hf', 'parquet', 'suite', 'torchvision']
-    """
+    """Return a modality's sources, transforms and decoding, with the sources that plug-ins add."""
     preparation = PREPARATIONS.get(modality)
     added = {name: source.open for name, source in SOURCES.all().items() if source.modality == modality}
     if taken := sorted(preparation.sources.keys() & added.keys()):

@@ -19,12 +19,7 @@ T = TypeVar("T")
 
 
 def transformers(name: str) -> Any:
-    """Return a class of transformers, imported when it is first asked for: that takes seconds.
-
-    Example:
-        >>> transformers("AutoConfig").__name__
-        'AutoConfig'
-    """
+    """Return a class of transformers, imported when it is first asked for: that takes seconds."""
     with _IMPORTING:
         return getattr(import_module("transformers"), name)
 
@@ -49,11 +44,7 @@ def find_place(place: str, root: Path, assets: Path, files: str = _OF_TEXTS) -> 
 
 
 def check_folder(place: str, root: Path, assets: Path, files: str = _OF_TEXTS) -> None:
-    """Refuse a base that is no place, or a folder in which transformers has saved no model; nothing is loaded.
-
-    Args:
-        place, root, assets, files: as `find_place` takes them.
-    """
+    """Refuse a base that is no place, or a folder in which transformers has saved no model; nothing is loaded."""
     folder = Path(find_place(place, root, assets, files))
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise MergeflowError(
@@ -63,19 +54,14 @@ def check_folder(place: str, root: Path, assets: Path, files: str = _OF_TEXTS) -
 
 
 def from_place(what: str, place: str, load: Callable[[], T], files: str = _OF_TEXTS) -> T:
-    """Read something of transformers', quietly.
-
-    Args:
-        what: what an error message calls it, such as "the tokenizer".
-        files: as `find_place` takes them.
-    """
+    """Read something of transformers', quietly; an error message calls it `what`, such as "the tokenizer"."""
     try:
         with quiet():
             return load()
+    except MergeflowError:
+        raise
     # Files, the hub's client and the parsers raise errors of many types; all mean that nothing can be read there.
     except Exception as error:
-        if isinstance(error, MergeflowError):
-            raise
         first = (str(error).strip().splitlines() or [""])[0]
         raise MergeflowError(
             f"{what} of '{place}' cannot be read ({type(error).__name__}: {first}). Name a folder with {files}; "
@@ -108,7 +94,6 @@ def load_pretrained(
 
     Args:
         auto: the class that loads it, such as AutoModel.
-        place, root, assets, files: as `find_place` takes them.
         settings: further ones for `from_pretrained`, or for the configuration.
     """
     import torch
@@ -134,7 +119,6 @@ def fast_tokenizer(place: str, root: Path, assets: Path, token: str, lacks: str,
     """Return a tokenizer, and its tokenizer.json without padding and truncation.
 
     Args:
-        place, root, assets: as `find_place` takes them.
         token: its token that must not be missing, such as `pad_token`.
         hint: the message's end.
     """
@@ -150,21 +134,12 @@ def fast_tokenizer(place: str, root: Path, assets: Path, token: str, lacks: str,
 
 
 def architecture_text(config: Mapping[str, Any]) -> str:
-    """Return a configuration as text, without entries that do not affect the architecture.
-
-    Example:
-        >>> architecture_text({"model_type": "bert", "transformers_version": "5.0"})
-        '{"model_type": "bert"}'
-    """
+    """Return a configuration as text, without entries that do not affect the architecture."""
     return json.dumps({name: value for name, value in sorted(config.items()) if name not in _NOT_ARCHITECTURE})
 
 
 def check_prepared(manifests: Mapping[str, Any], digest: str, named: str, pretrained: str) -> None:
-    """Refuse splits that were prepared with another tokenizer than the base's.
-
-    Args:
-        named: `data.tokenizer` of params.yaml.
-    """
+    """Refuse splits that were prepared with another tokenizer than the base's; `data.tokenizer` has `named` theirs."""
     other = [task for task, manifest in manifests.items() if manifest["decoding"].get("tokenizer") != digest]
     if other:
         raise MergeflowError(

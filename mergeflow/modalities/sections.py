@@ -10,12 +10,7 @@ DEFAULT = "vision"
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections of one modality.
-
-    Example:
-        >>> sorted(SECTIONS.get("vision").model.model_fields)
-        ['architecture', 'head', 'modality', 'pretrained']
-    """
+    """The sections of one modality."""
 
     model: type[Frozen]
     data: type[Frozen]

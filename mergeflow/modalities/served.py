@@ -54,10 +54,6 @@ class Served:
             names all rows that cannot be answered.
         packages: Distributions that a model needs besides mergeflow's own few.
         rows: How many rows are computed at once.
-
-    Example:
-        >>> SERVED.get("toy").inputs({"inputs": 2})
-        {'x0': 'number', 'x1': 'number'}
     """
 
     inputs: Callable[[Mapping[str, Any]], dict[str, Kind]]

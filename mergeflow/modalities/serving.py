@@ -63,7 +63,9 @@ def classify(
     probabilities: list[dict[str, float]] = []
     rows = SERVED.get(loaded.modality.name).rows
     for start in range(0, len(tasks), rows):
-        features = _features(loaded, batch(examples[start : start + rows]))
+        with torch.inference_mode():
+            features = loaded.model.module(batch(examples[start : start + rows]).to(loaded.device))
+        features = (features.float() if features.dtype.itemsize < 4 else features).cpu()
         for row, task in enumerate(tasks[start : start + rows]):
             head, feature = loaded.heads[task], features[row : row + 1]
             outputs = (feature if head is None else head(feature))[0].double()
@@ -75,9 +77,7 @@ def classify(
                 probabilities.append({})
                 continue
             chances = torch.softmax(outputs, dim=0).tolist()
-            names += [
-                f"output {k}" for k in range(len(names), len(chances))
-            ]  # logits that other tasks have classes for
+            names += [f"output {k}" for k in range(len(names), len(chances))]  # other tasks have classes for these
             labels.append(names[int(np.argmax(chances))])
             probabilities.append(dict(zip(names, chances, strict=True)))
     return {"label": labels, "probabilities": probabilities}
@@ -97,11 +97,7 @@ def read_rows(
     read: Callable[[Mapping[str, Any]], Any],
     done: str = "classified",
 ) -> tuple[list[Any], list[str]]:
-    """Return the inputs and the task of each row.
-
-    Args:
-        done: what a message says cannot be done with a row.
-    """
+    """Return the inputs and the task of each row; a message says that rows cannot be `done`, as "answered"."""
     examples, wrong, tasks = [], [], list(columns["task"])
     for row, values in enumerate(zip(*(columns[name] for name in inputs), strict=True)):
         try:
@@ -122,9 +118,3 @@ def _unknown_task(task: Any, heads: Mapping[str, Any]) -> MergeflowError:
     nearest = get_close_matches(task, heads, n=1, cutoff=0.5) if isinstance(task, str) and len(task) < 100 else []
     hint = f"did you mean '{nearest[0]}'? " if nearest else ""
     return MergeflowError(f"unknown task: {hint}Known: {', '.join(sorted(heads))}.")
-
-
-@torch.inference_mode()
-def _features(loaded: Loaded, batch: Any) -> torch.Tensor:
-    features: torch.Tensor = loaded.model.module(batch.to(loaded.device))
-    return (features.float() if features.dtype.itemsize < 4 else features).cpu()

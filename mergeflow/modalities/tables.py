@@ -16,15 +16,7 @@ from mergeflow.errors import MergeflowError
 
 
 def separator(head: str) -> str:
-    """Return the sign between CSV columns: a semicolon, as Excel writes it where the comma is the decimal sign.
-
-    Args:
-        head: The file's first line.
-
-    Example:
-        >>> separator("text;label"), separator("text,label")
-        (';', ',')
-    """
+    """Return the sign between a CSV file's columns: a semicolon where Excel's comma is the decimal sign."""
     return ";" if "," not in head and ";" in head else ","
 
 
@@ -34,7 +26,7 @@ def load_splits(
     """Return the data sets of train, validation and test, and the names of the splits that are none of these.
 
     Args:
-        renamed: the hub's name of a split to ours, where these differ beyond val, valid and dev.
+        renamed: the hub's name of a split to ours, beyond val, valid and dev.
     """
     try:
         import datasets
@@ -89,11 +81,7 @@ def parse_place(place: str, root: Path) -> HubPlace:
 
 
 def load_tables(place: HubPlace, renamed: Mapping[str, str]) -> tuple[dict[str, pa.Table], list[str]]:
-    """Return the table of each split, with the metadata that name classes, and the splits that are not used.
-
-    Args:
-        renamed: the hub's name of a split to ours, where these differ beyond val, valid and dev.
-    """
+    """Return the table of each split, with the metadata that name classes, and the splits that are not used."""
     parts, ignored = load_splits(*place, renamed)
     tables = {
         split: part.with_format("arrow")[:].replace_schema_metadata(part.features.arrow_schema.metadata)
@@ -205,10 +193,6 @@ def lines_table(stream: IO[bytes], chosen: Chosen, names: Collection[str]) -> pa
     Args:
         names: of the columns that examples are made of, besides the chosen ones. Another column, whose values differ in
             type, is left out.
-
-    Raises:
-        ArrowInvalid: a line is not a JSON object, or the values of a named column differ in type.
-        UnicodeDecodeError: the file is not in UTF-8.
     """
     lines = enumerate(stream.read().decode("utf-8-sig").split("\n"), start=1)
     rows = {number: _json_object(number, line) for number, line in lines if line.strip()}
@@ -248,11 +232,7 @@ def _unequal(name: str, values: Sequence[Any], numbers: Sequence[int]) -> pa.Arr
 def without_test(
     tables: Mapping[str, pa.Table], where: Mapping[str, str], ignored: Sequence[str], secret: str
 ) -> tuple[dict[str, pa.Table], dict[str, str], list[str]]:
-    """Return tables, places and ignored splits without a test split of which a data set keeps something to itself.
-
-    Args:
-        secret: what is kept, in the plural.
-    """
+    """Return tables, places and ignored splits without a test split whose labels, or answers, are `secret`."""
     remaining, named, test_note = dict(tables), dict(where), f"test (its {secret} are secret)"
     del remaining["test"]
     if "validation" in remaining:

@@ -3,10 +3,11 @@
 from functools import partial
 from pathlib import Path
 
-from mergeflow.data.task import RawTask
+from mergeflow.data.task import RawTask, Transform
 from mergeflow.errors import unknown_name
 from mergeflow.modalities.metrics import ACCURACY
-from mergeflow.modalities.text.preparation import judged_by, of_pairs
+from mergeflow.modalities.text.preparation import judged_by
+from mergeflow.modalities.text.tokenizer import PAIRS
 from suites.sentences.suite import get_text_suite
 
 
@@ -23,7 +24,7 @@ def open_suite(task_name: str, place: str, seed: int, root: Path) -> RawTask:
     if (named or task_name) not in tasks:
         raise unknown_name(f"task of suite {suite_name}", named or task_name, tasks)
     task = tasks[named or task_name]
-    marks = [of_pairs(task.class_names)] if task.pair else []
+    marks = [Transform(PAIRS, task.class_names)] if task.pair else []
     marks += [] if task.metric == ACCURACY else [judged_by(task.metric, task.class_names)]
     return RawTask(
         task_name,

@@ -190,7 +190,7 @@ def _answers(opened: Any, folder: Path, task: str) -> list[_Answer]:
     from mergeflow.modalities.causal.generation import go_on, held_out
     from mergeflow.modalities.causal.modality import Questions, open_examples
 
-    if passages := held_out(folder, "validation", PASSAGES):
+    if passages := held_out(folder, PASSAGES):
         continued = go_on(opened.model.module, opened.tokenizer, passages)
         return [_Answer(passage.prompt, passage.reference, passage.written, passage.right) for passage in continued]
     examples = open_examples(task, folder, "validation", None, torch.device("cpu"))

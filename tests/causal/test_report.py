@@ -42,7 +42,7 @@ def test_a_model_that_would_be_asked_for_minutes_is_not_asked(project: Path, mon
 
 
 def test_a_text_goes_on_as_transformers_generates_it(project: Path, base: Path) -> None:
-    passages = held_out(project / layout.split("validation", "ships"), "validation", 3)
+    passages = held_out(project / layout.split("validation", "ships"), 3)
     opened = open_language(str(base), Path())
     continuations = go_on(opened.model.module, opened.tokenizer, [*passages, "too short"])
     words, model = AutoTokenizer.from_pretrained(base), AutoModelForCausalLM.from_pretrained(base).eval()
@@ -53,7 +53,7 @@ def test_a_text_goes_on_as_transformers_generates_it(project: Path, base: Path) 
         new = model.generate(ids[:, :PROMPT], max_new_tokens=WRITTEN, min_new_tokens=WRITTEN, do_sample=False)
         assert continuation.written == words.decode(new[0, PROMPT:])
         assert continuation.right == int((new[0, PROMPT:] == ids[0, PROMPT : PROMPT + WRITTEN]).sum())
-    assert held_out(project / layout.split("validation", "colours"), "validation", 3) == []
+    assert held_out(project / layout.split("validation", "colours"), 3) == []
 
 
 def test_the_texts_of_another_registered_model_are_not_shown(project: Path) -> None:

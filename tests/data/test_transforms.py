@@ -17,7 +17,7 @@ from mergeflow.data.prepare import prepare_task
 from mergeflow.data.task import Example, Place, RawTask
 from mergeflow.data.transforms import chance
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.preparation import TRANSFORMS, decode_example, image_decoding, open_images
+from mergeflow.modalities.vision.preparation import TRANSFORMS, image_decoding, open_images
 
 COUNTS = {"train": 400, "validation": 60, "test": 100}
 DIGITS = tuple(str(digit) for digit in range(10))
@@ -72,8 +72,8 @@ def test_a_transform_is_a_pure_function_of_example_split_row_and_seed(
             example = example and transform.apply(example, Place("train", row, seed))
         if example is None:
             return None
-        decoded = decode_example(example, 9, "here")
-        assert decoded.digest == decode_example(Example(grey(row), "", 0), 9, "here").digest  # of the source
+        decoded = image_decoding(9).decode(example, "here")
+        assert decoded.digest == image_decoding(9).decode(Example(grey(row), "", 0), "here").digest  # of the source
         return example.label, decoded.arrays["images"].tobytes()
 
     first = [outcome(row) for row in range(40)]

@@ -99,7 +99,8 @@ def as_subset(examples: Classification) -> Subset:
 
 
 def as_numbers(examples: Classification) -> Regression:
-    return Regression(replace(examples, labels=examples.labels.float()), find_metric("pearson"))
+    labels, metric = examples.labels.float(), find_metric("pearson")
+    return Regression(examples.task, examples.inputs, labels, examples.head, metric=metric)
 
 
 @pytest.mark.parametrize("made", [lambda examples: examples, as_subset, as_numbers])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -49,8 +50,7 @@ def continued(module: LanguageModule, prompts: Sequence[Sequence[int]], how: Gen
 def greedy(module: LanguageModule, given: Sequence[Sequence[int]], tokens: int, end: int) -> list[list[int]]:
     """Return the likeliest continuation of prompts of one length, always `tokens` long.
 
-    Args:
-        tokens: how many are written: an end token would stop a row, and what is behind it would be padding.
+    An end token would stop a row, and what is behind it would be padding.
     """
     prompts = torch.tensor([list(ids) for ids in given], device=next(module.parameters()).device)
     ids = module.eval().whole.generate(
@@ -74,7 +74,7 @@ class Continued:
 
     Attributes:
         reference: The words that follow in the passage.
-        right: Tokens of the model's that stand at the same place in the passage.
+        right: How many of the model's tokens are at the same place in the passage.
     """
 
     prompt: str
@@ -83,9 +83,9 @@ class Continued:
     right: int
 
 
-def held_out(folder: Path, split: str, count: int) -> list[str]:
-    """Return pieces of a prepared split of texts, spread evenly over it; none of a split of questions."""
-    rows = pq.read_table(folder / f"{split}.parquet", columns=["text", "document"]).to_pylist()
+def held_out(folder: Path, count: int) -> list[str]:
+    """Return pieces of a task's texts of validation, spread evenly over them; none of a task of questions."""
+    rows = pq.read_table(folder / "validation.parquet", columns=["text", "document"]).to_pylist()
     texts = [row["text"] for row in rows if row["document"] is not None]
     if not texts:
         return []
@@ -95,11 +95,10 @@ def held_out(folder: Path, split: str, count: int) -> list[str]:
 def go_on(
     module: LanguageModule, tokenizer: CausalTokenizer, passages: Sequence[str], most: int | None = None
 ) -> list[Continued]:
-    """Continue each passage greedily from its first 16 tokens by 32 more.
+    """Continue each passage of 48 tokens or more greedily from its first 16 tokens by 32 more.
 
     Args:
-        passages: texts; those with fewer than 48 tokens are left out.
-        most: how many of the others are continued, from the first; all by default.
+        most: how many of these are continued, from the first; all by default.
     """
     encoded = [ids for ids in map(tokenizer.encode, passages) if len(ids) >= PROMPT + WRITTEN][:most]
     if not encoded:
@@ -107,9 +106,8 @@ def go_on(
     answers = greedy(module, [tokenizer.begun(ids[:PROMPT]) for ids in encoded], WRITTEN, tokenizer.end)
     continued = []
     for ids, new in zip(encoded, answers, strict=True):
-        following = ids[PROMPT : PROMPT + WRITTEN]
+        before, following = ids[:PROMPT], ids[PROMPT : PROMPT + WRITTEN]
         right = sum(a == b for a, b in zip(following, new, strict=True))
-        before = ids[:PROMPT]
         rest, written = (tokenizer.decode_further(before, ids) for ids in (following, new))
         continued.append(Continued(tokenizer.decode(before), rest, written, right))
     return continued
@@ -135,10 +133,7 @@ class Recalled:
 def recited(
     module: LanguageModule, tokenizer: CausalTokenizer, passages: Sequence[str], prompt: int = 16, tokens: int = 32
 ) -> list[Recalled]:
-    """Continue each passage greedily from its first tokens, and score the recall.
-
-    Args:
-        passages: texts; tokens after the first `prompt + tokens` are ignored.
+    """Continue each passage greedily from its first tokens, and score the recall of the next `tokens`.
 
     Raises:
         ValueError: a passage is shorter than the prompt and a token.
@@ -157,13 +152,6 @@ def rouge_l(reference: str, written: str) -> tuple[float, float]:
     L the length of the longest common subsequence of words: recall L/|reference|, precision L/|written|, F1 their
     harmonic mean. Words are runs of letters and digits in lower case.
 
-    Returns:
-        Both in [0, 1].
-
-    Example:
-        >>> [round(value, 3) for value in rouge_l("the red boat is old", "the boat was old")]
-        [0.6, 0.667]
-
     Source: Lin 2004, ROUGE: A package for automatic evaluation of summaries, section 3.
     """
     try:
@@ -175,9 +163,6 @@ def rouge_l(reference: str, written: str) -> tuple[float, float]:
 
 
 def _held(following: Sequence[int], new: Sequence[int], tokenizer: CausalTokenizer) -> Recalled:
-    written = tokenizer.decode(new)
-    exact = next(
-        (at for at, pair in enumerate(zip(following, new, strict=False)) if pair[0] != pair[1]),
-        min(len(following), len(new)),
-    )
+    written, pairs = tokenizer.decode(new), zip(following, new, strict=False)
+    exact = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     return Recalled(written, *rouge_l(tokenizer.decode(following), written), exact)

@@ -46,10 +46,6 @@ def stream(ids: np.ndarray, lengths: np.ndarray, documents: np.ndarray, places: 
         lengths: int [P], each less than R.
         documents: int64 [P], which document.
         places: int64 [P], which of its pieces.
-
-    Example:
-        >>> stream(np.array([[5, 6, 0], [7, 0, 0], [8, 0, 0]]), np.array([2, 1, 1]), np.array([0, 0, 1]), np.arange(3))
-        array([5, 6, 7, 0, 8, 0])
     """
     goes_on = (np.diff(documents) == 0) & (np.diff(places) == 1)
     taken = lengths + np.append(~goes_on, True)
@@ -67,7 +63,7 @@ def cut(tokens: np.ndarray, block: int, end: int) -> Blocks:
 
     Args:
         tokens: int [T], T ≥ 2.
-        block: tokens of a block, at least 3.
+        block: at least 3.
         end: the token that fills a shorter block.
 
     Example:
@@ -164,7 +160,6 @@ class PackedText:
         return losses[targets.flatten() != IGNORED]
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return the outputs of the named submodules for `rows`, [n, block, ...] each."""
         ids = self._read(rows)[0]
         return activations(model.module, layers, lambda: model.module(ids))
 
@@ -181,13 +176,17 @@ class PackedText:
         return torch.cat([torch.full_like(ids[:, :1], self.start), ids[:, :-1]], dim=1), ids
 
     def _predicted(self, model: Model, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits [n, block, V] in float32 or wider, and the token that each place predicts, [n, block]."""
+        """Return logits [n, block, V], and the token that each place predicts, [n, block]."""
         ids, following = self._read(rows)
         places = torch.arange(self.first, self.first + ids.shape[1])
         inside = (places < self.blocks.lengths[rows][:, None]).to(self.device)
-        logits: Tensor = model.module(ids)
-        logits = logits.float() if logits.dtype.itemsize < 4 else logits
-        return logits, following.masked_fill(~inside, IGNORED)
+        return _logits(model, ids), following.masked_fill(~inside, IGNORED)
+
+
+def _logits(model: Model, ids: Tensor) -> Tensor:
+    """Return logits [n, L, V] of ids [n, L], in float32 or wider."""
+    logits: Tensor = model.module(ids)
+    return logits.float() if logits.dtype.itemsize < 4 else logits
 
 
 # The log-likelihood of a choice that a question does not have. Not −∞, of which p·log p is not a number.
@@ -237,8 +236,7 @@ class Questions:
     def loss(self, model: Model, rows: Tensor) -> Tensor:
         """Return −(1/M) Σ log p over the M tokens of the right choices of `rows`, a scalar [], in nats."""
         batch = self._batch(rows, self.answers[rows])
-        log_p = self._tokens(model, batch)
-        return -log_p[batch.choice].mean()
+        return -self._tokens(model, batch)[batch.choice].mean()
 
     def scores(self, model: Model, rows: Tensor) -> Tensor:
         """Return 1 where the right choice has the largest likelihood, else 0: float32 [n]."""
@@ -256,15 +254,12 @@ class Questions:
         return likelihoods.index_put(batch.places, log_p)
 
     def features(self, model: Model, rows: Tensor, layers: Sequence[str]) -> dict[str, Tensor]:
-        """Return the outputs of the named submodules for the right choices of `rows`, [n, L, ...] each."""
         batch = self._batch(rows, self.answers[rows])
         return activations(model.module, layers, lambda: model.module(batch.ids))
 
     def _tokens(self, model: Model, batch: _Batch) -> Tensor:
-        """Return the log-probability of each place's next token, [c, L] in float32 or wider."""
-        logits: Tensor = model.module(batch.ids)
-        logits = logits.float() if logits.dtype.itemsize < 4 else logits
-        following = batch.ids.roll(-1, dims=1)
+        """Return the log-probability of each place's next token, [c, L]."""
+        logits, following = _logits(model, batch.ids), batch.ids.roll(-1, dims=1)
         return -cross_entropy(logits.transpose(1, 2), following, reduction="none")
 
     def _batch(self, rows: Tensor, only: Tensor | None = None) -> _Batch:
@@ -286,12 +281,11 @@ class Questions:
         choice = np.zeros((len(sequences), longest), bool)
         for line, ((row, _), tokens) in enumerate(zip(wanted, sequences, strict=True)):
             filled[line, : len(tokens)] = tokens
-            choice[line, len(begin) + ends[row, 0] - 1 : len(tokens) - 1] = (
-                True  # a token is predicted by the place before it
-            )
+            first = len(begin) + ends[row, 0] - 1  # a token is predicted by the place before it
+            choice[line, first : len(tokens) - 1] = True
         question, number = (torch.tensor(column, device=self.device) for column in zip(*wanted, strict=True))
-        there, told_there = (torch.from_numpy(part).to(self.device) for part in (filled, choice))
-        return _Batch(there, told_there, (question, number))
+        on_device, of_choice = (torch.from_numpy(part).to(self.device) for part in (filled, choice))
+        return _Batch(on_device, of_choice, (question, number))
 
 
 def perplexity(model: Model, examples: PackedText, batch_size: int = 32, stride: int | None = None) -> float:
@@ -305,15 +299,6 @@ def perplexity(model: Model, examples: PackedText, batch_size: int = 32, stride:
         batch_size: blocks that are computed at once; it changes the result by rounding alone.
         stride: tokens between the beginnings of two windows as long as a block, 1 to block − 1; None for blocks that do
             not overlap. It takes block / stride times as long.
-
-    Example:
-        >>> from torch import nn
-        >>> from mergeflow.modality import Network
-        >>> from mergeflow.modalities.causal.modality import Blocks
-        >>> even = Network(nn.Embedding.from_pretrained(torch.zeros(5, 5)))  # gives every token the same chance
-        >>> blocks = Blocks(torch.tensor([[1, 2, 3, 0]], dtype=torch.int32), torch.tensor([3]))
-        >>> round(perplexity(even, PackedText("tales", blocks, torch.device("cpu"))), 4)
-        5.0
     """
     total, count = total_loss(model, examples, batch_size, stride)
     return math.exp(total / count)

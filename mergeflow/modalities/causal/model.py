@@ -14,13 +14,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.modalities.catalog import SECTION, is_recorded
 from mergeflow.modalities.causal.tokenizer import ASSETS, CausalTokenizer, load_tokenizer
 from mergeflow.modalities.modules import own_generator
-from mergeflow.modalities.pretrained import (
-    architecture_text,
-    check_whole,
-    load_pretrained,
-    quiet,
-    transformers,
-)
+from mergeflow.modalities.pretrained import architecture_text, check_whole, load_pretrained, quiet, transformers
 from mergeflow.modality import State, check_fit
 
 
@@ -94,11 +88,7 @@ def build_model(config: str) -> LanguageModel:
 
 
 def draw_model(values: Mapping[str, Any], seed: int, tokens: int) -> tuple[LanguageModel, str]:
-    """Draw the weights of a configuration as transformers draws them.
-
-    Args:
-        values: of config.json; `vocab_size` may be missing.
-    """
+    """Draw the weights of a configuration, which may lack `vocab_size`, as transformers draws them."""
     if "model_type" not in values:
         raise MergeflowError(
             "model.config says no model_type; expected one such as gpt2, llama, qwen2 or phi. It is needed where "
@@ -207,12 +197,7 @@ def open_language(base: str, root: Path, tokenizer: CausalTokenizer | None = Non
 
 
 def is_causal(record: Mapping[str, str]) -> bool:
-    """Return whether the metadata of a base's weights are those of a causal model.
-
-    Example:
-        >>> is_causal({"role": "base"}), is_causal({"model": '{"modality": "causal"}'})
-        (False, True)
-    """
+    """Return whether the metadata of a base's weights are those of a causal model."""
     return bool(json.loads(record.get(SECTION, "{}")).get("modality") == "causal")
 
 

@@ -44,18 +44,12 @@ def pieces(text: str, limit: int = PIECE) -> Iterator[str]:
     """
     start = 0
     while start < len(text):
-        window = text[start : start + limit].encode()[:limit].decode(errors="ignore")
-        end = start + len(window)
+        end = start + len(text[start : start + limit].encode()[:limit].decode(errors="ignore"))
         if end < len(text):
-            end = start + (_boundary(window + text[end]) or len(window))
+            spaces = (at for at in range(end, start, -1) if text[at].isspace() and not text[at - 1].isspace())
+            end = next(spaces, end)
         yield text[start:end]
         start = end
-
-
-def _boundary(window: str) -> int:
-    """Return the last place where white space begins, but not the first; 0 where there is none."""
-    starts = (at for at in range(len(window) - 1, 0, -1) if window[at].isspace() and not window[at - 1].isspace())
-    return next(starts, 0)
 
 
 # (name, text) of each document of a split, in the same order each time.
@@ -150,7 +144,7 @@ def _decoded_piece(content: Mapping[str, Any], encoded: tuple[list[int], np.ndar
 def _decoded_question(content: Mapping[str, Any], tokenizer: CausalTokenizer, block: int) -> Decoded:
     text, choices, answer = content["text"], list(content["choices"]), content["answer"]
     _check_question(text, choices, answer)
-    asked, answers = _asked_and_told(text, choices, tokenizer)
+    asked, answers = _tokens_of(text, choices, tokenizer)
     longest, together = len(tokenizer.begun(asked)) + max(map(len, answers)), len(asked) + sum(map(len, answers))
     if not asked or longest > block or together > 2 * block:
         raise MergeflowError(
@@ -177,7 +171,7 @@ def _check_question(text: str, choices: Sequence[str], answer: int) -> None:
         raise MergeflowError(f"its answer is {answer}; expected the number of a choice, 0 to {len(choices) - 1}.")
 
 
-def _asked_and_told(text: str, choices: Sequence[str], tokenizer: CausalTokenizer) -> tuple[list[int], list[list[int]]]:
+def _tokens_of(text: str, choices: Sequence[str], tokenizer: CausalTokenizer) -> tuple[list[int], list[list[int]]]:
     """Return a question's tokens and each choice's: joined, they are the tokens of the joined text.
 
     A token that holds the question's end and a choice's beginning, as of a blank and the word behind it, is the
@@ -205,19 +199,9 @@ def _filled(ids: Sequence[int], size: int, end: int) -> np.ndarray:
 
 
 def causal_schema(class_names: Sequence[str] | None) -> pa.Schema:
-    """Return the schema of both kinds of example; the columns of the other kind are empty.
-
-    Example:
-        >>> causal_schema(None).names
-        ['text', 'choices', 'answer', 'document']
-    """
-    fields = [
-        ("text", pa.string()),
-        ("choices", pa.list_(pa.string())),
-        ("answer", pa.int64()),
-        ("document", pa.int64()),
-    ]
-    return pa.schema(fields)
+    """Return the schema of both kinds of example; the columns of the other kind are empty."""
+    texts, number = pa.string(), pa.int64()
+    return pa.schema([("text", texts), ("choices", pa.list_(texts)), ("answer", number), ("document", number)])
 
 
 _ENDINGS = (".txt", ".md")
@@ -265,11 +249,9 @@ def _documents(location: Location, files: tuple[tuple[str, ...], ...]) -> Iterat
 
 
 TEXTS = ("text", "content")
-QUESTIONS, CHOICES, ANSWERS = (
-    ("question", "context", "ctx", "prompt"),
-    ("choices", "endings", "options"),
-    ("answer", "label"),
-)
+QUESTIONS = ("question", "context", "ctx", "prompt")
+CHOICES = ("choices", "endings", "options")
+ANSWERS = ("answer", "label")
 
 
 def task_of(
@@ -280,26 +262,18 @@ def task_of(
     ignored: Sequence[str] = (),
     selected: Mapping[str, str] | None = None,
 ) -> RawTask:
-    """Make a task of tables: of texts, or of questions if there is a column of choices.
-
-    Args:
-        selected: the column of texts, as {"text": NAME}.
-    """
+    """Make a task of tables: of texts, or of questions if there is a column of choices."""
     if not selected and "test" in tables and _is_secret(tables["test"], where["test"]):
         tables, where, ignored = without_test(tables, where, ignored, "answers")
     columns_of = {split: _columns(table.column_names, where[split], selected or {}) for split, table in tables.items()}
     if len({len(columns) for columns in columns_of.values()}) > 1:
         raise MergeflowError(f"task '{task}': some splits have texts and some questions. Make them two tasks.")
-    if len(columns_of["train"]) == 1:
-        documents = {
-            split: partial(_texts, table, columns_of[split][0], where[split]) for split, table in tables.items()
-        }
-        return replace(text_task(task, documents, seed), ignored_splits=tuple(ignored))
-    rows = {split: partial(_questions, table, columns_of[split], where[split]) for split, table in tables.items()}
-    counts = {split: table.num_rows for split, table in tables.items()}
-    return RawTask(
-        task, None, None, rows, seed=seed, counts=counts, ignored_splits=tuple(ignored), transforms=(ACCURACY,)
-    )
+    read = _texts if len(columns_of["train"]) == 1 else _questions
+    rows: dict[str, Any] = {split: partial(read, tables[split], columns_of[split], where[split]) for split in tables}
+    if read is _texts:
+        return replace(text_task(task, rows, seed), ignored_splits=tuple(ignored))
+    counts, unused = {split: table.num_rows for split, table in tables.items()}, tuple(ignored)
+    return RawTask(task, None, None, rows, seed=seed, counts=counts, ignored_splits=unused, transforms=(ACCURACY,))
 
 
 def _is_secret(table: pa.Table, where: str) -> bool:
@@ -327,8 +301,9 @@ def _columns(names: Sequence[str], where: str, chosen: Mapping[str, str]) -> tup
     )
 
 
-def _texts(table: pa.Table, column: str, where: str) -> Iterator[tuple[str, str]]:
+def _texts(table: pa.Table, columns: Sequence[str], where: str) -> Iterator[tuple[str, str]]:
     """Yield the rows that have words; corpora of lines, such as WikiText, have blank ones between paragraphs."""
+    (column,) = columns
     texts = table[column].to_pylist()
     for row, text in enumerate(texts):
         if not isinstance(text, str):
@@ -346,11 +321,8 @@ def _questions(table: pa.Table, columns: Sequence[str], where: str) -> Iterator[
     cells = (table[column].to_pylist() for column in columns)
     for row, (question, choices, answer) in enumerate(zip(*cells, strict=True)):
         name = f"{where}:{row}"
-        if (
-            not isinstance(question, str)
-            or not isinstance(choices, list)
-            or not all(isinstance(c, str) for c in choices)
-        ):
+        listed = choices if isinstance(choices, list) else [None]
+        if not all(isinstance(text, str) for text in (question, *listed)):
             raise MergeflowError(
                 f"{name}: {columns[0]} is {question!r} and {columns[1]} {choices!r}; expected a text and a list "
                 "of texts."

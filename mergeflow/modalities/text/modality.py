@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,10 @@ class Group:
     """
 
     ids: Tensor
-    mask: Tensor | None
-    segments: Tensor | None
+    mask: Tensor | None = None
+    segments: Tensor | None = None
 
     def to(self, device: torch.device) -> "Group":
-        """Return the group on a device."""
         mask, segments = (None if part is None else part.to(device) for part in (self.mask, self.segments))
         return Group(self.ids.to(device), mask, segments)
 
@@ -63,13 +63,16 @@ class TokenBatch:
     """A batch: its groups, and `order`, int64 [n], which puts what they give one after the other in the rows' order."""
 
     groups: tuple[Group, ...]
-    order: Tensor | None
+    order: Tensor | None = None
+
+    @classmethod
+    def of(cls, ids: Tensor, mask: Tensor | None = None) -> "TokenBatch":
+        """Return a batch of one group: ids and mask [n, L]."""
+        return cls((Group(ids, mask),))
 
     def to(self, device: torch.device) -> "TokenBatch":
-        """Return the batch on a device."""
-        return TokenBatch(
-            tuple(group.to(device) for group in self.groups), None if self.order is None else self.order.to(device)
-        )
+        order = None if self.order is None else self.order.to(device)
+        return TokenBatch(tuple(group.to(device) for group in self.groups), order)
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class BlankTokens:
     def __getitem__(self, rows: Tensor | slice) -> TokenBatch:
         assert isinstance(rows, Tensor)
         ids = torch.zeros(len(rows), self.length, dtype=torch.int64)
-        return TokenBatch((Group(ids, torch.ones_like(ids, dtype=torch.bool), None),), None)
+        return TokenBatch.of(ids, torch.ones_like(ids, dtype=torch.bool))
 
 
 def _long(values: np.ndarray) -> Tensor:
@@ -118,10 +121,7 @@ def _long(values: np.ndarray) -> Tensor:
 
 
 def groups(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield which examples are computed together, longest first; a group ends before it wastes over 64 tokens.
-
-    Args:
-        lengths: tokens of each example, int [n].
+    """Yield which examples of lengths [n] are computed together, longest first; a group wastes at most 64 tokens.
 
     Example:
         >>> [part.tolist() for part in groups(np.array([300, 10, 290, 12]))]
@@ -142,12 +142,7 @@ def groups(lengths: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def stack(ids: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] | None, pad: int) -> Tokens:
-    """Return tokens of a few examples in memory, on the processor.
-
-    Args:
-        segments: of each example; None where the model takes none.
-        pad: the id that fills the rows.
-    """
+    """Return tokens of a few examples in memory, on the processor; `pad` is the id that fills the rows."""
     lengths = np.array([len(row) for row in ids])
 
     def filled(rows: Sequence[Sequence[int]], value: int) -> np.ndarray:
@@ -208,13 +203,11 @@ class TextEncoder(nn.Module):
 def watched(module: nn.Module, batch: TokenBatch, layers: Sequence[str]) -> dict[str, Tensor]:
     """Return the outputs of layers for a batch: of a layer that gives [n, L, D], the pooled [n, D]."""
     assert isinstance(module, TextEncoder)
-    outputs = [_of_group(module, group, layers) for group in batch.groups]
-    return {layer: module.gathered(batch, [output[layer] for output in outputs]) for layer in layers}
-
-
-def _of_group(module: TextEncoder, group: Group, layers: Sequence[str]) -> dict[str, Tensor]:
-    values = activations(module, layers, lambda: module(TokenBatch((group,), None)))
-    return {layer: module.pooled(value, group) if value.ndim == 3 else value for layer, value in values.items()}
+    parts: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+    for group in batch.groups:
+        for layer, value in activations(module, layers, partial(module, TokenBatch((group,)))).items():
+            parts[layer].append(module.pooled(value, group) if value.ndim == 3 else value)
+    return {layer: module.gathered(batch, parts[layer]) for layer in layers}
 
 
 def build_encoder(config: str, pooling: str) -> TextEncoder:
@@ -248,7 +241,7 @@ def check_length(encoder: TextEncoder, pad: int, max_length: int) -> None:
     """Refuse texts that may be longer than the positions that an encoder knows."""
     other = 0 if pad else 1
     try:
-        encoder(TokenBatch((Group(torch.full((1, max_length), other), None, None),), None))
+        encoder(TokenBatch.of(torch.full((1, max_length), other)))
     except (IndexError, RuntimeError) as error:
         positions = getattr(encoder.get_submodule(encoder.part).config, "max_position_embeddings", "unknown")
         raise MergeflowError(
@@ -268,8 +261,7 @@ def check_padding(encoder: TextEncoder, pad: int, max_length: int, place: str) -
     text[text == pad] = 0 if pad else 1
     padded = torch.cat([text, torch.full((1, max_length - text.shape[1]), pad)], dim=1)
     mask = torch.arange(max_length)[None] < text.shape[1]
-    alone = encoder(TokenBatch((Group(text, None, None),), None))
-    beside_padding = encoder(TokenBatch((Group(padded, mask, None),), None))
+    alone, beside_padding = encoder(TokenBatch.of(text)), encoder(TokenBatch.of(padded, mask))
     if float((alone - beside_padding).abs().max()) > _ROUNDING * float(alone.abs().max()):
         raise MergeflowError(
             f"model.pretrained '{place}': its features of a text depend on the padding after it, although it takes an "
@@ -313,9 +305,8 @@ def open_examples(
     segments = data.arrays.get("segments")
     tokens = Tokens(data.ids, np.array(data.lengths, np.int64), segments, device)
     wanted = torch.from_numpy(np.array(data.labels if data.class_names else data.targets)).to(device)
-    metric = find_metric(metric_of(load_manifest(folder)))
-    plain = Classification(task, tokens, wanted, head, observe=watched, metric=metric if data.class_names else None)
-    return plain if data.class_names else Regression(plain, metric)
+    kind, metric = Classification if data.class_names else Regression, find_metric(metric_of(load_manifest(folder)))
+    return kind(task, tokens, wanted, head, observe=watched, metric=metric)
 
 
 def blank(model: Model, section: ModelSection, data: DataSection, count: int, classes: int) -> Classification:

@@ -37,12 +37,7 @@ from mergeflow.modalities.text.tokenizer import PAIRS, TextTokenizer, load_token
 
 
 def judged_by(value: str, class_names: Sequence[str] | None) -> Transform:
-    """Judge the task by a figure; its examples stay as they are.
-
-    Example:
-        >>> judged_by("f1", ["no", "yes"]).text
-        'metric=f1'
-    """
+    """Judge the task by a figure; its examples stay as they are."""
     metric = find_metric(value)
     numbers = metric is not None and METRICS[value].numbers
     if numbers != (class_names is None):
@@ -57,11 +52,6 @@ def judged_by(value: str, class_names: Sequence[str] | None) -> Transform:
             "classes kept before it (?classes=0,1&metric=f1)."
         )
     return Transform(f"metric={value}", class_names)
-
-
-def of_pairs(class_names: Sequence[str] | None) -> Transform:
-    """Say in the manifest that every example is two texts; the examples stay as they are."""
-    return Transform(PAIRS, class_names)
 
 
 def text_decoding(tokenizer: TextTokenizer) -> Decoding:
@@ -100,12 +90,7 @@ def _decoded(row: Mapping[str, Any], label: int, tokenizer: TextTokenizer) -> De
 
 
 def text_schema(class_names: Sequence[str] | None) -> pa.Schema:
-    """Return the schema that `datasets` reads back as texts with a ClassLabel, or with a number.
-
-    Example:
-        >>> text_schema(None).field("label").type
-        DataType(double)
-    """
+    """Return the schema that `datasets` reads back as texts with a ClassLabel, or with a number."""
     texts = {name: {"dtype": "string", "_type": "Value"} for name in ("text", "text_pair")}
     plain = {"dtype": "float64", "_type": "Value"}
     label = plain if class_names is None else {"names": list(class_names), "_type": "ClassLabel"}
@@ -140,15 +125,7 @@ class Columns:
 
 
 def find_columns(names: Sequence[str], where: str, chosen: Mapping[str, str] | None = None) -> Columns:
-    """Return which columns are texts and which is the label.
-
-    Args:
-        chosen: column names by role (`text`, `text_pair`, `label`); other roles are inferred from the names.
-
-    Example:
-        >>> find_columns(["idx", "sentence1", "sentence2", "label"], "rte.tsv")
-        Columns(text='sentence1', pair='sentence2', label='label')
-    """
+    """Return which columns are texts and which is the label; those that are not chosen are told by their names."""
     chosen = checked_columns(names, where, chosen or {}, ("text", "text_pair", "label"))
     labels = [chosen["label"]] if "label" in chosen else [name for name in LABELS if name in names]
     if "text" in chosen and labels:
@@ -206,7 +183,7 @@ def task_of(
         counts={split: table.num_rows for split, table in tables.items()},
         keys={split: partial(_keys, labels[split], where[split]) for split in tables} if names is not None else {},
         ignored_splits=ignored,
-        transforms=(of_pairs(names),) if chosen.pair else (),
+        transforms=(Transform(PAIRS, names),) if chosen.pair else (),
         **more,
     )
 
@@ -227,10 +204,7 @@ def _check_types(table: pa.Table, columns: Columns, where: str) -> None:
 
 def _is_text(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return any(
-        check(kind)
-        for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    )
+    return kind in (pa.string(), pa.large_string(), pa.string_view(), pa.null())
 
 
 def _class_names(table: pa.Table, label: str) -> list[str] | None:
@@ -253,16 +227,12 @@ def _labels(table: pa.Table, label: str, names: Sequence[str] | None, where: str
     if empty:
         raise MergeflowError(f"{where}, row {empty[0]}: no {label} ({len(empty)} such rows). Every row needs one.")
     if names is None:
-        wrong = [
-            row
-            for row, value in enumerate(values)
-            if not isinstance(value, int | float | Decimal) or not isfinite(value)
-        ]
-        if wrong:
-            raise MergeflowError(
-                f"{where}, row {wrong[0]}: {label} {values[wrong[0]]!r} is not a finite number, as those of a "
-                "regression are. Correct it, or remove the row."
-            )
+        for row, value in enumerate(values):
+            if not isinstance(value, int | float | Decimal) or not isfinite(value):
+                raise MergeflowError(
+                    f"{where}, row {row}: {label} {value!r} is not a finite number, as those of a regression are. "
+                    "Correct it, or remove the row."
+                )
         return np.array(values, np.float64)
     declared = class_labels(table.schema).get(label, [])
     if declared == names:
@@ -282,15 +252,12 @@ def _examples(table: pa.Table, columns: Columns, labels: np.ndarray, where: str)
     texts = table[columns.text].to_pylist()
     pairs = table[columns.pair].to_pylist() if columns.pair else [None] * len(texts)
     for row, (text, pair, label) in enumerate(zip(texts, pairs, labels, strict=True)):
-        content: dict[str, Any] = {"text": _text(text)} | ({"text_pair": _text(pair)} if columns.pair else {})
+        # A text that is missing is empty: it is refused where it is decoded, with its row.
+        content: dict[str, Any] = {"text": text or ""} | ({"text_pair": pair or ""} if columns.pair else {})
         if labels.dtype.kind == "f":
             yield Example(content | {"score": float(label)}, f"{where}:{row}")
         else:
             yield Example(content, f"{where}:{row}", int(label))
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)  # an empty text is refused where it is decoded, with its row
 
 
 def _keys(labels: np.ndarray, where: str) -> Iterator[tuple[str, int]]:
@@ -311,16 +278,13 @@ def _separated(stream: IO[bytes], chosen: Chosen, delimiter: str, quotes: bool) 
     if delimiter == ",":
         delimiter = separator(head)
 
+    quote_char = '"' if quotes else False
+    parsing = pv.ParseOptions(delimiter=delimiter, quote_char=quote_char, newlines_in_values=quotes)
+
     def read(as_written: Iterable[str]) -> pa.Table:
-        return pv.read_csv(
-            pa.BufferReader(content),
-            parse_options=pv.ParseOptions(
-                delimiter=delimiter, quote_char='"' if quotes else False, newlines_in_values=quotes
-            ),
-            convert_options=pv.ConvertOptions(
-                column_types=dict.fromkeys(as_written, pa.string()), strings_can_be_null=False
-            ),
-        )
+        types = dict.fromkeys(as_written, pa.string())
+        converting = pv.ConvertOptions(column_types=types, strings_can_be_null=False)
+        return pv.read_csv(pa.BufferReader(content), parse_options=parsing, convert_options=converting)
 
     try:
         table = read(texts)  # they stay texts where all of a file look like numbers, or like "null"
@@ -330,11 +294,8 @@ def _separated(stream: IO[bytes], chosen: Chosen, delimiter: str, quotes: bool) 
     if table.num_columns == 1 and not table.column_names[0].isidentifier():
         signs = "tabs" if delimiter == "\t" else "commas"
         raise pa.ArrowInvalid(f"{table.column_names[0]!r} is its one column; expected names with {signs} between them")
-    numbers = [
-        column.name
-        for column in table.schema
-        if column.name in labels and (pa.types.is_integer(column.type) or pa.types.is_floating(column.type))
-    ]
+    kinds = [(field.name, field.type) for field in table.schema if field.name in labels]
+    numbers = [name for name, kind in kinds if pa.types.is_integer(kind) or pa.types.is_floating(kind)]
     if not numbers or len(numbers) > len(set(numbers)):  # columns of one name are refused later
         return table
     written = read({*texts, *numbers})
@@ -343,11 +304,8 @@ def _separated(stream: IO[bytes], chosen: Chosen, delimiter: str, quotes: bool) 
 
 def _are_numbers(values: pa.ChunkedArray, written: pa.ChunkedArray) -> bool:
     """Whether cells that read as numbers are no more than that: `01` is another class than `1`, and `+1` is a class."""
-    cells = [
-        (value, cell.strip())
-        for value, cell in zip(values.to_pylist(), written.to_pylist(), strict=True)
-        if value is not None
-    ]
+    pairs = zip(values.to_pylist(), written.to_pylist(), strict=True)
+    cells = [(value, cell.strip()) for value, cell in pairs if value is not None]
     if pa.types.is_integer(values.type):
         return all(cell == str(value) for value, cell in cells)
     return not all(cell.lstrip("+-").isdecimal() for _, cell in cells)  # whole numbers that no integer holds
@@ -370,9 +328,8 @@ def open_hub(task: str, place: str, seed: int, root: Path, columns: Mapping[str,
     source = parse_place(place, root)
     is_glue = source.name.rpartition("/")[2] == "glue"
     tables, ignored = load_tables(source, _MATCHED if is_glue else {})
-    raw = task_of(
-        task, tables, {split: f"{place}, {split}" for split in tables}, seed, ignored, columns, keeps_conflicts=is_glue
-    )
+    where = {split: f"{place}, {split}" for split in tables}
+    raw = task_of(task, tables, where, seed, ignored, columns, keeps_conflicts=is_glue)
     metric = GLUE.get(source.config or "") if is_glue else None
     if metric is None:
         return raw

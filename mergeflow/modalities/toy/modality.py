@@ -27,10 +27,6 @@ class FeedForward(nn.Module):
         activation: φ, a name of `ACTIVATIONS`.
         seed: of the weights, whose entries are N(0, 2 / fan-in).
         logits: whether the last layer has no activation.
-
-    Example:
-        >>> FeedForward([3, 4, 2], "tanh")(torch.ones(5, 3)).shape
-        torch.Size([5, 2])
     """
 
     def __init__(
@@ -77,16 +73,12 @@ def make_base(section: ModelSection, data: DataSection, manifests: Mapping[str, 
     """Write the drawn net, and where tasks have heads a drawn one for each, which training goes on from."""
     check_base(section, data, base.root)
     write_checkpoint(base.model, build(section, {}).state(), {"role": "base"})
-    if section.head == "none":
-        _check_logits(section, {task: len(manifest["class_names"]) for task, manifest in manifests.items()})
+    if section.head != "none":
+        for task, manifest in manifests.items():
+            save_head(_drawn_head(section, task, manifest["class_names"]), base.head(task))
         return
-    for task, manifest in manifests.items():
-        save_head(_drawn_head(section, task, manifest["class_names"]), base.head(task))
-
-
-def _check_logits(section: ModelSection, classes: Mapping[str, int]) -> None:
-    greedy = [f"{task} has {count}" for task, count in classes.items() if count > section.widths[-1]]
-    if greedy:
+    classes = {task: len(manifest["class_names"]) for task, manifest in manifests.items()}
+    if greedy := [f"{task} has {count}" for task, count in classes.items() if count > section.widths[-1]]:
         raise MergeflowError(
             f"model.head is none and model.widths ends with {section.widths[-1]}, too few logits for the classes: "
             f"{', '.join(greedy)}. Let the widths end with {max(classes.values())}."

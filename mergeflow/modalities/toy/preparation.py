@@ -22,9 +22,6 @@ def open_toy(task: str, place: str, seed: int, root: Path) -> RawTask:
     """Open a task of numbers: `NAME[,OPTION=VALUE...]`.
 
     `clouds`: a Gaussian cloud around a mean of the task's own, labelled by a linear teacher of the task's own.
-
-    Args:
-        place: the name, and options of `DEFAULTS` that change.
     """
     name, *changes = place.split(",")
     if name not in NAMES:

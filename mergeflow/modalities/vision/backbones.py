@@ -29,14 +29,7 @@ _TIMM = "timm_wrapper"
 
 @dataclass(frozen=True)
 class Pixels:
-    """How pixels are normalised: (rescale · x − mean) / std for each channel, x in 0 … 255.
-
-    Args:
-        flip: Whether the model then takes blue, green, red.
-
-    Raises:
-        ValueError: There are not three means and three spreads above 0, or `rescale` is not above 0.
-    """
+    """How pixels are normalised: (rescale · x − mean) / std for each channel, x in 0 … 255; with `flip` to BGR."""
 
     rescale: float
     mean: tuple[float, ...]
@@ -56,7 +49,6 @@ class Backbone(nn.Module):
 
     Args:
         model: Such a model, made for one class; its classifier is replaced in place.
-        pixels: How its images are normalised.
         place: What an error message calls the model.
     """
 
@@ -116,14 +108,7 @@ def _pooled_width(model: Any, place: str) -> int:
 
 
 def load_backbone(place: str, root: Path) -> tuple[Backbone, dict[str, str]]:
-    """Load a pre-trained image model.
-
-    Args:
-        place: A folder that `save_pretrained` wrote, relative to `root` or absolute, or an id of the hub.
-
-    Returns:
-        The model, and what the base's record needs to build it again.
-    """
+    """Load a pre-trained image model; return with it what the base's record needs to build it again."""
     source = find_place(place, root, ASSETS, FILES)
     config: Any = from_place("the model", place, lambda: transformers("AutoConfig").from_pretrained(source), FILES)
     if (channels := getattr(config, "num_channels", _RGB)) != _RGB:
@@ -137,7 +122,9 @@ def load_backbone(place: str, root: Path) -> tuple[Backbone, dict[str, str]]:
     auto = "AutoModelForImageClassification" if classifies else "AutoModel"
     options = {"config": config, "ignore_mismatched_sizes": True}
     model, lacking = load_pretrained(auto, "the model", place, root, ASSETS, FILES, **options)
-    pixels = _read_pixels(place, source)
+    # How pixels are normalised alone: sizes are the project's own affair.
+    processor = transformers("AutoImageProcessor")
+    pixels = from_place("the image processor", place, lambda: _pixels_of(processor.from_pretrained(source)), FILES)
     record = {
         "class": type(model).__name__,
         "config": architecture_text(model.config.to_dict()),
@@ -152,21 +139,12 @@ def load_backbone(place: str, root: Path) -> tuple[Backbone, dict[str, str]]:
 
 
 def build_backbone(record: Mapping[str, str], place: str) -> Backbone:
-    """Return the model that a base's record describes, its weights of no meaning."""
+    """Return the model that a base's record describes; its weights are arbitrary."""
     values = json.loads(record["config"])
     with quiet(), own_generator(0):
         config = transformers("AutoConfig").for_model(values.pop("model_type"), **values)
         model = transformers(record["class"])(config)
     return Backbone(model, Pixels(**json.loads(record["pixels"])), place).eval()
-
-
-def _read_pixels(place: str, source: str) -> Pixels:
-    """Read how a model's image processor normalises pixels; sizes are the project's own affair."""
-
-    def load() -> Pixels:
-        return _pixels_of(transformers("AutoImageProcessor").from_pretrained(source))
-
-    return from_place("the image processor", place, load, FILES)
 
 
 def _pixels_of(processor: Any) -> Pixels:

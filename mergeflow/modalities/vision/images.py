@@ -27,10 +27,6 @@ def to_rgb(image: ImageInput, what: str, way_out: str = "Restore or remove it.")
     Args:
         what: how an error message names the image.
         way_out: the advice that an error message gives when the bytes are not an image.
-
-    Example:
-        >>> to_rgb(Image.new("L", (4, 2), 7), "grey").getpixel((0, 0))
-        (7, 7, 7)
     """
     try:
         with warnings.catch_warnings():
@@ -79,14 +75,7 @@ def pixel_digest(rgb: Image.Image) -> bytes:
 
 
 def resize(rgb: Image.Image, image_size: int) -> np.ndarray:
-    """Resize the shorter side to S with bicubic interpolation and crop the centre, as CLIP's preprocessing does.
-
-    Returns:
-        uint8 array [S, S, 3].
-
-    Example:
-        >>> resize(Image.new("RGB", (64, 48)), 32).shape
-        (32, 32, 3)
+    """Resize the shorter side to S with bicubic interpolation and crop the centre: uint8 [S, S, 3], as CLIP does.
 
     Source: Radford et al. 2021, "Learning transferable visual models from natural language supervision"; the rounding
     is that of torchvision's Resize and CenterCrop, which open_clip uses.

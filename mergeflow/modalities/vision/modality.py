@@ -17,14 +17,7 @@ from mergeflow.modalities.classification import Classification, open_split, warm
 from mergeflow.modalities.heads import Head, drawn_head, save_head
 from mergeflow.modalities.pretrained import check_folder
 from mergeflow.modalities.vision.backbones import FILES, build_backbone, check_size, load_backbone
-from mergeflow.modalities.vision.models import (
-    ASSETS,
-    build_head,
-    find_weights,
-    image_model,
-    image_size_of,
-    load_clip,
-)
+from mergeflow.modalities.vision.models import ASSETS, build_head, find_weights, image_model, image_size_of, load_clip
 from mergeflow.modalities.vision.sections import DataSection, ModelSection
 from mergeflow.modality import Base, Modality, Model, Network
 
@@ -39,10 +32,9 @@ def build(section: ModelSection, record: Mapping[str, str]) -> Model:
 
 
 def check_base(section: ModelSection, data: DataSection, root: Path) -> str:
-    """Check the names and settings of a base without reading it.
+    """Check the names and settings of a base without reading it; return what `load_clip` takes as `pretrained`.
 
-    Returns:
-        What `load_clip` takes as `pretrained`: a local file or folder is named relative to the project folder.
+    A local file or folder is named relative to the project folder.
     """
     if section.architecture is None:
         check_folder(section.pretrained, root, ASSETS, FILES)

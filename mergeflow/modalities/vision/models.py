@@ -32,8 +32,6 @@ POCKET_MEAN, POCKET_STD = (110 / 255,) * 3, (65 / 255,) * 3
 _CONFIGS = Path(__file__).with_name("configs")
 _WRAPPERS = ("module.", "model.")  # what training wrappers put before every name
 
-Triple = tuple[float, float, float]
-
 
 @dataclass(frozen=True)
 class ClipModel:
@@ -41,15 +39,14 @@ class ClipModel:
 
     Args:
         tokenizer: list of N texts to ids, int64 [N, context].
-        mean: per-channel mean of pixels in 0..1.
-        std: per-channel standard deviation of pixels in 0..1.
+        mean, std: of pixels in 0..1, per channel.
     """
 
     model: "CLIP"
     tokenizer: Callable[[list[str]], Tensor]
     image_size: int
-    mean: Triple
-    std: Triple
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
 
 
 def load_clip(
@@ -61,11 +58,6 @@ def load_clip(
         architecture: any open_clip architecture (ViT-B-32, ViT-B-16, ViT-L-14, ...) or `pocket-clip`.
         pretrained: an open_clip tag of the architecture; the name of a shipped base (`pocket8`); the path of a local
             checkpoint, safetensors preferred, or of a folder that open_clip saved; None for random weights.
-
-    Example:
-        >>> clip = load_clip("pocket-clip", "pocket8")
-        >>> clip.image_size
-        32
     """
     import open_clip
 
@@ -179,15 +171,10 @@ def _create(architecture: str, tag: str | None, seed: int) -> Any:
     """Build the model, with the weights of a tag or random ones; leaves torch's generator as it was."""
     import open_clip
 
+    options = {"pretrained_text": False, "weights_only": True, "device": torch.get_default_device()}
     with _quiet(), own_generator(seed):
         try:
-            return open_clip.create_model(
-                architecture,
-                pretrained=tag,
-                pretrained_text=False,
-                weights_only=True,
-                device=torch.get_default_device(),
-            )
+            return open_clip.create_model(architecture, pretrained=tag, **options)
         except (RuntimeError, OSError) as error:
             raise MergeflowError(
                 f"cannot load {architecture} with pretrained '{tag}': {error}. "
@@ -294,11 +281,6 @@ class ImageEncoder(nn.Module):
     """The image tower: uint8 images in, unit features out; its weights are what experts and merges hold.
 
     The tower is shared with the ClipModel that it is made from, not copied.
-
-    Example:
-        >>> encoder = ImageEncoder(load_clip("pocket-clip"))
-        >>> encoder(torch.zeros(2, 32, 32, 3, dtype=torch.uint8)).shape
-        torch.Size([2, 128])
     """
 
     mean: Tensor
@@ -314,13 +296,9 @@ class ImageEncoder(nn.Module):
         self.register_buffer("scale", 1 / (255 * std), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return n(visual((images - mean) / std)) with n(x) = x / ||x||.
+        """Return unit features n(visual((images - mean) / std)), float32 [B, D], of uint8 images [B, S, S, 3].
 
-        Args:
-            images: uint8 [B, S, S, 3].
-
-        Returns:
-            L2-normalised features, float32 [B, D].
+        n(x) = x / ||x||.
         """
         pixels = self.normalised_pixels(images)
         pools_one = _pools_one_token(self.visual)
@@ -333,12 +311,7 @@ class ImageEncoder(nn.Module):
 
 
 def image_model(clip: ClipModel) -> Network:
-    """Return the image tower of a CLIP model as what experts and merges hold; its weights are open_clip's `visual.*`.
-
-    Example:
-        >>> len(image_model(load_clip("pocket-clip")).state())
-        56
-    """
+    """Return the image tower of a CLIP model, which experts and merges hold; its weights are open_clip's `visual.*`."""
     return Network(ImageEncoder(clip))
 
 
@@ -346,10 +319,7 @@ def image_model(clip: ClipModel) -> Network:
 def build_head(clip: ClipModel, class_names: Sequence[str], templates: Sequence[str]) -> Head:
     r"""Build a zero-shot head: for each class the mean of its prompts' text features.
 
-    w_c = n(1/|P| Σ_p n(text(p(c)))) with n(x) = x / ||x||.
-
-    Args:
-        templates: prompts in which `{}` stands for the class name.
+    w_c = n(1/|P| Σ_p n(text(p(c)))) with n(x) = x / ||x||, p a template in which `{}` stands for the class name.
     """
     _check_prompts(class_names, templates)
     device = next(clip.model.parameters()).device
@@ -368,23 +338,16 @@ def _check_prompts(class_names: Sequence[str], templates: Sequence[str]) -> None
         raise MergeflowError(
             f"a head needs at least one class and one template; found {len(class_names)} and {len(templates)}."
         )
-    twice = sorted({name for name in class_names if list(class_names).count(name) > 1})
-    if twice:
+    if twice := sorted({name for name in class_names if list(class_names).count(name) > 1}):
         raise MergeflowError(f"class names occur more than once: {', '.join(twice)}. Give every label its own name.")
-    bare = [template for template in templates if "{}" not in template]
-    if bare:
+    if bare := [template for template in templates if "{}" not in template]:
         raise MergeflowError(f"templates without a place for the class name: {bare}. Write {{}} where it belongs.")
 
 
 def open_model(
     architecture: str, device: str, *, pretrained: str | None = None, image_size: int | None = None
 ) -> ClipModel:
-    """Load an architecture.
-
-    Args:
-        pretrained: A tag or local file with the whole CLIP, where the text tower is needed.
-        image_size: Side of the images in pixels, where the caller counts on one.
-    """
+    """Load an architecture; refuse one that does not take the `image_size` that a caller counts on."""
     clip = load_clip(architecture, pretrained, device)
     if image_size not in (None, clip.image_size):
         raise MergeflowError(
@@ -397,11 +360,7 @@ def open_model(
 def open_prepared(
     task: str, folder: Path, split: str, clip: ClipModel, head: Head | None, device: str
 ) -> Classification:
-    """Return a prepared split of images, which stay on disk, after checking that model and head take it.
-
-    Args:
-        head: moved to the device; None where no answers are asked for.
-    """
+    """Return a prepared split of images, which stay on disk, after checking that model and head take it."""
     data, width = load_split(folder, split), clip.model.visual.output_dim
     if data.images.shape[1] != clip.image_size:
         raise MergeflowError(

@@ -30,17 +30,7 @@ PARITY = ("even number", "odd number")
 
 
 def rotate(value: str, class_names: Sequence[str] | None) -> Transform:
-    """Turn every picture counter-clockwise about its centre, bilinear, at its own size; corners become black.
-
-    Args:
-        value: the angle in degrees, from -360 to 360.
-
-    Example:
-        >>> picture = Image.new("RGB", (8, 8), "white")
-        >>> turned = rotate("45", None).apply(Example(picture, ""), Place("train", 0, 0))
-        >>> turned.edited(turned.read()).getpixel((0, 0))
-        (0, 0, 0)
-    """
+    """Turn every picture counter-clockwise about its centre, bilinear, at its own size; corners become black."""
     angle = number(value)
     if angle is None or not -360 <= angle <= 360:
         raise MergeflowError(f"found '{value}'; expected an angle in degrees from -360 to 360, such as 45 or -22.5.")
@@ -60,12 +50,6 @@ def colour(value: str, class_names: Sequence[str] | None) -> Transform:
     Args:
         value: r, from 0 to 1.
         class_names: of the task; each must name a number ("7", "handwritten digit seven"), in any order.
-
-    Example:
-        >>> digit = Example(Image.new("RGB", (8, 8), "white"), "", label=7)
-        >>> coloured = colour("1", [str(number) for number in range(10)]).apply(digit, Place("train", 0, 0))
-        >>> coloured.label, coloured.edited(coloured.read()).getpixel((4, 4))
-        (1, (255, 0, 0))
 
     Source: Arjovsky et al. 2019, "Invariant risk minimization" (coloured digits); without its noise in the labels.
     """
@@ -125,21 +109,15 @@ def image_decoding(image_size: int) -> Decoding:
     if image_size < 1:
         raise MergeflowError(f"image_size is {image_size}; expected at least 1 pixel.")
 
-    def decode(example: Example, where: str) -> Decoded:
-        return decode_example(example, image_size, where)
-
+    decode = partial(_decoded, image_size)
     return Decoding({"image_size": image_size}, decode, image_schema, size=3 * image_size**2 + 8)
 
 
-def decode_example(example: Example, image_size: int, where: str) -> Decoded:
+def _decoded(image_size: int, example: Example, where: str) -> Decoded:
     """Read and decode one example and derive all that is stored of it.
 
-    Args:
-        where: what an error message calls the example besides its path, such as "task 'x', split train, row 3".
-
-    Returns:
-        `images`, the pixels at S x S, and `labels`; the SHA-256 of the pixels at the original resolution; and for
-        Parquet the encoded bytes (the source's own, or a PNG of a drawn or edited image).
+    `images`, the pixels at S x S, and `labels`; the SHA-256 of the pixels at the original resolution; and for Parquet
+    the encoded bytes (the source's own, or a PNG of a drawn or edited image).
     """
     try:
         raw = example.read()
@@ -177,8 +155,11 @@ def open_hub(task_name: str, place: str, seed: int, root: Path, columns: Mapping
     }
     if len({str(description) for description in described.values()}) > 1:
         raise MergeflowError(f"hf:{place}: the splits differ in columns or class names: {described}.")
+    import datasets  # `load_splits` says what to do where it is missing
+
     image, label, names = next(iter(described.values()))
-    rows = {split: _undecoded(part, image, label) for split, part in parts.items()}
+    undecoded = datasets.Image(decode=False)
+    rows = {split: part.select_columns([image, label]).cast_column(image, undecoded) for split, part in parts.items()}
     return RawTask(
         name=task_name,
         class_names=clip_class_names(task, names) if task else names,
@@ -189,12 +170,6 @@ def open_hub(task_name: str, place: str, seed: int, root: Path, columns: Mapping
         ignored_splits=ignored,
         keeps_conflicts=task is not None,
     )
-
-
-def _undecoded(part: Any, image: str, label: str) -> Any:
-    import datasets
-
-    return part.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))
 
 
 def _examples(part: Any, image: str, label: str, split: str) -> Iterator[Example]:
@@ -222,33 +197,19 @@ def open_images(
     templates: Sequence[str] | None = None,
     root: str | Path | None = None,
 ) -> RawTask:
-    """Open the images of one task.
+    """Open the images of one task; nothing is decoded yet.
 
     Args:
         task_name: task name; for `suite:` the name of one of its tasks, where the address does not name one.
         source: `KIND:ADDRESS`. Kinds: `suite:NAME[/TASK]` (embedded), `parquet:PATH_OR_URI`, `folder:PATH_OR_URI`,
             `torchvision:NAME[@ROOT]`, `hf:NAME[#CONFIG][@REVISION]`; the last two with a NAME of the 20 real data
-            sets (Cars, DTD, EuroSAT, GTSRB, MNIST, RESISC45, SUN397, SVHN; CIFAR100, FER2013, Flowers102,
-            OxfordIIITPet, PCAM, STL10; EMNIST, CIFAR10, Food101, FashionMNIST, RenderedSST2, KMNIST), `hf` also with
-            any id. Transforms may follow: `?classes=5-9&rotate=45`.
+            sets, `hf` also with any id. Transforms may follow: `?classes=5-9&rotate=45`.
         seed: decides which training images become the splits that the source lacks, and the chance in transforms.
         class_names: names that replace the source's own, in the order of the labels.
         templates: prompts with `{}` that replace the source's own. A Parquet or folder source has none: it gets CLIP's
             templates and class names when `task_name` is one of the real 20, else "a photo of a {}.".
         root: folder that relative paths in `source` start from; default the working folder.
-
-    Returns:
-        The task; nothing is decoded yet.
-
-    Raises:
-        MergeflowError: unknown kind, name or transform, a value out of range, missing path, wrong layout or schema.
-
-    Example:
-        >>> open_images("pets", "parquett:pets/")
-        Traceback (most recent call last):
-            ...
-        mergeflow.errors.MergeflowError: unknown kind of data source 'parquett': did you mean 'parquet'? Known: folder, hf, parquet, suite, torchvision.
-    """  # noqa: E501
+    """
     return open_source(task_name, source, SOURCES, TRANSFORMS, seed, class_names, templates, root)
 
 

@@ -24,12 +24,7 @@ EXPECTED = (
 
 
 def image_schema(class_names: Sequence[str] | None) -> pa.Schema:
-    """Return the schema that `datasets` reads back as {image: Image(), label: ClassLabel(names)}.
-
-    Example:
-        >>> image_schema(["cat", "dog"]).names
-        ['image', 'label']
-    """
+    """Return the schema that `datasets` reads back as {image: Image(), label: ClassLabel(names)}."""
     features = {"image": {"_type": "Image"}, "label": {"names": list(class_names or ()), "_type": "ClassLabel"}}
     metadata = json.dumps({"info": {"features": features}}, ensure_ascii=False)
     return pa.schema([("image", IMAGE_TYPE), ("label", pa.int64())], metadata={METADATA_KEY: metadata.encode()})
@@ -45,10 +40,6 @@ def find_columns(
     Args:
         numbered: class names by label for data whose labels are bare numbers or truth values; else there is an error.
         chosen: the names of columns that are chosen, by what they are: `image`, `label`.
-
-    Example:
-        >>> find_columns(image_schema(["cat", "dog"]), "pets.parquet")
-        ('image', 'label', ['cat', 'dog'])
     """
     chosen = checked_columns(schema.names, where, chosen or {}, ("image", "label"))
     features = _features(schema, where)
@@ -74,11 +65,7 @@ def find_columns(
             f"{where}: {wrong}. Columns found: {fields}. Expected: {EXPECTED}. Choose columns by "
             "`?image=NAME&label=NAME`, or write the file with datasets' to_parquet or push_to_hub."
         )
-    return (
-        image,
-        label,
-        [str(name) for name in (features[label]["names"] if label in declared["ClassLabel"] else numbered)],
-    )
+    return image, label, [*map(str, features[label]["names"] if label in declared["ClassLabel"] else numbered)]
 
 
 def _features(schema: pa.Schema, where: str) -> dict[str, Any]:
@@ -103,11 +90,8 @@ def _is(feature: Any, kind: str) -> bool:
 def _is_image_type(column: pa.DataType) -> bool:
     if not pa.types.is_struct(column):
         return False
-    fields = {column.field(i).name: column.field(i).type for i in range(column.num_fields)}
-    content = fields.get("bytes")
-    return (
-        "path" in fields and content is not None and (pa.types.is_binary(content) or pa.types.is_large_binary(content))
-    )
+    fields = {field.name: field.type for field in column}
+    return "path" in fields and fields.get("bytes") in (pa.binary(), pa.large_binary())
 
 
 def _choose(names: Sequence[str], preferred: str) -> str | None:
@@ -119,8 +103,7 @@ def _choose(names: Sequence[str], preferred: str) -> str | None:
 IMAGE_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _LAYOUT = "FOLDER/CLASS/IMAGE, or FOLDER/train/CLASS/IMAGE with validation/ and test/ next to train/"
 
-# (path parts from the root, label)
-_Item = tuple[tuple[str, ...], int]
+_Item = tuple[tuple[str, ...], int]  # path parts from the root, label
 
 
 def open_folder(task_name: str, uri: str, templates: Sequence[str], seed: int) -> RawTask:
@@ -129,7 +112,6 @@ def open_folder(task_name: str, uri: str, templates: Sequence[str], seed: int) -
     Args:
         uri: path or fsspec URI of the folder. When it holds a folder `train`, its folders are splits (train;
             validation, val or valid; test) and the class folders are below; else its folders are the classes.
-        templates: prompts with `{}`.
     """
     location = Location.open(uri)
     if location.is_file():
@@ -241,8 +223,6 @@ def open_parquet(
     Args:
         uri: path or fsspec URI. A folder holds shards named after their split (also val, valid, dev), directly, in
             `data/` or in one folder per split. One file is a training split from which the others are carved.
-        templates: prompts with `{}`.
-        chosen: columns, as `find_columns` takes them.
     """
     location = Location.open(uri)
     shards = list_shards(location, task_name)

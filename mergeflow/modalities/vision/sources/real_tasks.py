@@ -41,19 +41,7 @@ class RealTask:
 
 
 def clip_class_names(task: RealTask, names: Sequence[str]) -> list[str]:
-    """Return a source's class names in CLIP's words; names that are in CLIP's words already stay.
-
-    Example:
-        >>> from mergeflow.modalities.vision.sources.real_tasks import REAL_TASKS
-        >>> clip_class_names(REAL_TASKS["RESISC45"], ["mobile_home_park"])
-        ['mobile home park']
-        >>> clip_class_names(REAL_TASKS["MNIST"], ["0 - zero", "1 - one"])
-        ['0', '1']
-        >>> clip_class_names(REAL_TASKS["SUN397"], ["church/outdoor"])
-        ['church outdoor']
-        >>> clip_class_names(REAL_TASKS["OxfordIIITPet"], ["Maine Coon", "American_Bulldog"])
-        ['Maine Coon', 'american bulldog']
-    """
+    """Return a source's class names in CLIP's words; names that are in CLIP's words already stay."""
     if task.numbered and len(names) == len(task.numbered) and all(name.isdecimal() for name in names):
         return [task.numbered[int(name)] for name in names]
     if task.name in ("MNIST", "SVHN"):
@@ -346,18 +334,12 @@ _BY_NAME = {plain(name): task for task in _TASKS for name in (task.name, task.hu
 
 
 def find_real_task(name: str) -> RealTask | None:
-    """Return the real task of a name, alias or hub id, whatever its case and hyphens; None for any other name.
-
-    Example:
-        >>> find_real_task("stanford-cars").name, find_real_task("tanganke/dtd").name, find_real_task("my-own")
-        ('StanfordCars', 'DTD', None)
-    """
+    """Return the real task of a name, alias or hub id, whatever its case and hyphens; None for any other name."""
     return _BY_NAME.get(plain(name))
 
 
 def get_real_task(name: str) -> RealTask:
     """Return the real task of a name, alias or hub id."""
-    task = find_real_task(name)
-    if task is None:
+    if (task := find_real_task(name)) is None:
         raise unknown_name("real data set", name, REAL_TASKS)
     return task

@@ -4,6 +4,7 @@ import gzip
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,6 @@ class Rows:
     def examples(self) -> Iterator[Example]:
         for row, (path, label) in enumerate(self.keys):
             yield Example(partial(self.read, row), path, label)
-
-    def list_keys(self) -> Iterator[tuple[str, int]]:
-        return iter(self.keys)
 
     def only(self, wanted: set[str]) -> "Rows":
         rows = [row for row, (path, _) in enumerate(self.keys) if path in wanted]
@@ -64,9 +62,7 @@ def array_rows(images: Any, labels: Any, split: str) -> Rows:
 def like_mnist(root: Path, classes: Sequence[str], train: str = "train", test: str = "t10k") -> Found:
     """Read a data set in MNIST's format from the files as they are downloaded, packed by gzip, or unpacked.
 
-    Args:
-        train: how the names of the training split's two files begin.
-        test: and those of the test split's.
+    The names of the two files of each split begin with `train` and `test`.
     """
     rows = {}
     for split, name in (("train", train), ("test", test)):
@@ -89,11 +85,7 @@ def _idx_array(path: Path) -> np.ndarray:
 
 
 def select_rows(rows: Rows, wanted: dict[str, set[str]], base: Path) -> dict[str, Rows]:
-    """Return the rows of every official list.
-
-    Args:
-        base: the folder that these names start from.
-    """
+    """Return the rows of every official list, whose names start from `base`."""
     there = {path for path, _ in rows.keys}
     for split, paths in wanted.items():
         if missing := sorted(paths - there):
@@ -104,13 +96,16 @@ def select_rows(rows: Rows, wanted: dict[str, set[str]], base: Path) -> dict[str
     return {split: rows.only(paths) for split, paths in wanted.items()}
 
 
+def datasets(name: str) -> Any:
+    """Return a class of torchvision's data sets, imported when it is first asked for."""
+    return getattr(import_module("torchvision.datasets"), name)
+
+
 def _listed(name: str, folder: str, *splits: str, **options: Any) -> Reader:
     """Return the reader of a data set whose class lists each split's files below `folder`."""
 
     def read(root: Path) -> Found:
-        from torchvision import datasets
-
-        parts = {split: getattr(datasets, name)(root, split=split, loader=str, **options) for split in splits}
+        parts = {split: datasets(name)(root, split=split, loader=str, **options) for split in splits}
         # torchvision numbers the classes of each split for itself.
         if len({tuple(part.classes) for part in parts.values()}) > 1:
             counts = {split: len(part.classes) for split, part in parts.items()}
@@ -125,20 +120,12 @@ def _listed(name: str, folder: str, *splits: str, **options: Any) -> Reader:
 
 def _like_mnist(name: str) -> Reader:
     """Return the reader of a data set that torchvision keeps as it keeps MNIST."""
-
-    def read(root: Path) -> Found:
-        from torchvision import datasets
-
-        return like_mnist(root / name, getattr(datasets, name).classes)
-
-    return read
+    return lambda root: like_mnist(root / name, datasets(name).classes)
 
 
 def _cifar(name: str) -> Reader:
     def read(root: Path) -> Found:
-        from torchvision import datasets
-
-        parts = {split: getattr(datasets, name)(root, train=split == "train") for split in ("train", "test")}
+        parts = {split: datasets(name)(root, train=split == "train") for split in ("train", "test")}
         rows = {split: array_rows(part.data, part.targets, split) for split, part in parts.items()}
         return parts["train"].classes, rows
 
@@ -147,9 +134,7 @@ def _cifar(name: str) -> Reader:
 
 def _channels_first(name: str) -> Reader:
     def read(root: Path) -> Found:
-        from torchvision import datasets
-
-        parts = {split: getattr(datasets, name)(root, split=split) for split in ("train", "test")}
+        parts = {split: datasets(name)(root, split=split) for split in ("train", "test")}
         rows = {split: array_rows(part.data.transpose(0, 2, 3, 1), part.labels, split) for split, part in parts.items()}
         # Without a list of names the labels are numbers.
         return getattr(parts["train"], "classes", [str(label) for label in range(10)]), rows
@@ -158,15 +143,11 @@ def _channels_first(name: str) -> Reader:
 
 
 def _eurosat(root: Path) -> Found:
-    from torchvision.datasets import EuroSAT
-
-    dataset = EuroSAT(root, loader=str)
+    dataset = datasets("EuroSAT")(root, loader=str)
     return dataset.classes, {"train": files_of(dataset, root / "eurosat/2750")}
 
 
 def _gtsrb(root: Path) -> Found:
-    from torchvision.datasets import GTSRB
-
     numbers = [f"{label:05d}" for label in range(43)]
     training = root / "gtsrb/GTSRB/Training"
     folders = sorted(folder.name for folder in training.iterdir() if folder.is_dir()) if training.is_dir() else numbers
@@ -176,7 +157,7 @@ def _gtsrb(root: Path) -> Found:
             f"'{training}': found {len(folders)} class folders; expected 00000 to 00042. Restore them."
         )
     base = root / "gtsrb/GTSRB"
-    parts = {split: GTSRB(root, split=split)._samples for split in ("train", "test")}
+    parts = {split: datasets("GTSRB")(root, split=split)._samples for split in ("train", "test")}
     return numbers, {s: file_rows(((Path(p), int(c)) for p, c in items), base) for s, items in parts.items()}
 
 
@@ -188,26 +169,20 @@ def _resisc45(root: Path) -> Found:
     if not all(path.exists() for path in lists.values()):
         return raw.strata, {"train": rows}
     # The lists name only files; the class folder is the file's name without its number.
-    wanted = {
-        split: {f"{line.rsplit('_', 1)[0]}/{line}" for line in path.read_text().split()}
-        for split, path in lists.items()
-    }
+    named = {split: path.read_text().split() for split, path in lists.items()}
+    wanted = {split: {f"{line.rsplit('_', 1)[0]}/{line}" for line in lines} for split, lines in named.items()}
     return raw.strata, select_rows(rows, wanted, base)
 
 
 def _sun397(root: Path) -> Found:
-    from torchvision.datasets import SUN397
-
-    dataset = SUN397(root, loader=str)
+    dataset = datasets("SUN397")(root, loader=str)
     base = root / "SUN397"
     rows = files_of(dataset, base)
     for folder in (base, base / "Partitions"):
         lists = {"train": folder / "Training_01.txt", "test": folder / "Testing_01.txt"}
         if all(path.exists() for path in lists.values()):
-            wanted = {
-                split: {line.strip().lstrip("/") for line in path.read_text().splitlines() if line.strip()}
-                for split, path in lists.items()
-            }
+            named = {split: map(str.strip, path.read_text().splitlines()) for split, path in lists.items()}
+            wanted = {split: {line.lstrip("/") for line in lines if line} for split, lines in named.items()}
             return dataset.classes, select_rows(rows, wanted, base)
     return dataset.classes, {"train": rows}
 
@@ -216,11 +191,9 @@ _RESISC45_LISTS = {"train": "train", "validation": "val", "test": "test"}
 
 
 def _fer2013(root: Path) -> Found:
-    from torchvision.datasets import FER2013
-
     rows = {}
     for split in ("train", "test"):
-        images, labels = zip(*FER2013(root, split=split)._samples, strict=True)
+        images, labels = zip(*datasets("FER2013")(root, split=split)._samples, strict=True)
         if None in labels:
             raise MergeflowError(
                 f"'{root / 'fer2013'}': test.csv has no labels. Put fer2013.csv or icml_face_data.csv there."
@@ -230,21 +203,14 @@ def _fer2013(root: Path) -> Found:
 
 
 def _oxford_pet(root: Path) -> Found:
-    from torchvision.datasets import OxfordIIITPet
-
-    parts = {name: OxfordIIITPet(root, split=name) for name in ("trainval", "test")}
+    parts = {name: datasets("OxfordIIITPet")(root, split=name) for name in ("trainval", "test")}
     base = root / "oxford-iiit-pet" / "images"
-    rows = {
-        name.removesuffix("val"): file_rows(zip(part._images, part._labels, strict=True), base)
-        for name, part in parts.items()
-    }
-    return parts["trainval"].classes, rows
+    items = {name: zip(part._images, part._labels, strict=True) for name, part in parts.items()}
+    return parts["trainval"].classes, {name.removesuffix("val"): file_rows(rows, base) for name, rows in items.items()}
 
 
 def _pcam(root: Path) -> Found:
-    from torchvision.datasets import PCAM
-
-    parts = {name: PCAM(root, split=name) for name in ("train", "val", "test")}
+    parts = {name: datasets("PCAM")(root, split=name) for name in ("train", "val", "test")}
     return ["0", "1"], {name.replace("val", "validation"): _hdf5_rows(part, name) for name, part in parts.items()}
 
 
@@ -263,10 +229,8 @@ def _hdf5_rows(part: Any, name: str) -> Rows:
 
 
 def _emnist(root: Path) -> Found:
-    from torchvision.datasets import EMNIST
-
-    prefix = "emnist-digits"
-    return like_mnist(root / "EMNIST", EMNIST.classes_split_dict["digits"], f"{prefix}-train", f"{prefix}-test")
+    classes = datasets("EMNIST").classes_split_dict["digits"]
+    return like_mnist(root / "EMNIST", classes, "emnist-digits-train", "emnist-digits-test")
 
 
 READERS: Mapping[str, Reader] = {
@@ -322,7 +286,7 @@ def open_torchvision(task_name: str, place: str, seed: int, root: Path) -> RawTa
         splits={split: rows.examples for split, rows in splits.items()},
         seed=seed,
         counts={split: len(rows.keys) for split, rows in splits.items()},
-        keys={split: rows.list_keys for split, rows in splits.items()},
+        keys={split: partial(iter, rows.keys) for split, rows in splits.items()},
         keeps_conflicts=True,
     )
 

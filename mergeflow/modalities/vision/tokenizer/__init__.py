@@ -19,12 +19,7 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 def words(text: str) -> list[str]:
-    """Return the lower-case words of a text.
-
-    Example:
-        >>> words("A photo of Sea-sunset")
-        ['a', 'photo', 'of', 'sea', 'sunset']
-    """
+    """Return the lower-case words of a text."""
     return _WORD.findall(text.lower())
 
 
@@ -60,10 +55,6 @@ class WordTokenizer:
 
     A word outside the vocabulary shares one of 255 hash buckets, whose embeddings are untrained: its class has a
     fixed head direction that fine-tuning can learn to use, but no zero-shot meaning.
-
-    Example:
-        >>> WordTokenizer()(["a photo of beach"]).shape
-        torch.Size([1, 8])
     """
 
     context_length = CONTEXT_LENGTH
@@ -74,11 +65,10 @@ class WordTokenizer:
         batch = [texts] if isinstance(texts, str) else list(texts)
         ids = torch.zeros(len(batch), length, dtype=torch.long)
         for row, text in enumerate(batch):
-            numbers = [*(self._id(word) for word in words(text)[: length - 1]), END]
+            numbers = [*map(_id, words(text)[: length - 1]), END]
             ids[row, : len(numbers)] = torch.tensor(numbers)
         return ids
 
-    @staticmethod
-    def _id(word: str) -> int:
-        word_id = _ids().get(word)
-        return FIRST_BUCKET + zlib.crc32(word.encode()) % (END - FIRST_BUCKET) if word_id is None else word_id
+
+def _id(word: str) -> int:
+    return _ids().get(word) or FIRST_BUCKET + zlib.crc32(word.encode()) % (END - FIRST_BUCKET)
