@@ -1,7 +1,7 @@
 """Statistics of an expert on its task's examples: Fisher information and Gram matrices, as files for `data:`."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -66,14 +66,7 @@ def diagonal_fisher(
         for row in range(len(examples)):
             with torch.enable_grad():
                 log_p = examples.log_p(model, torch.tensor([row]))
-            terms = [term for line in log_p for term in _weighted(line, drawing)]
-            for number, (term, share) in enumerate(terms, start=1):
-                more = number < len(terms)
-                gradients = torch.autograd.grad(term, list(parameters.values()), retain_graph=more, allow_unused=True)
-                for total, gradient in zip(totals.values(), gradients, strict=True):
-                    if gradient is not None:
-                        wide = gradient.double()
-                        total.addcmul_(wide, wide, value=share)
+            _add_squares(totals, parameters, [term for line in log_p for term in _weighted(line, drawing)])
             predictions += len(log_p)
             if progress is not None:
                 progress(row + 1, len(examples))
@@ -81,6 +74,20 @@ def diagonal_fisher(
         for name, value in parameters.items():
             value.requires_grad_(wanted[name])
     return {name: (total / predictions).float().cpu() for name, total in totals.items()}
+
+
+def _add_squares(
+    totals: dict[str, Tensor], parameters: dict[str, nn.Parameter], terms: Sequence[tuple[Tensor, float]]
+) -> None:
+    """Add the weighted squares of the terms' gradients, one at a time, so that no more of them are in memory."""
+    for number, (term, weight) in enumerate(terms, start=1):
+        more = number < len(terms)
+        gradients = torch.autograd.grad(term, list(parameters.values()), retain_graph=more, allow_unused=True)
+        for total, gradient in zip(totals.values(), gradients, strict=True):
+            if gradient is not None:
+                wide = gradient.double()
+                total.addcmul_(wide, wide, value=weight)
+        del gradients
 
 
 def _weighted(log_p: Tensor, generator: torch.Generator | None) -> list[tuple[Tensor, float]]:

@@ -67,10 +67,8 @@ def test_columns_of_any_name_are_chosen_behind_the_source(tmp_path: Path, kind: 
     raw = open_source("task", source, SOURCES, TRANSFORMS, root=tmp_path)
     first = next(raw.splits["train"]())
     assert (first.read(), first.label, raw.class_names) == ({"text": "0", "text_pair": "1"}, 0, ["00", "01"])
-    assert open_source("task", f"{kind}:in.{kind}?label=class", SOURCES, TRANSFORMS, root=tmp_path).class_names == [
-        "00",
-        "01",
-    ]
+    raw = open_source("task", f"{kind}:in.{kind}?label=class", SOURCES, TRANSFORMS, root=tmp_path)
+    assert raw.class_names == ["00", "01"]
     for query, fault in {
         "text=titel": r"unknown column 'titel': did you mean 'a title'\?",
         "text_pair=text": "choose `text` too",
@@ -110,11 +108,8 @@ def test_a_data_set_in_the_layout_of_the_hub_whose_test_labels_are_secret(base: 
     for source in ("hf:glue", "parquet:glue"):
         manifest = prepared(base, tmp_path, source)
         assert manifest["class_names"] == ["bad", "good"]
-        assert {split: facts["count"] for split, facts in manifest["splits"].items()} == {
-            "train": 36,
-            "validation": 4,
-            "test": 10,
-        }
+        counts = {split: facts["count"] for split, facts in manifest["splits"].items()}
+        assert counts == {"train": 36, "validation": 4, "test": 10}
         assert manifest["splits"]["validation"]["carved_from"] == "train"
         assert manifest["ignored_splits"] == ["test (its labels are secret), for which validation stands"]
 
@@ -142,10 +137,8 @@ def test_a_task_of_the_embedded_suite_brings_its_figure() -> None:
     assert [transform.text for transform in raw.transforms] == ["metric=matthews"]
     assert set(next(raw.splits["test"]()).read()) == {"text"}
     raw = open_source("likeness", "suite:sentences8/similarity?fraction=.1", SOURCES, TRANSFORMS)
-    assert (raw.class_names, [transform.text for transform in raw.transforms[:2]]) == (
-        None,
-        ["pairs", "metric=pearson"],
-    )
+    assert raw.class_names is None
+    assert [transform.text for transform in raw.transforms[:2]] == ["pairs", "metric=pearson"]
     assert set(next(raw.splits["test"]()).read()) == {"text", "text_pair", "score"}
     with pytest.raises(MergeflowError, match="unknown task of suite sentences8 'sentimnt': did you mean 'sentiment'"):
         open_source("sentimnt", "suite:sentences8", SOURCES, TRANSFORMS)
@@ -183,10 +176,7 @@ def test_over_long_texts_are_cut_and_counted(base: Path, tmp_path: Path) -> None
         ([{"text": "cat", "label": "no"}] * 4, r"one class only \('no'\) found"),
         ([{"text": ["cat"], "label": "no"}], r"the column 'text' holds values of the type list<.*>; expected texts"),
         ([{"text": 12, "label": "no"}], "the column 'text' holds values of the type int64; expected texts"),
-        (
-            [{"text": "cat", "label": ["no"]}],
-            r"'label' holds values of the type list<.*>; expected one class or number",
-        ),
+        ([{"text": "cat", "label": ["no"]}], r"'label' holds values of the type list<.*>; expected one class or"),
     ],
 )
 def test_rows_that_cannot_be_used_are_refused(base: Path, tmp_path: Path, rows: Rows, message: str) -> None:
@@ -198,9 +188,7 @@ def test_rows_that_cannot_be_used_are_refused(base: Path, tmp_path: Path, rows: 
 def test_a_label_that_train_lacks_is_refused(base: Path, tmp_path: Path) -> None:
     write(tmp_path / "rows/train.jsonl", ROWS)
     write(tmp_path / "rows/test.jsonl", [{"text": "dog", "label": "no"}, {"text": "emu", "label": "maybe"}])
-    with pytest.raises(
-        MergeflowError, match=r"test.jsonl, row 1: label 'maybe' is not a label of train, .*'no', 'yes'"
-    ):
+    with pytest.raises(MergeflowError, match=r"test.jsonl, row 1: label 'maybe' is not .* of train, .*'no', 'yes'"):
         prepared(base, tmp_path, "jsonl:rows")
 
 
@@ -263,53 +251,39 @@ def test_wrong_sources_are_refused(tmp_path: Path, source: str, message: str) ->
         open_source("task", source, SOURCES, TRANSFORMS, root=tmp_path)
 
 
-def test_a_file_that_is_not_of_its_kind_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"text": "cat", "label": 1\n')
-    with pytest.raises(MergeflowError, match=r"train.jsonl cannot be read: .*name it by its kind: parquet"):
-        open_source("task", "jsonl:train.jsonl", SOURCES, TRANSFORMS, root=tmp_path)
+CSV = "text,label\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "encoding"),
+    ("name", "content", "fault"),
     [
-        ("train.tsv", "text\tlabel\ncat\t1", "utf-16"),
-        ("train.csv", "text,label\ncat,1\n", "utf-16"),
-        ("train.csv", "text,label\ncafé,1\n", "latin-1"),
-        ("train.jsonl", '{"text": "café", "label": 1}\n', "latin-1"),
+        ("a.tsv", "text\tlabel\ncat\t1".encode("utf-16"), "is not in UTF-8"),
+        ("a.csv", f"{CSV}cat,1\n".encode("utf-16"), "is not in UTF-8"),
+        ("a.csv", f"{CSV}café,1\n".encode("latin-1"), "is not in UTF-8"),
+        ("a.jsonl", '{"text": "café", "label": 1}\n'.encode("latin-1"), "is not in UTF-8"),
+        ("a.jsonl", b'{"text": "a", "label": "b"}\n\n{"text": "c", "label": 3}\n', 'has "b" in line 1 and 3 in line 3'),
+        ("a.jsonl", b'{"text": "a", "label": 0}\n{"text": "b", "label": true}\n', "has 0 in line 1 and true in line 2"),
+        ("a.jsonl", b'[{"text": "cat", "label": 1}]\n', r"line 1 is \[.*expected an object"),
+        ("a.jsonl", b'{"text": "a", "label": 1}\n{"text": "b"\n', "line 2 is not JSON.*name it by its kind: parquet"),
+        ("a.jsonl", b'{"text": "cat", "label": 100000000000000000000}\n', "too large"),
+        (
+            "a.jsonl",
+            b'{"text": "a", "score": 1.5}\n{"text": "b", "score": 1.5}\n',
+            "every score is 1.5; expected numbers",
+        ),
+        ("a.csv", b"text\tlabel\n" + b"cat\tyes\n" * 4, "'text.+label' is its one column; expected"),
+        ("a.tsv", b"text,label\n" + b"cat,yes\n" * 4, "'text.+label' is its one column; expected"),
+        ("a.tsv", b"text\tlabel\tlabel\n" + b"cat\tyes\tno\n" * 4, "two columns are called 'label'; expected names"),
+        ("a.csv", f"{CSV}cat,1\ncat,2\ncat,NA\n".encode(), r"row 2: no label \(1 such rows\)"),
+        ("a.csv", f"{CSV}cat,0.5\ncat,2\ncat,NaN\n".encode(), r"row 2: no label \(1 such rows\)"),
     ],
 )
-def test_a_file_in_another_encoding_is_refused(tmp_path: Path, name: str, content: str, encoding: str) -> None:
-    (tmp_path / name).write_text(content, encoding=encoding)
-    with pytest.raises(MergeflowError, match=rf"{name} (is not in UTF-8|cannot be read: .*(?i:UTF8))"):
+def test_a_file_that_cannot_be_used_is_told_with_its_place(
+    tmp_path: Path, name: str, content: bytes, fault: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(MergeflowError, match=f"{name}.*{fault}"):
         open_source("task", f"{name.partition('.')[2]}:{name}", SOURCES, TRANSFORMS, root=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("lines", "fault"),
-    [
-        (
-            '{"text": "cat", "label": "no"}\n\n{"text": "dog", "label": 3}\n',
-            'has "no" in line 1 and 3 in line 3',
-        ),
-        (
-            '{"text": "cat", "label": 0}\n{"text": "dog", "label": true}\n',
-            "has 0 in line 1 and true in line 2",
-        ),
-        ('[{"text": "cat", "label": 1}]\n', r"line 1 is \[.*expected an object"),
-        ('{"text": "cat", "label": 1}\n{"text": "cat"\n', "line 2 is not JSON"),
-        ('{"text": "cat", "label": 100000000000000000000}\n', "too large"),
-    ],
-)
-def test_a_line_that_does_not_fit_is_told_by_its_number(tmp_path: Path, lines: str, fault: str) -> None:
-    (tmp_path / "train.jsonl").write_text(lines)
-    with pytest.raises(MergeflowError, match=rf"train.jsonl cannot be read: .*{fault}"):
-        open_source("task", "jsonl:train.jsonl", SOURCES, TRANSFORMS, root=tmp_path)
-
-
-def test_a_regression_whose_numbers_are_all_equal_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "train.jsonl", [{"text": row["text"], "score": 1.5} for row in ROWS])
-    with pytest.raises(MergeflowError, match=r"train.jsonl: every score is 1.5; expected numbers that differ"):
-        open_source("task", "jsonl:train.jsonl", SOURCES, TRANSFORMS, root=tmp_path)
 
 
 def test_values_of_several_types_do_no_harm_in_a_column_that_no_example_needs(tmp_path: Path) -> None:
@@ -317,13 +291,6 @@ def test_values_of_several_types_do_no_harm_in_a_column_that_no_example_needs(tm
     write(tmp_path / "train.jsonl", rows)
     raw = open_source("task", "jsonl:train.jsonl", SOURCES, TRANSFORMS, root=tmp_path)
     assert [example.content["text"] for example in raw.splits["train"]()] == [row["text"] for row in rows]
-
-
-@pytest.mark.parametrize(("kind", "mark"), [("csv", "\t"), ("tsv", ",")])
-def test_a_table_with_another_sign_between_its_columns_is_told(tmp_path: Path, kind: str, mark: str) -> None:
-    (tmp_path / f"rows.{kind}").write_text(f"text{mark}label\n" + f"cat{mark}yes\n" * 4)
-    with pytest.raises(MergeflowError, match=rf"rows.{kind} cannot be read: 'text.+label' is its one column; expected"):
-        open_source("task", f"{kind}:rows.{kind}", SOURCES, TRANSFORMS, root=tmp_path)
 
 
 def test_f1_is_taken_of_the_two_classes_that_a_transform_leaves(tmp_path: Path) -> None:
@@ -357,13 +324,6 @@ def test_labels_of_a_table_that_are_written_differently_are_different(
     assert open_source("task", "csv:train.csv", SOURCES, TRANSFORMS, root=tmp_path).class_names == names
 
 
-@pytest.mark.parametrize("labels", [["1", "2", "NA"], ["0.5", "2", "NaN"]])
-def test_a_cell_without_a_number_among_numbers_is_no_label(tmp_path: Path, labels: list[str]) -> None:
-    (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"cat,{label}\n" for label in labels))
-    with pytest.raises(MergeflowError, match=r"train.csv, row 2: no label \(1 such rows\)"):
-        open_source("task", "csv:train.csv", SOURCES, TRANSFORMS, root=tmp_path)
-
-
 def test_texts_of_several_lines_are_read_from_a_table_of_any_size(tmp_path: Path) -> None:
     text = "the cat is nice,\n" * 20
     rows = [f'{["no", "yes"][k % 2]},"{k} {text}"\n' for k in range(6000)]  # 2 MB: more than pyarrow reads at once
@@ -383,18 +343,9 @@ def test_decimal_numbers_are_numbers_and_whole_ones_classes(
     pq.write_table(pa.table({"text": [f"cat {k}" for k in range(20)], "label": label}), tmp_path / "train.parquet")
     task = open_source("task", "parquet:train.parquet", SOURCES, TRANSFORMS, root=tmp_path)
     assert task.class_names == names
-    examples = list(task.splits["train"]())
-    assert [example.read()["score"] if names is None else example.label for example in examples[:3]] == [
-        0,
-        10**-scale,
-        2 * 10**-scale,
-    ]
-
-
-def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "rows.tsv").write_text("text\tlabel\tlabel\n" + "cat\tyes\tno\n" * 4)
-    with pytest.raises(MergeflowError, match=r"rows.tsv: two columns are called 'label'; expected names that differ"):
-        open_source("task", "tsv:rows.tsv", SOURCES, TRANSFORMS, root=tmp_path)
+    examples = list(task.splits["train"]())[:3]
+    labels = [example.read()["score"] if names is None else example.label for example in examples]
+    assert labels == [0, 10**-scale, 2 * 10**-scale]
 
 
 def test_parts_of_a_split_whose_columns_differ_in_type_are_refused(tmp_path: Path) -> None:
