@@ -99,9 +99,6 @@ def sweep_values(folder: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
-__all__ = ["TASKS", "load_head", "make_world", "shared_world", "sweep_values"]
-
-
 def make_scorer(world: Path, **judging: Any) -> CandidateScorer:
     """The scorer of the world's experts on their validation examples."""
     data = {}

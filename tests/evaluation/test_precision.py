@@ -4,18 +4,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from mergeflow.data import load_split
-from mergeflow.data.prepare import prepare_task
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation import CandidateScorer, accuracy, example_scores, losses, mean
+from mergeflow.evaluation import CandidateScorer, accuracy, example_scores, losses
 from mergeflow.merging import configure
-from mergeflow.modalities.classification import Classification
-from mergeflow.modalities.vision.models import build_head, image_model, load_clip
-from mergeflow.modalities.vision.preparation import image_decoding, open_images
 from mergeflow.search.sweep import run_sweep
 from mergeflow.search.sweep_file import make_sweep
 from mergeflow.training.arithmetic import arithmetic, forward_in
@@ -25,8 +19,6 @@ from tasks.running.runner import run_stage
 from tests.evaluation.small import TASKS, make_scorer, sweep_values
 from tests.project_folder import change_params
 from tests.toy_project import PIPELINE, make_toy_project
-
-SCALES = (0.0, 0.3, 0.6, 1.0)
 
 
 @pytest.fixture
@@ -119,40 +111,3 @@ def test_a_compiled_model_gives_the_same_scores_for_every_candidate(
     assert len(graphs) == 1
     sweep = make_sweep(sweep_values(world, methods={"average": {}}, compile=True))
     assert run_sweep(sweep, tmp_path).winner.method == "average"
-
-
-@pytest.mark.slow
-def test_on_the_embedded_suite_bfloat16_gives_the_same_accuracy_and_choice(tmp_path: Path) -> None:
-    """Two tasks and one expert, 1,400 images: within .1 point of float32 over all scales, and the same is chosen."""
-    clip = load_clip("pocket-clip", "pocket8")
-    model, data = image_model(clip), {}
-    for name in ("digits", "signs"):
-        prepare_task(open_images(name, "suite:pocket8", 0), tmp_path / name, image_decoding(32), 0)
-        for split in ("validation", "test"):
-            opened = load_split(tmp_path / name, split)
-            head = build_head(clip, opened.class_names, opened.templates)
-            images, labels = torch.from_numpy(opened.images.copy()), torch.from_numpy(opened.labels)
-            data[f"{name} {split}"] = Classification(name, images, labels, head)
-    base = {name: value.clone() for name, value in model.state().items()}
-    experts = {"digits": tuned(model, load_split(tmp_path / "digits", "train"), data["digits test"].head)}
-    means = {}
-    for precision in ("float32", "bfloat16"):
-        scorer = CandidateScorer(model, data, base, experts, precision=precision)
-        calls = [configure("task_arithmetic", {"scale": scale}) for scale in SCALES]
-        means[precision] = np.array([mean(scorer.candidate(call)) for call in calls])
-    plain, half = means["float32"], means["bfloat16"]
-    assert abs((half - plain).mean()) <= 0.001
-    assert abs(half - plain).max() <= 0.0025
-    assert plain.argmax() == half.argmax()
-    assert plain.max() > plain[0] + 0.01  # there is something to choose
-
-
-def tuned(model: Any, train: Any, head: Any, steps: int = 30) -> dict[str, torch.Tensor]:
-    optimiser = torch.optim.AdamW(model.module.parameters(), lr=3e-4)
-    images, labels = torch.from_numpy(train.images.copy()), torch.from_numpy(train.labels)
-    for step in range(steps):
-        rows = torch.arange(32 * step, 32 * step + 32) % len(labels)
-        optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(head(model.module(images[rows])), labels[rows]).backward()
-        optimiser.step()
-    return {name: value.clone() for name, value in model.state().items()}

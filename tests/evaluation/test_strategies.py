@@ -27,11 +27,15 @@ from mergeflow.search.sweep import optuna_search
 from mergeflow.search.sweep_file import SearchPart
 
 GRID = {"keep": [0.1, 0.2, 0.4], "scale": [0.5, 1.0, 1.5, 2.0, 3.0]}
+SPACE = {"scale": {"low": 0.5, "high": 3.0}}
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "grid": lambda: grid("ties", GRID),
     "line": lambda: line("scale", GRID["scale"], 1.4, {"keep": 0.2}),
     "climb": lambda: climb(GRID, {"keep": 0.4, "scale": 0.5}),
-    "optuna": lambda: optuna_search("ties", {"scale": {"low": 0.5, "high": 3.0}}, SearchPart(trials=12), 0),
+    **{
+        sampler: lambda sampler=sampler: optuna_search("ties", SPACE, SearchPart(trials=12, sampler=sampler), 0)
+        for sampler in ("tpe", "random", "gp")
+    },
 }
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure
 from mergeflow.search.candidates import at_edge, grid_of
-from mergeflow.search.sweep_file import load_sweep, make_sweep
+from mergeflow.search.sweep_file import Sweep, load_sweep, make_sweep
 from tests.evaluation.small import sweep_values
 
 NOWHERE = Path("nowhere")  # validation touches no file of the sweep
@@ -122,28 +122,12 @@ def test_a_grid_is_every_combination_once(keep: list[float], scale: list[float])
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=8), lambda x: st.lists(x, max_size=3)))
 def test_whatever_stands_in_a_key_the_error_is_for_people(value: Any):
-    for key in (
-        "base",
-        "experts",
-        "model",
-        "tasks",
-        "methods",
-        "search",
-        "objective",
-        "split",
-        "seed",
-        "device",
-        "data",
-    ):
+    for key in Sweep.model_fields:
         with suppress(MergeflowError):  # any other kind of error is the failure
             make_sweep(sweep_values(NOWHERE, **{key: value}))
 
 
-@given(
-    low=st.floats(-5, 5),
-    width=st.floats(0.01, 5),
-    place=st.floats(0, 1),
-)
+@given(low=st.floats(-5, 5), width=st.floats(0.01, 5), place=st.floats(0, 1))
 def test_edges_of_a_range(low: float, width: float, place: float):
     value = low + place * width
     edges = at_edge({"scale": {"low": low, "high": low + width}}, {"scale": value})

@@ -24,7 +24,6 @@ from mergeflow.training.arithmetic import arithmetic
 from mergeflow.training.compiling import Forward
 from tests import card as cards
 from tests.card import OnCard, card
-from tests.training.test_fine_tune import Killed, kill_at
 from tests.training.test_heads import data, network
 from tests.training.toy import Tiny, train, weights
 
@@ -68,12 +67,12 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return noted
 
 
-def on_device(device: str = "cuda") -> tuple[Network, Classification]:
+def on_device() -> tuple[Network, Classification]:
     """A model and examples whose inputs are on the processor."""
     model, examples = network(), data()
-    model.module.to(device)
+    model.module.to("cuda")
     assert examples.head is not None
-    return model, replace(examples, labels=examples.labels.to(device), head=examples.head.to(device))
+    return model, replace(examples, labels=examples.labels.to("cuda"), head=examples.head.to("cuda"))
 
 
 def test_batches_on_the_card_come_through_pinned_memory_one_ahead(
@@ -84,14 +83,8 @@ def test_batches_on_the_card_come_through_pinned_memory_one_ahead(
     with card():
         assert example_scores(*on_device(), 4).tolist() == expected.tolist()
     assert pinned == [True] * 6  # inputs and row numbers of three batches
-    batches = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    assert events == [
-        ("ask", batches[1]),
-        ("take", batches[0]),
-        ("ask", batches[2]),
-        ("take", batches[1]),
-        ("take", batches[2]),
-    ]
+    first, second, last = [0, 1, 2, 3], [4, 5, 6, 7], [8, 9]
+    assert events == [("ask", second), ("take", first), ("ask", last), ("take", second), ("take", last)]
 
 
 def as_subset(examples: Classification) -> Subset:
@@ -183,40 +176,14 @@ def test_training_asks_for_the_next_batch_before_it_takes_one(
     assert [event for event, _ in events] == ["ask", "take", "ask", "take", "take"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_resuming_in_deterministic_mode_gives_the_same_bits(tmp_path: Path, device: str) -> None:
-    settings = SETTINGS.model_copy(update={"deterministic": True})
-
-    def run(name: str, *killed: int) -> dict[str, Tensor]:
-        for stop in (*killed, None):
-            model, examples = on_device(device)
-            report = (lambda done, total: None) if stop is None else kill_at(stop)
-            try:
-                fine_tune(model, [examples], settings, 0, tmp_path / name, lambda: 0.5, report)
-            except Killed:
-                assert torch.are_deterministic_algorithms_enabled() is False
-        return {name: value.cpu() for name, value in model.state().items()}
-
-    if device == "cpu":
-        whole, parts = run("whole"), run("parts", 3, 5)
-    else:
-        with card():
-            whole, parts = run("whole"), run("parts", 3, 5)
-    assert all(torch.equal(value, whole[name]) for name, value in parts.items())
-
-
-@pytest.mark.parametrize("changes", [{"precision": "tf32"}, {"deterministic": True}], ids=str)
-def test_on_the_processor_the_switches_change_no_bit(tmp_path: Path, changes: dict[str, object]) -> None:
-    expected, _ = train(tmp_path / "plain", SETTINGS)
-    encoder, _ = train(tmp_path / "changed", SETTINGS.model_copy(update=changes))
-    assert torch.equal(weights(encoder), weights(expected))
-
-
-def test_fused_changes_the_last_bits_alone(tmp_path: Path) -> None:
-    expected, _ = train(tmp_path / "plain", SETTINGS)
-    encoder, _ = train(tmp_path / "changed", SETTINGS.model_copy(update={"fused": False}))
-    torch.testing.assert_close(weights(encoder), weights(expected), rtol=1e-5, atol=1e-6)
+def test_on_the_processor_the_switches_change_no_bit_and_fused_the_last_ones_alone(tmp_path: Path) -> None:
+    expected, tf32, exact, plain = (
+        weights(train(tmp_path / str(changes), SETTINGS.model_copy(update=changes))[0])
+        for changes in ({}, {"precision": "tf32"}, {"deterministic": True}, {"fused": False})
+    )
+    assert torch.equal(tf32, expected)
+    assert torch.equal(exact, expected)
+    torch.testing.assert_close(plain, expected, rtol=1e-5, atol=1e-6)
 
 
 def switches() -> tuple[str, bool]:
@@ -275,9 +242,8 @@ def test_a_module_that_cannot_be_compiled_is_trained_as_it_is(tmp_path: Path, mo
 
     monkeypatch.setattr(torch, "compile", broken)
     expected, rows = train(tmp_path / "plain", SETTINGS)
-    with pytest.warns(
-        UserWarning, match=r"finetune.compile: torch.compile failed \(.*no compiler.*goes on without"
-    ) as warnings_given:
+    failed = r"finetune.compile: torch.compile failed \(.*no compiler.*goes on without"
+    with pytest.warns(UserWarning, match=failed) as warnings_given:
         encoder, others = train(tmp_path / "compiled", SETTINGS.model_copy(update={"compile": True}))
     assert len(warnings_given) == 1
     assert torch.equal(weights(encoder), weights(expected))

@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
-import pytest
 import torch
 from torch import nn
 
@@ -14,7 +13,7 @@ from mergeflow.modality import Network
 from mergeflow.training import FineTuneSettings, fine_tune
 
 
-def trained(folder: Path, task: str, seed: int, saved_at: int | None = None) -> torch.Tensor:
+def trained(folder: Path, task: str, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
     with own_generator(0):  # torch's layers draw their first weights from the generator that dropout draws from
         net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2))
@@ -24,12 +23,7 @@ def trained(folder: Path, task: str, seed: int, saved_at: int | None = None) -> 
     inputs = torch.randn(64, 6, generator=generator)
     data = Classification(task, inputs, (inputs[:, 0] > 0).long())
     settings = FineTuneSettings(steps=60, batch_size=8, learning_rate=0.01, save_every=20)
-
-    def stop(done: int, total: int) -> None:
-        if done == saved_at:
-            raise KeyboardInterrupt
-
-    fine_tune(Network(net), [data], settings, seed, folder / f"{task}.pt", lambda: 0.0, stop)
+    fine_tune(Network(net), [data], settings, seed, folder / f"{task}.pt", lambda: 0.0)
     return torch.cat([value.flatten() for value in net.state_dict().values()])
 
 
@@ -39,14 +33,6 @@ def test_threads_do_not_draw_from_each_other(tmp_path: Path) -> None:
         together = list(pool.map(lambda seed: trained(tmp_path, f"beside{seed}", seed), range(4)))
     assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
     assert not torch.equal(alone[0], alone[1])
-
-
-def test_a_killed_run_goes_on_with_the_same_draws(tmp_path: Path) -> None:
-    whole = trained(tmp_path, "whole", 0)
-    with pytest.raises(KeyboardInterrupt):
-        trained(tmp_path, "cut", 0, saved_at=33)
-    torch.rand(7)  # what others draw meanwhile
-    assert torch.equal(trained(tmp_path, "cut", 0), whole)
 
 
 def test_who_draws_nothing_leaves_the_generator_to_those_who_draw() -> None:

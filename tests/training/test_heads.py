@@ -13,7 +13,6 @@ from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import Head
 from mergeflow.modality import Network
 from mergeflow.training import FineTuneSettings, IterativeRun, LinearisedModel, LoraModel, LoraSettings, fine_tune
-from tests.training.test_fine_tune import Killed, kill_at
 
 SETTINGS = FineTuneSettings(steps=6, batch_size=4, learning_rate=1e-2, warmup=0.0, save_every=2)
 
@@ -39,9 +38,8 @@ def test_model_and_head_are_those_of_plain_torch(tmp_path: Path) -> None:
     model, examples = network(), data()
     plain, head = copy.deepcopy(model.module), copy.deepcopy(examples.head)
     assert head is not None
-    settings = SETTINGS.model_copy(
-        update={"optimiser": "sgd", "schedule": "constant", "weight_decay": 0.0, "gradient_clip": 0.0, "batch_size": 10}
-    )
+    plainly = {"optimiser": "sgd", "schedule": "constant", "weight_decay": 0.0, "gradient_clip": 0.0}
+    settings = SETTINGS.model_copy(update={**plainly, "batch_size": 10})
     fine_tune(model, [examples], settings, 0, tmp_path / "saved.pt", lambda: 0.5)
     optimiser = torch.optim.SGD([*plain.parameters(), *head.parameters()], lr=1e-2)
     for _ in range(6):
@@ -66,15 +64,6 @@ def test_trained_heads_move_and_frozen_ones_do_not(tmp_path: Path, regime: str) 
     fine_tune(model, tasks, settings, 0, tmp_path / "saved.pt", lambda: 0.5)
     assert not torch.equal(weights(tasks[0]), before[0])
     assert all(torch.equal(weights(examples), was) for examples, was in zip(tasks[1:], before[1:], strict=True))
-
-
-def test_a_killed_run_ends_with_the_same_head(tmp_path: Path) -> None:
-    whole, killed, resumed = data(), data(), data()
-    fine_tune(network(), [whole], SETTINGS, 0, tmp_path / "whole.pt", lambda: 0.5)
-    with pytest.raises(Killed):
-        fine_tune(network(), [killed], SETTINGS, 0, tmp_path / "saved.pt", lambda: 0.5, kill_at(3))
-    fine_tune(network(), [resumed], SETTINGS, 0, tmp_path / "saved.pt", lambda: 0.5)
-    assert torch.equal(weights(resumed), weights(whole))
 
 
 def test_each_round_goes_on_with_the_head_of_the_round_before(tmp_path: Path) -> None:

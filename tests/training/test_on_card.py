@@ -74,7 +74,7 @@ def test_every_regime(tmp_path: Path, regime: str, changes: dict[str, Any], real
         same(train(tmp_path / "cuda", settings, "cuda"), expected, real)
 
 
-@pytest.mark.parametrize("regime", ["steps", "lora", "joint"])
+@pytest.mark.parametrize("regime", ["steps", "lora", "linearised", "joint"])
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path, regime: str) -> None:
     settings = SETTINGS.model_copy(update={"regime": regime})
     with card():

@@ -23,15 +23,10 @@ def full_batch(epochs: int, batch_size: int = 5, rate: float = 0.3) -> FineTuneS
 
 
 def test_one_epoch_sees_each_image_once(tmp_path: Path) -> None:
-    seen: list[int] = []
-
-    class Counting(Tiny):
-        def forward(self, images: Tensor) -> Tensor:
-            seen.append(len(images))
-            return super().forward(images)
-
+    seen, encoder = list[int](), Tiny()
+    encoder.register_forward_pre_hook(lambda _, images: seen.append(len(images[0])))
     settings = FineTuneSettings(regime="one_epoch", batch_size=4, steps=99, epochs=99)
-    tuned = fine_tune(Network(Counting()), [data()], settings, 0, tmp_path / "s.pt", lambda: 0.0)
+    tuned = fine_tune(Network(encoder), [data()], settings, 0, tmp_path / "s.pt", lambda: 0.0)
     assert seen == [4, 4, 4, 4, 2]
     assert [row.steps for row in tuned.trajectory.rows] == [5]
     batches = plan_batches([18], settings, seed=0)

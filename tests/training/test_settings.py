@@ -28,10 +28,7 @@ def message(folder: Path, **changes: Any) -> str:
     [
         ({"regime": "iteratve"}, "finetune.regime: unknown regime 'iteratve': did you mean 'iterative'?"),
         ({"regime": 3}, "finetune.regime"),
-        (
-            {"regime": "iterative", "steps": 300, "iterative": {"rounds": 8}},
-            "300 steps cannot be shared equally by 8 rounds: set finetune.steps to 296 or 304, or choose rounds that",
-        ),
+        ({"regime": "iterative", "steps": 300, "iterative": {"rounds": 8}}, "set finetune.steps to 296 or 304, or"),
         ({"regime": "iterative", "steps": 4, "iterative": {"rounds": 8}}, "set finetune.steps to 8, or choose rounds"),
         ({"regime": "iterative", "iterative": {"rounds": 0}}, "finetune.iterative.rounds: must be at least 1"),
         ({"steps": 0}, "finetune.steps: must be at least 1, found 0"),
