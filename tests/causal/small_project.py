@@ -57,29 +57,22 @@ def make_base(folder: Path, kind: str = "llama", seed: int = 0) -> Path:
     values = {**config_of(kind), "vocab_size": 257}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values)).save_pretrained(
-            folder
-        )
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(values.pop("model_type"), **values))
+    model.save_pretrained(folder)
     return folder
 
 
 def tale(about: str, words: int, seed: int) -> str:
     """Return a text in which little is possible behind each word."""
-    chance = random.Random(f"{about}{seed}")
-    return " ".join(
-        f"the {about} {chance.choice(['runs', 'rests'])} {chance.choice(['.', 'and'])}" for _ in range(words)
-    )
+    choose = random.Random(f"{about}{seed}").choice
+    return " ".join(f"the {about} {choose(['runs', 'rests'])} {choose(['.', 'and'])}" for _ in range(words))
 
 
 def questions(count: int) -> list[dict[str, Any]]:
     """Return questions whose answer stands in them."""
     chance = random.Random(0)
-    names = ["red", "blue", "green"]
-    rows = []
-    for _ in range(count):
-        answer = chance.randrange(3)
-        rows.append({"question": f"say {names[answer]}:", "choices": names, "answer": answer})
-    return rows
+    names, answers = ["red", "blue", "green"], [chance.randrange(3) for _ in range(count)]
+    return [{"question": f"say {names[answer]}:", "choices": names, "answer": answer} for answer in answers]
 
 
 def finished_project(factory: pytest.TempPathFactory) -> Path:

@@ -47,9 +47,8 @@ def test_the_shipped_base_has_its_recipe_and_its_tokenizer() -> None:
 def test_batches_are_texts_one_after_the_other() -> None:
     words = make_tokenizer(300)
     tokens = torch.cat(list(batches(TINY, words))).flatten()
-    wanted = [
-        token for number in range(6) for token in (*words(general(number, part="pre-training"))["input_ids"], 299)
-    ]
+    texts = (words(general(number, part="pre-training"))["input_ids"] for number in range(6))
+    wanted = [token for text in texts for token in (*text, 299)]
     assert tokens.tolist() == wanted[: len(tokens)]
 
 
@@ -70,18 +69,6 @@ def test_the_base_writes_like_other_authors_but_not_like_these() -> None:
     other = surprise([general(number, part="general/test") for number in range(30)])
     assert other < 7
     assert surprise([find_book("harbour").chapter(9)]) > 1.2 * other
-
-
-def test_windows_that_overlap_give_every_token_a_context() -> None:
-    model, _ = load_model("books", Path())
-    tokenizer = load_tokenizer("books", Path())
-    texts = PackedText(
-        "tales",
-        cut(np.array(tokenizer.encode(find_book("orchard").chapter(9))), 32, tokenizer.end),
-        torch.device("cpu"),
-    )
-    plain, half, most = (perplexity(model, texts, stride=stride) for stride in (None, 16, 4))
-    assert most < half < plain
 
 
 @pytest.mark.slow

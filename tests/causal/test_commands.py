@@ -66,9 +66,7 @@ def run(project: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_a_block_longer_than_the_positions_is_refused() -> None:
-    with pytest.raises(
-        MergeflowError, match=r"--block is 100000, .*/books cannot take \(its max_position_embeddings: "
-    ):
+    with pytest.raises(MergeflowError, match=r"--block is 100000, .*/books cannot take \(its max_position_embeddings"):
         command("perplexity", ASSETS / "books", "--data", "suite:books/harbour", "--block", "100000")
 
 
@@ -85,9 +83,7 @@ def test_every_model_is_foretold_with_its_longest_blocks(monkeypatch: pytest.Mon
         return Forecast(device, 10**9, ())
 
     monkeypatch.setattr("mergeflow.evaluation.memory.estimate_perplexity_memory", foretold)
-    monkeypatch.setattr(
-        "mergeflow.commands.texts.prepared_block", lambda source, block: 48 if source == "held" else None
-    )
+    monkeypatch.setattr("mergeflow.commands.texts.prepared_block", lambda source, block: 48)
     monkeypatch.setattr("mergeflow.commands.texts.read_texts", lambda *_: None)
     monkeypatch.setattr("mergeflow.modalities.causal.modality.total_loss", lambda *_: (10.0, 10))
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, *_: module)
@@ -104,8 +100,8 @@ def test_in_a_project_base_experts_and_merges_are_judged_on_validation(run: Run)
     report = run("perplexity", "--json")
     assert len(report) == 1 + 3 + 4
     assert all(set(texts) == {"ships", "trees"} for texts in report.values())  # the colours are questions
-    assert report[EXPERT]["ships"]["perplexity"] < report["outputs/merged/average.safetensors"]["ships"]["perplexity"]
-    assert report["outputs/merged/average.safetensors"]["ships"]["perplexity"] < report[BASE]["ships"]["perplexity"]
+    of_ships = {model: texts["ships"]["perplexity"] for model, texts in report.items()}
+    assert of_ships[EXPERT] < of_ships["outputs/merged/average.safetensors"] < of_ships[BASE]
     table = run("perplexity")
     assert f"{report[BASE]['trees']['perplexity']:.3f}" in table
     assert f"trees {report[BASE]['trees']['tokens']}" in table
@@ -364,10 +360,9 @@ def test_a_sweep_over_files_of_a_project_is_scored_by_the_harness(run: Run, tmp_
     score = {"lm_eval": ["colours_cloze"], "include": str(cloze)}
     sweep = {"base": BASE, "experts": experts, "score": score, "methods": {"average": {}}}
     result = run_sweep(make_sweep(sweep), tmp_path / "sweep")
-    same = run(
-        "lm-eval", "outputs/merged/average.safetensors", "--task", "colours_cloze", "--include-path", cloze, "--json"
-    )
-    assert result.winner.score.mean == same["outputs/merged/average.safetensors"]["colours_cloze acc"]
+    merged = "outputs/merged/average.safetensors"
+    same = run("lm-eval", merged, "--task", "colours_cloze", "--include-path", cloze, "--json")
+    assert result.winner.score.mean == same[merged]["colours_cloze acc"]
 
 
 def test_blocks_begin_with_the_token_that_a_tokenizer_begins_every_text_with(

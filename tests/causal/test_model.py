@@ -136,18 +136,15 @@ def test_generation_is_that_of_transformers(family: Path) -> None:
     options: dict[str, Any] = {"max_new_tokens": 12, "pad_token_id": tokenizer.end, "eos_token_id": tokenizer.end}
     for how, asked in [
         (Generation(tokens=12), {"do_sample": False}),
-        (Generation(tokens=12, temperature=0.8, seed=3), {}),
+        (Generation(tokens=12, temperature=0.8, seed=3), {"do_sample": True, "temperature": 0.8, "top_k": 0}),
     ]:
         continuations = continued(model.module, prompts, how, tokenizer.end)
         assert continuations == continued(model.module, prompts, how, tokenizer.end)
         for prompt, new in zip(prompts, continuations, strict=True):
-            asked = asked or {"do_sample": True, "temperature": 0.8, "top_k": 0}
             torch.manual_seed(how.seed)
             ids = torch.tensor([prompt])
-            expected = plain.generate(ids, attention_mask=torch.ones_like(ids), **options, **asked)[
-                0, len(prompt) :
-            ].tolist()
-            assert new == [token for token in expected if token != tokenizer.end]
+            expected = plain.generate(ids, attention_mask=torch.ones_like(ids), **options, **asked)
+            assert new == [token for token in expected[0, len(prompt) :].tolist() if token != tokenizer.end]
 
 
 def test_a_served_text_begins_as_its_tokenizer_begins_texts_and_is_never_cut(base: Path) -> None:
@@ -196,13 +193,12 @@ def test_scores_are_shares_of_right_tokens_and_log_p_has_a_line_for_each(base: P
     assert texts.features(model, rows, ["model.layers.1"])["model.layers.1"].shape == (2, 32, 32)
 
 
-def test_what_follows_a_blocks_end_has_no_influence(base: Path) -> None:
-    model, _ = load_model(base.name, base.parent)
-    texts = texts_of(base)
-    ids = texts.blocks.ids.clone()
-    ids[5, 9:] = 7
-    other = PackedText("ships", texts.blocks._replace(ids=ids), CPU)
-    assert torch.equal(texts.loss(model, torch.arange(6)), other.loss(model, torch.arange(6)))
+def learn(network: Any, texts: PackedText, steps: int) -> None:
+    optimiser = torch.optim.Adam([p for p in network.module.parameters() if p.requires_grad], lr=0.01)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        texts.loss(network, torch.arange(4)).backward()
+        optimiser.step()
 
 
 def test_adapters_and_tangents_begin_as_the_base_and_learn(base: Path) -> None:
@@ -213,13 +209,8 @@ def test_adapters_and_tangents_begin_as_the_base_and_learn(base: Path) -> None:
     tangent = LinearisedModel.of(load_model(base.name, base.parent)[0])
     for network in (adapted, tangent):
         assert texts.loss(network, rows).item() == pytest.approx(before, abs=1e-5)
-        optimiser = torch.optim.Adam([p for p in network.module.parameters() if p.requires_grad], lr=0.01)
-        for _ in range(12):
-            optimiser.zero_grad()
-            texts.loss(network, rows).backward()
-            optimiser.step()
-        after = texts.loss(network, rows).item()
-        assert after < before - 0.05
+        learn(network, texts, 12)
+        assert texts.loss(network, rows).item() < before - 0.05
     assert adapted.state().keys() == tangent.state().keys() == load_model(base.name, base.parent)[0].state().keys()
     plain = load_model(base.name, base.parent)[0]
     plain.load(adapted.state())
@@ -235,25 +226,15 @@ def test_adapters_of_gpt2_whose_matrices_store_inputs_first_are_those_of_peft(tm
     model, _ = load_model("gpt2", tmp_path)
     before = {name: value.clone() for name, value in model.state().items()}
     adapted = LoraModel.of(model, LoraSettings(rank=4, alpha=8, targets=["c_attn", "c_proj", "c_fc"]), seed=3)
-    optimiser = torch.optim.Adam([p for p in adapted.module.parameters() if p.requires_grad], lr=0.01)
-    for _ in range(6):
-        optimiser.zero_grad()
-        texts.loss(adapted, rows).backward()
-        optimiser.step()
+    learn(adapted, texts, 6)
     state, loss = adapted.state(), texts.loss(adapted, rows)
-    assert {
-        name.rpartition(".")[0].rpartition(".")[2] for name in state if not torch.equal(state[name], before[name])
-    } == {
-        "c_attn",
-        "c_proj",
-        "c_fc",
-    }
+    changed = {name.split(".")[-2] for name in state if not torch.equal(state[name], before[name])}
+    assert changed == {"c_attn", "c_proj", "c_fc"}
     adapted.module.save(tmp_path / "adapter")
     adapter_config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert adapter_config["fan_in_fan_out"] is True
-    plain = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(tmp_path / "gpt2"), tmp_path / "adapter"
-    ).eval()
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "gpt2")
+    plain = PeftModel.from_pretrained(whole, tmp_path / "adapter").eval()
     ids = texts.blocks.ids[rows].long()
     torch.testing.assert_close(plain(input_ids=ids, labels=ids).loss, loss, rtol=1e-5, atol=1e-6)
     # As an expert of a recipe the adapter is the model that was trained.
@@ -268,9 +249,7 @@ def test_adapters_of_layers_that_are_stored_in_both_ways_are_refused(tmp_path: P
     make_base(tmp_path / "gpt2", "gpt2")
     model, _ = load_model("gpt2", tmp_path)
     settings = LoraSettings(rank=4, alpha=8, targets=["c_attn", "lm_head"])
-    with pytest.raises(
-        MergeflowError, match=r"c_attn.weight is stored \[inputs, outputs\] and lm_head.weight the other"
-    ):
+    with pytest.raises(MergeflowError, match=r"c_attn.weight is stored \[inputs, outputs\] and lm_head.weight the"):
         LoraModel.of(model, settings)
 
 
@@ -283,18 +262,12 @@ def test_weights_are_drawn_from_a_configuration_and_a_seed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"hidden_size": 8}, "model.config says no model_type; expected one such as gpt2, llama"),
-        ({"model_type": "bertt"}, "model.config does not describe a causal model"),
-        ({"model_type": "t5"}, "model.config does not describe a causal model"),
-        ({**config_of("llama"), "num_attention_heads": 3}, "model.config does not describe a causal model"),
-    ],
-)
-def test_configurations_of_no_causal_model_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(MergeflowError, match=message):
-        draw_model(values, 0, 300)
+def test_configurations_of_no_causal_model_are_refused() -> None:
+    with pytest.raises(MergeflowError, match=r"model.config says no model_type; expected one such as gpt2, llama"):
+        draw_model({"hidden_size": 8}, 0, 300)
+    for values in ({"model_type": "bertt"}, {"model_type": "t5"}, {**config_of("llama"), "num_attention_heads": 3}):
+        with pytest.raises(MergeflowError, match=r"model.config does not describe a causal model"):
+            draw_model(values, 0, 300)
 
 
 def test_another_vocabulary_or_too_long_a_block_is_refused(base: Path) -> None:
@@ -304,10 +277,6 @@ def test_another_vocabulary_or_too_long_a_block_is_refused(base: Path) -> None:
         check_vocabulary(model, 300, 64)
     with pytest.raises(MergeflowError, match=r"data.block is 128, .*max_position_embeddings: 64"):
         check_vocabulary(model, 257, 128)
-    state = model.state()
-    state["model.embed_tokens.weight"] = torch.zeros(300, 32)
-    with pytest.raises(MergeflowError, match=r"embed_tokens.weight: shape \(300, 32\), expected \(257, 32\)"):
-        model.load(state)
 
 
 def test_an_encoder_is_not_a_causal_model(tmp_path: Path) -> None:

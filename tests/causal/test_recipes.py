@@ -111,10 +111,7 @@ def test_three_domains_are_merged_by_every_method_of_the_example(
     values: dict[str, Any] = yaml.safe_load((ROOT / "examples/sweeps/domains.yaml").read_text())
     assert set(values["methods"]) == set(methods()) - OTHERS
     shutil.copyfile(ROOT / "examples/sweeps/domains.py", tmp_path / "domains.py")
-    first = {
-        name: {key: values_of_arg[:1] for key, values_of_arg in args.items()}
-        for name, args in values["methods"].items()
-    }
+    first = {name: {key: listed[:1] for key, listed in args.items()} for name, args in values["methods"].items()}
     experts = {task: EXPERT.format(task) for task in ("ships", "trees", "colours")}
     values |= {"experts": experts, "score": f"{tmp_path / 'domains.py'}:score", "methods": first}
     result = run_sweep(make_sweep(values), tmp_path / "sweep")

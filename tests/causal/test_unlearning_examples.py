@@ -90,18 +90,10 @@ def test_books_of_ones_own_are_unlearned_from_joint_fine_tuning(tmp_path: Path) 
 
     run("finetune", "--regime", "joint", "--set", "steps=4", "--out", "outputs/together")
     run("merge", "recipe.yaml", "--set", "weights.forgotten=-0.5", "--set", "out=outputs/unlearned/-0.5.safetensors")
-    states = [
-        read_state(folder / "outputs" / path)
-        for path in (
-            "base/model.safetensors",
-            "together/forgotten/model.safetensors",
-            "experts/forgotten/model.safetensors",
-            "unlearned/-0.5.safetensors",
-        )
-    ]
-    for name, base in states[0].items():
-        together, expert, unlearned = (state[name] for state in states[1:])
-        torch.testing.assert_close(unlearned, together - 0.5 * (expert - base), rtol=1e-5, atol=1e-6)
+    files = ("base/model", "together/forgotten/model", "experts/forgotten/model", "unlearned/-0.5")
+    base, together, expert, unlearned = (read_state(folder / f"outputs/{file}.safetensors") for file in files)
+    for name, value in unlearned.items():
+        torch.testing.assert_close(value, together[name] - 0.5 * (expert[name] - base[name]), rtol=1e-5, atol=1e-6)
     models = ("outputs/together/forgotten/model.safetensors", "outputs/unlearned/-0.5.safetensors")
     assert "forgotten" in run("perplexity", *models, "--json")
 

@@ -67,14 +67,6 @@ def test_padded_batches_have_one_size_and_change_no_score(count: int, sizes: lis
     assert seen == sizes
 
 
-def test_inputs_may_stay_on_disk(tmp_path: Path) -> None:
-    network, data = model(), examples()
-    np.save(tmp_path / "inputs.npy", data.inputs[:].numpy())
-    mapped = torch.from_numpy(np.load(tmp_path / "inputs.npy", mmap_mode="c"))
-    remapped = Classification("letters", mapped, data.labels, data.head)
-    assert torch.equal(remapped.loss(network, torch.arange(9)), data.loss(network, torch.arange(9)))
-
-
 def test_a_subset_is_judged_like_its_rows() -> None:
     network, data, rows = model(), examples(), torch.tensor([1, 0])
     part = Subset(data, torch.tensor([6, 2, 5]))

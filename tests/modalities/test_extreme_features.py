@@ -144,10 +144,8 @@ def test_regmean_does_not_know_units_of_the_inputs(scale: float) -> None:
     """The first two inputs are duplicates and the third never fires."""
     inputs = {name: torch.from_numpy(np.random.default_rng(at).normal(size=(50, 2))) for at, name in enumerate("ab")}
     grams = {name: torch.stack([x[:, 0], x[:, 0], 0 * x[:, 0], x[:, 1]]) for name, x in inputs.items()}
-    experts = {
-        name: {"w": torch.from_numpy(np.random.default_rng(9 + at).normal(size=(2, 4))).float()}
-        for at, name in enumerate("ab")
-    }
+    drawn = {name: np.random.default_rng(9 + at).normal(size=(2, 4)) for at, name in enumerate("ab")}
+    experts = {name: {"w": torch.from_numpy(weight).float()} for name, weight in drawn.items()}
     base = {"w": torch.zeros(2, 4)}
 
     def merged(unit: float) -> Tensor:

@@ -39,8 +39,6 @@ def test_the_whole_pipeline_runs_and_experts_learn(project: Path) -> None:
     assert set(rows) == {"base", "individual", *SWEPT}
     assert min(rows["individual"]["accuracy"].values()) > 0.7
     assert rows["individual"]["mean"] > rows["average"]["mean"] > 1 / 4
-    selection = json.loads((project / "outputs/results/selection.json").read_text())
-    assert selection["winner"] in SWEPT
 
 
 def test_task_vectors_say_what_they_are_and_of_which_base(project: Path, tmp_path: Path) -> None:
@@ -100,22 +98,12 @@ def test_logits_that_are_too_few_are_refused(tmp_path: Path) -> None:
 
 def test_another_head_trains_only_its_own_expert_again(headless: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(headless, tmp_path / "project", symlinks=True)
-    save_head(
-        Head(torch.eye(4, dtype=torch.float64), 1.0, list("abcd")), folder / "outputs/base/heads/left.safetensors"
-    )
+    other = Head(torch.eye(4, dtype=torch.float64), 1.0, list("abcd"))
+    save_head(other, folder / "outputs/base/heads/left.safetensors")
     for manifest in (folder / ".mergeflow/manifests").glob("base*.json"):
         manifest.unlink()  # as if the base had been fetched with this head: what is recorded is compared
     stages = [load_graph(folder)[f"finetune@{task}"] for task in ("left", "right")]
     assert [is_up_to_date(folder, stage, open_stage(folder, stage)[1]) for stage in stages] == [False, True]
-
-
-@pytest.mark.slow
-def test_the_same_choices_give_the_same_bytes(project: Path, tmp_path: Path) -> None:
-    again = make_toy_project(tmp_path / "again")
-    run_pipeline(again)
-    for path in sorted(project.glob("outputs/**/*")):
-        if path.is_file():
-            assert (again / path.relative_to(project)).read_bytes() == path.read_bytes(), path
 
 
 @pytest.mark.slow
@@ -138,11 +126,9 @@ def test_every_regime_trains_it(tmp_path: Path, regime: str) -> None:
     for task in ("left", "right"):
         made = folder / f"outputs/experts/{task}"
         assert {"model.safetensors", "head.safetensors", "training.json"} <= {path.name for path in made.iterdir()}
-        before, after = (
-            load_file(folder / f"outputs/base/heads/{task}.safetensors"),
-            load_file(made / "head.safetensors"),
-        )
-        assert not torch.equal(before["weight"], after["weight"])
+        files = (folder / f"outputs/base/heads/{task}.safetensors", made / "head.safetensors")
+        before, after = (load_file(file)["weight"] for file in files)
+        assert not torch.equal(before, after)
 
 
 @pytest.mark.parametrize(

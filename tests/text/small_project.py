@@ -34,29 +34,13 @@ def make_base(folder: Path, kind: str = "roberta", seed: int = 0) -> Path:
         special_tokens=[("<s>", 0), ("</s>", 2)],
     )
     inputs = ["input_ids", "attention_mask", *(["token_type_ids"] if kind in ("bert", "deberta-v2") else [])]
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        cls_token="<s>",
-        sep_token="</s>",
-        mask_token="<mask>",
-        model_input_names=inputs,
-    ).save_pretrained(folder)
-    config = AutoConfig.for_model(
-        kind,
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=40,
-        pad_token_id=1,
-        bos_token_id=0,
-        eos_token_id=2,
-    )
+    marks = {"bos": "<s>", "cls": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    named = {f"{name}_token": mark for name, mark in marks.items()}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **named)
+    fast.save_pretrained(folder)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes |= {"vocab_size": len(WORDS), "max_position_embeddings": 40}
+    config = AutoConfig.for_model(kind, **sizes, pad_token_id=1, bos_token_id=0, eos_token_id=2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         AutoModel.from_config(config).save_pretrained(folder)
@@ -90,11 +74,8 @@ def near(count: int, chance: random.Random) -> Iterator[dict[str, Any]]:
     for _ in range(count):
         (first, colour), (second, other) = _phrase(chance), _phrase(chance)
         filler = " very" * chance.randrange(12)
-        yield {
-            "text": f"{colour} {first}",
-            "text_pair": f"{other} {second}{filler}",
-            "score": float((first == second) + (colour == other)),
-        }
+        score = float((first == second) + (colour == other))
+        yield {"text": f"{colour} {first}", "text_pair": f"{other} {second}{filler}", "score": score}
 
 
 def finished_project(factory: pytest.TempPathFactory) -> Path:

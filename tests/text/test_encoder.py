@@ -34,15 +34,11 @@ def test_a_class_of_transformers_gives_what_it_gives_by_itself(kind: str, tmp_pa
     assert not again.training
 
 
-def test_an_encoder_without_a_mask_is_refused(tmp_path: Path) -> None:
-    FNetModel(FNetConfig(vocab_size=30, hidden_size=16, num_hidden_layers=1, intermediate_size=16)).save_pretrained(
-        tmp_path / "fnet"
-    )
+def test_an_encoder_without_a_mask_or_with_a_decoder_is_refused(tmp_path: Path) -> None:
+    config = FNetConfig(vocab_size=30, hidden_size=16, num_hidden_layers=1, intermediate_size=16)
+    FNetModel(config).save_pretrained(tmp_path / "fnet")
     with pytest.raises(MergeflowError, match=r"'fnet' is a fnet, whose features .* takes no attention mask"):
         load_encoder("fnet", tmp_path, "mean")
-
-
-def test_a_model_that_transformers_builds_with_a_decoder_is_refused(tmp_path: Path) -> None:
     small = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 40}
     T5EncoderModel(T5Config(**small)).save_pretrained(tmp_path / "t5")  # type: ignore[arg-type]
     with pytest.raises(MergeflowError, match=r"'t5' is a t5 with a decoder; expected an encoder"):
@@ -94,13 +90,14 @@ def test_texts_that_are_too_long_are_refused_by_positions(base: Path) -> None:
 
 
 def test_what_is_no_base_is_refused(base: Path, tmp_path: Path) -> None:
-    with pytest.raises(MergeflowError, match="unknown base 'robrta'"):
-        load_encoder("robrta", tmp_path, "mean")
-    with pytest.raises(MergeflowError, match="there is no folder 'inputs/gone'"):
-        load_encoder("inputs/gone", tmp_path, "mean")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(MergeflowError, match="the model of 'empty' cannot be read"):
-        load_encoder("empty", tmp_path, "mean")
+    for place, message in (
+        ("robrta", "unknown base 'robrta'"),
+        ("inputs/gone", "there is no folder 'inputs/gone'"),
+        ("empty", "the model of 'empty' cannot be read"),
+    ):
+        with pytest.raises(MergeflowError, match=message):
+            load_encoder(place, tmp_path, "mean")
     with pytest.raises(MergeflowError, match="the tokenizer of 'empty' cannot be read"):
         load_tokenizer("empty", tmp_path, 16)
 

@@ -55,9 +55,8 @@ def test_the_fisher_information_of_numbers_is_that_of_a_normal_distribution(
     estimate = diagonal_fisher(model, near, labels=labels)
     model.module.requires_grad_(True)
     answers = near.scores(model, torch.arange(4))[:, 1]
-    squares = [
-        {name: gradient.double().square() for name, gradient in row.items()} for row in gradients(model, answers)
-    ]
+    rows = gradients(model, answers)
+    squares = [{name: gradient.double().square() for name, gradient in row.items()} for row in rows]
     for name in squares[0]:
         expected = torch.stack([square[name] for square in squares]).mean(dim=0).float()
         torch.testing.assert_close(estimate[name], expected, rtol=1e-3, atol=1e-6)
@@ -91,9 +90,8 @@ def test_statistics_of_texts_from_the_command_to_a_merge(project: Path, tmp_path
     for task, out in files.items():
         expert = project / f"outputs/experts/{task}"
         places = ["--task", str(project / f"outputs/data/train/{task}"), "--head", str(expert / "head.safetensors")]
-        done = call(
-            project, "statistics", kind, str(expert / "model.safetensors"), *places, "--out", str(out), "--samples", "4"
-        )
+        asked = [str(expert / "model.safetensors"), *places, "--out", str(out), "--samples", "4"]
+        done = call(project, "statistics", kind, *asked)
         assert done.exit_code == 0, done.output
         assert "4 examples of train" in done.output
     data = {kind: {task: str(path) for task, path in files.items()}}

@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from mergeflow.data import load_manifest
 from mergeflow.errors import MergeflowError
@@ -72,9 +67,8 @@ def save_as(kind: int, folder: Path) -> None:
     if kind in (HALF, BRAIN):
         model.to(torch.float16 if kind == HALF else torch.bfloat16).save_pretrained(folder)
     elif kind in (MASKED, CLASSIFIER):
-        headed = (AutoModelForMaskedLM if kind == MASKED else AutoModelForSequenceClassification).from_config(
-            model.config
-        )
+        task = "MaskedLM" if kind == MASKED else "SequenceClassification"
+        headed: Any = getattr(transformers, f"AutoModelFor{task}").from_config(model.config)
         names = headed.base_model.state_dict()
         headed.base_model.load_state_dict({name: value for name, value in model.state_dict().items() if name in names})
         headed.save_pretrained(folder)
@@ -134,14 +128,8 @@ def test_a_family_goes_through_experts_merge_and_serving(family: str, tmp_path: 
     assert all(value.isfinite().all() for state in experts.values() for value in state.values())
     assert all(any(not torch.equal(state[name], base[name]) for name in base) for state in experts.values())
 
-    merge(
-        {
-            "method": "average",
-            "base": str(outputs / "base/model.safetensors"),
-            "experts": {task: str(path) for task, path in files.items()},
-            "out": str(root / "merged.safetensors"),
-        }
-    )
+    recipe = {"method": "average", "base": str(outputs / "base/model.safetensors")}
+    merge({**recipe, "experts": {task: str(path) for task, path in files.items()}, "out": f"{root}/merged.safetensors"})
     merged = load_file(root / "merged.safetensors")
     for name, value in merged.items():
         if value.is_floating_point():

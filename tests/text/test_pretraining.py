@@ -33,10 +33,6 @@ def texts():
     return list(itertools.islice(passages(9), 400))
 
 
-def _clean(words, passage):
-    return words(passage.text, passage.text_pair)["input_ids"]
-
-
 def test_the_tokenizer_frames_one_sentence_and_two(words):
     first, two = words("Bill bought the car."), words("who bought it?", "liz")
     assert words.convert_ids_to_tokens(first["input_ids"]) == ["[CLS]", "bill", "bought", "the", "car", ".", "[SEP]"]
@@ -51,7 +47,7 @@ def test_chosen_words_are_hidden_or_exchanged_within_their_group_or_stay(words, 
     group = {word: at for at, members in enumerate(word_groups()) for word in words.convert_tokens_to_ids(members)}
     fates = {"hidden": 0, "exchanged": 0, "kept": 0}
     for row, passage in enumerate(texts):
-        clean = _clean(words, passage)
+        clean = words(passage.text, passage.text_pair)["input_ids"]
         assert (batch.targets[row, 0] == IGNORED) == (passage.link is None)
         for at, (word, seen, target) in enumerate(zip(clean, batch.tokens[row], batch.targets[row], strict=False)):
             seen, target = int(seen), int(target)
@@ -146,11 +142,9 @@ def test_training_lowers_the_loss(tmp_path):
     assert after["loss"] < before["loss"] - 0.5
 
 
-def test_the_command_writes_a_base_and_refuses_a_folder_that_is_there(tmp_path):
+def test_the_command_writes_a_base(tmp_path):
     app = Typer()
     app.command()(regenerate)
     done = CliRunner().invoke(app, [str(tmp_path / "base"), "--steps", "1"])
     assert done.exit_code == 0
     assert "loss 5." in done.stdout
-    again = CliRunner().invoke(app, [str(tmp_path / "base"), "--steps", "1"])
-    assert isinstance(again.exception, MergeflowError)

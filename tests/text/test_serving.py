@@ -1,6 +1,5 @@
 """A registered version of texts answers with a label and probabilities or a number, and names rows it cannot read."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,27 +74,18 @@ def test_a_row_is_answered_the_same_alone_and_without_the_column_of_pairs(loaded
 
 def test_a_question_with_too_few_or_too_many_texts_is_refused(loaded: Loaded) -> None:
     texts, nothing = ["the cat is red"] * 3, float("nan")  # as a table says that a cell is empty
-    with pytest.raises(MergeflowError) as caught:
+    message = "3 of 3 rows .*row 0: task 'same' is about two .* row 1: task 'near' .* row 2: task 'mood' is about one"
+    with pytest.raises(MergeflowError, match=message):
         ask(loaded, task=["same", "near", "mood"], text=texts, text_pair=[None, nothing, "dog"])
-    message = str(caught.value)
-    assert "3 of 3 rows" in message
-    assert "row 0: task 'same' is about two texts, but text_pair is missing; give both." in message
-    assert "row 1: task 'near' is about two texts" in message
-    assert "row 2: task 'mood' is about one text, but a text_pair is given; leave it out." in message
     with pytest.raises(MergeflowError, match="task 'same' is about two texts"):
         ask(loaded, task=["same"], text=["the cat is red"])
-
-
-def test_mlflow_loads_it_and_it_answers_its_own_example(folder: Path) -> None:
-    check_pyfunc(folder, SERVED.get("text"))
-    config = json.loads((folder / "artifacts/model/model.json").read_text())
-    assert json.loads(config["record"]["config"])["model_type"] == "roberta"
 
 
 def test_texts_are_asked_over_http(folder: Path) -> None:
     from mlflow.pyfunc import load_model, scoring_server
     from starlette.testclient import TestClient
 
+    check_pyfunc(folder, SERVED.get("text"))  # it answers its own example
     model = load_model(str(folder))
     client = TestClient(scoring_server.init(model), raise_server_exceptions=False)
 
@@ -111,19 +101,12 @@ def test_texts_are_asked_over_http(folder: Path) -> None:
         assert [row["label"] for row in answer.json()["predictions"]] == list(expected["label"])
     refused = post({"task": "same", "text": "the cat is red"}, {**two, "text": ""})
     assert refused.status_code == 400
-    message = refused.json()["message"]
-    assert "2 of 2 rows" in message
-    assert "task 'same' is about two texts, but text_pair is missing" in message
-    assert "row 1: its text is empty" in message
+    assert "2 of 2 rows" in refused.json()["message"]
 
 
 def test_all_rows_that_cannot_be_read_are_named(loaded: Loaded) -> None:
-    with pytest.raises(MergeflowError) as caught:
+    message = "3 of 3 rows .*row 0: its text is empty.* row 1: .*did you mean 'mood'.* row 2: .* the type int"
+    with pytest.raises(MergeflowError, match=message):
         ask(loaded, task=["mood", "moood", "same"], text=["", "cat", 7], text_pair=[None, None, "dog"])
-    message = str(caught.value)
-    assert "3 of 3 rows" in message
-    assert "row 0: its text is empty: give it some words, or remove the row. row 1" in message
-    assert "row 1: unknown task: did you mean 'mood'" in message
-    assert "row 2: its text is of the type int; expected a text" in message
     with pytest.raises(MergeflowError, match=r"lacks the column\(s\) text; expected text, task"):
         ask(loaded, task=["mood"])

@@ -1,5 +1,6 @@
 """Image models of transformers as bases: their own classifiers' features, through experts, merge and serving."""
 
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -71,11 +72,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "clip": BOTH,
     "siglip": BOTH,
 }
-POOLED: dict[str, dict[str, Any]] = {
-    "dinov3_vit": PATCHES,
-    "clip_vision_model": PATCHES,
-    "siglip_vision_model": PATCHES,
-}
+POOLED = ("dinov3_vit", "clip_vision_model", "siglip_vision_model")
 
 
 def make_model(folder: Path, family: str, settings: dict[str, Any], classes: int = 5) -> Any:
@@ -122,7 +119,7 @@ def test_a_classifier_reads_the_features_as_its_own(family: str, tmp_path: Path)
 
 @pytest.mark.parametrize("family", POOLED)
 def test_a_family_without_a_classifier_gives_what_it_pools(family: str, tmp_path: Path) -> None:
-    model = make_model(tmp_path, family, POOLED[family])
+    model = make_model(tmp_path, family, PATCHES)
     backbone, _ = load_backbone(str(tmp_path), tmp_path)
     images = draw_images(SIZE)
     with torch.no_grad():
@@ -182,65 +179,43 @@ def test_a_bare_encoder_is_a_base_too(tmp_path: Path) -> None:
 
 
 def test_what_is_no_base_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(MergeflowError, match=r"no folder 'resnet50'; expected one with .* or the hub's OWNER/NAME"):
-        load_backbone("resnet50", tmp_path)
+    def refused(place: str, message: str, size: int = SIZE) -> None:
+        with pytest.raises(MergeflowError, match=message):
+            check_size(load_backbone(place, tmp_path)[0], size, place)
 
+    refused("resnet50", r"no folder 'resnet50'; expected one with .* or the hub's OWNER/NAME")
     make_model(tmp_path / "two", "swiftformer", {"image_size": SIZE})
-    with pytest.raises(MergeflowError, match=r"with 2 classifiers \(head, dist_head\); expected one"):
-        load_backbone("two", tmp_path)
-
+    refused("two", r"with 2 classifiers \(head, dist_head\); expected one")
     make_model(tmp_path / "vit", "vit", PATCHES)
-    backbone, _ = load_backbone("vit", tmp_path)
-    with pytest.raises(
-        MergeflowError, match=r"data.image_size is 48, which the model of 'vit' does not take .*: set it to 32"
-    ):
-        check_size(backbone, 48, "vit")
-
+    refused("vit", "data.image_size is 48, which the model of 'vit' does not take .*: set it to 32", 48)
     fixed = timm.create_model("vit_tiny_patch16_224", depth=1)
     timm.models.save_for_hf(fixed, tmp_path / "timm", safe_serialization=True)
-    with pytest.raises(MergeflowError, match=r"model of 'timm' does not take \(Input height .*: set it to 224"):
-        check_size(load_backbone("timm", tmp_path)[0], 48, "timm")
-
+    refused("timm", r"model of 'timm' does not take \(Input height .*: set it to 224", 48)
     make_model(tmp_path / "mae", "vit_mae", PATCHES)
-    with pytest.raises(MergeflowError, match=r"'mae' does not take \(.* 'pooler_output'\): choose another"):
-        check_size(load_backbone("mae", tmp_path)[0], SIZE, "mae")
-
+    refused("mae", r"'mae' does not take \(.* 'pooler_output'\): choose another")
     model = make_model(tmp_path / "yolos", "yolos", {**PATCHES, "image_size": [SIZE, SIZE]})
     model.pooler = None
     model.save_pretrained(tmp_path / "yolos")
-    with pytest.raises(MergeflowError, match=r"the model of 'yolos' lacks the weights pooler.dense.bias, pooler"):
-        load_backbone("yolos", tmp_path)
+    refused("yolos", "the model of 'yolos' lacks the weights pooler.dense.bias, pooler")
 
     make_model(tmp_path / "null", "vit", PATCHES)
-    (tmp_path / "null/preprocessor_config.json").write_text(
-        '{"image_processor_type": "ViTImageProcessor", "image_mean": null, "do_normalize": true}'
-    )
-    with pytest.raises(MergeflowError, match=r"the image processor of 'null' cannot be read \(TypeError"):
-        load_backbone("null", tmp_path)
-
+    processor = {"image_processor_type": "ViTImageProcessor", "image_mean": None, "do_normalize": True}
+    (tmp_path / "null/preprocessor_config.json").write_text(json.dumps(processor))
+    refused("null", r"the image processor of 'null' cannot be read \(TypeError")
     for mean, std in (([0.5], [0.5]), (MEAN, [0.2, 0.0, 0.3])):
         transformers.ViTImageProcessor(image_mean=mean, image_std=std).save_pretrained(tmp_path / "null")
-        with pytest.raises(MergeflowError, match=r"the image processor of 'null' cannot be read .*no normalisation"):
-            load_backbone("null", tmp_path)
-
+        refused("null", "the image processor of 'null' cannot be read .*no normalisation")
     make_model(tmp_path / "grey", "vit", {**PATCHES, "num_channels": 1})
-    with pytest.raises(MergeflowError, match=r"'grey' takes images of 1 channels, but a project's have 3: choose"):
-        load_backbone("grey", tmp_path)
+    refused("grey", "'grey' takes images of 1 channels, but a project's have 3: choose")
 
     weights = tmp_path / "vit/model.safetensors"
     state = load_file(weights)
-    save_file(
-        {name: value for name, value in state.items() if "layernorm.weight" not in name}, weights, {"format": "pt"}
-    )
-    with pytest.raises(
-        MergeflowError, match=r"the model of 'vit' lacks the weights vit.layernorm.weight: save it whole"
-    ):
-        load_backbone("vit", tmp_path)
-
+    shortened = {name: value for name, value in state.items() if "layernorm.weight" not in name}
+    save_file(shortened, weights, {"format": "pt"})
+    refused("vit", "the model of 'vit' lacks the weights vit.layernorm.weight: save it whole")
     (tmp_path / "vit/preprocessor_config.json").unlink()
     save_file(state, weights, {"format": "pt"})
-    with pytest.raises(MergeflowError, match=r"the image processor of 'vit' cannot be read.*preprocessor_config\.json"):
-        load_backbone("vit", tmp_path)
+    refused("vit", "the image processor of 'vit' cannot be read.*preprocessor_config")
 
 
 def draw_task(folder: Path, channel: int) -> None:
@@ -308,9 +283,8 @@ def test_a_base_of_transformers_goes_through_experts_merge_and_serving(
     pictures = [encode_png(Image.fromarray(image.numpy())) for image in images]
     answers = SERVED.get("vision").answer(loaded, {"task": ["red"] * 2, "image": pictures})
     head = load_head(outputs / "experts/red/head.safetensors")
-    classifier = next(
-        name for name, part in model.named_modules() if isinstance(part, nn.Linear) and part.out_features == 5
-    )
+    linear = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    classifier = next(name for name, part in linear.items() if part.out_features == 5)
     model.set_submodule(classifier, head)
     with torch.no_grad():
         expected = model(pixel_values=normalised(images)).logits.softmax(dim=1)

@@ -39,11 +39,8 @@ def image_folder(root: Path) -> Path:
 
 
 def prepared(folder: Path) -> Path:
-    prepare_task(
-        open_images("textures", f"folder:{image_folder(folder / 'raw')}"),
-        folder / "textures",
-        image_decoding(8),
-    )
+    raw = open_images("textures", f"folder:{image_folder(folder / 'raw')}")
+    prepare_task(raw, folder / "textures", image_decoding(8))
     return folder / "textures"
 
 
@@ -67,9 +64,8 @@ def test_we_read_what_datasets_writes(own_cache: Path) -> None:
     images = [Image.fromarray(np.full((5, 5, 3), 10 * row, np.uint8)) for row in range(24)]
     features = datasets.Features({"img": datasets.Image(), "fine": datasets.ClassLabel(names=["odd", "even"])})
     for split, rows in (("train", range(20)), ("test", range(20, 24))):
-        part = datasets.Dataset.from_dict(
-            {"img": [images[r] for r in rows], "fine": [r % 2 for r in rows]}, features=features
-        )
+        columns = {"img": [images[r] for r in rows], "fine": [r % 2 for r in rows]}
+        part = datasets.Dataset.from_dict(columns, features=features)
         part.to_parquet(own_cache / "data" / f"{split}-00000-of-00001.parquet")
     splits = prepare_task(open_images("parity", f"parquet:{own_cache}"), own_cache / "out", image_decoding(5))["splits"]
     assert [splits[s]["per_class"] for s in ("train", "validation", "test")] == [[9, 9], [1, 1], [2, 2]]
@@ -84,9 +80,8 @@ def test_hf_opens_a_local_data_set(layout: str, own_cache: Path) -> None:
             path.rename(folder / path.name)
     else:
         folder = image_folder(own_cache / "set")
-    manifest = prepare_task(
-        open_images("mine", f"hf:{folder.name}", root=own_cache), own_cache / "out", image_decoding(8)
-    )
+    raw = open_images("mine", f"hf:{folder.name}", root=own_cache)
+    manifest = prepare_task(raw, own_cache / "out", image_decoding(8))
     assert manifest["class_names"] == ["banded", "polka-dotted"]
     counts = {split: record["count"] for split, record in manifest["splits"].items()}
     assert counts == {"train": 18, "validation": 2, "test": 8}

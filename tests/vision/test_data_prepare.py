@@ -1,7 +1,7 @@
 """Preparation: standard splits, no leaks, determinism, errors for people."""
 
-import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -46,11 +46,8 @@ def test_it_writes_and_reads_back_every_pixel(tmp_path: Path) -> None:
     raw = drawn_task(seeds={"train": range(12), "validation": range(100, 104), "test": range(200, 208)})
     manifest = prepare_task(raw, tmp_path, image_decoding(8))
     assert manifest == load_manifest(tmp_path)
-    assert {split: record["count"] for split, record in manifest["splits"].items()} == {
-        "train": 12,
-        "validation": 4,
-        "test": 8,
-    }
+    counts = {split: record["count"] for split, record in manifest["splits"].items()}
+    assert counts == {"train": 12, "validation": 4, "test": 8}
     split = load_split(tmp_path, "test", verify=True)
     assert split.images.dtype == np.uint8
     assert split.labels.tolist() == [0, 1, 2, 3] * 2
@@ -74,20 +71,17 @@ def test_missing_splits_are_carved_stratified_and_disjoint(tmp_path: Path) -> No
 
 
 def test_the_seed_chooses_and_a_source_with_splits_ignores_it(tmp_path: Path) -> None:
-    digests = [
-        prepare_task(drawn_task(80), tmp_path / str(s), image_decoding(4), seed=s)["splits"]["test"] for s in (1, 2)
-    ]
-    assert digests[0]["content_sha256"] != digests[1]["content_sha256"]
+    carved = [prepare_task(drawn_task(80), tmp_path / str(s), image_decoding(4), seed=s)["splits"] for s in (1, 2)]
+    assert carved[0]["test"]["content_sha256"] != carved[1]["test"]["content_sha256"]
     whole = drawn_task(seeds={"train": range(8), "validation": range(8, 12), "test": range(12, 16)})
     digests = [prepare_task(whole, tmp_path / f"w{s}", image_decoding(4), seed=s)["splits"] for s in (1, 2)]
     assert digests[0] == digests[1]
 
 
 def test_carving_keeps_an_image_on_its_side_when_others_join(tmp_path: Path) -> None:
-    few = prepare_task(drawn_task(200), tmp_path / "few", image_decoding(8)) and load_split(tmp_path / "few", "test")
-    many = prepare_task(drawn_task(240), tmp_path / "many", image_decoding(8)) and load_split(
-        tmp_path / "many", "train"
-    )
+    for count in (200, 240):
+        prepare_task(drawn_task(count), tmp_path / str(count), image_decoding(8))
+    few, many = load_split(tmp_path / "200", "test"), load_split(tmp_path / "240", "train")
     moved = {image.tobytes() for image in few.images} & {image.tobytes() for image in many.images}
     assert len(moved) <= len(few) // 2  # a reshuffle would move about nine in ten
 
@@ -114,22 +108,11 @@ def test_duplicates_within_train_do_not_leak_through_carving(tmp_path: Path) -> 
 
 
 def test_the_same_picture_in_another_file_format_is_a_duplicate(tmp_path: Path) -> None:
-    def splits(image: object, path: str) -> Iterator[Example]:
-        yield Example(image, path, 0)  # type: ignore[arg-type]
-
-    same = picture(1)
-    raw = RawTask(
-        "formats",
-        ["one", "two"],
-        TEMPLATES,
-        {
-            "train": lambda: iter(
-                [Example(encode_png(same), "a.png", 0), Example(picture(2), "b", 0), Example(picture(4), "e", 1)]
-            ),
-            "validation": lambda: splits(picture(3), "c"),
-            "test": lambda: iter([*splits(same, "d"), Example(picture(5), "f", 1)]),
-        },
-    )
+    png = Example(encode_png(picture(1)), "a.png", 0)
+    train = [png, Example(picture(2), "b", 0), Example(picture(4), "e", 1)]
+    test = [Example(picture(1), "d", 0), Example(picture(5), "f", 1)]
+    splits = {"train": train, "validation": [Example(picture(3), "c", 0)], "test": test}
+    raw = RawTask("formats", ["one", "two"], TEMPLATES, {split: partial(iter, rows) for split, rows in splits.items()})
     assert prepare_task(raw, tmp_path, image_decoding(4))["splits"]["train"]["duplicates_removed"] == {"test": 1}
 
 
@@ -148,10 +131,8 @@ def test_any_images_and_labels_survive_parquet(
         yield from (Example(picture(900 + c, (7, 7)), f"extra{c}", c) for c in range(3))
         yield from (Example(image, f"{row}.png", label) for row, (image, label) in enumerate(rows))
 
-    others = {
-        "validation": lambda: iter([Example(picture(1, (7, 7)), "v", 0)]),
-        "test": lambda: iter([Example(picture(2 + c, (7, 7)), f"t{c}", c) for c in range(3)]),
-    }
+    test = [Example(picture(2 + c, (7, 7)), f"t{c}", c) for c in range(3)]
+    others = {"validation": partial(iter, [Example(picture(1, (7, 7)), "v", 0)]), "test": partial(iter, test)}
     names = ["naïve", "数字", 'quote"d']
     raw = RawTask("any", names, TEMPLATES, {"train": train, **others}, keeps_conflicts=True)
     prepare_task(raw, folder, image_decoding(3))
@@ -179,14 +160,8 @@ def test_progress_counts_every_image(tmp_path: Path) -> None:
     [
         ({"train": range(0)}, "split 'train' of the source is empty"),
         ({"train": range(4)}, "the source has no split 'test', and too few examples to take one from train"),
-        (
-            {"train": range(8), "validation": range(0), "test": range(9, 12)},
-            "split 'validation' of the source is empty",
-        ),
-        (
-            {"train": range(2), "validation": range(5, 7), "test": range(9, 12)},
-            "2 of 4 classes have no training example",
-        ),
+        ({"train": range(8), "validation": range(0), "test": range(9, 12)}, "split 'validation' of the source is"),
+        ({"train": range(2), "validation": range(5, 7), "test": range(9, 12)}, "2 of 4 classes have no training ex"),
         ({"train": range(8), "validation": range(20, 24), "test": range(8)}, "all 8 examples of split 'train'"),
     ],
 )
@@ -203,36 +178,18 @@ def test_a_label_outside_the_class_names_is_refused(label: int, carved: bool, tm
         yield Example(picture(2), "bad.png", label)
 
     splits = {"train": draw} if carved else {"train": draw, "validation": draw, "test": draw}
-    with pytest.raises(
-        MergeflowError, match=rf"row 1.*label {label} is outside the class names \(0 to 1, 'a' to 'b'\)"
-    ):
+    with pytest.raises(MergeflowError, match=rf"row 1.*label {label} is outside the class names \(0 to 1, 'a' to"):
         prepare_task(RawTask("bad", ["a", "b"], TEMPLATES, splits), tmp_path, image_decoding(4))
 
 
 @pytest.mark.parametrize("damaged", [b"", b"no image", encode_png(picture(1, (40, 40)))[:-200]])
 def test_an_undecodable_image_is_named(damaged: bytes, tmp_path: Path) -> None:
-    raw = RawTask(
-        "bad",
-        ["a", "b"],
-        TEMPLATES,
-        {s: lambda: iter([Example(damaged, "x/7.png", 0)]) for s in ("train", "test", "validation")},
-    )
+    splits = {s: lambda: iter([Example(damaged, "x/7.png", 0)]) for s in ("train", "test", "validation")}
+    raw = RawTask("bad", ["a", "b"], TEMPLATES, splits)
     where = r"task 'bad', split test, row 0: image 'x/7.png' cannot be decoded"
     with pytest.raises(MergeflowError, match=where) as caught:
         prepare_task(raw, tmp_path, image_decoding(4))
     assert " at 0x" not in str(caught.value)
-
-
-def test_an_image_of_unknown_range_is_refused(tmp_path: Path) -> None:
-    deep = Image.fromarray(np.full((4, 4), 40_000, np.float32))
-    raw = RawTask(
-        "deep",
-        ["a", "b"],
-        TEMPLATES,
-        {s: lambda: iter([Example(deep, "x", 0)]) for s in ("train", "test", "validation")},
-    )
-    with pytest.raises(MergeflowError, match="mode 'F'; expected 8 bits a channel"):
-        prepare_task(raw, tmp_path, image_decoding(4))
 
 
 @pytest.mark.parametrize("name", ["test.parquet", "test.images.npy", "test.labels.npy", "manifest.json"])
@@ -256,12 +213,9 @@ def test_a_source_that_changes_between_passes_is_refused(tmp_path: Path) -> None
     def shrinking() -> Iterator[Example]:
         yield from list(draw())[: next(passes)]
 
+    raw = RawTask("s", ["a", "b", "c", "d"], TEMPLATES, {"train": shrinking})
     with pytest.raises(MergeflowError, match="listed 40 examples, then gave 39"):
-        prepare_task(
-            RawTask("s", ["a", "b", "c", "d"], TEMPLATES, {"train": shrinking}),
-            tmp_path,
-            image_decoding(4),
-        )
+        prepare_task(raw, tmp_path, image_decoding(4))
 
 
 @pytest.mark.parametrize(
@@ -317,17 +271,9 @@ def test_load_split_names_what_is_wrong(prepared: Path) -> None:
         load_split(prepared, "train")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        "{}",
-        json.dumps({"format": "mergeflow-task", "format_version": 99}),
-        '{"format": "mergeflow-task", "format_version": 1}',
-    ],
-)
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"format_version": 99}', '{"format_version": 1}'])
 def test_a_strange_manifest_is_refused(text: str, prepared: Path) -> None:
+    text = text.replace('{"', '{"format": "mergeflow-task", "')
     (prepared / "manifest.json").write_text(text)
     with pytest.raises(MergeflowError, match=r"manifest\.json: (not valid JSON|found format)"):
         load_manifest(prepared)

@@ -101,10 +101,8 @@ def test_a_picture_beyond_the_limit_of_pixels_is_to_be_made_smaller(size: tuple[
 def test_a_long_picture_is_resized_as_if_it_were_resized_whole(size: tuple[int, int]) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (size[1], size[0], 3), np.uint8)
     resized = resize(Image.fromarray(pixels), 32).astype(int)
-    whole = Image.fromarray(pixels).resize(
-        (32, int(32 * size[1] / size[0])) if size[0] < size[1] else (int(32 * size[0] / size[1]), 32),
-        Image.Resampling.BICUBIC,
-    )
+    scaled = (32, int(32 * size[1] / size[0])) if size[0] < size[1] else (int(32 * size[0] / size[1]), 32)
+    whole = Image.fromarray(pixels).resize(scaled, Image.Resampling.BICUBIC)
     left, top = round((whole.width - 32) / 2), round((whole.height - 32) / 2)
     assert np.abs(np.asarray(whole.crop((left, top, left + 32, top + 32))).astype(int) - resized).max() <= 1
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.modalities.vision.models import ASSETS
@@ -88,13 +87,6 @@ def test_hues_of_prints_keep_their_order_so_that_right_names_stay_right():
     mean = prints.restyled(np.random.default_rng(0), flat).mean(axis=(0, 1))
     assert mean[0] > mean[1] + 20
     assert mean[0] > mean[2] + 20
-
-
-def test_settings_refuse_what_they_do_not_know():
-    with pytest.raises(ValidationError, match="learning_rat"):
-        PretrainSettings(learning_rat=1.0)
-    with pytest.raises(ValidationError, match="confusion"):
-        PretrainSettings(confusion=1.5)
 
 
 @given(st.integers(1, 400), st.floats(0, 0.9))
