@@ -1,16 +1,22 @@
-"""Causal models go through the same stages as images: texts, and questions with choices."""
+"""Causal models go through the same stages as images, and the whole way of a registered model."""
 
+import html
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from flows.rebuild.add_task import add_task
+from flows.rebuild.reproduce import reproduce
+from flows.rebuild.unlearn import Bounds, unlearn
+from flows.rebuild.unmerge import unmerge
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
@@ -22,12 +28,14 @@ from mergeflow.modalities.causal.modality import MODALITY, Questions
 from mergeflow.modalities.classification import Subset
 from mergeflow.modalities.served import SERVED, Loaded
 from mergeflow.modality import Examples, Model
+from registry.versions import load, show
 from tasks.commands.advise import make_advice
 from tasks.commands.expert_inputs import ExpertInputs
 from tasks.project.graph import load_graph
+from tasks.report import write_report
 from tasks.running.runner import run_stage
-from tests.causal.small_project import TASKS, make_causal_project, save_tokenizer
-from tests.project_folder import SWEPT, change_params
+from tests.causal.small_project import TASKS, make_causal_project, save_tokenizer, tale
+from tests.project_folder import SWEPT, change_params, register
 
 CPU = torch.device("cpu")
 LINES = "".join(json.dumps({"question": f"{n}", "choices": ["b", "c"], "answer": 0}) + "\n" for n in range(20))
@@ -201,3 +209,51 @@ def test_advice_takes_one_prediction_of_each_example(project: Path) -> None:
     assert advice.alphas is not None
     assert all(-1 <= value <= 1 for row in advice.alphas.values for value in row)
     assert len(advice.scales or []) == 4
+
+
+MODEL = "writers"
+
+
+@pytest.mark.nightly
+def test_a_project_of_causal_models_lives_as_one_of_images_does(project: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(project, tmp_path / "project", symlinks=True)
+    store = register(folder, MODEL)
+
+    model = load(store, MODEL)
+    asked = pd.DataFrame({"text": ["the ship ", "the tree", "the ship "], "task": ["ships", "trees", "trees"]})
+    answer = model.predict(asked)["continuation"]
+    assert answer[0] == answer[2]
+    assert all(isinstance(text, str) for text in answer)
+    assert 0 < show(store, MODEL)["accuracy"]["ships"] < 1
+
+    assert reproduce(folder, store, MODEL, "champion", from_data=False).same
+    done = unlearn(
+        folder, store, MODEL, "champion", "trees", bounds=Bounds(lose=0.9, rise=9, fall=0.9), scales=[-0.5, -1.0]
+    )
+    assert set(done.before.loss) == {"ships", "trees"}  # the colours are questions
+    assert {criterion.form for criterion in done.chosen.criteria if criterion.task == "trees"} == {
+        "accuracy",
+        "loss",
+        "recall",
+    }
+    assert set(done.before.recall) == {"ships", "trees"}
+    assert done.chosen.figures.recall.keys() == done.before.recall.keys()
+    assert done.chosen.figures.loss["trees"] > done.before.loss["trees"]
+    assert done.rebuilt.decision is not None
+    shown = {text["task"]: (text["before"], text["after"]) for text in done.texts}
+    assert set(shown) == {"ships", "trees"}
+    page = write_report(folder, tmp_path / "report.html").read_text()
+    assert f"How version {done.rebuilt.version}, which has unlearned trees" in page
+    assert all(html.escape(text, quote=False) in page for pair in shown.values() for text in pair)
+    reasons = {gate.reason: gate.passed for gate in done.rebuilt.decision.gates if gate.name == "forgotten"}
+    assert reasons == {criterion.reason: criterion.holds for criterion in done.chosen.criteria if not criterion.kept}
+    assert reproduce(folder, store, MODEL, done.rebuilt.version, from_data=False).same
+    assert isinstance(load(store, MODEL, done.rebuilt.version).predict(asked[:1])["continuation"][0], str)
+
+    without = unmerge(folder, store, MODEL, "champion", "trees")
+    assert show(store, MODEL, without.version)["tasks"] == ["colours", "ships"]
+
+    lines = (json.dumps({"text": tale("cart", 12, n)}) + "\n" for n in range(200))
+    (folder / "inputs/carts.jsonl").write_text("".join(lines))
+    added = add_task(folder, store, "carts", "jsonl:inputs/carts.jsonl")
+    assert show(store, MODEL, added.version)["tasks"] == ["carts", "colours", "ships", "trees"]

@@ -11,13 +11,16 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mergeflow.checkpoints import open_checkpoint, write_checkpoint
+from mergeflow.checkpoints import open_checkpoint, read_state, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import catalog, configure, merge, prepare
 from mergeflow.search.scorer import CandidateModel, _metric_score, find_tasks, lm_eval_scorer, metrics_of
 from mergeflow.search.sweep import SweepResult, run_sweep
 from mergeflow.search.sweep_file import LmEvalScore, load_sweep, make_sweep
+from tests.merging.model_folders import TEXT, llama, save, tokenizer
 
 ROOT = Path(__file__).parents[2]
 SCORER = """
@@ -452,3 +455,88 @@ def test_a_candidate_s_folder_has_the_base_s_name_of_weights(tmp_path: Path, ste
     with CandidateModel({"w": torch.ones(2)}, tmp_path, tmp_path).folder() as folder, open_checkpoint(folder) as state:
         assert [path.name for path in folder.iterdir()] == [f"{stem}.safetensors"]
         assert state["w"].tolist() == [1.0, 1.0]
+
+
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
+OF_CHATS = """
+import json
+from pathlib import Path
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+def loss(folder, candidate):
+    words = AutoTokenizer.from_pretrained(folder)
+    if candidate.name == "task_arithmetic":
+        told = json.loads((folder / "config.json").read_text())
+        rows = len(load_file(folder / "model.safetensors")["model.embed_tokens.weight"])
+        assert told["vocab_size"] == len(words) == rows
+        assert words.chat_template.startswith("{% for m")
+    return {"text": -abs(candidate.args.get("scale", 0.0) - 0.6)}
+"""
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    plain, more = tokenizer("BPE"), tokenizer("BPE", TEXT, "<|im_start|>", "<|im_end|>")
+    save(tmp_path / "base", llama(plain.get_vocab_size(), 0), plain)
+    save(tmp_path / "chat", llama(more.get_vocab_size(), 1), more)
+    config = json.loads((tmp_path / "chat/config.json").read_text())
+    (tmp_path / "chat/config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3, "hidden_act": "gelu"}))
+    (tmp_path / "scorer.py").write_text(OF_CHATS)
+    return tmp_path
+
+
+def of_chats(chats: Path, **changes: object) -> dict[str, object]:
+    settings = {
+        "base": str(chats / "base"),
+        "experts": {"chat": str(chats / "chat")},
+        "score": {"function": f"{chats}/scorer.py:loss", "model": "folder"},
+    }
+    methods = {"task_arithmetic": {"scale": [0.3, 0.6]}}
+    return {**settings, "methods": methods, "tokenizer_source": "union", "allow": ["hidden_act"], **changes}
+
+
+def test_candidates_have_the_vocabulary_and_the_template_of_the_winner(chats: Path) -> None:
+    sweep = make_sweep(of_chats(chats, chat_template=TEMPLATE))
+    result = run_sweep(sweep, chats / "sweep")
+    assert result.winner.args["scale"] == 0.6
+    made = merge(yaml.safe_load((chats / "sweep/winner.yaml").read_text()))
+    assert made.path == chats / "sweep/merged"
+    loaded, words = AutoModelForCausalLM.from_pretrained(made.path), AutoTokenizer.from_pretrained(made.path)
+    assert len(words) == len(loaded.model.embed_tokens.weight)
+    assert words.chat_template == TEMPLATE
+    base, chat, merged = (read_state(path)["model.norm.weight"] for path in (chats / "base", chats / "chat", made.path))
+    torch.testing.assert_close(merged, base + 0.6 * (chat - base))
+    with pytest.raises(MergeflowError, match=r"holds results of other inputs \(.*chat_template"):
+        run_sweep(make_sweep(of_chats(chats, chat_template="{{ messages }}")), chats / "sweep")
+
+
+def test_the_winner_of_model_folders_is_a_model_folder(tmp_path: Path) -> None:
+    words = tokenizer("BPE")
+    for seed, name in enumerate(("base", "chat")):
+        save(tmp_path / name, llama(words.get_vocab_size(), seed), words)
+    (tmp_path / "scorer.py").write_text("def loss(folder, candidate):\n    return {'text': 1.0}\n")
+    chosen = {name: value for name, value in of_chats(tmp_path).items() if name not in ("tokenizer_source", "allow")}
+    run_sweep(make_sweep(chosen), tmp_path / "sweep")
+    made = merge(yaml.safe_load((tmp_path / "sweep/winner.yaml").read_text()))
+    assert made.path == tmp_path / "sweep/merged"
+    AutoModelForCausalLM.from_pretrained(made.path)
+    assert len(AutoTokenizer.from_pretrained(made.path)) == words.get_vocab_size()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"allow": None}, "hidden_act: base 'silu'"),
+        ({"tokenizer_source": None}, "tokenizer_source"),
+        ({"tokenizer": "union"}, "are both in the sweep"),
+        (
+            {"score": None, "model": {"architecture": "ViT-B-32"}, "tasks": {"t": "data"}, "objective": "mean"},
+            "are of language models",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_message(chats: Path, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(MergeflowError, match=message):
+        run_sweep(make_sweep(of_chats(chats, **changes)), chats / "sweep")
+    assert not (chats / "sweep").exists() or not list((chats / "sweep").glob("winner*"))

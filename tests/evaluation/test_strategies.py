@@ -1,5 +1,6 @@
-"""Grid, line, climb and Optuna ask for candidates; one loop scores them, and a journal makes the loop resumable."""
+"""Strategies ask for candidates; one loop scores them, and a journal makes the loop resumable at any byte."""
 
+import tempfile
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -137,3 +138,54 @@ def test_every_strategy_replays_from_its_journal(name: str, tmp_path: Path) -> N
 def test_arguments_that_the_method_does_not_take_are_refused() -> None:
     with pytest.raises(MergeflowError, match="did you mean 'scale'"):
         list(score_all("ties", line("scael", [1.0], 1.0), score_on(hill), of_task))
+
+
+INPUTS = {"base": "a", "split": "validation"}
+
+
+def written(path: Path, entries: dict[str, object]) -> bytes:
+    with Journal(path) as journal:
+        journal.begin(INPUTS)
+        for key, value in entries.items():
+            if key not in journal.entries:
+                journal.append(key, value)
+    return path.read_bytes()
+
+
+@pytest.mark.slow
+@given(
+    entries=st.dictionaries(st.text(), st.floats(allow_nan=False) | st.text(), max_size=5),
+    cut=st.floats(0, 1),
+)
+def test_cut_anywhere_it_ends_with_the_same_bytes(entries: dict[str, object], cut: float):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        whole = written(path, entries)
+        path.write_bytes(whole[: int(cut * len(whole))])
+        assert written(path, entries) == whole
+        with Journal(path) as journal:
+            journal.begin(INPUTS)
+            assert journal.entries == entries
+
+
+def test_other_inputs_are_named(tmp_path: Path):
+    path = tmp_path / "j"
+    before = written(path, {"a": 1})
+    with Journal(path) as journal, pytest.raises(MergeflowError, match=r"other inputs \(base, task red changed\)"):
+        journal.begin({"base": "b", "split": "validation", "task red": 1})
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["hello\n", "[]\n", '{"format": 99, "inputs": {}}\n', "1\n2\n", '{"key": 1}\n'])
+def test_what_is_no_journal_is_refused_and_left_alone(tmp_path: Path, text: str):
+    path = tmp_path / "j"
+    path.write_text(text)
+    with Journal(path) as journal, pytest.raises(MergeflowError, match="not a journal of this version"):
+        journal.begin(INPUTS)
+    assert path.read_text() == text
+
+
+def test_an_unused_journal_leaves_nothing(tmp_path: Path):
+    with Journal(tmp_path / "j"), pytest.raises(MergeflowError, match="another process"):
+        Journal(tmp_path / "j")
+    assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import accuracies, example_scores, losses
 from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modalities.heads import Head, load_head, save_head
+from mergeflow.modalities.nets import SmallResNet
 from mergeflow.modality import Network
 
 
@@ -113,3 +114,8 @@ def test_weights_that_do_not_fit_are_all_named() -> None:
         network.load(state)
     assert all(word in str(caught.value) for word in ("2.bias: missing", "extra: not expected", "shape (3, 6)"))
     assert all(torch.equal(value, before[name]) for name, value in network.state().items())
+
+
+def test_a_residual_net_needs_eight_channels() -> None:
+    with pytest.raises(ValueError, match="7 channels wide; give at least 8"):
+        SmallResNet(5, width=7)

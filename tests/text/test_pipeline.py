@@ -1,17 +1,24 @@
-"""Texts go through the same stages as images: classes, pairs and numbers, with a head for each task."""
+"""Texts go through the same stages as images, by both drivers, and the whole way of a registered model."""
 
 import json
+import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModel
 
+from flows.rebuild.add_task import add_task, read_address
+from flows.rebuild.reproduce import reproduce
+from flows.rebuild.unlearn import Bounds, unlearn
+from flows.rebuild.unmerge import unmerge
 from mergeflow.analysis.provable.answers import ask, one_each
 from mergeflow.data import load_manifest, load_split
 from mergeflow.errors import MergeflowError
@@ -20,9 +27,13 @@ from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.text.modality import build, open_examples
 from mergeflow.modalities.text.sections import ModelSection
 from mergeflow.modality import Model
+from registry.versions import current, load, show
 from tasks.commands.expert_inputs import ExpertInputs
-from tests.project_folder import SWEPT, run_pipeline
-from tests.text.small_project import TASKS, make_text_project
+from tests.causal.small_project import make_causal_project
+from tests.flows.small_project import registry_template, run_in
+from tests.flows.test_pipeline import outputs
+from tests.project_folder import SWEPT, register, run_pipeline
+from tests.text.small_project import TASKS, lines, make_text_project, moods
 
 CPU = torch.device("cpu")
 
@@ -161,3 +172,68 @@ def test_texts_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
     tokenizer.write_text(tokenizer.read_text().replace('"emu"', '"ibis"'))
     with pytest.raises(MergeflowError, match="texts of mood, same, near were prepared with the tokenizer of 'inputs/b"):
         run_pipeline(folder, ("prepare", "base"))
+
+
+MODEL = "encoders"
+
+
+def test_a_task_is_named_after_its_file_and_a_path_says_how_it_is_read(tmp_path: Path) -> None:
+    inputs = make_text_project(tmp_path) / "inputs"
+    (inputs / "stars").mkdir(parents=True)
+    for name in ("moods.jsonl", "stars/train.csv", "notes.txt"):
+        (inputs / name).write_text("")
+    assert read_address(tmp_path, "jsonl:inputs/moods.jsonl?text=Body&label=A b&metric=f1")[0] == "moods_metricf1"
+    assert read_address(tmp_path, str(inputs / "moods.jsonl")) == ("moods", "jsonl:inputs/moods.jsonl")
+    assert read_address(tmp_path, str(inputs / "stars")) == ("stars", "csv:inputs/stars")
+    with pytest.raises(MergeflowError, match=r"is a file, which this project's tasks are not read from: give"):
+        read_address(tmp_path, str(inputs / "notes.txt"))
+
+
+@pytest.mark.nightly
+def test_a_project_of_texts_lives_as_one_of_images_does(project: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(project, tmp_path / "project", symlinks=True)
+    store = register(folder, MODEL)
+
+    model, shown = load(store, MODEL), show(store, MODEL)
+    rows = [json.loads(line) for line in (folder / "inputs/mood/validation.jsonl").read_text().splitlines()]
+    answer = model.predict(pd.DataFrame({"text": [row["text"] for row in rows], "task": "mood"}))
+    right = np.mean([label == row["label"] for label, row in zip(answer["label"], rows, strict=True)])
+    assert right > 0.9
+    assert shown["accuracy"]["mood"] > 0.8  # Matthews' correlation of the same answers
+    pairs = pd.DataFrame({"text": ["red cat"], "text_pair": ["blue cat"], "task": ["near"]})
+    assert model.predict(pairs)["probabilities"][0] == {}
+
+    assert reproduce(folder, store, MODEL, "champion", from_data=False).same
+    done = unlearn(folder, store, MODEL, "champion", "same", bounds=Bounds(lose=0.9), scales=[-0.5, -1.0])
+    assert not done.before.loss  # encoders are judged by their answers alone
+    assert show(store, MODEL, done.rebuilt.version)["tasks"] == ["mood", "near"]
+    assert reproduce(folder, store, MODEL, done.rebuilt.version, from_data=False).same
+
+    without = unmerge(folder, store, MODEL, "champion", "near")
+    assert show(store, MODEL, without.version)["tasks"] == ["mood", "same"]
+
+    for seed, (split, count) in enumerate({"train": 80, "validation": 40, "test": 40}.items()):
+        path = folder / f"inputs/again/{split}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(lines({**row, "text": f"and {row['text']}"} for row in moods(count, random.Random(seed))))
+    added = add_task(folder, store, "again", "jsonl:inputs/again?conflicts=keep")
+    assert show(store, MODEL, added.version)["tasks"] == ["again", "mood", "near", "same"]
+    assert added.champion == added.version == current(store, MODEL).champion.version
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("make", [make_text_project, make_causal_project])
+def test_dvc_repro_gives_the_bits_of_mergeflow_run(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    made: dict[str, dict[str, bytes]] = {}
+    for driver in (("mergeflow", "run"), ("dvc", "repro")):
+        folder = make(tmp_path / driver[0])
+        shutil.copyfile(registry_template(), folder / "mlflow.db")
+        assert run_in(folder, "dvc", "init", "--no-scm", "--quiet").returncode == 0
+        done = run_in(folder, *driver, timeout=900)
+        assert done.returncode == 0, done.stderr
+        assert (folder / "outputs/registration.json").exists()
+        made[driver[0]] = outputs(folder)
+    assert made["mergeflow"].keys() == made["dvc"].keys()
+    assert [name for name, content in made["dvc"].items() if made["mergeflow"][name] != content] == []
+    again = run_in(tmp_path / "dvc", "mergeflow", "run", timeout=900)
+    assert "Nothing changed" in again.stdout, again.stdout

@@ -31,14 +31,8 @@ MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 COMMON = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 PATCHES = {**COMMON, "image_size": SIZE, "patch_size": 8}
 STAGES = {"hidden_sizes": [8, 16], "depths": [1, 1]}
-WINDOWS = {
-    "image_size": SIZE,
-    "patch_size": 4,
-    "embed_dim": 16,
-    "depths": [1, 1],
-    "num_heads": [2, 2],
-    "window_size": 4,
-}
+WINDOWS: dict[str, Any] = {"image_size": SIZE, "patch_size": 4, "window_size": 4}
+WINDOWS |= {"embed_dim": 16, "depths": [1, 1], "num_heads": [2, 2]}
 BOTH = {"text_config": COMMON, "vision_config": PATCHES}
 FAMILIES: dict[str, dict[str, Any]] = {
     "vit": PATCHES,
