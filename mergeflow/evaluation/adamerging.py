@@ -140,8 +140,6 @@ class AdamergeOrder:
         tasks: Prepared folders by task.
         heads: Heads' files by task; a task of a causal model has none.
         split: Whose examples; the labels are not used, so the paper takes those of test.
-        batch_size: Examples per task and step.
-        seed: Of the batches.
     """
 
     architecture: str

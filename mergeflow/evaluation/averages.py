@@ -70,10 +70,6 @@ def at_grid_edge(args: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> 
     """Return the arguments whose chosen value is the smallest or largest of at least three numbers tried.
 
     A choice at the edge says that a better value may lie outside the grid.
-
-    Example:
-        >>> at_grid_edge({"scale": 3.0, "keep": 0.2}, {"scale": [1.0, 2.0, 3.0], "keep": [0.2]})
-        ['scale']
     """
     edges = []
     for name, values in grid.items():
@@ -111,10 +107,6 @@ def accuracy_range(zero_shot: Mapping[str, float], individual: Mapping[str, floa
         individual: of each task's own expert, in [0, 1].
         size: N, from 1 to the number of tasks.
 
-    Example:
-        >>> accuracy_range({"a": 0.4, "b": 0.6, "c": 0.5}, {"a": 0.9, "b": 1.0, "c": 0.8}, 2)
-        (0.45, 0.95)
-
     Source: CART, Appendix D.
     """
     assert zero_shot.keys() == individual.keys()
@@ -144,13 +136,6 @@ def draw_subsets(items: Sequence[str], size: int, count: int, seed: int) -> list
     They are all subsets where no more than `count` exist. A larger `count` with the same seed continues the same list,
     as long as there are more subsets than wanted.
 
-    Args:
-        size: of each subset, from 1 to the number of items.
-
-    Example:
-        >>> draw_subsets(["a", "b", "c"], 2, 9, seed=0)
-        [('a', 'b'), ('a', 'c'), ('b', 'c')]
-
     Source: CART, Section 5.3 and Appendix D.
     """
     assert len(set(items)) == len(items)
@@ -173,11 +158,6 @@ def subset_interval(values: Sequence[float], population: int) -> tuple[float, fl
     Args:
         values: one per subset, m ≥ 1.
         population: M ≥ m, how many subsets there are.
-
-    Example:
-        >>> centre, half = subset_interval([70.0, 71.0, 72.0], 4)
-        >>> centre, round(half, 2)
-        (71.0, 1.24)
 
     Source: Cochran, Sampling techniques (1977), Section 2.6: the finite population correction.
     """

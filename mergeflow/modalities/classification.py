@@ -155,14 +155,7 @@ class Classification(Labelled):
         return self._judged(model, rows)[0]
 
     def loss(self, model: Model, rows: Tensor) -> Tensor:
-        """Return the mean cross-entropy over `rows`, in nats: −(1/n) Σ_i log p(y_i | x_i).
-
-        Example:
-            >>> from mergeflow.modality import Network
-            >>> data = Classification("pets", torch.zeros(2, 3), torch.tensor([0, 1]))
-            >>> round(float(data.loss(Network(nn.Identity()), torch.arange(2))), 4)
-            1.0986
-        """
+        """Return the mean cross-entropy over `rows`, a scalar [], in nats: −(1/n) Σ_i log p(y_i | x_i)."""
         return cross_entropy(*self._judged(model, rows))
 
     def scores(self, model: Model, rows: Tensor) -> Tensor:
@@ -327,14 +320,9 @@ def probe(model: Model, examples: Labelled) -> None:
 
 
 def logistic(features: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    r"""Return the weights [C, D] and biases [C] of a multinomial logistic regression.
+    r"""Return the weights [C, D] and biases [C] of a multinomial logistic regression of labels [n] on features [n, D].
 
     argmin −(1/n) Σ_i log softmax(W z_i + b)_{y_i} + ‖W‖²/(2n) on features z with mean 0 and variance 1
-
-    Args:
-        features: [n, D].
-        labels: int [n], each below C.
-        classes: C.
     """
     from scipy.optimize import minimize  # a fifth of a second, which what fits no head need not wait for
 
@@ -357,13 +345,9 @@ def logistic(features: np.ndarray, labels: np.ndarray, classes: int) -> tuple[np
 
 
 def ridge(features: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    r"""Return the weights [1, D] and the bias [1] of a ridge regression.
+    r"""Return the weights [1, D] and the bias [1] of a ridge regression of numbers y, [n], on features [n, D].
 
     argmin Σ_i (w·z_i + b − y_i)² + ‖w‖² on features z with mean 0 and variance 1
-
-    Args:
-        features: [n, D].
-        numbers: y, [n].
     """
     scaled, fold = _standardised(features)
     centre = numbers.mean()
@@ -372,7 +356,7 @@ def ridge(features: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _standardised(features: np.ndarray) -> tuple[np.ndarray, Fold]:
-    """Return features with mean 0 and variance 1, and what turns weights on these into weights on the features.
+    """Return features with mean 0 and variance 1, and what turns weights [R, D] and bias [R] on these into the others.
 
     A feature that hardly changes counts as constant: its weight would be so large that the gradient which reaches the
     encoder through it is all that the encoder learns from, or infinite. all-MiniLM-L6-v2 has one with a spread of

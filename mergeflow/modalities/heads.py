@@ -21,11 +21,9 @@ class Head(nn.Module):
     A zero-shot head of CLIP is frozen, has one unit row per class and no b.
 
     Args:
-        weight: W, [C, D].
+        weight: W, [C, D]; a row for each of the class names.
         logit_scale: s > 0.
-        class_names: the C classes in label order.
         bias: b, [C].
-        trained: whether W and b are trained with the model.
 
     Source: Radford et al. 2021 (CLIP), section 3.1.
     """

@@ -41,12 +41,7 @@ def own_generator(seed: int, device: torch.device | None = None, alone: bool = T
 
 
 def draws(module: nn.Module) -> bool:
-    """Return whether a module draws random numbers while it is trained: whether it has dropout.
-
-    Example:
-        >>> draws(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))), draws(nn.Dropout(0.0))
-        (True, False)
-    """
+    """Return whether a module draws random numbers while it is trained: whether it has dropout."""
     return any(
         (isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0)
         or (isinstance(part, nn.MultiheadAttention) and part.dropout > 0)

@@ -116,12 +116,7 @@ Objective = Callable[[Mapping[str, float]], float]
 
 @dataclass(frozen=True)
 class Scored:
-    """One candidate that was tried.
-
-    Attributes:
-        call: The method with all its arguments.
-        varied: The arguments that the strategy named.
-    """
+    """One candidate that was tried; `varied` are the arguments that the strategy named."""
 
     call: MethodCall
     varied: Args
@@ -169,10 +164,6 @@ def grid_of(method: str, values: Grid) -> list[Args]:
     """Return every combination of a method's values, with `scale` changing fastest, so that directions are shared.
 
     Two combinations that mean the same call (1 and 1.0) are one candidate.
-
-    Example:
-        >>> grid_of("ties", {"scale": [1.0, 2.0], "keep": [0.1]})
-        [{'keep': 0.1, 'scale': 1.0}, {'keep': 0.1, 'scale': 2.0}]
     """
     names = sorted(values, key=lambda name: name == "scale")
     combinations = [dict(zip(names, chosen, strict=True)) for chosen in product(*(values[name] for name in names))]
@@ -270,12 +261,7 @@ def is_whole(method: str, name: str) -> bool:
 
 
 def at_edge(space: Space, args: Mapping[str, Any]) -> list[str]:
-    """Return the arguments whose value is at an end of its range: a better one may be outside.
-
-    Example:
-        >>> at_edge({"scale": {"low": 0.0, "high": 2.0}, "keep": [0.1, 0.2, 0.3]}, {"scale": 1.99, "keep": 0.2})
-        ['scale']
-    """
+    """Return the arguments whose value is at an end of its range: a better one may be outside."""
     ranges = {name: values for name, values in (space or {}).items() if isinstance(values, Mapping) and "low" in values}
     edges = at_grid_edge(args, values_of({name: v for name, v in (space or {}).items() if name not in ranges}))
     for name, values in ranges.items():
@@ -300,7 +286,6 @@ def line(
     Args:
         values: Ascending, at least one.
         start: Where to begin; the nearest value is taken.
-        fixed: The other arguments.
     """
     assert list(values) == sorted(values)
     first = min(range(len(values)), key=lambda i: abs(values[i] - start))

@@ -289,13 +289,7 @@ def largest_rank_ratio(method: str, space: Space) -> float:
 
 @dataclass(frozen=True)
 class Trial:
-    """One candidate and its score.
-
-    Attributes:
-        number: From 0, in the order of the sweep.
-        varied: Those that the sweep names.
-        edges: Arguments at an end of their range.
-    """
+    """One candidate and its score; the sweep names the arguments `varied`, of which `edges` are at an end of theirs."""
 
     number: int
     method: str
@@ -317,7 +311,6 @@ class SweepResult:
 
     Attributes:
         folder: Where trials.jsonl, trials.parquet and winner.yaml are.
-        trials: In the order of the sweep.
         recipe: The winner, as `mergeflow merge` takes it.
         base: The base itself on all tasks (zero-shot).
         individual: Each task's expert on its own task; missing where a task has none, or where nothing asks for it.

@@ -150,12 +150,7 @@ class TaskPart(Frozen):
 
 
 class SearchPart(Frozen):
-    """A search with Optuna instead of a grid.
-
-    Attributes:
-        trials: Trials for each method.
-        seed: Of the sampler; the sweep's by default.
-    """
+    """A search with Optuna instead of a grid: trials for each method; the sampler's seed is the sweep's by default."""
 
     trials: int = Field(ge=1)
     sampler: Literal["tpe", "random", "gp"] = "tpe"
@@ -172,21 +167,17 @@ class Sweep(Frozen):
     """A sweep, as a frozen record.
 
     Attributes:
-        base: Path of the base's image encoder.
-        experts: Paths of the experts, named.
         model: The architecture that image encoders share.
         tasks: Images that candidates are scored on, by name.
         score: Who scores models of any other kind; it replaces `model` and `tasks`.
         methods: Method → argument → values (a grid), or ranges and choices (with `search`).
         search: Search with Optuna instead of the grid.
         objective: `normalised`: mean over tasks of merged / expert accuracy, the default for images; or `mean`.
-        split: Always validation.
         test: Look at the winner's score on test, once.
         seed: Of prepared sources and of the search.
         batch_size: Images per forward pass.
         precision: Of the forward passes on images; a scorer of yours has its own.
-        compile: Whether they go through torch.compile.
-        device: cpu, cuda, cuda:1 ...
+        compile: Whether these go through torch.compile.
         data: Statistics of data that a method needs: kind → expert → path.
         tokenizer: Whose tokens all candidates have, as in a recipe; `tokenizer_source: X` is its `source`.
         chat_template: Whose chat template they have, as in a recipe.
@@ -258,11 +249,7 @@ class Sweep(Frozen):
         return self
 
     def recipe(self, method: str, args: Mapping[str, Any], out: str | None = None) -> Recipe:
-        """Return one candidate as a recipe, with the statistics that its method reads.
-
-        Args:
-            out: Where the merge should go; None for a candidate that is only scored.
-        """
+        """Return one candidate as a recipe, with the statistics that its method reads; without `out` to be scored."""
         kinds = [datum.name for datum in get(method).given]
         data = {kind: dict(paths) for kind, paths in self.data.items() if kind in kinds}
         values = {"method": method, "args": dict(args), "data": data, "device": self.device, "out": out}

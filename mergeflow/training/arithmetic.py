@@ -29,9 +29,6 @@ def arithmetic(*, tf32: bool = False, deterministic: bool = False) -> Iterator[N
 
     A thread that already computes under other switches has these inside the block, and its own again after it.
 
-    Args:
-        tf32: Whether float32 factors may be cut.
-
     Example:
         >>> with arithmetic(deterministic=True):
         ...     torch.are_deterministic_algorithms_enabled()
@@ -56,12 +53,6 @@ def forward_in(precision: Precision, device: torch.device) -> AbstractContextMan
     Args:
         precision: `float32` leaves everything as the caller has it. `tf32` lets a CUDA device cut the factors of
             float32 products to 11 bits. `bfloat16` computes under autocast: 8-bit factors, summed in float32.
-        device: of the model.
-
-    Example:
-        >>> with forward_in("bfloat16", torch.device("cpu")):
-        ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-        torch.bfloat16
     """
     if precision == "bfloat16":
         return torch.autocast(device.type, torch.bfloat16)

@@ -41,11 +41,7 @@ class Blocks(NamedTuple):
 def stream(ids: np.ndarray, lengths: np.ndarray, documents: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return the tokens of all pieces in a row, int32 [T], an end token where a text ends or its next piece is missing.
 
-    Args:
-        ids: int32 [P, R], filled with the end token after each piece.
-        lengths: int [P], each less than R.
-        documents: int64 [P], which document.
-        places: int64 [P], which of its pieces.
+    Of a piece: `ids` [P, R], filled with the end token; lengths [P] below R; documents and places in these, [P].
     """
     goes_on = (np.diff(documents) == 0) & (np.diff(places) == 1)
     taken = lengths + np.append(~goes_on, True)
@@ -63,7 +59,6 @@ def cut(tokens: np.ndarray, block: int, end: int) -> Blocks:
 
     Args:
         tokens: int [T], T ≥ 2.
-        block: at least 3.
         end: the token that fills a shorter block.
 
     Example:

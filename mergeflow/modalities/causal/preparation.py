@@ -35,8 +35,7 @@ SECTION = 16
 def pieces(text: str, limit: int = PIECE) -> Iterator[str]:
     """Cut a text before white space, so that a tokenizer which puts it before a word gives the whole text's tokens.
 
-    Args:
-        limit: bytes of a piece in UTF-8, at most; at least 4.
+    A piece has at most `limit` bytes in UTF-8, at least 4.
 
     Example:
         >>> list(pieces("one two three", 8))

@@ -126,8 +126,6 @@ def groups(lengths: np.ndarray) -> Iterator[np.ndarray]:
     Example:
         >>> [part.tolist() for part in groups(np.array([300, 10, 290, 12]))]
         [[0, 2], [3, 1]]
-        >>> [part.tolist() for part in groups(np.array([9, 12, 10]))]
-        [[0, 1, 2]]
     """
     falling = np.argsort(-lengths, kind="stable")
     if (lengths.max() - lengths).sum() <= SPARED:

@@ -21,8 +21,6 @@ class RealTask:
 
     Args:
         name: its usual name, which is also that of the torchvision class where there is one.
-        hub_id: data set of the Hugging Face hub that holds images and labels.
-        hub_config: configuration of the hub's data set, where it has several.
         hub_splits: the hub's split -> ours, where the hub's name for it says something else.
         hub_names: class names by label, where the hub's labels are bare numbers or truth values.
         renamed: names in the source -> CLIP's names, whatever the case and hyphens.
@@ -118,7 +116,7 @@ _EUROSAT_NAMES = {
     "SeaLake": "lake or sea",
 }
 
-EIGHT = (
+_EIGHT = (
     RealTask(
         "StanfordCars",
         "tanganke/stanford_cars",
@@ -226,7 +224,7 @@ _PETS = (
 )
 _TISSUES = ("lymph node", "lymph node containing metastatic tumor tissue")
 
-SIX_OF_FOURTEEN = (
+_SIX_OF_FOURTEEN = (
     RealTask("CIFAR100", "tanganke/cifar100", CIFAR_TEMPLATES),
     RealTask(
         "FER2013",
@@ -281,22 +279,11 @@ SIX_OF_FOURTEEN = (
 
 
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-_CLOTHES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 _SYLLABLES = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 _AN_OR_THE = ("a photo of a {}.", "a photo of the {}.")
 
-SIX_OF_TWENTY = (
+_SIX_OF_TWENTY = (
     # The benchmark's EMNIST are the digits; pictures lie on their side in every copy, as the original's do.
     RealTask(
         "EMNIST",
@@ -328,7 +315,7 @@ SIX_OF_TWENTY = (
 )
 
 
-_TASKS = (*EIGHT, *SIX_OF_FOURTEEN, *SIX_OF_TWENTY)
+_TASKS = (*_EIGHT, *_SIX_OF_FOURTEEN, *_SIX_OF_TWENTY)
 REAL_TASKS: Mapping[str, RealTask] = {task.name: task for task in _TASKS}
 _BY_NAME = {plain(name): task for task in _TASKS for name in (task.name, task.hub_id, *task.aliases)}
 
