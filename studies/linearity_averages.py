@@ -31,7 +31,6 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.linearity.affine import Combination, Featured, affine, combine
 from mergeflow.linearity.layers import find_layers
 from mergeflow.modalities.classification import Classification, Subset
@@ -154,7 +153,7 @@ def measure_triples(
 @torch.inference_mode()
 def _logits(model: Model, state: State, test: Classification) -> torch.Tensor:
     model.load(state)
-    return torch.cat([test.logits(model, rows) for rows in in_batches(len(test), 500)])
+    return torch.cat([test.logits(model, rows) for rows in torch.arange(len(test)).split(500)])
 
 
 def triples(rows: pd.DataFrame) -> pd.DataFrame:

@@ -109,16 +109,11 @@ def _prefetched(examples: Examples, size: int, pad: bool = False) -> Iterator[Te
     """Yield the rows in batches, the next one already on its way; with `pad` the last row fills the last batch up."""
     count = len(examples)
     padded = -(-count // size) * size if pad else count
-    batches = [rows.clamp(max=count - 1) for rows in in_batches(padded, size)]
+    batches = [rows.clamp(max=count - 1) for rows in torch.arange(padded).split(size)]
     for rows, coming in zip_longest(batches, batches[1:]):
         if coming is not None:
             prefetch(examples, coming)
         yield rows
-
-
-def in_batches(count: int, size: int) -> Iterator[Tensor]:
-    """Yield the rows 0 .. `count` − 1 in order, int64 [n], at most `size` at a time."""
-    yield from torch.arange(count).split(size)
 
 
 # Scores example by example, in a file of NumPy's format `.npz`.

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mergeflow.checkpoints import write_checkpoint, write_text
 from mergeflow.errors import MergeflowError, unknown_name
-from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.merging import Recipe, make_recipe
 from mergeflow.merging.execution.device import check_device
 from mergeflow.merging.files.plan import open_inputs
@@ -103,18 +102,14 @@ def entropy_gradient(
 
 
 @torch.inference_mode()
-def entropies(
-    model: Model,
-    tasks: Mapping[str, Predictions],
-    state: Mapping[str, Tensor],
-    batch_size: int = 256,
-) -> dict[str, float]:
+def entropies(model: Model, tasks: Mapping[str, Predictions], state: Mapping[str, Tensor]) -> dict[str, float]:
     """Return the mean entropy of predictions on all examples of each task, in nats; the model takes the state."""
-    _check_examples(tasks, batch_size)
+    _check_examples(tasks, 256)
     model.load(state)
     values = {}
     for task, examples in tasks.items():
-        log_p = torch.cat([examples.log_p(model, rows) for rows in in_batches(len(examples), batch_size)]).double()
+        batches = torch.arange(len(examples)).split(256)
+        log_p = torch.cat([examples.log_p(model, rows) for rows in batches]).double()
         values[task] = float(-(log_p.exp() * log_p).sum(dim=1).mean())
     return values
 

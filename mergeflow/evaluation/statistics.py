@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from mergeflow.checkpoints import fingerprint, infos_of, open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.reader import open_safetensors
 from mergeflow.errors import MergeflowError
-from mergeflow.evaluation.accuracy import in_batches
 from mergeflow.evaluation.adamerging import RECIPE, open_judged
 from mergeflow.merging import Recipe, load_recipe
 from mergeflow.merging.execution.device import check_device
@@ -164,7 +163,7 @@ def input_grams(
             hooks.append(part.register_forward_pre_hook(partial(totals.linear, name)))
     try:
         done = 0
-        for rows in in_batches(len(examples), batch_size):
+        for rows in torch.arange(len(examples)).split(batch_size):
             examples.log_p(model, rows)
             done += len(rows)
             if progress is not None:

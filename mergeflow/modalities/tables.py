@@ -80,16 +80,6 @@ def parse_place(place: str, root: Path) -> HubPlace:
     return HubPlace(name, config or None, revision or None)
 
 
-def load_tables(place: HubPlace, renamed: Mapping[str, str]) -> tuple[dict[str, pa.Table], list[str]]:
-    """Return the table of each split, with the metadata that name classes, and the splits that are not used."""
-    parts, ignored = load_splits(*place, renamed)
-    tables = {
-        split: part.with_format("arrow")[:].replace_schema_metadata(part.features.arrow_schema.metadata)
-        for split, part in parts.items()
-    }
-    return tables, ignored
-
-
 def open_hub(
     task_of: Callable[..., RawTask],
     task: str,
@@ -97,13 +87,19 @@ def open_hub(
     seed: int,
     root: Path,
     columns: Mapping[str, str] | None = None,
+    renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> RawTask:
     """Open a data set of the hub, or a local folder, as a task; `datasets` downloads it to its own cache once.
 
     Args:
         place: `OWNER/NAME[#CONFIG][@REVISION]`, or a local folder.
+        renamed: as `load_splits` takes it.
     """
-    tables, ignored = load_tables(parse_place(place, root), {})
+    parts, ignored = load_splits(*parse_place(place, root), renamed)
+    tables = {  # with the metadata that name classes
+        split: part.with_format("arrow")[:].replace_schema_metadata(part.features.arrow_schema.metadata)
+        for split, part in parts.items()
+    }
     return task_of(task, tables, {split: f"{place}, {split}" for split in tables}, seed, ignored, columns)
 
 

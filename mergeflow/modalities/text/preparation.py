@@ -25,7 +25,7 @@ from mergeflow.modalities.tables import (
     Chosen,
     class_labels,
     lines_table,
-    load_tables,
+    open_hub,
     open_rows,
     parquet_table,
     parse_place,
@@ -316,24 +316,20 @@ GLUE = {"cola": "matthews", "mrpc": "f1", "qqp": "f1", "stsb": "pearson"}
 _MATCHED = {"validation_matched": "validation", "test_matched": "test"}
 
 
-def open_hub(task: str, place: str, seed: int, root: Path, columns: Mapping[str, str] | None = None) -> RawTask:
-    """Open a data set of the hub, or a local folder, as a task; `datasets` downloads it to its own cache once.
+def open_texts_of_hub(
+    task: str, place: str, seed: int, root: Path, columns: Mapping[str, str] | None = None
+) -> RawTask:
+    """Open a data set as `open_hub` does; GLUE with its figures, and with copies that have several labels.
 
-    Splits named train, validation (val, valid, dev) and test are used, others are listed as ignored. GLUE keeps the
-    labels of its test splits secret, so its validation split is test, and validation is carved from train.
-
-    Args:
-        place: `OWNER/NAME[#CONFIG][@REVISION]`, or a local folder.
+    GLUE keeps the labels of its test splits secret, so its validation split is test, and validation is carved from
+    train.
     """
     source = parse_place(place, root)
-    is_glue = source.name.rpartition("/")[2] == "glue"
-    tables, ignored = load_tables(source, _MATCHED if is_glue else {})
-    where = {split: f"{place}, {split}" for split in tables}
-    raw = task_of(task, tables, where, seed, ignored, columns, keeps_conflicts=is_glue)
-    metric = GLUE.get(source.config or "") if is_glue else None
-    if metric is None:
-        return raw
-    return replace(raw, transforms=(*raw.transforms, judged_by(metric, raw.class_names)))
+    if source.name.rpartition("/")[2] != "glue":
+        return open_hub(task_of, task, place, seed, root, columns)
+    raw = open_hub(partial(task_of, keeps_conflicts=True), task, place, seed, root, columns, _MATCHED)
+    metric = GLUE.get(source.config or "")
+    return replace(raw, transforms=(*raw.transforms, judged_by(metric, raw.class_names))) if metric else raw
 
 
 SOURCES: Mapping[str, Opener] = {
@@ -341,7 +337,7 @@ SOURCES: Mapping[str, Opener] = {
     "jsonl": partial(open_rows, task_of, partial(lines_table, names={*_TEXTS, *LABELS}), "jsonl"),
     "csv": partial(open_rows, task_of, partial(_separated, delimiter=",", quotes=True), "csv"),
     "tsv": partial(open_rows, task_of, partial(_separated, delimiter="\t", quotes=False), "tsv"),
-    "hf": open_hub,
+    "hf": open_texts_of_hub,
     "suite": drawn_by("suites.sentences.source"),
 }
 
