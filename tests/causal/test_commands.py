@@ -198,7 +198,7 @@ def loss_of(model: torch.nn.Module, ids: list[int], *first: int) -> tuple[float,
     return total / count, count
 
 
-def test_a_folder_is_judged_by_its_own_tokens_and_ties_whatever_the_base(
+def test_a_folder_is_judged_by_its_own_tokens_and_ties(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     untied = AutoModelForCausalLM.from_pretrained(base)
@@ -228,9 +228,7 @@ def turn_vocabulary(folder: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers and PEFT
-def test_an_adapter_is_judged_on_the_base_that_it_names(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_is_judged_on_the_base_it_names(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
     with torch.no_grad():
@@ -267,7 +265,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) 
         open_language(str(tmp_path), Path())
 
 
-def test_a_loss_that_is_none_is_named_and_a_huge_one_has_an_infinite_perplexity(
+def test_a_loss_that_is_none_is_named_and_a_huge_one_is_infinite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(make_base(tmp_path / "huge", "phi"))
@@ -288,7 +286,7 @@ def test_a_loss_that_is_none_is_named_and_a_huge_one_has_an_infinite_perplexity(
     assert losses == [None, judgement["loss"]]
 
 
-def test_tokens_are_counted_by_model_where_they_differ(
+def test_tokens_are_counted_by_model_if_they_differ(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_base(tmp_path / "wide", "phi")
@@ -365,9 +363,7 @@ def test_a_sweep_over_files_of_a_project_is_scored_by_the_harness(run: Run, tmp_
     assert result.winner.score.mean == same[merged]["colours_cloze acc"]
 
 
-def test_blocks_begin_with_the_token_that_a_tokenizer_begins_every_text_with(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_begin_as_a_tokenizer_begins_texts(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As lm-evaluation-harness does before a text; where a tokenizer only has such a token, none is put in."""
     shutil.copytree(base, tmp_path / "plain")
     shutil.copytree(base, tmp_path / "begins")

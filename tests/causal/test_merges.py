@@ -178,7 +178,7 @@ def test_a_chat_model_brings_the_tokens_of_its_format_along(tmp_path: Path, monk
 
 
 @pytest.mark.slow
-def test_three_domains_are_merged_by_every_method_of_the_example(
+def test_three_domains_are_merged_by_every_method(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(project)

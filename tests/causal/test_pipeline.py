@@ -153,9 +153,7 @@ def test_training_by_adapters_and_drawn_weights(project: Path, tmp_path: Path) -
         ),
     ],
 )
-def test_what_cannot_be_learnt_from_is_refused(
-    project: Path, tmp_path: Path, source: str, text: str | None, message: str
-) -> None:
+def test_useless_texts_are_refused(project: Path, tmp_path: Path, source: str, text: str | None, message: str) -> None:
     folder = make_causal_project(tmp_path / "project")
     change_params(folder, {"tasks": {"one": source}})
     if text is not None:

@@ -42,9 +42,7 @@ def test_pieces_end_before_white_space() -> None:
 
 @settings(max_examples=60)
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), min_size=1, max_size=6), st.data())
-def test_an_end_token_stands_where_a_text_ends_or_a_piece_is_missing(
-    documents: list[list[int]], data: st.DataObject
-) -> None:
+def test_an_end_token_marks_a_texts_end_or_a_missing_piece(documents: list[list[int]], data: st.DataObject) -> None:
     """Each document is a list of its pieces' lengths; some pieces went to another split."""
     rows = [(d, p, length) for d, lengths in enumerate(documents) for p, length in enumerate(lengths)]
     chosen = [row for row in rows if data.draw(st.booleans())] or rows

@@ -138,9 +138,7 @@ def test_a_sweep_in_another_precision_does_not_go_on_in_the_same_folder(world: P
         run_sweep(make_sweep(sweep_values(world, **values, precision="bfloat16")), tmp_path)
 
 
-def test_every_stage_that_judges_does_it_in_the_projects_precision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_judging_stage_does_it_in_the_projects_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def noted(asked: set[str], precision: Precision, device: torch.device) -> Any:
         asked.add(precision)
         return forward_in(precision, device)
@@ -158,7 +156,7 @@ def test_every_stage_that_judges_does_it_in_the_projects_precision(
 
 
 @pytest.mark.slow
-def test_a_compiled_model_gives_the_same_scores_for_every_candidate(
+def test_a_compiled_model_gives_all_the_same_scores(
     world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Weights that are loaded later count too, and one graph serves last batches and tasks of any size."""

@@ -60,9 +60,7 @@ def hill(args: Mapping[str, Any]) -> float:
 @given(
     st.lists(st.integers(0, 4), min_size=15, max_size=15), st.sampled_from(GRID["keep"]), st.sampled_from(GRID["scale"])
 )
-def test_a_climb_ends_where_no_neighbour_is_better_and_asks_nothing_twice(
-    heights: list[int], keep: float, scale: float
-) -> None:
+def test_a_climb_ends_at_a_local_best_and_asks_nothing_twice(heights: list[int], keep: float, scale: float) -> None:
     height_at = {tuple(args.values()): height for args, height in zip(grid_of("ties", GRID), heights, strict=True)}
     asked: list[tuple[Any, ...]] = []
     walk = climb(GRID, {"keep": keep, "scale": scale, "rounding": "ceil"})

@@ -203,9 +203,7 @@ def write_file(world: Path, folder: Path, **changes: Any) -> Path:
         ("folderr:x", "unknown kind of data source"),
     ],
 )
-def test_a_source_that_cannot_be_prepared_is_told_with_its_file_and_task(
-    world: Path, tmp_path: Path, source: str, message: str
-):
+def test_a_source_that_cannot_be_prepared_is_told_with_its_task(world: Path, tmp_path: Path, source: str, message: str):
     model = {"architecture": "pocket-clip", "pretrained": "pocket8"}
     place = write_file(world, tmp_path, model=model, tasks={"own": {"source": source, "expert": "red"}})
     done = invoke(add_commands, "sweep", place, "--out", tmp_path / "out")

@@ -67,7 +67,7 @@ def whole(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.nightly
-def test_killed_it_goes_on_after_the_last_scored_candidate(
+def test_killed_it_goes_on_where_it_was(
     world: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = project(world, tmp_path)

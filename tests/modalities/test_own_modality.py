@@ -112,9 +112,7 @@ def test_an_unknown_modality_is_told_the_nearest(project: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_source_of_the_project_opens_tasks_of_a_modality_that_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_source_of_the_project_opens_tasks_of_a_modality(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_toy_project(tmp_path / "wells")
     (folder / "sources").mkdir()
     (folder / "sources/series.py").write_text(SOURCE)

@@ -48,9 +48,7 @@ def gradients(model: Model, values: torch.Tensor) -> Iterator[dict[str, torch.Te
 
 @pytest.mark.slow
 @pytest.mark.parametrize("labels", ["sampled", "all"])
-def test_the_fisher_information_of_numbers_is_that_of_a_normal_distribution(
-    project: Path, model: Model, labels: Any
-) -> None:
+def test_the_fisher_information_of_numbers_is_a_normal_distributions(project: Path, model: Model, labels: Any) -> None:
     near = examples_of(project, "near", 4)
     estimate = diagonal_fisher(model, near, labels=labels)
     model.module.requires_grad_(True)

@@ -278,9 +278,7 @@ CSV = "text,label\n"
         ("a.csv", f"{CSV}cat,0.5\ncat,2\ncat,NaN\n".encode(), r"row 2: no label \(1 such rows\)"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told_with_its_place(
-    tmp_path: Path, name: str, content: bytes, fault: str
-) -> None:
+def test_a_file_that_is_no_use_is_told_with_its_place(tmp_path: Path, name: str, content: bytes, fault: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(MergeflowError, match=f"{name}.*{fault}"):
         open_source("task", f"{name.partition('.')[2]}:{name}", SOURCES, TRANSFORMS, root=tmp_path)
@@ -317,9 +315,7 @@ def test_texts_and_labels_that_look_like_dates_stay_as_they_are_written(tmp_path
         ([f"{10**22}", f"{10**22 + 1}"], [f"{10**22}", f"{10**22 + 1}"]),
     ],
 )
-def test_labels_of_a_table_that_are_written_differently_are_different(
-    tmp_path: Path, labels: list[str], names: list[str]
-) -> None:
+def test_labels_that_are_written_differently_are_different(tmp_path: Path, labels: list[str], names: list[str]) -> None:
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"cat,{label}\n" for label in labels))
     assert open_source("task", "csv:train.csv", SOURCES, TRANSFORMS, root=tmp_path).class_names == names
 
@@ -335,9 +331,7 @@ def test_texts_of_several_lines_are_read_from_a_table_of_any_size(tmp_path: Path
 
 
 @pytest.mark.parametrize(("scale", "names"), [(1, None), (0, ["0", "1", "2"])])
-def test_decimal_numbers_are_numbers_and_whole_ones_classes(
-    tmp_path: Path, scale: int, names: list[str] | None
-) -> None:
+def test_decimal_numbers_are_numbers_whole_ones_classes(tmp_path: Path, scale: int, names: list[str] | None) -> None:
     written = [Decimal(k % 3).scaleb(-scale) for k in range(20)]
     label = pa.array(written, pa.decimal128(4, scale))
     pq.write_table(pa.table({"text": [f"cat {k}" for k in range(20)], "label": label}), tmp_path / "train.parquet")

@@ -75,9 +75,7 @@ def on_device() -> tuple[Network, Classification]:
     return model, replace(examples, labels=examples.labels.to("cuda"), head=examples.head.to("cuda"))
 
 
-def test_batches_on_the_card_come_through_pinned_memory_one_ahead(
-    events: list[tuple[str, list[int]]], pinned: list[bool]
-) -> None:
+def test_batches_come_through_pinned_memory_one_ahead(events: list[tuple[str, list[int]]], pinned: list[bool]) -> None:
     """The order of events: a batch is asked for before the one before it is taken; bits as on the processor."""
     expected = example_scores(network(), data(), 4)
     with card():
@@ -120,7 +118,7 @@ def as_questions(examples: Classification) -> Questions:
 
 
 @pytest.mark.parametrize("made", [lambda examples: examples, as_numbers, as_questions])
-def test_a_card_waits_for_the_last_batch_alone(
+def test_a_card_waits_for_one_batch(
     made: Callable[[Classification], Examples], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No number comes from the card, and no row number goes there, before the last batch is handed over."""
@@ -166,9 +164,7 @@ def test_a_judge_holds_no_examples_that_nothing_else_uses(memory: int) -> None:
         assert [there() is None for there in given] == [True, True, False]
 
 
-def test_training_asks_for_the_next_batch_before_it_takes_one(
-    tmp_path: Path, events: list[tuple[str, list[int]]]
-) -> None:
+def test_training_asks_for_a_batch_before_it_takes_one(tmp_path: Path, events: list[tuple[str, list[int]]]) -> None:
     with card():
         model, examples = on_device()
         settings = SETTINGS.model_copy(update={"steps": 3, "save_every": 3})

@@ -161,7 +161,7 @@ def on_images(path: Path, changes: dict[str, Any], lora: bool = False, killed: b
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the compiler's advice, once
 @pytest.mark.parametrize("changes", KINDS, ids=str)
 @pytest.mark.parametrize("lora", [False, True], ids=["whole", "lora"])
-def test_deterministic_runs_on_a_real_one_have_the_same_bits_killed_or_not(
+def test_deterministic_runs_on_a_real_one_have_the_same_bits(
     tmp_path: Path, changes: dict[str, Any], lora: bool
 ) -> None:
     first = on_images(tmp_path / "first.pt", changes, lora)

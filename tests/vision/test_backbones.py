@@ -232,9 +232,7 @@ def draw_task(folder: Path, channel: int) -> None:
         *(pytest.param(*case, marks=pytest.mark.nightly) for case in (("vit", "linearised"), ("resnet", "steps"))),
     ],
 )
-def test_a_base_of_transformers_goes_through_experts_merge_and_serving(
-    family: str, regime: str, tmp_path: Path
-) -> None:
+def test_a_base_goes_through_experts_merge_and_serving(family: str, regime: str, tmp_path: Path) -> None:
     root = tmp_path / "project"
     model = make_model(root / "inputs/base", family, FAMILIES[family])
     for channel, task in enumerate(("red", "green")):
