@@ -35,7 +35,7 @@ from mergeflow.modalities.causal.sections import Generation
 from mergeflow.modalities.heads import load_head
 from mergeflow.modalities.served import SERVED
 from mergeflow.modalities.serving import read_model
-from mergeflow.modalities.vision.models import image_model, open_model
+from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.search.sweep import TABLE
 from mergeflow.training import FineTuneSettings, fine_tune
 from mergeflow.training.arithmetic import arithmetic
@@ -50,7 +50,7 @@ from tests.causal.small_project import finished_project as causal_project
 from tests.command import invoke
 from tests.evaluation.small import TASKS, shared_world, sweep_values
 from tests.evaluation.test_entropy import order, recipe_values
-from tests.evaluation.test_statistics_command import call
+from tests.evaluation.test_statistics import call
 from tests.flows.small_project import registry_template
 from tests.merging.helpers import awkward
 from tests.project_folder import change_params
@@ -156,7 +156,7 @@ def opened(world: Path, device: str, split: str = "validation") -> dict[str, Any
 @arithmetic()
 def judge(world: Path, out: Path, device: str) -> Any:
     """Accuracies, losses, entropies and their gradient, and a candidate merged there."""
-    model, tasks = image_model(open_model("pocket-clip", device)), opened(world, device)
+    model, tasks = image_model(load_clip("pocket-clip", device=device)), opened(world, device)
     base, *experts = (dict(open_checkpoint(world / name)) for name in FILES)
     model.load(experts[0])
     gradient_of_entropy, gradients = entropy_gradient(model, tasks, experts[0], 4)
@@ -178,7 +178,7 @@ def train(world: Path, out: Path, device: str) -> Any:
     """Three steps of a transformer, killed after the second."""
     settings = FineTuneSettings(steps=3, batch_size=4, warmup=0.0, save_every=1)
     for report in (kill_at(2), lambda done, total: None):
-        model, data = image_model(open_model("pocket-clip", device)), opened(world, device, "train")["red"]
+        model, data = image_model(load_clip("pocket-clip", device=device)), opened(world, device, "train")["red"]
         with suppress(Killed):
             fine_tune(model, [data], settings, 0, out / "saved.pt", lambda: 0.5, report)
     return {name: value.cpu() for name, value in model.state().items()}

@@ -18,7 +18,7 @@ from mergeflow.merging.learned.adamerging import Learned, learn
 from mergeflow.modalities.catalog import is_recorded, open_recorded
 from mergeflow.modalities.classification import Labelled
 from mergeflow.modalities.heads import load_head, read_head
-from mergeflow.modalities.vision.models import image_model, open_model, open_prepared
+from mergeflow.modalities.vision.models import image_model, load_clip, open_prepared
 from mergeflow.modality import Examples, Model, Predictions
 from mergeflow.schema import check_seed
 from mergeflow.training.arithmetic import arithmetic
@@ -36,7 +36,7 @@ def open_judged(architecture: str, device: str, headed: bool = True) -> tuple[Mo
     """
     place = torch.device(device)
     if not is_recorded(architecture):
-        clip = open_model(architecture, device)
+        clip = load_clip(architecture, device=device)
 
         def open_images(task: str, folder: str, split: str, file: str | None) -> Examples:
             return open_prepared(task, Path(folder), split, clip, None if file is None else load_head(file), device)

@@ -16,7 +16,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.accuracy import Judge
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.heads import load_head
-from mergeflow.modalities.vision.models import ClipModel, build_head, image_model, open_model, open_prepared
+from mergeflow.modalities.vision.models import ClipModel, build_head, image_model, load_clip, open_prepared
 from mergeflow.modalities.vision.preparation import image_decoding
 from mergeflow.modalities.vision.preparation import open_images as open_source
 from mergeflow.modality import Examples, Model, check_fit
@@ -52,8 +52,12 @@ def open_images(
     builds = any(task.head is None for task in sweep.tasks.values())
     say("model")
     part = sweep.model
-    pretrained = part.pretrained if builds else None
-    clip = open_model(part.architecture, sweep.device, pretrained=pretrained, image_size=part.image_size)
+    clip = load_clip(part.architecture, part.pretrained if builds else None, sweep.device)
+    if part.image_size not in (None, clip.image_size):
+        raise MergeflowError(
+            f"model.image_size is {part.image_size}, but {part.architecture} takes {clip.image_size}: "
+            f"set it to {clip.image_size}, or leave it out."
+        )
     model = image_model(clip)
     shapes = {name: tuple(value.shape) for name, value in model.state().items()}
     if shapes != {name: info.shape for name, info in base.infos.items()}:

@@ -204,20 +204,6 @@ class Sweep(Frozen):
     chat_template: str | None = None
     allow: Patterns | None = None
 
-    @field_validator("experts", mode="before")
-    @classmethod
-    def _expert_paths(cls, value: Any) -> Any:
-        if isinstance(value, list) and not all(isinstance(path, str | Path) for path in value):
-            raise ValueError("expected a list of paths, or a mapping of names to paths")
-        return value
-
-    @field_validator("data", mode="before")
-    @classmethod
-    def _data_paths(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping) or not all(isinstance(paths, Mapping) for paths in value.values()):
-            raise ValueError("expected kind → expert → path, such as fisher: {cars: cars.safetensors}")
-        return value
-
     @field_validator("tasks", mode="before")
     @classmethod
     def _short_tasks(cls, value: Any) -> Any:
@@ -228,16 +214,12 @@ class Sweep(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _mean_of_scores(cls, values: Any) -> Any:
-        """Default to the plain mean for a user's scorer, whose scores may have any size."""
-        if isinstance(values, Mapping) and values.get("score") is not None:
-            return {"objective": "mean", **values}
-        return values
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_tokenizer(cls, values: Any) -> Any:
-        return with_tokenizer(values, "sweep") if isinstance(values, Mapping) else values
+    def _short_forms(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        if values.get("score") is not None:  # scores of a user's may have any size
+            values = {"objective": "mean", **values}
+        return with_tokenizer(values, "sweep")
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":

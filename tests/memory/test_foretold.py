@@ -33,7 +33,7 @@ from mergeflow.training.arithmetic import arithmetic
 from tests.card import card, counted, driver
 from tests.evaluation.small import TASKS, shared_world, sweep_values
 from tests.evaluation.test_entropy import order, recipe_values
-from tests.evaluation.test_statistics_command import call
+from tests.evaluation.test_statistics import call
 
 pytestmark = pytest.mark.slow
 

@@ -344,19 +344,6 @@ def _check_prompts(class_names: Sequence[str], templates: Sequence[str]) -> None
         raise MergeflowError(f"templates without a place for the class name: {bare}. Write {{}} where it belongs.")
 
 
-def open_model(
-    architecture: str, device: str, *, pretrained: str | None = None, image_size: int | None = None
-) -> ClipModel:
-    """Load an architecture; refuse one that does not take the `image_size` that a caller counts on."""
-    clip = load_clip(architecture, pretrained, device)
-    if image_size not in (None, clip.image_size):
-        raise MergeflowError(
-            f"model.image_size is {image_size}, but {architecture} takes {clip.image_size}: "
-            f"set it to {clip.image_size}, or leave it out."
-        )
-    return clip
-
-
 def open_prepared(
     task: str, folder: Path, split: str, clip: ClipModel, head: Head | None, device: str
 ) -> Classification:
