@@ -15,7 +15,7 @@ from mergeflow.modalities.catalog import SECTION, is_recorded
 from mergeflow.modalities.causal.tokenizer import ASSETS, CausalTokenizer, load_tokenizer
 from mergeflow.modalities.modules import own_generator
 from mergeflow.modalities.pretrained import architecture_text, check_whole, load_pretrained, quiet, transformers
-from mergeflow.modality import State, check_fit
+from mergeflow.modality import Network
 
 
 class LanguageModule(nn.Module):
@@ -55,7 +55,7 @@ class LanguageModule(nn.Module):
 
 
 @dataclass(frozen=True)
-class LanguageModel:
+class LanguageModel(Network):
     """A causal language model all of whose weights are shared; of tied weights there is one."""
 
     module: LanguageModule
@@ -72,14 +72,6 @@ class LanguageModel:
         for name, parameter in named:
             first.setdefault(id(parameter), name)
         return {name: first[id(parameter)] for name, parameter in named if first[id(parameter)] != name}
-
-    @torch.no_grad()
-    def load(self, state: State) -> None:
-        """Copy weights into the existing parameters."""
-        expected = self.state()
-        check_fit("the state", state, expected)
-        for name, tensor in expected.items():
-            tensor.copy_(state[name])
 
 
 def build_model(config: str) -> LanguageModel:

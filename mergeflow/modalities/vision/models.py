@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError, unknown_name
+from mergeflow.late import Late
 from mergeflow.modalities.classification import Classification, check_classes
 from mergeflow.modalities.heads import Head
 from mergeflow.modalities.modules import own_generator
@@ -23,7 +24,9 @@ from mergeflow.modality import Network, check_fit
 from mergeflow.schema import check_seed
 
 if TYPE_CHECKING:
-    from open_clip import CLIP
+    import open_clip
+else:
+    open_clip = Late("open_clip")
 
 POCKET = "pocket-clip"
 ASSETS = Path(__file__).with_name("assets")
@@ -42,7 +45,7 @@ class ClipModel:
         mean, std: of pixels in 0..1, per channel.
     """
 
-    model: "CLIP"
+    model: "open_clip.CLIP"
     tokenizer: Callable[[list[str]], Tensor]
     image_size: int
     mean: tuple[float, float, float]
@@ -59,8 +62,6 @@ def load_clip(
         pretrained: an open_clip tag of the architecture; the name of a shipped base (`pocket8`); the path of a local
             checkpoint, safetensors preferred, or of a folder that open_clip saved; None for random weights.
     """
-    import open_clip
-
     check_seed(seed)
     path = find_weights(architecture, pretrained)
     model = _create(architecture, pretrained if path is None else None, seed)
@@ -79,8 +80,6 @@ def load_clip(
 
 def find_weights(architecture: str, pretrained: str | None) -> Path | None:
     """Return the local file that `pretrained` means; None for a tag of open_clip or for no weights. None is read."""
-    import open_clip
-
     open_clip.add_model_config(_CONFIGS)
     if architecture not in open_clip.list_models():
         raise unknown_name("architecture", architecture, open_clip.list_models())
@@ -106,15 +105,12 @@ def find_weights(architecture: str, pretrained: str | None) -> Path | None:
 
 def image_size_of(architecture: str) -> int:
     """Return the side in pixels of the square images that an architecture of open_clip takes."""
-    import open_clip
-
     size = open_clip.get_model_config(architecture)["vision_cfg"].get("image_size", 224)
     return int(size if isinstance(size, int) else size[0])
 
 
 def _weights_in(folder: Path, architecture: str) -> Path:
     """Return the file of weights in a folder that open_clip saved for this architecture."""
-    import open_clip
     from open_clip.constants import HF_CONFIG_NAME, HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME
 
     weights = [folder / name for name in (HF_SAFE_WEIGHTS_NAME, HF_WEIGHTS_NAME) if (folder / name).is_file()]
@@ -169,8 +165,6 @@ def _quiet() -> Iterator[None]:
 
 def _create(architecture: str, tag: str | None, seed: int) -> Any:
     """Build the model, with the weights of a tag or random ones; leaves torch's generator as it was."""
-    import open_clip
-
     options = {"pretrained_text": False, "weights_only": True, "device": torch.get_default_device()}
     with _quiet(), own_generator(seed):
         try:
@@ -184,8 +178,6 @@ def _create(architecture: str, tag: str | None, seed: int) -> Any:
 
 def _check_tag(architecture: str, tag: str) -> None:
     """Refuse a tag that needs more than the architecture's name says: experts are rebuilt from that name alone."""
-    import open_clip
-
     settings = open_clip.get_pretrained_cfg(architecture, tag)
     if settings.get("quick_gelu") and not architecture.endswith("-quickgelu"):
         raise MergeflowError(
@@ -197,8 +189,6 @@ def _check_tag(architecture: str, tag: str) -> None:
 
 def _check_pixels(weights: str, settings: Mapping[str, Any]) -> None:
     """Refuse weights that expect other pixels than CLIP's."""
-    import open_clip
-
     for key, default in (("mean", open_clip.OPENAI_DATASET_MEAN), ("std", open_clip.OPENAI_DATASET_STD)):
         if tuple(settings.get(key) or default) != default:
             raise MergeflowError(
