@@ -165,7 +165,8 @@ def _resisc45(root: Path) -> Found:
     raw = open_folder("RESISC45", str(root / "NWPU-RESISC45"), DEFAULT_TEMPLATES, 0)
     base = root / "NWPU-RESISC45"
     rows = file_rows(((base / path, label) for path, label in raw.list_keys("train")), base)
-    lists = {split: root / f"resisc45-{name}.txt" for split, name in _RESISC45_LISTS.items()}
+    names = {"train": "train", "validation": "val", "test": "test"}
+    lists = {split: root / f"resisc45-{name}.txt" for split, name in names.items()}
     if not all(path.exists() for path in lists.values()):
         return raw.strata, {"train": rows}
     # The lists name only files; the class folder is the file's name without its number.
@@ -185,9 +186,6 @@ def _sun397(root: Path) -> Found:
             wanted = {split: {line.lstrip("/") for line in lines if line} for split, lines in named.items()}
             return dataset.classes, select_rows(rows, wanted, base)
     return dataset.classes, {"train": rows}
-
-
-_RESISC45_LISTS = {"train": "train", "validation": "val", "test": "test"}
 
 
 def _fer2013(root: Path) -> Found:
