@@ -37,7 +37,7 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.evaluation.adamerging import entropies, write_learned
 from mergeflow.evaluation.averages import mean
 from mergeflow.merging import make_recipe
-from mergeflow.merging.learned.adamerging import Learned
+from mergeflow.merging.learned import Learned
 from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modality import Examples
 from studies.lab import Claim, Laboratory, Row, Section, Study, accuracy_rows, choose_scale, grid

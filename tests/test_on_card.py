@@ -25,7 +25,7 @@ from mergeflow.evaluation.scoring import CandidateScorer
 from mergeflow.merging import configure, make_recipe, merge, prepare
 from mergeflow.merging.compression.compressor import configure_compressor
 from mergeflow.merging.compression.suite_file import compress
-from mergeflow.merging.execution.device_memory import check_room
+from mergeflow.merging.execution.engine import check_room
 from mergeflow.merging.files.plan import open_inputs
 from mergeflow.modalities.catalog import MODALITIES, open_recorded
 from mergeflow.modalities.causal.generation import continued

@@ -16,7 +16,7 @@ from benchmarks.on_device.common import Row, Shape, fresh, peak_gib, place, task
 from mergeflow.evaluation.adamerging import entropy_gradient
 from mergeflow.evaluation.statistics import diagonal_fisher, input_grams
 from mergeflow.merging import Recipe, configure, make_recipe, merge
-from mergeflow.merging.learned.adamerging import learn
+from mergeflow.merging.learned import learn
 from mergeflow.modality import Model, Predictions
 
 # Two spectral methods, of which most is expected, and the element-wise ones.

@@ -31,9 +31,16 @@ TIED = "mergeflow.tied"
 class Entry(Protocol):
     """Where the data of one tensor comes from."""
 
-    def read(self, start: int, stop: int) -> Tensor:
+    def read(self, start: int, stop: int, /) -> Tensor:
         """Return elements start..stop of the flattened tensor, [stop − start], in the storage type."""
         ...
+
+
+@dataclass(frozen=True)
+class ComputedEntry:
+    """A tensor that is computed when it is read: (first element, end) of the flattened tensor → its elements."""
+
+    read: Callable[[int, int], Tensor]
 
 
 # Files of which only the header is on this machine, by device and inode, and what puts the whole ones in their places.

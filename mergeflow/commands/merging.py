@@ -159,7 +159,7 @@ def add_check(app: typer.Typer, check_project: CheckProject | None = None) -> No
 def _say_device(recipe: "Recipe", context: typer.Context) -> "Recipe":
     """Say which device a merge takes and how much of it; refuse it where that cannot fit."""
     from mergeflow.merging.execution.device import free_bytes, in_bytes
-    from mergeflow.merging.execution.device_memory import check_room
+    from mergeflow.merging.execution.engine import check_room
     from mergeflow.merging.files.plan import choose_device, open_inputs
 
     recipe, chosen = choose_device(recipe, context.obj)

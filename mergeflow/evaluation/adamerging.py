@@ -14,7 +14,7 @@ from mergeflow.merging import Recipe, make_recipe
 from mergeflow.merging.execution.device import check_device
 from mergeflow.merging.files.plan import open_inputs
 from mergeflow.merging.files.recipe import recipe_text
-from mergeflow.merging.learned.adamerging import Learned, learn
+from mergeflow.merging.learned import Learned, learn
 from mergeflow.modalities.catalog import is_recorded, open_recorded
 from mergeflow.modalities.classification import Labelled
 from mergeflow.modalities.heads import load_head, read_head

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from mergeflow.merging.execution.direction import Direction, prepare
     from mergeflow.merging.files.plan import Plan, check_recipe
     from mergeflow.merging.files.recipe import Recipe, load_recipe, make_recipe
-    from mergeflow.merging.linalg.cache import FactorCache
+    from mergeflow.merging.linalg.spectra import FactorCache
     from mergeflow.merging.streaming import Merged, merge
 
 _HOMES = {
     "Direction": "mergeflow.merging.execution.direction",
-    "FactorCache": "mergeflow.merging.linalg.cache",
+    "FactorCache": "mergeflow.merging.linalg.spectra",
     "Merged": "mergeflow.merging.streaming",
     "Plan": "mergeflow.merging.files.plan",
     "Recipe": "mergeflow.merging.files.recipe",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.folders import config_of
-from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.checkpoints.reader import ComputedEntry, LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import np, torch
 from mergeflow.schema import check_seed
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 class Place:
     """Where units lie in a tensor: unit u holds the entries start + u · size … start + (u + 1) · size − 1 of an axis.
 
-    Attributes:
-        start: Where the first unit begins.
-        size: Entries of a unit: 1 for a neuron, the head's width for a head.
+    The size is 1 for a neuron, the head's width for a head.
     """
 
     name: str
@@ -49,11 +47,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Group:
-    """Units that one permutation reorders wherever they lie.
-
-    Attributes:
-        places: All of them; a permutation of all leaves the net's function as it was.
-    """
+    """Units that one permutation reorders in all places where they lie: the net's function stays as it was."""
 
     name: str
     units: int
@@ -64,14 +58,7 @@ def permute(state: Mapping[str, Tensor], groups: Sequence[Group], orders: Sequen
     """Return weights with each group's units reordered.
 
     Args:
-        groups: As `find_groups` gives them.
         orders: For each group a permutation, int64 [units]: unit u of the result is unit `order[u]` of `state`.
-
-    Example:
-        >>> state = {"0.weight": torch.eye(2), "1.weight": torch.tensor([[1.0, 2.0]])}
-        >>> hidden = Group("hidden", 2, (Place("0.weight", 0), Place("1.weight", 1)))
-        >>> permute(state, [hidden], [torch.tensor([1, 0])])["1.weight"]
-        tensor([[2., 1.]])
     """
     permuted = dict(state)
     for group, order in zip(groups, orders, strict=True):
@@ -97,11 +84,7 @@ def weight_matching(
         groups: As `find_groups` gives them.
         seed: Of the order of visits.
 
-    Returns:
-        Permutations for `permute(other, groups, …)`.
-
     Example:
-        >>> from mergeflow.merging.alignment import find_groups
         >>> net = {"0.weight": torch.tensor([[1.0], [2.0]]), "1.weight": torch.tensor([[3.0, 4.0]])}
         >>> groups = find_groups({name: value.shape for name, value in net.items()})
         >>> weight_matching(net, permute(net, groups, [torch.tensor([1, 0])]), groups)
@@ -139,16 +122,7 @@ def weight_matching(
 
 
 def alikeness(group: Group, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
-    """Return the inner products of a group's units in two nets, [units of a, units of b]; running statistics apart.
-
-    Args:
-        group: Units that are permuted together, and where they stand in each tensor.
-        a: State dict of the one net.
-        b: State dict of the other, with the same names and shapes.
-
-    Returns:
-        float64 [units of a, units of b].
-    """
+    """Return inner products of a group's units in two nets, float64 [units of a, units of b], statistics apart."""
     total = torch.zeros(group.units, group.units, dtype=torch.float64)
     for place in group.places:
         if "running_" not in place.name:
@@ -169,12 +143,6 @@ def find_groups(shapes: Shapes, config: Config | None = None) -> list[Group]:
 
     Args:
         config: config.json, where there is one: the number of attention heads. Without it heads keep their order.
-
-    Returns:
-        Groups that share no axis of a tensor.
-
-    Raises:
-        MergeflowError: the architecture is not known.
 
     Source:
         Ainsworth et al. 2023, Git Re-Basin, Section 3 and Appendix A.
@@ -358,35 +326,20 @@ class _Matched:
                 places.setdefault(place.name, []).append((place, order))
         return places
 
-    def tensor(self, name: str) -> Tensor:
+    def read(self, name: str, start: int, stop: int) -> Tensor:
         with self._lock:
             if self._last is None or self._last[0] != name:
                 value = self.expert[name]
                 for place, order in self.places.get(name, ()):
                     value = place.permuted(value, order)
                 self._last = (name, value.contiguous())
-            return self._last[1]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """One tensor of a matched expert."""
-
-    matched: _Matched
-    name: str
-
-    def read(self, start: int, stop: int) -> Tensor:
-        return self.matched.tensor(self.name).reshape(-1)[start:stop]
+            return self._last[1].reshape(-1)[start:stop]
 
 
 def match_experts(
     base: LazyStateDict, experts: Mapping[str, LazyStateDict]
 ) -> tuple[dict[str, LazyStateDict], tuple[str, ...]]:
-    """Return the experts with their units permuted towards the base's, and a note of what is permuted.
-
-    Raises:
-        MergeflowError: the architecture is not known, or an expert is a task vector.
-    """
+    """Return the experts with their units permuted towards the base's, and a note of what is permuted."""
     vectors = [name for name, state in experts.items() if state.is_task_vector]
     if vectors:
         raise MergeflowError(
@@ -395,14 +348,14 @@ def match_experts(
         )
     config = config_of(base)
     groups = find_groups({name: info.shape for name, info in base.infos.items()}, config)
-    matched = {name: _matched(base, state, groups) for name, state in experts.items()}
+    matched = {}
+    for name, expert in experts.items():
+        permuted = _Matched(base, expert, groups)
+        entries = {tensor: ComputedEntry(partial(permuted.read, tensor)) for tensor in expert}
+        matched[name] = LazyStateDict(
+            expert.path, entries, expert.infos, expert.metadata, tied=expert.tied, shards=expert.shards
+        )
     units = sum(group.units for group in groups)
     heads = sum(group.name.startswith("heads") for group in groups)
     note = f"experts are aligned to the base by weight matching: {units} units in {len(groups)} groups"
     return matched, (f"{note}, {heads} of them heads" if heads else note,)
-
-
-def _matched(base: LazyStateDict, expert: LazyStateDict, groups: list[Group]) -> LazyStateDict:
-    matched = _Matched(base, expert, groups)
-    entries = {name: _Entry(matched, name) for name in expert}
-    return LazyStateDict(expert.path, entries, expert.infos, expert.metadata, tied=expert.tied, shards=expert.shards)

@@ -22,9 +22,6 @@ METHODS = Shelf("method", Method, families.__name__, "methods", "`@method(…)` 
 def methods() -> dict[str, Method]:
     """List every method by name: those of mergeflow, of installed packages and of the project.
 
-    Raises:
-        MergeflowError: Two methods have one name, or a file of methods cannot be loaded or declares none.
-
     Example:
         >>> "ties" in methods()
         True
@@ -33,11 +30,7 @@ def methods() -> dict[str, Method]:
 
 
 def get(name: str) -> Method:
-    """Find a method by name.
-
-    Raises:
-        MergeflowError: There is none of this name (the message names the nearest one), or as `methods`.
-    """
+    """Find a method by name."""
     if isinstance(name, str) and name in OTHER_NAMES and name not in methods():
         raise MergeflowError(f"unknown method '{name}': mergekit's '{name}' is '{OTHER_NAMES[name]}' here.")
     return METHODS.get(name)
@@ -47,9 +40,7 @@ class Configurable(Protocol):
     """The part of a method or a compressor that a call needs."""
 
     @property
-    def name(self) -> str:
-        """Its name in recipes and commands."""
-        ...
+    def name(self) -> str: ...
 
 
 M = TypeVar("M", bound=Configurable)
@@ -64,7 +55,6 @@ class Call(Generic[M]):
 
     @property
     def name(self) -> str:
-        """The name of the method or compressor."""
         return self.method.name
 
     @property
@@ -82,11 +72,9 @@ class MethodCall(Call[Method]):
 
     @property
     def scale(self) -> float:
-        """The factor of the direction."""
         return self.arguments.scale
 
     def with_scale(self, scale: float) -> "MethodCall":
-        """Return the same call with another scale."""
         return MethodCall(self.method, self.arguments.model_copy(update={"scale": float(scale)}))
 
     def without_scale(self) -> "MethodCall":
@@ -95,13 +83,7 @@ class MethodCall(Call[Method]):
 
 
 def configure(name: str, args: Mapping[str, Any] | None = None) -> MethodCall:
-    """Validate a method's arguments and return the frozen call.
-
-    Args:
-        args: Arguments by name; those not given take their defaults.
-
-    Raises:
-        MergeflowError: Unknown method or argument (with the nearest right one), or a value out of range; all at once.
+    """Validate a method's arguments, of which those not given take their defaults, and return the frozen call.
 
     Example:
         >>> configure("ties", {"keep": 0.1}).args["scale"]
@@ -122,11 +104,7 @@ A = TypeVar("A", bound=BaseModel)
 
 
 def arguments_of(kind: str, name: str, model: type[A], args: Mapping[str, Any] | None) -> A:
-    """Return the arguments of a method or compressor, validated.
-
-    Raises:
-        MergeflowError: As `configure`.
-    """
+    """Return the arguments of a method or compressor, validated."""
     if args is not None and not isinstance(args, Mapping):
         raise MergeflowError(f"{kind} '{name}': arguments are a mapping of names to values, found {args!r:.60}.")
     given = dict(args or {})
@@ -168,10 +146,6 @@ def weights_by_name(
 
     Args:
         weights: Factors by name, where a missing one is 1; or one per expert, in their order; None for 1 each.
-        call: The configured method: it may take no weights, or need a sum that is not 0.
-
-    Raises:
-        MergeflowError: Another number of weights than experts, an unknown name, or a method without weights.
     """
     if weights is None:
         return dict.fromkeys(experts, 1.0)
@@ -195,15 +169,7 @@ def weights_by_name(
 
 
 def check_inputs(call: MethodCall, experts: Mapping[str, Any], data: Mapping[str, Any] | None) -> None:
-    """Check the number of experts, arguments that depend on it, and that needed data statistics are there.
-
-    Args:
-        data: Statistics of data, by kind and expert; None where there are none.
-
-    Raises:
-        MergeflowError: Too few or too many experts, for the method or an argument; a statistic that is missing,
-            unknown or of no expert.
-    """
+    """Check the number of experts, arguments that depend on it, and that needed data statistics are there."""
     if not isinstance(experts, Mapping):
         raise MergeflowError(f"experts are a mapping of names to state dicts, found a {type(experts).__name__}.")
     least, most = call.method.experts
@@ -250,11 +216,7 @@ def code_record(call: MethodCall) -> dict[str, Any]:
 
 
 def check_known(name: str, recorded: Mapping[str, Code]) -> None:
-    """Check that a method that a record names is here.
-
-    Raises:
-        MergeflowError: It is not; the message names where it was declared.
-    """
+    """Check that a method that a record names is here."""
     if name in recorded and name not in METHODS.names():
         raise MergeflowError(
             f"the method '{name}' was declared in '{recorded[name].place}', which is not here: put that file "
@@ -263,11 +225,7 @@ def check_known(name: str, recorded: Mapping[str, Code]) -> None:
 
 
 def check_code(recorded: Mapping[str, Code], call: MethodCall) -> None:
-    """Check that the methods of a call are made of the code that a record names.
-
-    Raises:
-        MergeflowError: One is made of other code.
-    """
+    """Check that the methods of a call are made of the code that a record names."""
     here = code_of(call)
     for name in (call.name, *call.arguments.uses):
         if name not in recorded or (name in here and recorded[name].sha256 == here[name].sha256):

@@ -32,12 +32,6 @@ def check(method: Method | str, args: Mapping[str, Any] | None = None, dtypes: S
     in memory or in files change no bit; inputs stay as they were; tensors declared element-wise come out the same in
     blocks.
 
-    Args:
-        args: Its arguments; defaults where missing.
-
-    Raises:
-        MergeflowError: All clauses that are broken, with type and tensor.
-
     Example:
         >>> check("ties", {"keep": 0.5}, [torch.float32])
     """
@@ -174,11 +168,7 @@ def _data(method: Method, base: State, experts: Mapping[str, State]) -> dict[str
 
 
 def awkward(dtype: torch.dtype, experts: int = 3, seed: int = 0, long: int = 0) -> tuple[State, dict[str, State]]:
-    """Return a base and experts with 0-d, empty, 5-element, integer, constant and tied tensors, and some matrices.
-
-    Args:
-        long: Elements of one more tensor, `long`; none by default.
-    """
+    """Return a base and experts with 0-d, empty, 5-element, integer, constant and tied tensors, matrices, `long`."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -212,14 +202,7 @@ def awkward(dtype: torch.dtype, experts: int = 3, seed: int = 0, long: int = 0) 
 
 
 def statistics(base: State, experts: Mapping[str, State], seed: int = 5) -> dict[str, Any]:
-    """Return random Fishers and Grams for the methods that need them.
-
-    Args:
-        base: The contract's base, whose shapes the Fishers take; tied tensors get one Fisher.
-
-    Returns:
-        Kind ("fisher", "gram") → expert → tensor's name → statistic.
-    """
+    """Return random Fishers and Grams of the contract's base: kind → expert → tensor's name → statistic."""
     generator = torch.Generator().manual_seed(seed)
     fishers, grams = {}, {}
     for name in experts:

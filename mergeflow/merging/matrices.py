@@ -40,32 +40,13 @@ SplitQkv = Annotated[
 
 
 def is_matrix(name: str, shape: Sequence[int], selection: Selection, architecture: Architecture | None = None) -> bool:
-    """Whether a selection takes a tensor as a matrix; without an architecture its name alone decides.
-
-    Args:
-        selection: "attn_mlp", "mlp", "all", or glob patterns of names.
-        architecture: What the model's tensors are; by default as the name tells.
-
-    Example:
-        >>> is_matrix("visual.resblocks.0.attn.out_proj.weight", (8, 8), "attn_mlp")
-        True
-    """
+    """Whether a selection takes a tensor as a matrix; without an architecture its name alone decides."""
     family = architecture or Architecture(family_of(None, [name]))
     return family.treats(name, shape, selection)
 
 
 def rank_of(shape: Sequence[int], ratio: float, rounding: Literal["ceil", "floor"]) -> int:
-    """Return k for a matrix: ceil(ratio · min side), or max(1, floor(·)).
-
-    Args:
-        shape: The matrix's, (m, n).
-        ratio: Share of the smaller side, (0, 1].
-        rounding: "ceil" as CART, "floor" with 1 at least.
-
-    Example:
-        >>> rank_of((768, 3072), 0.08, "ceil"), rank_of((768, 3072), 0.08, "floor")
-        (62, 61)
-    """
+    """Return k for a matrix: ceil(ratio · min side), or max(1, floor(·))."""
     exact = ratio * min(shape)
     # A product such as 0.07 · 100 = 7.000000000000001 must not round up to 8.
     near = round(exact)
@@ -79,13 +60,7 @@ _WAY_OUT = "Name those to treat by patterns, such as matrices: ['*.attention.*',
 
 @dataclass(frozen=True)
 class Treatment:
-    """How a model's tensors are treated.
-
-    Attributes:
-        family: The architecture's family, and what told it.
-        treated: Names of the tensors treated as matrices, by role.
-        left: Names of the other matrices, by role.
-    """
+    """How a model's tensors are treated: its family, and what told it; names of matrices treated and left, by role."""
 
     family: str
     treated: Mapping[str, tuple[str, ...]]
@@ -94,7 +69,6 @@ class Treatment:
 
     @property
     def count(self) -> int:
-        """Number of tensors treated as matrices."""
         return sum(map(len, self.treated.values()))
 
     def lines(self) -> list[str]:
@@ -123,10 +97,6 @@ def survey(
         owner: Who treats them, for the message: "method 'cart'".
         selection: What its arguments say; None where no matrices are treated apart.
         tied: Names that share storage, each with the first name of its group, by which both go.
-
-    Raises:
-        MergeflowError: A matrix whose role no rule knows, a selection that takes nothing, fused weights whose layout is
-            unknown, or none where `split_qkv` wants some: all at once.
     """
     model_type = architecture.config.get("model_type")
     family = architecture.family

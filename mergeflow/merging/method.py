@@ -10,19 +10,204 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, PrivateAttr
 
+from mergeflow.checkpoints.checks import all_finite, not_finite
 from mergeflow.checkpoints.header import DType
+from mergeflow.late import torch
+from mergeflow.merging.architectures.architecture import Architecture
+from mergeflow.merging.architectures.cuts import Form
 from mergeflow.merging.matrices import Selection
-from mergeflow.merging.stack import Elementwise, Model, Pass, Stack
 from mergeflow.schema import Frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from mergeflow.merging.linalg.spectra import FactorCache
+
+
+_LEAST = 1e-8  # a sum of weights below it is taken for 0
+
+
+@dataclass(frozen=True)
+class Model:
+    """The whole model as a method sees it: names, experts, and results of first passes.
+
+    Attributes:
+        experts: Expert names, sorted: the order of the stacks.
+        listed: The same names in the order of the recipe.
+        weights: One per expert, in sorted order.
+        shapes: Shape of every floating-point tensor that is merged.
+        dtype: The type of all arithmetic: float32, or float64 where any input is.
+        results: Results of the method's first passes, by name.
+        data: Given statistics of data, by kind, then expert.
+        tied: Names that share storage, each with the first name of its group.
+        varied: Weights that vary over the model, by expert, as they were given.
+        extra_tensors: The most tensors of a unit's size held while it is read, for steps that are computed meanwhile.
+    """
+
+    experts: tuple[str, ...]
+    listed: tuple[str, ...]
+    weights: tuple[float, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtype: DType
+    results: dict[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    tied: Mapping[str, str] = field(default_factory=dict)
+    cache: FactorCache | None = None
+    varied: Mapping[str, Any] = field(default_factory=dict)
+    architecture: Architecture = field(default_factory=Architecture)
+    extra_tensors: int = 0
+
+    @property
+    def numel(self) -> int:
+        return sum(prod(shape) for shape in self.shapes.values())
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether a weight is not 1, or may differ from 1 in some tensor."""
+        return bool(self.varied) or any(weight != 1 for weight in self.weights)
+
+
+Elementwise = Callable[[Any, str, Model], bool]
+"""(args, tensor's name, model) → whether the tensor's elements are treated alone."""
+
+
+@dataclass
+class Stack:
+    """One tensor (or a flat block of one) of the base and of the task vectors of all experts.
+
+    Attributes:
+        name: The tensor's name; tied tensors all go by the first name of their group, so that they stay equal.
+        base: θ0, in the type of arithmetic; flat for methods that treat elements alone.
+        taus: τ_t = θ_t − θ0 of all experts, [T, *base.shape].
+        start: Index of the first element in the flattened tensor (0 for a whole tensor).
+        model: Facts about the whole model.
+        factors: Gives A and B of each task vector as a matrix [out, in] (None for one that is zero), where all experts
+            are LoRA adapters; else None.
+        copied: Whether base and experts share infinities and differ nowhere: the result is the base's, and what is read
+            of it here is 0.
+    """
+
+    name: str
+    base: Tensor
+    taus: Tensor
+    start: int
+    model: Model
+    factors: Callable[[], list[tuple[Tensor, Tensor] | None] | None] = lambda: None
+    copied: bool = False
+
+    @property
+    def weighted(self) -> Tensor:
+        """w_t · τ_t, [T, *base.shape], for formulas that sum task vectors."""
+        return self.taus * self.weight_column if self.model.has_weights else self.taus
+
+    def total(self, weighted: Tensor, normalize: bool) -> Tensor:
+        """Return the sum [*base.shape] of weighted task vectors [T, *base.shape], over the weights' sum if not 0."""
+        divisor = sum(self.model.weights) if normalize else 1.0
+        total = weighted.sum(0)
+        return total.div_(divisor) if divisor != 1 and abs(divisor) >= _LEAST else total
+
+    def take(self, weighted: bool = True) -> Tensor:
+        """Return w_t · τ_t (or τ_t), [T, *base.shape], for the caller alone, to overwrite or to let go of.
+
+        The stack has none afterwards: to read them is an `AttributeError`. So a method that takes its
+        task vectors needs no copy of them beside.
+        """
+        taus = self.taus
+        del self.taus
+        if weighted and self.model.has_weights:
+            taus.mul_(self.weight_column)
+        return taus
+
+    def merged(self, merge: Callable[[Tensor, Any], Tensor], args: Any) -> Tensor:
+        """Return the tensor [*base.shape] of its matrices, each merged by ([T, m, n], args) → [m, n].
+
+        `merge` takes w_t · τ_t of one matrix, and holds it alone: what it lets go of is free.
+        """
+        form, taus = self.form(args.split_qkv), self.take()
+        parts = form.split(taus)
+        del taus
+        return form.join([merge(parts.pop(0), args) for _ in range(len(parts))])
+
+    @property
+    def weight_column(self) -> Tensor:
+        """The weights as [T, 1, …], shaped to multiply the stack."""
+        column = torch.tensor(self.model.weights, dtype=self.base.dtype, device=self.base.device)
+        return column.reshape(-1, *[1] * self.base.ndim)
+
+    def datum(self, kind: str, expert: str) -> Tensor | None:
+        """Return a statistic of data for this tensor, or None; the block [*base.shape] if it has the tensor's size."""
+        given = self.model.data[kind][expert]
+        datum: Tensor | None = given.get(self.name)
+        if datum is None:
+            return None
+        if datum.numel() == self.shape.numel():
+            datum = datum.reshape(-1)[self.start : self.start + self.base.numel()].reshape(self.base.shape)
+        if not all_finite(datum):
+            raise not_finite(f"{kind} of {expert}", self.name)
+        return datum.to(self.base.device, self.base.dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.model.shapes[self.name])
+
+    def is_matrix(self, selection: Selection) -> bool:
+        """Whether a selection takes the tensor as a matrix, or a stack of matrices of experts."""
+        return self.model.architecture.treats(self.name, self.base.shape, selection)
+
+    def form(self, splits: bool) -> Form:
+        return self.model.architecture.form(self.name, self.base.shape, splits)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A first pass over the whole model, for methods that need a fact about all of it.
+
+    Each worker folds what it sees into an accumulator of its own; accumulators are merged at the end, so both steps
+    must give the same result in any order (integers, or pieces that `finish` sums exactly).
+
+    Attributes:
+        name: Key of the result in `Model.results`.
+        start: Makes an empty accumulator.
+        observe: Folds one stack into the accumulator and returns it.
+        merge: Joins two accumulators.
+        finish: Turns the whole into the result.
+        sampled: Whether runs of elements spread over the model are enough; their stacks are flat.
+        finds: Names of further results that `finish` adds to `Model.results`, where it can.
+        unless: Name of a result that makes the pass needless if it is there already.
+        only: (args, tensor's name, model) → whether a tensor is read; all are by default.
+        within: Whether it finds something of each tensor by itself: then a tensor is read for it right before it is
+            merged, and `Model.results` has one for each tensor, by name.
+        held: (model, elements that are read of each expert, workers) → bytes that its accumulators hold at most.
+    """
+
+    name: str
+    start: Callable[[Model, Any], Any]
+    observe: Callable[[Any, Stack, Any], Any]
+    merge: Callable[[Any, Any], Any]
+    finish: Callable[[Any, Model, Any], Any]
+    sampled: bool = False
+    finds: tuple[str, ...] = ()
+    unless: str = ""
+    only: Elementwise | None = None
+    within: bool = False
+    held: Callable[[Model, int, int], int] = lambda _model, _elements, _workers: 0
+
+    def with_arguments(self, inner: Callable[[Any], Any]) -> Pass:
+        """Return the same pass for a method that wraps another: it sees `inner(args)` instead of args."""
+        only = self.only
+        return replace(
+            self,
+            only=only and (lambda args, name, model: only(inner(args), name, model)),
+            start=lambda model, args: self.start(model, inner(args)),
+            observe=lambda total, stack, args: self.observe(total, stack, inner(args)),
+            finish=lambda total, model, args: self.finish(total, model, inner(args)),
+        )
 
 
 NORMALIZE = "divide the sum by that of the weights, where this is not 0"
@@ -46,7 +231,6 @@ class Args(Frozen):
         return self._each.get(key) or (getattr(self, key),) * count
 
     def with_varied(self, varied: Mapping[str, Any]) -> Self:
-        """Return the arguments with some that vary."""
         copy = self.model_copy()
         copy._varied = dict(varied)
         return copy
@@ -58,11 +242,7 @@ class Args(Frozen):
         return copy
 
     def check_experts(self, count: int) -> None:
-        """Check the arguments against the number of experts.
-
-        Raises:
-            MergeflowError: One that makes no sense with so many.
-        """
+        """Check that the arguments make sense with so many experts."""
 
     @property
     def needs_base(self) -> bool:
@@ -72,8 +252,7 @@ class Args(Frozen):
     @property
     def selection(self) -> Selection | None:
         """Which matrices the method treats apart; None where it treats none."""
-        selection: Selection | None = getattr(self, "matrices", None)
-        return selection
+        return getattr(self, "matrices", None)
 
     @property
     def uses(self) -> tuple[str, ...]:
@@ -93,14 +272,9 @@ _STRIP = 1024  # rows that are turned into float64 at a time
 
 
 class Matrix(NamedTuple):
-    """A matrix that a tensor is cut into, and how many experts have one.
+    """A matrix that a tensor is cut into, how many experts have one, and the size of a number of the arithmetic.
 
-    Attributes:
-        rows: m.
-        columns: n.
-        experts: T.
-        itemsize: Bytes of a number in the type of arithmetic.
-        whole: Whether it is all of the tensor, so that nothing else needs the tensor's task vectors.
+    `whole` says whether it is all of the tensor, so that nothing else needs the tensor's task vectors.
     """
 
     rows: int
@@ -111,22 +285,18 @@ class Matrix(NamedTuple):
 
     @property
     def short(self) -> int:
-        """The smaller side."""
         return min(self.rows, self.columns)
 
     @property
     def long(self) -> int:
-        """The larger side."""
         return max(self.rows, self.columns)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the matrix in the type of arithmetic."""
         return self.rows * self.columns * self.itemsize
 
     @property
     def wide(self) -> int:
-        """Bytes of the matrix in float64."""
         return 8 * self.rows * self.columns
 
     @property
@@ -166,7 +336,7 @@ SOME_COPIES = Copies(2, 5)
 
 
 def tensors(count: Callable[[int], float], weighted: bool = False) -> Workspace:
-    """Return the workspace of a method that holds some tensors of the treated one's size.
+    """Return the workspace of a method that holds some tensors of the treated one's size, from the number of experts.
 
     Args:
         weighted: Whether the task vectors are multiplied by their weights first, where these are not 1.
@@ -185,11 +355,7 @@ TWO_TENSORS = tensors(lambda experts: 2)
 
 
 def matrices(of_one: Callable[[Any, Matrix], int]) -> Workspace:
-    """Return the workspace of a method that treats the matrices of a tensor one after the other.
-
-    Args:
-        of_one: (args, matrix) → bytes that one matrix takes.
-    """
+    """Return the workspace of a method that treats a tensor's matrices one after the other, of what each takes."""
 
     def workspace(args: Any, name: str, model: Model) -> int:
         shape, count, itemsize = model.shapes[name], len(model.experts), model.dtype.itemsize
@@ -205,11 +371,9 @@ def matrices(of_one: Callable[[Any, Matrix], int]) -> Workspace:
 
 
 def decomposition(matrix: Matrix, rank: int | None = None) -> int:
-    """Return the bytes of finding the leading eigenvectors of a Gram matrix: the matrix, its rows, LAPACK's work.
+    """Return the bytes of finding the leading eigenvectors (or all) of a matrix's Gram matrix, of its shorter side.
 
-    Args:
-        matrix: What the Gram matrix, of its shorter side, is made of.
-        rank: How many vectors; all by default, which take the place of the Gram matrix.
+    They are those of the Gram matrix, of the rows it is made of, and of LAPACK's work.
     """
     side = matrix.short
     few = rank is not None and 4 * rank <= side
@@ -234,7 +398,6 @@ class Datum:
     """A statistic of data that a method is given per expert and tensor.
 
     Attributes:
-        name: What a recipe calls it.
         shape: The statistic's shape, from the tensor's.
         everywhere: Whether every floating-point tensor needs it; else a tensor may be without it in all experts alike.
         needed: Whether the method cannot do without.
@@ -248,25 +411,7 @@ class Datum:
 
 @dataclass(frozen=True)
 class Method:
-    """One entry of the catalog.
-
-    Attributes:
-        name: What a recipe says.
-        function: (stack, args) → (anchor, direction).
-        args: The type of its arguments.
-        elementwise: (args, tensor's name, model) → whether the tensor's elements are treated alone, so that its blocks
-            may be treated apart.
-        by_rows: Whether it treats the rows of other tensors alone, along the first axis, so that some may be read at a
-            time; a vector is one row.
-        passes: The first passes it needs, from its arguments.
-        anchor: The anchor, in words.
-        weights: What per-expert weights are: factors, shares of their sum, or without a meaning.
-        experts: Smallest and largest number of experts.
-        given: The statistics of data it takes.
-        linear: From its arguments: whether the result is θ0 + Σ c_t τ_t with factors that no weight plays a part in.
-        workspace: (args, tensor's name, model) → bytes held beside base and task vectors of a tensor treated whole.
-        on_device: From its arguments: what it holds on a device, base and task vectors among it.
-    """
+    """One entry of the catalog, as `method` declares it."""
 
     name: str
     function: Callable[[Stack, Any], Parts]
@@ -288,12 +433,10 @@ class Method:
         return tuple(datum.name for datum in self.given if datum.needed)
 
     def __call__(self, stack: Stack, args: Any) -> Parts:
-        """Apply the method to one stack."""
         return self.function(stack, args)
 
     @property
     def home(self) -> str:
-        """The module that declares it."""
         return self.function.__module__
 
     @property
@@ -303,7 +446,6 @@ class Method:
 
     @property
     def summary(self) -> str:
-        """The first line of the docstring."""
         return self.doc.partition("\n")[0]
 
     def section(self, title: str) -> str:
@@ -323,11 +465,7 @@ def section_of(doc: str, title: str) -> str:
 
 
 def all_but_matrices(args: Any, name: str, model: Model) -> bool:
-    """Whether a tensor is not treated as a matrix; `elementwise` of methods that average or sum such tensors.
-
-    Args:
-        args: The method's arguments, with `matrices`.
-    """
+    """Whether a tensor is not treated as a matrix; `elementwise` of methods that average or sum such tensors."""
     return not model.architecture.treats(name, model.shapes[name], args.matrices)
 
 
@@ -351,8 +489,7 @@ def method(
     Args:
         name: What a recipe calls it.
         elementwise: Whether each element of the result depends on the same element of base and task vectors alone; or
-            (args, tensor's name, model) → whether it is so for a tensor. Such tensors come in flat blocks, which keeps
-            memory small; others come whole.
+            (args, tensor's name, model) → whether it is so. Such tensors come in flat blocks, others whole.
         passes: (args, type of arithmetic) → first passes over the whole model.
         anchor: The anchor, in words; "–" for methods whose result is the same for every base.
         weights: What per-expert weights are: "factors", "shares" of their sum (which then must not be 0), or "none".
@@ -361,7 +498,7 @@ def method(
         linear: Whether (for some arguments) the result is θ0 + Σ c_t τ_t with factors c_t that depend on no weight of
             the models; then adapters are merged by algebra of their factors.
         workspace: (args, tensor's name, model) → bytes held beside base and task vectors of a tensor treated whole, at
-            most; see `mergeflow.merging.method`. By default two tensors, the direction and one more.
+            most; by default two tensors, the direction and one more.
         on_device: What it holds on a device, as `Copies`, or args → that; by default more than most methods do.
         by_rows: Whether rows along the first axis are treated alone; such tensors come in some rows at a time.
 

@@ -45,12 +45,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """A difference between the base and experts.
+    """A difference between the base and experts, refused where it changes what weights mean.
 
-    Attributes:
-        subject: What differs: `rope_theta`, `tokenizer`; a recipe's `allow` speaks of it.
-        text: The difference and, where there is one, the way out.
-        refused: Whether it changes what weights mean.
+    The subject is `rope_theta`, `tokenizer`: a recipe's `allow` speaks of it.
     """
 
     subject: str
@@ -59,13 +56,7 @@ class Finding:
 
 
 def difference(subject: str, base: Any, others: Mapping[str, Any], refused: bool = False, way_out: str = "") -> Finding:
-    """Report that experts have other values than the base, experts of one value together.
-
-    Args:
-        subject: What differs; a recipe's `allow` speaks of it.
-        refused: Whether it changes what weights mean.
-        way_out: What to do, put behind the values.
-    """
+    """Report that experts have other values than the base, experts of one value together."""
     groups: dict[str, list[str]] = {}
     for name, value in others.items():
         groups.setdefault(_short(value), []).append(f"'{name}'")
@@ -121,11 +112,7 @@ def counter_findings(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) 
 
 
 def check_findings(findings: Iterable[Finding], allow: Iterable[str]) -> None:
-    """Refuse differences that change the meaning of weights, all in one message.
-
-    Args:
-        allow: Patterns of subjects that the recipe accepts.
-    """
+    """Refuse differences that change the meaning of weights, but those whose subjects the recipe's patterns allow."""
     patterns = tuple(allow)
     faults = [finding for finding in findings if finding.refused and not allowed(finding, patterns)]
     if not faults:
@@ -172,11 +159,7 @@ _LABELS = re.compile(
 
 
 def config_findings(base: Config, experts: Mapping[str, Config], tensors: Mapping[str, Any]) -> list[Finding]:
-    """Compare the experts' settings with the base's; a setting that config.json leaves out has its class's default.
-
-    Args:
-        base: The base's config.json; {} where there is none.
-    """
+    """Compare the experts' settings with the base's; a setting that config.json leaves out has its class's default."""
     experts = {name: config for name, config in experts.items() if config}
     if not base or not experts:
         return []
@@ -306,8 +289,7 @@ def _compared(name: str, base: Vocabulary, other: Vocabulary, lists_all: bool = 
     """Compare one expert's tokenizer: rows of other tokens are refused, new tokens and other cuts are warned of.
 
     Args:
-        lists_all: Whether both list all of their tokens, or both the added ones; else a token that is not listed may
-            be there.
+        lists_all: Whether both list all of their tokens, or both the added ones; else others may be there.
     """
     moved = [token for token, row in other.ids.items() if base.ids.get(token, row) != row]
     named = {row: token for token, row in base.ids.items()}
@@ -404,10 +386,7 @@ def licence_files(folders: Mapping[str, Path | None], holder: str | None) -> dic
     """Return the licence files of a merged model's folder: those of all its inputs, each text once.
 
     Args:
-        holder: The input whose licence the result has; its files keep their names, others get their input's name.
-
-    Returns:
-        Contents by name, such as `LICENSE` and `LICENSE-chat.txt`.
+        holder: The input whose licence the result has; its files keep their names, others are `LICENSE-chat.txt`.
     """
     files: dict[str, bytes] = {}
     for name in sorted(folders, key=lambda name: name != holder):
@@ -469,13 +448,6 @@ def merged_licence(licences: Mapping[str, Mapping[str, str]]) -> tuple[dict[str,
 
     All equal: that one. One with terms of its own among free ones: that one. Several with terms of their own, which
     need not agree: none.
-
-    Args:
-        licences: Of each input, as `licence_of` gives it.
-
-    Example:
-        >>> merged_licence({"base": {"license": "mit"}, "a": {"license": "llama3.1"}})[0]
-        {'license': 'llama3.1'}
     """
     given = {name: dict(licence) for name, licence in licences.items() if licence}
     silent = [f"'{name}'" for name in licences if name not in given]

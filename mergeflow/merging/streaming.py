@@ -8,8 +8,7 @@ from threading import Lock
 
 from mergeflow.merging.adapters.job import AdapterJob, Made
 from mergeflow.merging.execution.engine import BUFFER
-from mergeflow.merging.files.job import Fill, Job, after_steps
-from mergeflow.merging.files.parts import Part, check_parts, find_parts
+from mergeflow.merging.files.job import Fill, Job, Part, after_steps, check_parts, find_parts
 from mergeflow.merging.files.plan import Inputs, check_target, choose_device, make_plan, open_inputs, twice
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe, fix_references
 from mergeflow.merging.preflight import counter_findings
@@ -25,7 +24,6 @@ class Merged:
 
     Attributes:
         inputs: Fingerprint per input.
-        seconds: Wall time.
         notes: What an adapter holds and loses, and what was done to make the inputs fit each other, a line each.
         warnings: What to know of: settings, tokens, templates, licences of the inputs that differ.
     """

@@ -12,16 +12,17 @@ have to be kept, the histograms are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, floor, inf, sqrt
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import FLOAT32, DType
 from mergeflow.late import np, torch
-from mergeflow.merging.stack import Elementwise, Model, Pass, Stack
+from mergeflow.merging.method import Elementwise, Model, Pass, Stack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,11 +33,7 @@ _DISTINCT = 1 << 22  # distinct values beyond which a tally gives up
 
 
 class Tally:
-    """How often each value occurs.
-
-    Attributes:
-        full: Whether there were too many distinct ones: nothing but their number is known then.
-    """
+    """How often each value occurs; where it is `full`, there were too many, of which only the number is known."""
 
     def __init__(self) -> None:
         self.total, self.full = 0, False
@@ -56,7 +53,6 @@ class Tally:
             self._count()
 
     def merge(self, other: Tally) -> Tally:
-        """Count what another tally has counted, too."""
         other._count()
         self._count()
         if other._values is not None:
@@ -71,14 +67,7 @@ class Tally:
         return (np.zeros(0) if self._values is None else self._values), self._counts
 
     def kth_largest(self, k: int) -> float:
-        """Return the k-th largest value, 1 ≤ k ≤ total.
-
-        Example:
-            >>> tally = Tally()
-            >>> tally.add(np.array([3.0, 1.0, 3.0, 2.0]))
-            >>> [tally.kth_largest(k) for k in (1, 2, 3, 4)]
-            [3.0, 3.0, 2.0, 1.0]
-        """
+        """Return the k-th largest value, 1 ≤ k ≤ total."""
         values, counts = self.items()
         from_top = counts[::-1].cumsum()
         return float(values[::-1][np.searchsorted(from_top, k)])
@@ -98,11 +87,6 @@ class Tally:
             self._values, self._counts = both, joined
         if len(self._values) > _DISTINCT:
             self.full, self._values, self._counts = True, None, self._counts[:0]
-
-
-def merged(pairs: Iterable[tuple[Tally, Tally]]) -> list[Tally]:
-    """Merge tallies pair by pair."""
-    return [first.merge(other) for first, other in pairs]
 
 
 DIGIT = 16
@@ -133,8 +117,6 @@ def kth_smallest(values: Tensor, k: int, overwrite: bool = False) -> Tensor:
     NumPy's partition holds one copy of the values; torch's `kthvalue` holds one and the indices, at 2 to 5 × the time.
 
     Args:
-        values: [n].
-        k: 1 … n.
         overwrite: Whether the values may be put into another order, so that no copy is held.
     """
     if values.device.type != "cpu":
@@ -177,12 +159,7 @@ def _near_sample(array: NDArray[Any], k: int) -> float | None:
 
 
 def ordered_bits(values: Tensor) -> Tensor:
-    """Return integers that order as the floats do; `flip_negative` of them gives the floats' bits back.
-
-    Example:
-        >>> ordered_bits(torch.tensor([-1.0, -0.5, 0.5])).diff().gt(0).all().item()
-        True
-    """
+    """Return integers [...] that order as the floats do; `flip_negative` of them gives the floats' bits back."""
     # Minus zero must order with zero, hence the addition.
     return flip_negative(
         (values + 0.0).contiguous().view(torch.int32 if values.dtype == torch.float32 else torch.int64)
@@ -203,10 +180,11 @@ def kth_largest_passes(
 ) -> tuple[Pass, ...]:
     """Return the passes that find each expert's k-th largest value over the whole model.
 
+    The result is a float64 tensor [T], +∞ where k = 0.
+
     Args:
         values: (stack, args) → values [T, …] in the type of arithmetic.
         rank: (args, n) → k, 0 … n, for n elements in the model.
-        name: Key of the result: a float64 tensor [T], +∞ where k = 0.
     """
 
     def ranks(args: Any, n: int, experts: int) -> list[list[int]]:
@@ -253,7 +231,6 @@ class _Histograms:
     among: _Ranked | None = None
 
     def add(self, key: tuple[int, int], digits: Tensor) -> None:
-        """Count digits [n]."""
         if key in self.counts and len(digits) <= _BINS // 8:  # a histogram of its own would cost more than the few
             np.add.at(self.counts[key], digits.cpu().numpy(), 1)
         else:
@@ -261,7 +238,6 @@ class _Histograms:
             self.counts[key] = self.counts[key] + counts if key in self.counts else counts
 
     def merge(self, other: _Histograms) -> _Histograms:
-        """Add what another worker has counted."""
         for key, counts in other.counts.items():
             self.counts[key] = self.counts[key] + counts if key in self.counts else counts
         return _Histograms(self.counts, self.among or other.among)
@@ -345,10 +321,6 @@ def threshold_passes(values: Values, keep: Callable[[Any], float], dtype: DType)
     """Return the passes that find the magnitude of each expert's ⌊keep · n⌋-th largest entry over the whole model.
 
     The result is `threshold`, a float64 tensor [T], +∞ where nothing is kept.
-
-    Args:
-        values: (stack, args) → values [T, …] in the type of arithmetic.
-        keep: args → the share that is kept, 0 … 1, of the n elements of the model.
     """
     return kth_largest_passes(values, lambda args, n: count_kept(keep(args), n), dtype, "threshold", magnitudes=True)
 
@@ -359,15 +331,10 @@ def count_kept(keep: float, n: int) -> int:
 
 
 def trim_to(values: Tensor, thresholds: Tensor, out: Tensor | None = None) -> Tensor:
-    """Zero the entries below each expert's threshold; equal magnitudes at the cut stay together.
+    """Zero the entries of values [T, …] below each expert's threshold [T]; equal magnitudes at the cut stay together.
 
     Args:
-        values: [T, …], one row for each expert.
-        thresholds: [T]; 0 keeps all entries of a row, +∞ none.
         out: Where the result goes, [T, …]; a new tensor by default.
-
-    Returns:
-        [T, …] of the values' type.
     """
     trimmed = torch.empty_like(values) if out is None else out
     for row, target, threshold in zip(values, trimmed, thresholds.to(values.dtype).cpu(), strict=True):
@@ -380,7 +347,6 @@ def trim_to(values: Tensor, thresholds: Tensor, out: Tensor | None = None) -> Te
 
 
 def majority_of(total: int) -> float:
-    """Return the sign that zero sums take."""
     return -1.0 if total < 0 else 1.0
 
 
@@ -431,10 +397,6 @@ def _window(sample: NDArray[Any], starts: NDArray[Any], k: int, numel: int) -> t
     return float(ordered[count - last]) if last <= count else 0.0, float(ordered[count - first]) if first > 0 else inf
 
 
-def _each(model: Model) -> range:
-    return range(len(model.experts))
-
-
 @dataclass
 class _Found:
     """What one worker has seen."""
@@ -457,15 +419,15 @@ class _Found:
 
 def _start(model: Model, args: Any) -> _Found:
     count = len(model.experts)
-    return _Found([0] * count, [0] * count, [Tally() for _ in _each(model)], [Tally() for _ in _each(model)])
+    return _Found([0] * count, [0] * count, [Tally() for _ in range(count)], [Tally() for _ in range(count)])
 
 
 def _merge(a: _Found, b: _Found) -> _Found:
     return _Found(
-        [first + other for first, other in zip(a.above, b.above, strict=True)],
-        [first + other for first, other in zip(a.equal, b.equal, strict=True)],
-        merged(zip(a.inside, b.inside, strict=True)),
-        merged(zip(a.alone, b.alone, strict=True)),
+        list(map(add, a.above, b.above)),
+        list(map(add, a.equal, b.equal)),
+        list(map(Tally.merge, a.inside, b.inside)),
+        list(map(Tally.merge, a.alone, b.alone)),
         a.signs + b.signs,
         a.places + b.places,
         max(a.held_bytes, b.held_bytes),
@@ -541,7 +503,7 @@ def _finish(tallies: _Found, model: Model, args: Any, rank: Rank) -> None:
     """Return the thresholds and the majority, where the counts prove them."""
     windows: _Windows = model.results["threshold.sample"]
     k, cuts = rank(args, model.numel), []
-    for index in _each(model):
+    for index in range(len(model.experts)):
         left, tally = k - tallies.above[index], tallies.inside[index]
         if k and (not 0 < left <= tallies.equal[index] or tally.full):
             return
@@ -564,9 +526,6 @@ def trimming_passes(rank: Rank) -> tuple[Pass, ...]:
     """Return the passes that find the magnitude of each expert's k-th largest entry, and the majority of the signs.
 
     Both are known afterwards, as `threshold` (a float64 tensor [T], +∞ where k = 0) and `majority`, or not at all.
-
-    Args:
-        rank: (args, n) → k, 0 … n, for n elements in the model.
     """
     sample = Pass(
         "threshold.sample",

@@ -25,7 +25,6 @@ def varies(value: Any, numeric: bool = True) -> bool:
 
 
 def split(model: type[BaseModel], given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the constant arguments and those that vary."""
     fields = model.model_fields
     varied = {
         key: value for key, value in given.items() if key in fields and varies(value, fields[key].annotation in NUMERIC)
@@ -34,12 +33,7 @@ def split(model: type[BaseModel], given: Mapping[str, Any]) -> tuple[dict[str, A
 
 
 def check(model: type[BaseModel], constant: Mapping[str, Any], varied: Mapping[str, Any]) -> list[str]:
-    """Return the faults of arguments that vary: how they are written, and every number in them.
-
-    Args:
-        model: The type of the method's arguments.
-        varied: Arguments that vary over depth, names or experts.
-    """
+    """Return the faults of arguments that vary: how they are written, and every number in them."""
     faults = []
     per_expert = getattr(model, "per_expert", ())
     for key, value in varied.items():
@@ -91,11 +85,7 @@ def _is_by_expert(value: Any) -> bool:
 
 
 def leaves(value: Any, by_expert: bool = False) -> Iterator[Any]:
-    """Yield the numbers of a value that varies.
-
-    Raises:
-        MergeflowError: It is not written in a known way.
-    """
+    """Yield the numbers of a value that varies."""
     if isinstance(value, Mapping) and "value" in value and set(value) <= _KEYS:
         yield from leaves(value["value"])
     elif isinstance(value, Mapping):
@@ -132,11 +122,7 @@ def over_depth(value: Any) -> bool:
 
 
 def check_depth(values: Mapping[str, Any], shapes: Mapping[str, Any]) -> None:
-    """Check that a model has blocks where values run over its depth: else every tensor had the last one.
-
-    Raises:
-        MergeflowError: Not one tensor's name has the number of a block.
-    """
+    """Check that a model has blocks where values run over its depth: else every tensor had the last one."""
     listed = [name for name, value in values.items() if over_depth(value)]
     if listed and shapes and not any(map(block_of, shapes)):
         raise MergeflowError(
@@ -216,9 +202,6 @@ def resolved(args: Args, name: str, depth: float, experts: Sequence[str]) -> Arg
     Args:
         depth: Where its block stands, 0 … 1.
         experts: Names of the experts, in the order in which `each` of the result has arguments by expert.
-
-    Raises:
-        MergeflowError: Values that filters bring together in this tensor do not go together.
     """
     fields = type(args).model_fields
     constants: dict[str, Any] = {}

@@ -5,8 +5,7 @@ from dataclasses import replace
 from math import ceil
 
 from mergeflow.memory import Forecast, Need, Work, described, same_result
-from mergeflow.merging.execution.device_memory import device_bytes
-from mergeflow.merging.execution.engine import BUFFER, default_workers, units_of
+from mergeflow.merging.execution.engine import BUFFER, default_workers, device_bytes, units_of
 from mergeflow.merging.files.plan import Inputs, open_inputs
 from mergeflow.search.sweep import largest_rank_ratio
 from mergeflow.search.sweep_file import Sweep

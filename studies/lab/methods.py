@@ -19,7 +19,7 @@ from mergeflow.evaluation.averages import mean
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.compression.compressor import configure_compressor
 from mergeflow.merging.compression.suite_file import Compressed, compress, extract_task
-from mergeflow.merging.learned.adamerging import Learned, learn
+from mergeflow.merging.learned import Learned, learn
 from mergeflow.search.candidates import Scored, best_on_line, grid_of, line, score_all
 from mergeflow.search.candidates import grid as candidate_grid
 from studies.lab.claims import with_interval

@@ -18,7 +18,7 @@ from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.adamerging import AdamergeOrder, entropy_gradient, learn_coefficients
 from mergeflow.merging import configure, load_recipe, make_recipe, merge
-from mergeflow.merging.learned.adamerging import Learned, learn
+from mergeflow.merging.learned import Learned, learn
 from mergeflow.modalities.classification import Classification
 from mergeflow.modalities.vision.models import image_model, load_clip
 from mergeflow.modality import Network

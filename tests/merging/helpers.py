@@ -1,5 +1,9 @@
 """State dicts for the tests of merging: awkward tensors, and a few numbers to check formulas by hand."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,7 @@ from torch import Tensor
 from mergeflow.merging import Recipe, configure, make_recipe, methods, prepare
 from mergeflow.merging.contract import State, awkward, statistics
 
-__all__ = ["EDGE", "State", "awkward", "direction", "draw", "fitting", "recipe", "single_tensor", "statistics"]
+__all__ = ["State", "awkward", "statistics"]  # what others have from here
 
 # One row per method: arguments at the edge of their range, beside the defaults every test uses too.
 EDGE: dict[str, list[dict[str, Any]]] = {
@@ -84,6 +88,27 @@ def direction(
     return change
 
 
+def svd_k(matrix: Tensor, k: int) -> Tensor:
+    """The best approximation of rank k, by LAPACK."""
+    left, sigma, right = torch.linalg.svd(matrix, full_matrices=False)
+    return (left[:, :k] * sigma[:k]) @ right[:k]
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The polar factor, by LAPACK."""
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    return left @ right
+
+
+def agreeing_mean(taus: Tensor, keep: float) -> Tensor:
+    """TIES of blocks [T, …], each trimmed to its largest entries, of which one at least stays."""
+    flat = taus.reshape(len(taus), -1)
+    cut = flat.abs().topk(max(1, int(keep * flat.shape[1] + 1e-9)), dim=1).values[:, -1:]
+    trimmed = torch.where(flat.abs() >= cut * (1 - 1e-9), flat, 0)
+    agreeing = torch.where(trimmed * trimmed.sum(0).sign() > 0, trimmed, 0)
+    return (agreeing.sum(0) / (agreeing != 0).sum(0).clamp(min=1)).reshape(taus[0].shape)
+
+
 def recipe(folder: Path, **changes: Any) -> Recipe:
     """A recipe for the files of the fixture `files`."""
     values = {
@@ -93,3 +118,30 @@ def recipe(folder: Path, **changes: Any) -> Recipe:
         "out": str(folder / "out.safetensors"),
     }
     return make_recipe({**values, **changes})
+
+
+_KILLED = """
+import sys, time
+from mergeflow.merging import make_recipe, merge
+import mergeflow.merging.files.job as module
+real = module.StreamWriter.__enter__
+def slow(self):
+    writer = real(self)
+    print("writing", self.path, flush=True)
+    if sys.argv[2] in str(self.path):
+        time.sleep(60)
+    return writer
+module.StreamWriter.__enter__ = slow
+merge(make_recipe(eval(sys.argv[1])))
+"""
+
+
+def kill_at(values: dict[str, Any], where: str) -> None:
+    """Merge in another process, and kill it while it writes the first file with `where` in its path."""
+    command = [sys.executable, "-c", _KILLED, repr(values), where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if where in line:
+                break
+        os.kill(process.pid, signal.SIGKILL)

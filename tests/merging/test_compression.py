@@ -10,7 +10,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
 from mergeflow.merging.compression.compressor import compressors, configure_compressor
 from mergeflow.merging.compression.suite_file import compress, extract_task
-from tests.merging.helpers import awkward, draw, single_tensor
+from tests.merging.helpers import awkward, draw, single_tensor, svd_k
 
 NAME = "blocks.0.attn.weight"
 EXACT_ALONE = {
@@ -59,11 +59,6 @@ def test_emr_formula(tmp_path):
 @pytest.mark.parametrize("shape", [(20, 10), (10, 20)])
 def test_cart_indexing_and_tsv_formulas(tmp_path, shape):
     taus = draw(3, *shape)
-
-    def svd_k(matrix, k):
-        u, s, v = torch.linalg.svd(matrix, full_matrices=False)
-        return (u[:, :k] * s[:k]) @ v[:k]
-
     base, thetas = decoded(tmp_path, "cart_indexing", taus, {"rank_ratio": 0.25})
     for tau, theta in zip(taus, thetas, strict=True):
         torch.testing.assert_close(theta, base + taus.mean(0) + svd_k(tau - taus.mean(0), 3))

@@ -8,7 +8,7 @@ import torch
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.merging import configure, merge, prepare
 from mergeflow.merging.methods.core_space import CoreSpaceArgs, merged_in_core
-from tests.merging.helpers import single_tensor
+from tests.merging.helpers import agreeing_mean, orthogonal, single_tensor
 
 ROWS, COLUMNS, RANKS = 14, 10, (2, 3, 2)
 
@@ -41,16 +41,9 @@ def written_out(pairs, then, keep=0.2):
         u = torch.cat([part[0][:, :rank] for part in parts], 1)
         s = torch.cat([part[1][:rank] for part in parts])
         v = torch.cat([part[2][:rank] for part in parts])
-        pu, pv = (torch.linalg.svd(side, full_matrices=False) for side in (u, v))
-        merged = (pu[0] @ pu[2]) @ torch.diag(s) @ (pv[0] @ pv[2])
+        merged = orthogonal(u) @ torch.diag(s) @ orthogonal(v)
     else:
-        flat = stack.reshape(len(stack), -1)
-        count = int(keep * flat.shape[1])
-        cut = flat.abs().sort(1, descending=True).values[:, count - 1 : count]
-        trimmed = torch.where(flat.abs() >= cut * (1 - 1e-12), flat, 0)
-        sign = trimmed.sum(0).sign()
-        agreeing = torch.where(trimmed * sign > 0, trimmed, 0)
-        merged = (agreeing.sum(0) / (agreeing != 0).sum(0).clamp(min=1)).reshape(stack[0].shape)
+        merged = agreeing_mean(stack, keep)
     return left @ merged @ right
 
 

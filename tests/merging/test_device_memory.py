@@ -12,8 +12,7 @@ from torch import Tensor
 from mergeflow.commands.merging import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, merge, methods, prepare
-from mergeflow.merging.execution.device_memory import device_bytes, held_elements
-from mergeflow.merging.execution.engine import BUFFER
+from mergeflow.merging.execution.engine import BUFFER, device_bytes, held_elements
 from mergeflow.merging.execution.reader import Unit, model_of
 from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.merging.method import SOME_COPIES

@@ -95,15 +95,17 @@ def test_merged_mappings_may_be_overridden(tmp_path):
 
 
 def test_all_mismatches_are_listed_at_once(files):
-    _, experts = awkward(torch.float32)
+    base, experts = awkward(torch.float32)
     broken = {**experts["expert1"], "bias": torch.zeros(6), "conv2": torch.zeros(1)}
     del broken["logit_scale"]
+    write_checkpoint(files / "expert0.safetensors", {key: torch.zeros(3, 3, 3) for key in base})
     write_checkpoint(files / "expert1.safetensors", broken)
     write_checkpoint(files / "expert2.safetensors", {**experts["expert2"], "bias": torch.zeros(5, dtype=torch.int8)})
     with pytest.raises(MergeflowError) as caught:
         merge(recipe(files))
     text = str(caught.value)
-    assert "4 mismatches" in text
+    assert f"{4 + len(base)} mismatches" in text
+    assert text.count("shape [3, 3, 3], base has") == len(base)
     assert "'expert1' lacks tensor 'logit_scale'" in text
     assert "'expert1' has tensor 'bias' of shape [6], base has [5]" in text
     assert "'expert1' has tensor 'conv2', unknown to the base; the base's nearest is 'conv'" in text
@@ -233,47 +235,6 @@ def test_an_input_is_never_overwritten(files, name):
     assert fingerprint(open_checkpoint(files / "expert1.safetensors")) == before
 
 
-def test_outputs_that_make_no_sense(files):
-    with pytest.raises(MergeflowError, match="no output"):
-        merge(recipe(files, out=None))
-    with pytest.raises(MergeflowError, match="makes a folder"):
-        merge(recipe(files, shard_size="1MB"))
-    with pytest.raises(MergeflowError, match="results are safetensors"):
-        merge(recipe(files), out=files / "out.pt")
-    with pytest.raises(MergeflowError, match="would overwrite the input"):
-        merge(recipe(files), out=files)
-    (files / "mine").mkdir()
-    (files / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(MergeflowError, match="was not made by a merge"):
-        merge(recipe(files), out=files / "mine")
-    assert (files / "mine" / "thesis.txt").exists()
-
-
-def test_only_an_older_card_is_overwritten(files):
-    merge(recipe(files))
-    merge(recipe(files))
-    (files / "out.md").write_text("# Notes of a year")
-    with pytest.raises(MergeflowError, match=r"card would overwrite '.*out\.md'"):
-        merge(recipe(files, args={"scale": 2}))
-    assert (files / "out.md").read_text() == "# Notes of a year"
-
-
-def test_a_place_that_cannot_be_written_or_read(files):
-    (files / "file").write_text("")
-    for out in (files / "file" / "x.safetensors", files / ("x" * 300 + ".safetensors")):
-        with pytest.raises(MergeflowError, match="cannot write"):
-            merge(recipe(files), out=out)
-    with pytest.raises(MergeflowError, match="is a file"):
-        merge(recipe(files), out=files / "file")
-    (files / ".out.partial").symlink_to(files)
-    with pytest.raises(MergeflowError, match="is a file or a link"):
-        merge(recipe(files), out=files / "out")
-    with pytest.raises(MergeflowError, match="cannot read checkpoint"):
-        check_recipe(recipe(files, base="x" * 5000))
-    before = sorted(path.name for path in files.iterdir())
-    assert before == sorted([".out.partial", "base.safetensors", "file", *(f"expert{i}.safetensors" for i in range(3))])
-
-
 def test_a_file_that_no_merge_made_is_replaced_by_force_alone(files):
     from mergeflow.merging.files import vectors
 
@@ -293,7 +254,7 @@ def test_a_file_that_no_merge_made_is_replaced_by_force_alone(files):
     merge(recipe(files), force=True)
     vectors.extract(files / "base.safetensors", files / "expert0.safetensors", tau, force=True)
     first = out.read_bytes()
-    merge(recipe(files, args={"scale": 2}))  # what a merge made is replaced
+    merge(recipe(files, args={"scale": 2}))  # what a merge made is replaced, and its card
     vectors.extract(files / "base.safetensors", files / "expert1.safetensors", tau)
     assert out.read_bytes() != first
     with pytest.raises(MergeflowError, match="would overwrite the input"):
@@ -401,16 +362,31 @@ def test_check_refuses_every_out_that_merge_would(files):
     (files / ".link.partial").symlink_to(files)
     (files / "full").mkdir()
     (files / "full" / "thesis.txt").write_text("years of work")
-    outs = ["base.safetensors", "out.pt", "note.txt", "card.safetensors", "link", "full", ".", "note.txt/a.safetensors"]
-    for out in outs:
+    before = {path: path.read_bytes() for path in files.rglob("*") if path.is_file()}
+    outs = {
+        "base.safetensors": "would overwrite the input",
+        ".": "would overwrite the input",
+        "out.pt": "results are safetensors",
+        "note.txt": "is a file",
+        "link": "is a file or a link",
+        "card.safetensors": r"card would overwrite '.*card\.md'",
+        "full": "was not made by a merge",
+        **dict.fromkeys(("note.txt/a.safetensors", "x" * 300 + ".safetensors"), "cannot write"),
+    }
+    for out, message in outs.items():
         messages = []
         for run in (check_recipe, merge):
-            with pytest.raises(MergeflowError) as caught:
+            with pytest.raises(MergeflowError, match=message) as caught:
                 run(recipe(files, out=str(files / out)))
             messages.append(str(caught.value))
         assert messages[0] == messages[1]
+    with pytest.raises(MergeflowError, match="no output"):
+        merge(recipe(files, out=None))
     with pytest.raises(MergeflowError, match="makes a folder"):
         check_recipe(recipe(files, shard_size="1MB"))
+    with pytest.raises(MergeflowError, match="cannot read checkpoint"):
+        check_recipe(recipe(files, base="x" * 5000))
+    assert {path: path.read_bytes() for path in files.rglob("*") if path.is_file()} == before
     assert "to " + str(files / "out.safetensors") in check_recipe(recipe(files)).lines()[4]
     assert "give it with `merge --out`" in check_recipe(recipe(files, out=None)).lines()[4]
 
@@ -458,16 +434,6 @@ def test_all_missing_files_are_named(files):
     assert [line.split("'")[1] for line in str(caught.value).splitlines()] == [
         str(files / f"{name}.safetensors") for name in ("base", "expert0", "expert2")
     ]
-
-
-def test_every_mismatch_is_listed(files):
-    base, _ = awkward(torch.float32)
-    for name in ("expert0", "expert1", "expert2"):
-        write_checkpoint(files / f"{name}.safetensors", {key: torch.zeros(3, 3, 3) for key in base})
-    with pytest.raises(MergeflowError) as caught:
-        check_recipe(recipe(files))
-    assert str(caught.value).count("shape [3, 3, 3], base has") == 3 * len(base)
-    assert "more" not in str(caught.value)
 
 
 def test_references_need_a_project(files):

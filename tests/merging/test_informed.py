@@ -5,8 +5,8 @@ import torch
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
-from mergeflow.merging.learned.adamerging import learn
-from tests.merging.helpers import draw, single_tensor
+from mergeflow.merging.learned import learn
+from tests.merging.helpers import draw, single_tensor, svd_k
 
 NAME = "blocks.0.attn.weight"
 
@@ -117,11 +117,7 @@ def test_learn_agrees_with_autograd_on_cart():
     values = torch.full((3, 3), 0.3, dtype=torch.float64, requires_grad=True)
     mean = {name: sum(state[name] for state in experts.values()) / 3 for name in names}
 
-    def svd_k(matrix, k=2):
-        u, s, v = torch.linalg.svd(matrix, full_matrices=False)
-        return (u[:, :k] * s[:k]) @ v[:k]
-
-    directions = [[svd_k(state[name] - mean[name]) for name in names] for state in experts.values()]
+    directions = [[svd_k(state[name] - mean[name], 2) for name in names] for state in experts.values()]
     optimiser = torch.optim.Adam([values], lr=0.01)
     for _ in range(5):
         optimiser.zero_grad()

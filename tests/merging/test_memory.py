@@ -10,7 +10,7 @@ import torch
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.merging import configure
-from mergeflow.merging.learned.adamerging import learn
+from mergeflow.merging.learned import learn
 from studies.theory.peak_memory import peak_tensor_bytes
 
 

@@ -17,7 +17,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import FactorCache, configure, merge, methods, prepare, thresholds
 from mergeflow.merging.compression.compressor import compressors, configure_compressor
 from mergeflow.merging.compression.suite_file import compress
-from mergeflow.merging.learned.adamerging import learn
+from mergeflow.merging.learned import learn
 from mergeflow.merging.linalg import spectra
 from tests.card import cuda, on, on_cards
 from tests.merging.helpers import EDGE, State, awkward, fitting, recipe, statistics

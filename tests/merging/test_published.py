@@ -83,9 +83,7 @@ def test_the_front_matter_is_what_the_hub_reads(models, tmp_path):
         "licences differ: 'base' apache-2.0; 'a' mit; 'b' llama3.1; the result's card says llama3.1",
     ):
         assert part in read.text
-    merge(plan(models, tmp_path / "out"))  # our own card may be replaced, an older one too
-    (tmp_path / "out/README.md").write_text("---\nlibrary_name: mergeflow\n---\n")
-    merge(plan(models, tmp_path / "out"))
+    merge(plan(models, tmp_path / "out"))  # our own card may be replaced
 
 
 def test_conflicting_licences_leave_the_card_without_one(models, tmp_path):

@@ -32,24 +32,12 @@ def test_every_byte_is_announced_once(method, ahead, files, monkeypatch):
         assert all(start + length <= next_ for (start, length), (next_, _) in pairwise(spans))
 
 
-def test_what_is_in_memory_is_not_announced(files, monkeypatch):
+@pytest.mark.parametrize(("lacking", "announced"), [(None, False), ("RWF_NOWAIT", True), ("posix_fadvise", False)])
+def test_what_is_in_memory_is_announced_where_nobody_can_tell(lacking, announced, files, monkeypatch):
     expected = merge(recipe(files), files / "first.safetensors").fingerprint  # which leaves them in the page cache
     asked = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda *announced: asked.append(announced))
+    monkeypatch.setattr(os, "posix_fadvise", lambda *span: asked.append(span))
+    if lacking is not None:
+        monkeypatch.delattr(os, lacking)
     assert merge(recipe(files)).fingerprint == expected
-    assert not asked
-
-
-def test_where_nobody_can_tell_what_is_in_memory_all_is_announced(files, monkeypatch):
-    expected = merge(recipe(files), files / "first.safetensors").fingerprint
-    asked = []
-    monkeypatch.delattr(os, "RWF_NOWAIT")
-    monkeypatch.setattr(os, "posix_fadvise", lambda *announced: asked.append(announced))
-    assert merge(recipe(files)).fingerprint == expected
-    assert asked
-
-
-def test_a_system_that_cannot_be_asked_merges_all_the_same(files, monkeypatch):
-    expected = merge(recipe(files), files / "first.safetensors").fingerprint
-    monkeypatch.delattr(os, "posix_fadvise")
-    assert merge(recipe(files)).fingerprint == expected
+    assert bool(asked) == announced

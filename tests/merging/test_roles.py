@@ -95,13 +95,6 @@ def test_biases_of_heads_are_no_matrices(name):
     assert Architecture().treats(f"{name.rpartition('.')[0]}.q_proj.weight", (4, 49), "attn_mlp")
 
 
-@pytest.mark.parametrize(
-    "name", ["serial_blocks1.0.factoratt_crpe.qkv", "stages.1.blocks.2.xca.proj", "stages.3.blocks.4.e_mhsa.q"]
-)
-def test_attention_of_image_models_by_unusual_names(name):
-    assert Architecture().role(f"{name}.weight", (48, 16)) == "attention"
-
-
 # Of no family of the table: names alone tell. Once the first three had their head in
 # `all`, jetmoe its experts and phi4_multimodal its image encoder in neither; the others were refused.
 BY_NAME = (
@@ -298,6 +291,11 @@ def test_a_model_folder_brings_its_config_for_files_named_as_its_weights(tmp_pat
     ("name", "role"),
     [
         *((f"backbone.layers.0.mixer.{part}_proj.weight", "attention") for part in "qkvo"),
+        *(
+            (f"{part}.weight", "attention")
+            for part in ("serial_blocks1.0.factoratt_crpe.qkv", "stages.1.blocks.2.xca.proj")
+        ),
+        ("stages.3.blocks.4.e_mhsa.q.weight", "attention"),
         ("backbone.layers.1.mixer.up_proj.weight", "mlp"),
         ("backbone.layers.1.mixer.in_proj.weight", "projection"),  # Mamba's
         ("qformer.encoder.layer.0.intermediate_query.dense.weight", "mlp"),

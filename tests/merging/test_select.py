@@ -9,7 +9,7 @@ from mergeflow.checkpoints.header import dtype_of
 from mergeflow.merging.catalog import configure
 from mergeflow.merging.execution.engine import Engine
 from mergeflow.merging.execution.reader import Stacks, model_of
-from mergeflow.merging.stack import Pass
+from mergeflow.merging.method import Pass
 from mergeflow.merging.thresholds import kth_largest_passes, kth_smallest, ordered_bits
 
 # Ordinary, tiny (denormal), huge and repeated values, and both zeros.

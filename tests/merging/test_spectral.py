@@ -10,17 +10,7 @@ from mergeflow.merging.matrices import is_matrix, rank_of
 from mergeflow.merging.methods import optimised
 from mergeflow.merging.methods.ties import trim_rounded
 from studies.theory.peak_memory import peak_tensor_bytes
-from tests.merging.helpers import direction, draw, single_tensor
-
-
-def svd_k(matrix, k):
-    left, sigma, right = torch.linalg.svd(matrix, full_matrices=False)
-    return (left[:, :k] * sigma[:k]) @ right[:k]
-
-
-def orthogonal(matrix):
-    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    return left @ right
+from tests.merging.helpers import agreeing_mean, direction, draw, orthogonal, single_tensor, svd_k
 
 
 def trained_like(rows, columns, seed=0):
@@ -82,10 +72,6 @@ def test_all_eigenvectors_are_those_of_torch_in_the_memory_of_the_matrix(side):
 
 
 def test_which_tensors_are_matrices():
-    assert is_matrix("blocks.0.attn.w", (4, 4), "attn_mlp")
-    assert not is_matrix("visual.proj", (4, 4), "attn_mlp")
-    assert is_matrix("visual.proj", (4, 4), "all")
-    assert not any(is_matrix(name, (4, 4), "all") for name in ("text_projection", "token_embedding.weight"))
     assert not any(is_matrix("attn", shape, "all") for shape in ((4,), (4, 1), (1, 4), (2, 2, 2), ()))
     assert is_matrix("layer.3.w", (4, 4), ("layer.?.w",))
 
@@ -261,14 +247,7 @@ def test_knots_formula(shape):
     left, sigma, right = torch.linalg.svd(torch.cat(list(taus), 1), full_matrices=False)
     columns = shape[1]
     aligned = torch.stack([right[:, i * columns : (i + 1) * columns] for i in range(3)])
-    flat = aligned.reshape(3, -1)
-    k = int(0.2 * flat.shape[1])
-    cut = flat.abs().sort(1, descending=True).values[:, k - 1 : k]
-    trimmed = torch.where(flat.abs() >= cut * (1 - 1e-9), flat, 0)
-    sign = trimmed.sum(0).sign()
-    agreeing = torch.where(trimmed * sign > 0, trimmed, 0)
-    mean = agreeing.sum(0) / (agreeing != 0).sum(0).clamp(min=1)
-    torch.testing.assert_close(direction("knots", taus), (left * sigma) @ mean.reshape(-1, columns))
+    torch.testing.assert_close(direction("knots", taus), (left * sigma) @ agreeing_mean(aligned, 0.2))
 
 
 def test_knots_then_task_arithmetic_is_task_arithmetic():

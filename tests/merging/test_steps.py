@@ -1,11 +1,7 @@
 """Several steps in one recipe give the bits of as many merges, one after the other, and leave nothing behind."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +11,7 @@ import yaml
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, make_recipe, merge
+from tests.merging.helpers import kill_at
 
 NAMES = [f"layers.{block}.{part}.weight" for block in range(3) for part in ("attn", "mlp")]
 
@@ -161,30 +158,6 @@ def test_faults_inside_a_step_name_it(folder):
         check_recipe(on("average", steps={"s": wide}))
     with pytest.raises(MergeflowError, match=r"out 'a.safetensors' would overwrite the input"):
         merge(on("average", steps={"s": AVERAGE}), "a.safetensors")
-
-
-KILLED = """
-import sys, time
-from mergeflow.merging import make_recipe, merge
-import mergeflow.merging.files.job as module
-real = module.StreamWriter.__enter__
-def slow(self):
-    print("writing", self.path, flush=True)
-    if sys.argv[2] in str(self.path):
-        time.sleep(60)
-    return real(self)
-module.StreamWriter.__enter__ = slow
-merge(make_recipe(eval(sys.argv[1])))
-"""
-
-
-def kill_at(values, where):
-    command = [sys.executable, "-c", KILLED, repr(values), where]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout:
-            if where in line:
-                break
-        os.kill(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
+from mergeflow.checkpoints import read_state as load
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, configure, make_recipe, merge
 from mergeflow.merging.compression.compressor import configure_compressor
@@ -14,7 +15,7 @@ from mergeflow.merging.compression.suite_file import compress
 from mergeflow.merging.execution.reader import common_ties
 from mergeflow.merging.files.diff import diff
 from mergeflow.merging.files.vectors import add, analogy, extract, negate, scale
-from mergeflow.merging.learned.adamerging import learn
+from mergeflow.merging.learned import learn
 from tests.merging.helpers import awkward
 
 
@@ -23,11 +24,6 @@ def files(files):
     for name in ("expert0", "expert1", "expert2"):
         extract(files / "base.safetensors", files / f"{name}.safetensors", files / f"{name}-tau.safetensors")
     return files
-
-
-def load(path):
-    with open_checkpoint(path) as state:
-        return dict(state)
 
 
 def tau(folder, index):

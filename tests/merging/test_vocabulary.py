@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints import read_state as read
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
 from tests.merging.model_folders import KINDS, OTHER, TEXT, llama, permuted, save, tokenizer
@@ -20,11 +20,6 @@ ROWS = 16  # rows are a multiple of this, as padded vocabularies have them
 
 def padded(made):
     return -(-made.get_vocab_size() // ROWS) * ROWS
-
-
-def read(folder):
-    with open_checkpoint(folder) as state:
-        return {name: state[name].clone() for name in state}
 
 
 def plan(tmp_path, experts=("a",), **changes):

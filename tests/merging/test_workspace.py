@@ -11,7 +11,7 @@ from mergeflow.merging.execution import engine, reader
 from mergeflow.merging.execution.engine import BUFFER, Engine, sampled_units, treats_elements_alone, unit_bytes
 from mergeflow.merging.execution.reader import Stacks, Unit, model_of
 from mergeflow.merging.linalg import outside, spectra
-from mergeflow.merging.methods import dropout, inner_products, optimised, sparse, subspace, ties
+from mergeflow.merging.methods import dropout, optimised, sparse, sphere, subspace, ties
 from studies.theory.peak_memory import peak_tensor_bytes
 from tests.merging.helpers import EDGE, fitting
 
@@ -34,7 +34,7 @@ def models():
 @pytest.mark.parametrize("name", methods())
 def test_a_method_holds_no_more_than_it_says(name, weights, models, monkeypatch):
     """Bytes of tensors alive at once while a whole tensor is read and merged, without LAPACK's own."""
-    for module in (inner_products, ties, dropout, engine, reader):
+    for module in (sphere, ties, dropout, engine, reader):
         monkeypatch.setattr(module, "BLOCK", 512)  # buffers of their own, as tensors of a real size have
     monkeypatch.setattr(reader, "PIECE", 1)
     base, experts = models[0], fitting(name, models[1])
@@ -61,9 +61,9 @@ def test_a_method_holds_no_more_than_it_says(name, weights, models, monkeypatch)
 def test_a_large_tensor_is_read_again_in_blocks_with_the_same_bits(name, workers, dtype, models, monkeypatch):
     base, experts = models[0], fitting(name, models[1])
     base = {tensor: value.to(dtype) for tensor, value in base.items()}
-    monkeypatch.setattr(inner_products, "BLOCK", 4096)
+    monkeypatch.setattr(sphere, "BLOCK", 4096)
     whole = prepare(name, base, experts)
-    for module in (inner_products, sparse):
+    for module in (sphere, sparse):
         monkeypatch.setattr(module, "LARGE", prod(base[TALL].shape))
     monkeypatch.setattr(engine, "BLOCK", 4096)
     monkeypatch.setattr(reader, "BLOCK", 4096)

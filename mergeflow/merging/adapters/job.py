@@ -39,7 +39,7 @@ from mergeflow.merging.files.card import model_card, published, write_licences
 from mergeflow.merging.files.output import RECORD, Digests, OutputFolder, removed_on_failure
 from mergeflow.merging.files.plan import Inputs, Plan, output_infos
 from mergeflow.merging.files.recipe import Recipe
-from mergeflow.merging.stack import Stack
+from mergeflow.merging.method import Stack
 from mergeflow.merging.vocabulary.companions import copy_tokenizer
 
 

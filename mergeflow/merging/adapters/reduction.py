@@ -19,12 +19,11 @@ from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.factors import Factors, Loss, approximated, compressed, summed
 from mergeflow.merging.adapters.slots import Slot
-from mergeflow.merging.execution.engine import Engine, default_workers
+from mergeflow.merging.execution.engine import Engine, default_workers, single_threaded
 from mergeflow.merging.execution.reader import Unit
-from mergeflow.merging.execution.schedule import single_threaded
 from mergeflow.merging.files.fields import AdapterOptions
 from mergeflow.merging.linalg.lapack import one_thread
-from mergeflow.merging.stack import Stack
+from mergeflow.merging.method import Stack
 
 # Adapters that cancel leave a sum of this share of them by rounding alone.
 _NOTHING = 1e-12

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import np, torch
 from mergeflow.merging.catalog import Call, arguments_of
-from mergeflow.merging.method import TWO_TENSORS, Workspace
-from mergeflow.merging.stack import Elementwise, Model, Pass, Stack
+from mergeflow.merging.method import TWO_TENSORS, Elementwise, Model, Pass, Stack, Workspace
 from mergeflow.plugins import Shelf
 from mergeflow.schema import Frozen
 

@@ -22,7 +22,7 @@ from mergeflow.merging.execution.engine import Engine
 from mergeflow.merging.execution.reader import Stacks, Unit, model_of
 from mergeflow.merging.files.plan import check_origin
 from mergeflow.merging.matrices import survey
-from mergeflow.merging.stack import Stack
+from mergeflow.merging.method import Stack
 
 _WHOLE = "@whole"
 

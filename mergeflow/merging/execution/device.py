@@ -7,14 +7,7 @@ from mergeflow.late import torch
 
 
 def check_device(device: str) -> None:
-    """Check that a device can be used.
-
-    Args:
-        device: cpu, cuda, cuda:1 …
-
-    Raises:
-        MergeflowError: torch sees no CUDA device, or fewer than the number asks for.
-    """
+    """Check that a device (cpu, cuda, cuda:1 …) is there."""
     if not device.startswith("cuda"):
         return
     if not torch.cuda.is_available():

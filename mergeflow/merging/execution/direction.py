@@ -16,9 +16,9 @@ from mergeflow.merging.catalog import MethodCall, check_inputs, configure, weigh
 from mergeflow.merging.execution.device import has_room
 from mergeflow.merging.execution.engine import Engine
 from mergeflow.merging.execution.reader import Stacks, Unit, model_of
-from mergeflow.merging.linalg.cache import FactorCache
+from mergeflow.merging.linalg.spectra import FactorCache
 from mergeflow.merging.matrices import survey
-from mergeflow.merging.stack import Model, Stack
+from mergeflow.merging.method import Model, Stack
 from mergeflow.merging.values import check_depth
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ class Direction:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of anchor and direction."""
         return sum(value.nbytes for part in (self.anchor, self.direction) for value in part.values())
 
     def at(self, scale: float, out: dict[str, Tensor] | None = None, *, checked: bool = True) -> dict[str, Tensor]:
@@ -59,13 +58,10 @@ class Direction:
             checked: Whether a result that overflows its type, or has negative variances, is refused; a sweep goes on
                 and gives it the score that it has.
         """
-        made = {} if out is None else out
+        made = {}
         for name, anchor in self.anchor.items():
             direction = self.direction.get(name)
-            if out is None:
-                made[name] = settle(anchor, direction, scale, self.dtypes[name])
-            else:
-                settle_into(out[name], anchor, direction, scale)
+            made[name] = settle(anchor, direction, scale, self.dtypes[name], None if out is None else out[name])
             if checked and direction is not None and scale != 0:
                 _check_result(name, made[name], anchor, direction)
         return made
@@ -74,33 +70,29 @@ class Direction:
 RUNNING = ("running_mean", "running_var")  # the ends of the names of BatchNorm's statistics
 
 
-def settle(anchor: Tensor, direction: Tensor | None, scale: float, dtype: torch.dtype) -> Tensor:
-    """Return anchor + scale · direction as a new tensor of the given type.
+def settle(
+    anchor: Tensor, direction: Tensor | None, scale: float, dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
+    """Return anchor + scale · direction in the given type.
 
     Two roundings, never a fused multiply-add: whether one is used depends on where a block ends.
 
     Args:
         anchor: [n] or any other shape.
         direction: Of the anchor's shape, in the type of arithmetic; None for a tensor that is not merged.
-        scale: Factor of the direction; 0 gives the anchor bit for bit.
+        scale: Any real number; 0 gives the anchor bit for bit.
+        out: Where the result goes, of that shape and type; a new tensor by default.
     """
     if direction is None or scale == 0:
-        return anchor.to(dtype, copy=True)
-    return (direction * scale).add_(anchor.to(direction.dtype)).to(dtype)
+        return anchor.to(dtype, copy=True) if out is None else out.copy_(anchor)
+    if out is not None and dtype == direction.dtype:
+        return torch.mul(direction, scale, out=out).add_(anchor.to(direction.dtype))
+    result = (direction * scale).add_(anchor.to(direction.dtype)).to(dtype)
+    return result if out is None else out.copy_(result)
 
 
 def settled(name: str, parts: tuple[Tensor, Tensor], scale: float, dtype: torch.dtype) -> Tensor:
-    """Return a flat piece of a result on the CPU, checked.
-
-    Args:
-        parts: Anchor and direction of the piece, of one shape.
-
-    Returns:
-        [n], flat.
-
-    Raises:
-        MergeflowError: It overflows its type, or holds negative variances of BatchNorm.
-    """
+    """Return a piece of a result on the CPU, flat [n] and checked, of anchor and direction of one shape."""
     anchor, direction = parts
     piece = settle(anchor.reshape(-1), direction.reshape(-1), scale, dtype).cpu()
     _check_result(name, piece, anchor, direction)
@@ -108,11 +100,7 @@ def settled(name: str, parts: tuple[Tensor, Tensor], scale: float, dtype: torch.
 
 
 def cast(name: str, piece: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a piece [...] that is not merged in the result's type.
-
-    Raises:
-        MergeflowError: It overflows the type.
-    """
+    """Return a piece [...] that is not merged in the result's type, which it may not overflow."""
     made = piece.to(dtype)
     if made.dtype != piece.dtype and not all_finite(made):
         _check_range(name, made, piece)
@@ -128,7 +116,6 @@ def _check_range(name: str, piece: Tensor, source: Tensor) -> None:
 
 
 def _check_result(name: str, piece: Tensor, anchor: Tensor, direction: Tensor) -> None:
-    """Check a piece [...] of a result."""
     if not all_finite(piece):
         if bool(direction.isnan().any()):
             raise MergeflowError(
@@ -141,22 +128,6 @@ def _check_result(name: str, piece: Tensor, anchor: Tensor, direction: Tensor) -
             f"BatchNorm do not add up as weights do. Keep the base's (`ignore: ['*{RUNNING[0]}', '*{RUNNING[1]}']`) "
             "and compute them again from data, or use a mean (average) or a smaller scale."
         )
-
-
-def settle_into(out: Tensor, anchor: Tensor, direction: Tensor | None, scale: float) -> None:
-    """Do as `settle`, into a tensor that exists.
-
-    Args:
-        out: [n] or any other shape; its type is the result's.
-        direction: Of that shape, in the type of arithmetic; None for a tensor that is not merged.
-        scale: Factor of the direction; 0 gives the anchor bit for bit.
-    """
-    if direction is None or scale == 0:
-        out.copy_(anchor)
-    elif out.dtype == direction.dtype:
-        torch.mul(direction, scale, out=out).add_(anchor.to(direction.dtype))
-    else:
-        out.copy_(settle(anchor, direction, scale, out.dtype))
 
 
 def prepare(
@@ -191,10 +162,6 @@ def prepare(
 
     Returns:
         The direction, with new tensors that share no memory with the inputs (but for an anchor that is the base).
-
-    Raises:
-        MergeflowError: Experts that do not fit the base, NaN or infinity, weights that do not fit, `matrices` that fit
-            no matrix.
 
     Example:
         >>> from mergeflow.merging.catalog import configure
@@ -282,7 +249,6 @@ def _state(model: Mapping[str, Tensor] | nn.Module) -> Mapping[str, Tensor]:
 
 
 def _config(model: Any) -> dict[str, Any] | None:
-    """Return the configuration of a transformers module."""
     config: Any = getattr(model, "config", None) if isinstance(model, torch.nn.Module) else None
     return config.to_dict() if hasattr(config, "to_dict") else None
 
@@ -291,15 +257,13 @@ State: TypeAlias = "Mapping[str, Tensor]"
 
 
 class CandidateMerger:
-    """Merges candidates in memory.
+    """Merges candidates in memory, of states in memory or lazy.
 
     Candidates that differ in `scale` alone share one direction when they come after each other; candidates of any
     arguments share factorisations.
 
     Args:
-        base: θ0, in memory or lazy.
         statistics: Of data, for methods that need them: kind → expert → tensor.
-        device: Where the arithmetic happens.
     """
 
     def __init__(
@@ -322,11 +286,7 @@ class CandidateMerger:
         self.cache = FactorCache(rank_ratio)
 
     def check(self, call: MethodCall) -> None:
-        """Check that a candidate can be merged, without reading a weight.
-
-        Raises:
-            MergeflowError: As `prepare`, but for NaN and infinity.
-        """
+        """Check that a candidate can be merged, without reading a weight."""
         check_inputs(call, self.experts, self._statistics)
         states = {
             name: bound(self.base, state) if isinstance(state, LazyStateDict) else state

@@ -6,26 +6,35 @@ computes with one thread, so the number of workers does not change a bit either.
 
 from __future__ import annotations
 
+import gc
 import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
 from math import lcm, prod
-from threading import Event, Lock, local
+from threading import Condition, Event, Lock, local
 from typing import Any
 
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import TensorInfo
+from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.catalog import Call
-from mergeflow.merging.execution.device import check_device, start_linear_algebra
+from mergeflow.merging.execution.device import (
+    check_device,
+    fits,
+    free_bytes,
+    in_bytes,
+    start_linear_algebra,
+    with_torch,
+)
 from mergeflow.merging.execution.reader import Stacks, Unit, piece_of
-from mergeflow.merging.execution.schedule import Schedule, work_through
 from mergeflow.merging.linalg.lapack import one_thread
-from mergeflow.merging.stack import Model, Pass, Stack
+from mergeflow.merging.method import Copies, Model, Pass, Stack
 from mergeflow.merging.values import resolved
 
 BUFFER = 256 * 2**20
@@ -40,16 +49,116 @@ Sink = Callable[[Unit, Stack | None, Any], None]
 """Takes a unit, its stack and the method's result for it; or no stack and a piece of the base that is not merged."""
 
 
+class Schedule:
+    """Hands the numbers of units, in order, to the threads that iterate over it, as far as memory allows.
+
+    Threads fetch their work themselves: to hand each unit over would wake one of them each time. `costs` are the bytes
+    that each unit holds, `budget` those that may be held at a time; a unit that is alone may hold more.
+    """
+
+    def __init__(self, costs: Sequence[int], budget: int) -> None:
+        self._costs, self._budget = costs, budget
+        self._next = self._held = self._flying = self._mark = 0
+        lock = Lock()
+        self._room, self._passed = Condition(lock), Condition(lock)
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield numbers of units to one thread; each is done when the next is asked for."""
+        at = self._take(None)
+        while at is not None:
+            yield at
+            at = self._take(at)
+
+    def _take(self, done: int | None) -> int | None:
+        with self._room:
+            if done is not None:
+                self._flying, self._held = self._flying - 1, self._held - self._costs[done]
+                self._room.notify_all()
+            self._room.wait_for(lambda: self.stopped or not self._flying or self._fits())
+            if self.stopped:
+                return None
+            at, self._next = self._next, self._next + 1
+            self._flying, self._held = self._flying + 1, self._held + self._costs[at]
+            if self._next > self._mark:
+                self._passed.notify_all()
+            return at
+
+    def _fits(self) -> bool:
+        return self._held + self._costs[self._next] <= self._budget
+
+    @property
+    def stopped(self) -> bool:
+        return self._next >= len(self._costs)
+
+    def stop(self) -> None:
+        with self._room:
+            self._next = len(self._costs)
+            self._room.notify_all()
+            self._passed.notify_all()
+
+    def wait_for(self, at: int) -> int:
+        """Wait until a unit has been handed out; returns how many have been."""
+        with self._passed:
+            self._mark = at
+            self._passed.wait_for(lambda: self._next > at or self.stopped)
+            return self._next
+
+
+def work_through(schedule: Schedule, work: Callable[[int], None], workers: int, meanwhile: Callable[[], None]) -> None:
+    """Do all the work of a schedule on threads, and something else in this one; the first error of either is raised."""
+
+    def run() -> None:
+        try:
+            for at in schedule:
+                work(at)
+        except BaseException:
+            schedule.stop()
+            raise
+
+    with _collector_frozen(), single_threaded(workers) as pool:
+        try:
+            flying = [pool.submit(run) for _ in range(workers)]
+            meanwhile()
+            for future in as_completed(flying):
+                future.result()
+        finally:
+            schedule.stop()
+
+
+@contextmanager
+def single_threaded(workers: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool whose threads compute with one thread each; the caller's own setting is as before afterwards."""
+    before = torch.get_num_threads()
+
+    def prepare() -> None:
+        torch.set_num_threads(1)
+        torch.set_grad_enabled(False)
+
+    with ThreadPoolExecutor(workers, thread_name_prefix="merge", initializer=prepare) as pool:
+        try:
+            yield pool
+        finally:
+            pool.shutdown(wait=True)
+            # set_num_threads is per thread, but threads born later inherit the last value set anywhere.
+            torch.set_num_threads(before)
+
+
+@contextmanager
+def _collector_frozen() -> Iterator[None]:
+    """Let the garbage collector pass over all that is there already: torch's modules are 10^5 objects and stay."""
+    mine = gc.get_freeze_count() == 0
+    if mine:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if mine:
+            gc.unfreeze()
+
+
 @dataclass
 class Engine:
-    """The scheduler of one merge.
-
-    Attributes:
-        call: The configured method or compressor.
-        stacks: What it works on.
-        workers: Threads; by default one per core.
-        buffer: Bytes that may be in flight beyond the largest piece of work.
-    """
+    """One merge, of a configured method or compressor, on threads; `buffer` bytes are held beyond the largest piece."""
 
     call: Call[Any]
     stacks: Stacks
@@ -61,7 +170,6 @@ class Engine:
 
     @property
     def model(self) -> Model:
-        """What is known about the whole model."""
         return self.stacks.model
 
     def first_passes(self) -> None:
@@ -168,9 +276,8 @@ class Engine:
         count, args = len(self.model.experts), self.arguments(name)
         units = torch.eye(count, dtype=torch.float64)
         stored = self.model.tied.get(name, name)
-        direction = self.call.method(Stack(stored, units.new_zeros(count), units, 0, self.stacks.model_at(name)), args)[
-            1
-        ]
+        stack = Stack(stored, units.new_zeros(count), units, 0, self.stacks.model_at(name))
+        direction = self.call.method(stack, args)[1]
         varied = args.scale if "scale" in getattr(args, "varied", ()) else 1.0
         return [float(coefficient) * varied for coefficient in direction]
 
@@ -210,12 +317,7 @@ class Engine:
 
 
 class _Facts:
-    """What a pass finds of one tensor by itself, from its pieces, on any threads.
-
-    Args:
-        pieces: How many pieces the tensor has.
-        before: What an earlier pass finds of the tensor, which this one needs.
-    """
+    """What a pass finds of one tensor by itself, from its pieces, on any threads; it may need what one before finds."""
 
     def __init__(self, engine: Engine, name: str, step: Pass, pieces: int, before: _Facts | None = None) -> None:
         self._engine, self._name, self._pass, self._left, self._before = engine, name, step, pieces, before
@@ -255,7 +357,6 @@ def units_of(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], nam
 
     Args:
         model: What is known of the model; tensors without a shape there are copied.
-        infos: Shape and type of every tensor.
     """
     step = piece_of(model)
     for name in sorted(names):
@@ -315,11 +416,7 @@ def sampled_units(model: Model) -> Iterator[Unit]:
 
 
 def treats_elements_alone(call: Call[Any], model: Model, name: str) -> bool:
-    """Whether a method treats the elements of a tensor alone, so that its blocks may be treated apart.
-
-    Args:
-        name: The tensor; of tied ones the first of the group decides.
-    """
+    """Whether a method treats the elements of a tensor alone; of tied ones the first of the group decides."""
     alone: bool = call.method.elementwise(call.arguments, model.tied.get(name, name), model)
     return alone
 
@@ -327,10 +424,8 @@ def treats_elements_alone(call: Call[Any], model: Model, name: str) -> bool:
 def unit_bytes(call: Call[Any], model: Model, unit: Unit) -> int:
     """Return the bytes that work on a unit holds at most.
 
-    Args:
-        call: The configured method (or compressor).
-        unit: A whole tensor, or some rows of one: base, task vectors and the method's workspace; or a block of one,
-            four times as much.
+    Of a whole tensor, or some rows of one, these are base, task vectors and the method's workspace; of a block four
+    times base and task vectors.
     """
     size, experts = (unit.stop - unit.start) * model.dtype.itemsize, len(model.experts)
     if unit.name not in model.shapes or treats_elements_alone(call, model, unit.name):
@@ -344,3 +439,46 @@ def unit_bytes(call: Call[Any], model: Model, unit: Unit) -> int:
 def default_workers() -> int:
     """Return the number of cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def held_elements(copies: Copies, experts: int, unit: Unit) -> int:
+    """Count the elements, of the arithmetic's type, that a method holds on a device while it merges a unit.
+
+    Example:
+        >>> held_elements(Copies(0, 11), 2, Unit("w", 0, 100, (100,)))
+        1100
+        >>> held_elements(Copies(1, 3, square=2, least=6), 8, Unit("w", 0, 200, (10, 20)))
+        3000
+    """
+    tensors = max(copies.each * experts + copies.fixed, copies.least)
+    held = tensors * (unit.stop - unit.start)
+    if len(unit.shape) > 1:
+        rows, columns = unit.shape[-2:]
+        joint = copies.joint * (2.2 if rows > columns * experts else 1)
+        held += copies.square * columns**2 + joint * min(rows, columns * experts) ** 2
+    return round(held)
+
+
+def device_bytes(call: Call[Any], model: Model, units: Iterable[Unit], workers: int, buffer: int) -> int:
+    """Return the bytes of a device that work on units takes at its peak; `buffer` is in the processor's memory."""
+    widest = sorted(units, key=lambda unit: unit.start - unit.stop)[:workers]
+    held, taken, most = 0, 0, unit_bytes(call, model, widest[0]) if widest else 0
+    for unit in widest:  # the largest ones at once, as far as the engine lets them
+        taken += unit_bytes(call, model, unit)
+        if held and taken > most + buffer:
+            break
+        held += held_elements(call.method.on_device(call.arguments), len(model.experts), unit)
+    return held * model.dtype.itemsize
+
+
+def check_room(call: Call[Any], model: Model, infos: Mapping[str, TensorInfo], device: str) -> int:
+    """Return the bytes of a device that a merge takes at its peak, after a check that they are free."""
+    units = list(units_of(call, model, infos, infos))
+    needed, free = device_bytes(call, model, units, default_workers(), BUFFER), free_bytes(device)
+    if fits(needed, free):
+        return needed
+    widest = max(units, key=lambda unit: unit.stop - unit.start)
+    raise MergeflowError(
+        f"{call.name} of {len(model.experts)} experts needs about {in_bytes(with_torch(needed))} of {device}, where "
+        f"{in_bytes(free)} are free: '{widest.name}' {list(widest.shape)} takes the most. Use device: cpu."
+    )

@@ -17,8 +17,8 @@ from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import architecture_of
 from mergeflow.merging.architectures.depth import depth
-from mergeflow.merging.linalg.cache import FactorCache
-from mergeflow.merging.stack import Model, Stack
+from mergeflow.merging.linalg.spectra import FactorCache
+from mergeflow.merging.method import Model, Stack
 from mergeflow.merging.values import at
 
 if TYPE_CHECKING:
@@ -41,14 +41,10 @@ def model_of(
     """Describe the whole model to methods, from shapes and types alone.
 
     Args:
-        base: The base's state dict, in memory or lazy.
-        experts: The experts' state dicts by name, in the order of the recipe.
-        weights: Weights by expert; missing ones are 1.
-        data: Statistics of data that some methods need, by kind, then expert.
+        experts: In the order of the recipe.
         config: The base's config.json, for a base in memory.
         base_only: Names of tensors that stay the base's.
-        varied: Weights that vary over the model, by expert.
-        extra_tensors: As of `Model`.
+        weights, data, varied, extra_tensors: As of `Model`, weights by expert.
     """
     infos, given = infos_of(base), weights or {}
     dtypes = [info.dtype for state in (base, *experts.values()) for info in infos_of(state).values()]
@@ -109,14 +105,9 @@ class Stacks:
     """Base and experts, to be read piece by piece from any thread.
 
     Attributes:
-        base: The base's state dict, in memory or lazy.
-        experts: The experts' state dicts by name.
-        model: What is known of them.
-        device: Where arithmetic happens.
         on_piece: Sees every piece that is read for a result (not those read for first passes).
         on_read: Told the number of bytes after each read, first passes included.
         same: The expert that is the base itself: its task vector is 0 and it is not read again.
-        infos: Shape and type of the base's tensors.
         piece: Elements of a tensor that are read at a time.
     """
 
@@ -282,11 +273,7 @@ class Stacks:
         return base.reshape(info.shape).to(self.device), taus()
 
     def copied(self, unit: Unit) -> Tensor:
-        """Return a unit [n] of a tensor that is not merged: the base's; the experts' are only shown to `on_piece`.
-
-        Raises:
-            MergeflowError: Integers of a table, which are codes of weights, or complex numbers are not the base's.
-        """
+        """Return a unit [n] of a tensor that is not merged: the base's; the experts' are only shown to `on_piece`."""
         piece, info = read(self.base, unit.name, unit.start, unit.stop), self.infos[unit.name]
         if self.on_piece is not None:
             self.on_piece("base", unit.name, unit.start, raw_bytes(piece), piece.itemsize)
@@ -300,7 +287,6 @@ class Stacks:
         return piece
 
     def _task_vector(self, name: str, unit: Unit, base: Tensor, out: Tensor, on_piece: OnPiece | None) -> None:
-        """Fill `out` with a unit of one expert's task vector."""
         if self._is_zero(name, unit.name):
             out.zero_()
             return
@@ -384,11 +370,7 @@ def _file_entry(state: State, name: str) -> FileEntry | None:
 
 
 def read(state: State, name: str, start: int, stop: int) -> Tensor:
-    """Return a piece of a flattened tensor in its storage type.
-
-    Returns:
-        [stop − start]; it may share memory with the state dict.
-    """
+    """Return a piece [stop − start] of a flattened tensor in its storage type, maybe in the state dict's memory."""
     if isinstance(state, LazyStateDict):
         return state.read(name, start, stop)
     return state[name].detach().reshape(-1)[start:stop]

@@ -25,15 +25,10 @@ from mergeflow.merging.preflight import front_matter, licence_files, licence_of,
 from mergeflow.yaml_text import in_words
 
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
-# A snapshot in the cache of huggingface_hub: models--OWNER--NAME/snapshots/COMMIT.
 
 
 def front_matter_of(recipe: Recipe, inputs: Inputs) -> dict[str, Any]:
-    """Return the metadata of the card: base_model, relation, library, licence, task, tags.
-
-    Args:
-        inputs: Its opened inputs; their cards say their licences, their folders which models they are.
-    """
+    """Return the metadata of the card: base_model, relation, library, licence, task, tags."""
     places = owners_of(recipe)
     ids = [hub_id(path, _local(name, path, inputs)) for name, path in places.items() if not step_named(path)]
     base_ids = list(dict.fromkeys(base_id for base_id in ids if base_id is not None))
@@ -72,11 +67,7 @@ def licences_of(recipe: Recipe, inputs: Inputs) -> dict[str, dict[str, str]]:
 
 
 def write_licences(recipe: Recipe, inputs: Inputs, folder: Path) -> None:
-    """Give a result's folder the licence files of its inputs, that of its own licence under its own name.
-
-    Args:
-        folder: The folder; it may have the base's files.
-    """
+    """Give a result's folder, which may have the base's, the licence files of its inputs; its own keeps its name."""
     licences = licences_of(recipe, inputs)
     merged, _ = merged_licence(licences)
     paths = {name: path for name, path in owners_of(recipe).items() if name in licences}
@@ -113,7 +104,6 @@ def _library(state: LazyStateDict) -> str | None:
 
 
 def as_yaml(values: Mapping[str, Any]) -> str:
-    """Return front matter as text."""
     return yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
 
 
@@ -181,11 +171,7 @@ def model_card(
     version: str,
     notes: Iterable[str] = (),
 ) -> str:
-    """Return the card: what was merged, how, with which fingerprints, and how to make it again.
-
-    Args:
-        notes: What else there is to say of the result.
-    """
+    """Return the card: what was merged, how, with which fingerprints, and how to make it again; further notes."""
     method, public = plan.call.method, published(recipe)
     again = json.dumps(json.loads(public.record()), indent=2, ensure_ascii=False)
     treatment = "\n".join(["```", *plan.treatment.lines(), "```\n"]) if plan.treatment.treated else ""
@@ -263,14 +249,7 @@ def _label(text: str) -> str:
 
 @dataclass(frozen=True)
 class Push:
-    """The files and the address of an upload.
-
-    Attributes:
-        repo: The model's id.
-        files: Names of the files, with their sizes in bytes.
-        url: Of the commit; None for a dry run.
-        warnings: What to know of before the model is given away.
-    """
+    """An upload: the model's id, files with their sizes in bytes, the commit's address; None for a dry run."""
 
     repo: str
     files: tuple[tuple[str, int], ...]
@@ -288,10 +267,6 @@ def push(
         repo: `owner/name`; the repository is made where it is not there.
         dry_run: Check all and send nothing; needs neither a network nor an account.
         say: Takes a line about what is done.
-
-    Raises:
-        MergeflowError: No folder of a merge, weights that are not the record's, no `huggingface_hub`, nobody logged in,
-            or the Hub's refusal.
     """
     place = Path(folder).expanduser()
     if not _ID.fullmatch(repo):

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
-from mergeflow.checkpoints.fingerprint import BLOCK, combine
+from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.folders import config_of, named_base
 from mergeflow.checkpoints.formats import open_checkpoint, read_json, read_json_if_whole
 from mergeflow.checkpoints.header import FLOAT32, FLOATS, DType, TensorInfo
@@ -29,7 +29,9 @@ from mergeflow.merging.files.output import (
     OutputFolder,
     check_out,
     copy_companions,
+    fingerprint_of,
     identity_of,
+    output_infos,
     removed_on_failure,
     shard_file,
     shard_names,
@@ -40,12 +42,7 @@ from mergeflow.merging.files.output import (
 
 @dataclass(frozen=True)
 class Converted:
-    """The result of a conversion.
-
-    Attributes:
-        dequantised: How many of them were codes.
-        warnings: What else the file holds, and is not read.
-    """
+    """The result of a conversion; `dequantised` tensors were codes, warnings tell what else the file holds."""
 
     path: Path
     fingerprint: str
@@ -77,10 +74,6 @@ def convert(
             the type that config.json names (float32 without one).
         shard_size: Largest file of a folder, in bytes.
         force: Replace an output file even if mergeflow did not make it.
-
-    Raises:
-        MergeflowError: Packed layouts that are not known, scales that do not fit, a task vector or an adapter, an
-            overflow of the type, an output that is not ours. Nothing half-written is left.
     """
     if dtype is not None and dtype not in FLOATS:
         raise MergeflowError(f"dtype '{dtype}': expected one of {', '.join(FLOATS)}.")
@@ -197,22 +190,16 @@ def _save_adapted(source: Path, folder: Path) -> None:
 
 
 class _Job:
-    """One conversion on its way from an opened checkpoint to files."""
-
     def __init__(self, state: LazyStateDict, codes: Quantised, dtype: DType | None, default: DType) -> None:
         self.state, self.codes = state, codes
         self.config_dtype = (dtype or default).name if dtype or codes.weights else None
         plain = [name for name in state if name not in codes.parts and name not in codes.weights]
-        self.infos = {name: self._info(state.infos[name], dtype) for name in plain} | {
+        self.infos = output_infos({name: state.infos[name] for name in plain}, dtype.name if dtype else None) | {
             name: TensorInfo(dequantised_info(state, name, layout), dtype or default)
             for name, layout in codes.weights.items()
         }
 
-    def _info(self, info: TensorInfo, dtype: DType | None) -> TensorInfo:
-        return TensorInfo(info.shape, dtype or info.dtype) if info.dtype.is_floating_point else info
-
     def into_file(self, target: Path) -> str:
-        """Write one file."""
         with StreamWriter(target, self.infos, self._metadata(self.infos)) as writer:
             self._write(writer, self.infos)
             return writer.commit()
@@ -234,7 +221,7 @@ class _Job:
             write_index(folder.partial, shards, sum(info.nbytes for info in self.infos.values()))
             copy_companions(Path(self.state.path), folder.partial, self.config_dtype)
             _forget_quantisation(folder.partial / "config.json")
-            result = combine((name, info.dtype, info.shape, digests[name]) for name, info in sorted(self.infos.items()))
+            result = fingerprint_of(self.infos, digests)
             files = sorted({RECORD, *(path.name for path in folder.partial.iterdir())})
             record = {"converted": public_name(self.state.path), "fingerprint": result, "files": files}
             write_text(folder.partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))

@@ -8,25 +8,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, combine, tensor_digest
+from mergeflow.checkpoints.fingerprint import BLOCK, block_digest, tensor_digest
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import DType
 from mergeflow.checkpoints.reader import LazyStateDict
+from mergeflow.merging.files.output import fingerprint_of
 
 
 @dataclass(frozen=True)
 class TensorDiff:
-    """One tensor in two checkpoints.
+    """One tensor in two checkpoints a and b: shapes and types, None where it is missing, and digests, "" where it is.
 
-    Attributes:
-        shapes: Shape in a and in b; None where it is missing.
-        dtypes: Type in a and in b; None where it is missing.
-        norm_a: ‖a‖.
-        norm_b: ‖b‖.
-        norm_difference: ‖a − b‖, NaN where shapes differ.
-        cosine: Cosine of the angle between a and b, NaN where one is zero or shapes differ.
-        equal: Whether types, shapes and bytes are the same.
-        digests: Digest of each, "" where missing.
+    Norms are ‖a‖, ‖b‖ and ‖a − b‖; the last and the cosine are NaN where shapes differ (or one is zero). It is equal
+    where types, shapes and bytes are the same.
     """
 
     name: str
@@ -41,14 +35,7 @@ class TensorDiff:
 
     @property
     def change(self) -> str:
-        """How type and shape changed, for people; "" where they did not or the tensor is missing.
-
-        Example:
-            >>> from mergeflow.checkpoints.header import FLOAT16, FLOAT32
-            >>> types, shapes = (FLOAT32, FLOAT16), ((6, 4), (4, 6))
-            >>> TensorDiff("w", shapes, types, 1.0, 1.0, 0.0, 1.0, False, ("", "")).change
-            'float32 → float16, [6, 4] → [4, 6]'
-        """
+        """How type and shape changed, "float32 → float16, [6, 4] → [4, 6]"; "" where they did not, or it is missing."""
         if None in self.shapes:
             return ""
         types = [dtype.name if dtype else "missing" for dtype in self.dtypes]
@@ -66,16 +53,11 @@ class Diff:
 
     @property
     def equal(self) -> bool:
-        """Whether both hold the same tensors."""
         return self.fingerprints[0] == self.fingerprints[1]
 
 
 def diff(a: str | Path, b: str | Path) -> Diff:
-    """Compare two checkpoints block by block.
-
-    Returns:
-        Norms, cosine and digests per tensor, in float64, whatever the types.
-    """
+    """Compare two checkpoints block by block, in float64 whatever the types."""
     with open_checkpoint(a) as left, open_checkpoint(b) as right:
         rows = [_compare(name, left, right) for name in sorted({*left, *right})]
         fingerprints = _fingerprint(left, rows, 0), _fingerprint(right, rows, 1)
@@ -83,8 +65,7 @@ def diff(a: str | Path, b: str | Path) -> Diff:
 
 
 def _fingerprint(state: LazyStateDict, rows: list[TensorDiff], side: int) -> str:
-    digests = {row.name: row.digests[side] for row in rows}
-    return combine((name, info.dtype, info.shape, digests[name]) for name, info in sorted(state.infos.items()))
+    return fingerprint_of(state.infos, {row.name: row.digests[side] for row in rows})
 
 
 def _compare(name: str, a: LazyStateDict, b: LazyStateDict) -> TensorDiff:

@@ -35,7 +35,6 @@ def parse_size(value: Any) -> Any:
 
 
 def _path(value: Any) -> Any:
-    """Return a path as text; what cannot be one is refused."""
     if not isinstance(value, str | Path):
         raise ValueError(f"a path is text, found {shown(value)}")
     if not str(value).strip() or "\0" in str(value):
@@ -44,7 +43,6 @@ def _path(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it."""
     return "nothing (null)" if value is None else f"{value!r:.60}"
 
 
@@ -87,7 +85,6 @@ def _statistics(value: Any) -> Any:
 
 
 def _weights(value: Any) -> Any:
-    """Return weights as numbers in order, or as pairs of name and number."""
     if value is None or value == {}:
         return None
     if isinstance(value, Mapping):
@@ -127,17 +124,16 @@ _CODES = TypeAdapter(dict[str, Code])
 
 
 def _codes(value: Any) -> Any:
-    """Return recorded code as pairs of name and record; None where there is none."""
     if value is None or isinstance(value, tuple):
         return value or None
     return tuple(sorted(_CODES.validate_python(value).items()))
 
 
-def _plain_codes(value: Any) -> Any:
-    return None if value is None else {name: code.model_dump() for name, code in value}
-
-
-Codes = Annotated[tuple[tuple[str, Code], ...] | None, BeforeValidator(_codes), PlainSerializer(_plain_codes)]
+Codes = Annotated[
+    tuple[tuple[str, Code], ...] | None,
+    BeforeValidator(_codes),
+    PlainSerializer(lambda codes: codes and {name: code.model_dump() for name, code in codes}),
+]
 
 
 Rank = Annotated[int, Field(ge=1, le=100_000, strict=True)]
@@ -163,12 +159,10 @@ class AdapterOptions(Frozen):
     embeddings: Literal["whole", "lora"] = "whole"
 
     def rank_of(self, name: str) -> int:
-        """Return the largest rank of one tensor."""
         return next((rank for pattern, rank in self.ranks if fnmatchcase(name, pattern)), self.rank)
 
 
 def _read(value: Any) -> Any:
-    """Take a number as the rank."""
     return {"rank": value} if isinstance(value, int) and not isinstance(value, bool) else value
 
 

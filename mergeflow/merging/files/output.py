@@ -38,13 +38,10 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 def lock_file(path: Path) -> int | None:
-    """Open a file for appending, made when missing, and lock it; its folder must be there.
+    """Open a file for appending, made when missing, and lock it; None where another process has the lock.
 
     Closing the descriptor, or the process's end by whatever cause, gives the lock back. On a file system without locks
     everybody gets one.
-
-    Returns:
-        The descriptor, or None where another process has the lock.
     """
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
@@ -66,37 +63,25 @@ def lock_file(path: Path) -> int | None:
 
 RECORD = "mergeflow.json"
 CARD_HEAD = "---\n# Written by mergeflow: the next merge into this place replaces it.\n"
-_OLD_HEAD = "---\nlibrary_name: mergeflow\n"  # of cards until 0.1
 # Keys in the header of a file that a merge, `vector`, `compress`, `extract-task` or `convert` made.
 EXTRACTED, CONVERTED = "mergeflow.extracted", "mergeflow.converted"
 _MADE_HERE = {"mergeflow.recipe", KIND, EXTRACTED, CONVERTED}
 
 
 def check_place(out: str | None, shard_size: int | None, inputs: Mapping[str, str], force: bool = False) -> Path:
-    """Find the place of a merge's result; neither it nor its card may replace a file of others.
+    """Return the path of a merge's result, as `check_out`; even by force its card replaces no file of others."""
+    target = check_out(out, shard_size, inputs, force)
+    check_card(target.with_suffix(".md") if target.suffix == ".safetensors" else target / "README.md")
+    return target
+
+
+def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str], force: bool = False) -> Path:
+    """Return the path of a result, checked.
 
     Args:
         inputs: Paths of what is read, by name: never overwritten.
         force: Whether a file that mergeflow did not make may be replaced; a folder never is.
     """
-    target = check_out(out, shard_size, inputs, force)
-    single = target.suffix == ".safetensors"
-    if not (single and force):
-        check_card(target.with_suffix(".md") if single else target / "README.md")
-    return target
-
-
-def check_adapter_place(out: str | None, shard_size: int | None, inputs: Mapping[str, str]) -> Path:
-    """Return the folder that an adapter goes to, checked."""
-    if out is not None and out.endswith(".safetensors"):
-        raise MergeflowError(f"out '{out}': an adapter is a folder, as PEFT reads it. Name one.")
-    if shard_size is not None:
-        raise MergeflowError("`shard_size`: an adapter is one file: remove it.")
-    return check_place(out, None, inputs)
-
-
-def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str], force: bool = False) -> Path:
-    """Return the output path, checked against the inputs."""
     if not out:
         raise MergeflowError("no output: give `out` in the recipe or --out.")
     target = Path(out).expanduser()
@@ -108,19 +93,14 @@ def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str]
     try:
         _check_place(target, single, inputs)
         if single and not force:
-            check_replaceable_file(target)
+            _check_replaceable_file(target)
     except OSError as error:  # no permission to look, or a name that is too long
         raise MergeflowError(f"cannot write '{out}': {error.strerror}. Choose another place.") from None
     return target
 
 
 def check_file(out: str | Path, inputs: Mapping[str, str], force: bool = False) -> Path:
-    """Return the path of a result that is one safetensors file, checked as `check_out` does.
-
-    Args:
-        inputs: Paths of what is read, by name: never overwritten.
-        force: Whether a file that mergeflow did not make may be replaced; a folder never is.
-    """
+    """Return the path of a result that is one safetensors file, checked as `check_out` does."""
     if Path(out).suffix != ".safetensors":
         raise MergeflowError(f"out '{out}': the result is one file, end it in .safetensors.")
     return check_out(str(out), None, inputs, force)
@@ -138,8 +118,8 @@ def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:
     if not single and target.is_file():
         raise MergeflowError(f"out '{target}' is a file: end it in .safetensors to make one file, or name a folder.")
     if not single:
-        check_replaceable(target)
-        check_partial(target)
+        _check_replaceable(target)
+        _check_partial(target)
     parent = next(folder for folder in real.parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         fault = "is not a folder" if not parent.is_dir() else "may not be written"
@@ -148,7 +128,7 @@ def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:
 
 def check_card(path: Path) -> None:
     """Check that a card may be written: at most an older card of ours is there."""
-    if path.is_dir() or (path.exists() and not path.read_bytes().startswith((CARD_HEAD.encode(), _OLD_HEAD.encode()))):
+    if path.is_dir() or (path.exists() and not path.read_bytes().startswith(CARD_HEAD.encode())):
         raise MergeflowError(
             f"the model card would overwrite '{path}', which no merge made: give `out` another name or move that file."
         )
@@ -158,19 +138,17 @@ def _same_file(a: Path, b: Path) -> bool:
     return a.exists() and b.exists() and a.samefile(b)
 
 
-def partial_folder(target: Path) -> Path:
-    """Return where a folder is made before it gets its name."""
+def _partial_folder(target: Path) -> Path:
     return target.parent / f".{target.name}.partial"
 
 
-def check_partial(target: Path) -> None:
-    """Check that an unfinished folder can be made."""
-    unfinished = partial_folder(target)
+def _check_partial(target: Path) -> None:
+    unfinished = _partial_folder(target)
     if unfinished.is_symlink() or unfinished.is_file():
         raise MergeflowError(f"'{unfinished}', where the unfinished folder belongs, is a file or a link: move it.")
 
 
-def check_replaceable_file(file: Path) -> None:
+def _check_replaceable_file(file: Path) -> None:
     """Check that a file may be replaced: nothing is there, nothing is in it, or mergeflow made it."""
     if not os.path.lexists(file) or (file.is_file() and file.stat().st_size == 0):
         return
@@ -186,7 +164,7 @@ def check_replaceable_file(file: Path) -> None:
         )
 
 
-def check_replaceable(folder: Path) -> None:
+def _check_replaceable(folder: Path) -> None:
     """Check that a merge may replace a folder: by its record, a merge wrote all its files."""
     held = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if not held:
@@ -207,12 +185,21 @@ def check_replaceable(folder: Path) -> None:
         )
 
 
+def lock_output(lock: Path, target: Path) -> int:
+    """Lock an output for one merge at a time; return the lock's descriptor."""
+    with writing(target):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        held = lock_file(lock)
+    if held is None:
+        raise MergeflowError(f"another merge is at work on '{target}': wait for it, or choose another place (--out).")
+    return held
+
+
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @contextmanager
 def removed_on_failure(folder: Path) -> Iterator[None]:
-    """Remove an unfinished folder that cannot be resumed."""
     try:
         yield
     except BaseException:
@@ -227,7 +214,6 @@ class OutputFolder:
     finished, and `.name.lock`. `.name.replaced` is an older folder for the moment in which the new one gets its name.
 
     Attributes:
-        partial: Where to write.
         shards: Of each finished shard, the digest of every tensor.
         inputs: Digests of the inputs' tensors that went into them, by input.
     """
@@ -235,7 +221,7 @@ class OutputFolder:
     def __init__(self, target: Path) -> None:
         self.target = Path(os.path.abspath(target))
         parent, name = self.target.parent, self.target.name
-        self.partial = partial_folder(self.target)
+        self.partial = _partial_folder(self.target)
         self.shards: dict[str, dict[str, str]] = {}
         self.inputs: dict[str, dict[str, str]] = {}
         self._identity: dict[str, Any] = {}
@@ -243,14 +229,7 @@ class OutputFolder:
         self._replaced = parent / f".{name}.replaced"
 
     def __enter__(self) -> Self:
-        with _writing(self.target):
-            self.target.parent.mkdir(parents=True, exist_ok=True)
-            held = lock_file(self._lock)
-            if held is None:
-                raise MergeflowError(
-                    f"another merge is at work on '{self.target}': wait for it, or choose another place (--out)."
-                )
-        self._held = held
+        self._held = lock_output(self._lock, self.target)
         return self
 
     def __exit__(
@@ -268,11 +247,11 @@ class OutputFolder:
             resume: Whether to go on with a stopped merge. Shards whose tensors have other digests than the journal
                 recorded are made again.
         """
-        check_partial(self.target)
+        _check_partial(self.target)
         self._identity = identity
         if resume:
             self._read_journal(shards)
-        with _writing(self.target):
+        with writing(self.target):
             self._bring_back()
             self.partial.mkdir(exist_ok=True)
             for path in list(self.partial.iterdir()):
@@ -310,9 +289,9 @@ class OutputFolder:
 
     def publish(self) -> None:
         """Give the finished folder its name; it replaces an older one."""
-        with _writing(self.target):
+        with writing(self.target):
             try:
-                check_replaceable(self.target)
+                _check_replaceable(self.target)
             except MergeflowError as error:
                 raise MergeflowError(f"{error} The shards are done: --resume uses them.") from None
             if not os.path.lexists(self.target):
@@ -355,7 +334,8 @@ def held_digests(path: Path, infos: Mapping[str, TensorInfo]) -> dict[str, str] 
 
 
 @contextmanager
-def _writing(target: Path) -> Iterator[None]:
+def writing(target: Path) -> Iterator[None]:
+    """Say where it was that the system would not write."""
     try:
         yield
     except OSError as error:
@@ -380,12 +360,7 @@ class Digests:
     tensors: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def add(self, owner: str, name: str, start: int, data: memoryview, itemsize: int) -> None:
-        """Add the digest of a piece of a tensor.
-
-        Args:
-            owner: Whose tensor it is: "base", an expert's name.
-            start: Its first element in the flattened tensor: a multiple of the fingerprints' `BLOCK`.
-        """
+        """Add the digest of a piece of an owner's tensor, which starts at a multiple of the fingerprints' `BLOCK`."""
         leaves = {start + at * BLOCK: leaf for at, leaf in enumerate(leaf_digests(data, itemsize))}
         with self.lock:
             self.blocks.setdefault((owner, name), {}).update(leaves)
@@ -398,9 +373,12 @@ class Digests:
 
     def fingerprint(self, owner: str, infos: Mapping[str, TensorInfo]) -> str:
         """Compute the fingerprint of an owner whose tensors have all been read."""
-        digests = self.tensors.get(owner, {})
-        tensors = ((name, info.dtype, info.shape, digests[name]) for name, info in sorted(infos.items()))
-        return combine(tensors)
+        return fingerprint_of(infos, self.tensors.get(owner, {}))
+
+
+def fingerprint_of(infos: Mapping[str, TensorInfo], digests: Mapping[str, str]) -> str:
+    """Compute a fingerprint from the digests of its tensors, by name."""
+    return combine((name, info.dtype, info.shape, digests[name]) for name, info in sorted(infos.items()))
 
 
 def identity_of(paths: Mapping[str, str]) -> dict[str, list[Any]]:
@@ -420,7 +398,6 @@ def weights_stem(base: Path) -> str:
 
 
 def shard_file(index: int, count: int, stem: str = "model") -> str:
-    """Return the name of one file of a model folder."""
     return f"{stem}.safetensors" if count == 1 else f"{stem}-{index + 1:05d}-of-{count:05d}.safetensors"
 
 
@@ -469,9 +446,6 @@ def copy_companions(
     """Copy configuration, tokenizer and licence of a model folder, and the code and folders that these name.
 
     Never weights, their index, or an adapter's notes. Where the result has a type of its own, config.json says so.
-
-    Args:
-        base: The model folder; of a single file nothing is copied.
     """
     if not base.is_dir():
         return
@@ -496,10 +470,8 @@ def copy_companions(
 def untie(config: Path, loaded: Mapping[str, Any], before: Mapping[str, str], after: Mapping[str, str]) -> None:
     """Mark head and embedding in a result's config.json as two weights, where they were one in the base.
 
-    Without it transformers would tie the two again, and one of them would be lost.
-
-    Args:
-        before: Digests of the base's tensors.
+    Without it transformers would tie the two again, and one of them would be lost. `before` and `after` are the
+    digests of the base's and the result's tensors.
     """
     times = Counter(before.values())
     changed = [name for name in after if name in before and after[name] != before[name]]

@@ -17,41 +17,34 @@ from typing import TYPE_CHECKING, Any
 from mergeflow.checkpoints.align_names import fit_inputs
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, short
 from mergeflow.checkpoints.folders import adapters_of, folder_of
-from mergeflow.checkpoints.formats import open_checkpoint
+from mergeflow.checkpoints.formats import open_checkpoint, read_json_if_whole
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import BASE, KIND, LazyStateDict
+from mergeflow.checkpoints.reader import BASE, KIND, ComputedEntry, LazyStateDict
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError, together
 from mergeflow.late import torch
 from mergeflow.merging.alignment import match_experts
 from mergeflow.merging.catalog import MethodCall
-from mergeflow.merging.execution.device import check_device
-from mergeflow.merging.execution.device_memory import check_room
+from mergeflow.merging.execution.device import check_device, in_bytes
 from mergeflow.merging.execution.direction import cast, settled
 from mergeflow.merging.execution.engine import (
     BUFFER,
     Engine,
+    check_room,
     default_workers,
     sampled_units,
     treats_elements_alone,
     unit_bytes,
     units_of,
 )
-from mergeflow.merging.execution.reader import OnPiece, Stacks, Unit, model_of
-from mergeflow.merging.files.output import (
-    check_adapter_place,
-    check_card,
-    check_place,
-    lock_file,
-    output_infos,
-    shard_names,
-)
+from mergeflow.merging.execution.reader import Stacks, Unit, model_of
+from mergeflow.merging.files.output import check_place, lock_output, output_infos, shard_names, writing
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe, local_path
 from mergeflow.merging.files.steps import Mixture, Slices, mixed, stacked, step_named
 from mergeflow.merging.linalg.lapack import one_thread
 from mergeflow.merging.matrices import Treatment, survey
+from mergeflow.merging.method import Model, Pass
 from mergeflow.merging.preflight import adapter_findings, check_findings, compare, running_findings
-from mergeflow.merging.stack import Model, Pass
 from mergeflow.merging.values import check_depth, idle_filters
 from mergeflow.merging.vocabulary.alignment import fit_vocabularies
 from mergeflow.merging.vocabulary.companions import TokenizerFiles, chosen_templates, write_templates
@@ -62,12 +55,7 @@ if TYPE_CHECKING:
 
 
 def another_base(name: str, taken: str, actual: str) -> MergeflowError:
-    """Return the error for a task vector of another base.
-
-    Args:
-        taken: Fingerprint of the base it was taken from.
-        actual: Fingerprint of the base it met.
-    """
+    """Return the error for a task vector that was taken from one base and met another, by their fingerprints."""
     return MergeflowError(
         f"task vector '{name}' was taken from the base {short(taken)}…, but this base is {short(actual)}…: "
         "a difference means nothing on another base. Extract it again from this one."
@@ -75,7 +63,6 @@ def another_base(name: str, taken: str, actual: str) -> MergeflowError:
 
 
 def no_task_vector(path: object) -> MergeflowError:
-    """Return the error for a file that is not marked as a task vector."""
     return MergeflowError(
         f"'{path}' is not a task vector: whole models go under `experts`; make a task vector with `mergeflow vector "
         f"extract BASE EXPERT`. Differences of other tools are known by the file's metadata `{KIND}: task_vector`."
@@ -83,11 +70,7 @@ def no_task_vector(path: object) -> MergeflowError:
 
 
 def check_origin(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Check that task vectors were taken from this base; the base is read only where one of them says from which.
-
-    Raises:
-        MergeflowError: Naming the first that was taken from another.
-    """
+    """Check that task vectors were taken from this base; the base is read only where one of them says from which."""
     taken = {
         name: getattr(state, "metadata", {}).get(BASE)
         for name, state in experts.items()
@@ -107,7 +90,6 @@ class Inputs:
     Attributes:
         experts: Experts and task vectors by name, in the order of the recipe.
         data: Statistics of data, by kind, then expert.
-        model: What a method may know of them: names, weights, shapes, ties.
         notes: What was done to make them fit each other.
         warnings: What to know of: settings, tokens, templates, licences that differ.
         tokenizer: What the result's folder holds for a vocabulary of its own.
@@ -148,36 +130,21 @@ class Inputs:
 
 
 class Computed:
-    """A step whose tensors are computed when they are read, with the bits that a file of it would hold.
-
-    Args:
-        device: Where arithmetic happens.
-        infos: Shape and type of its tensors.
-    """
+    """A step whose tensors are computed when they are read, with the bits that a file of it would hold."""
 
     def __init__(self, inputs: Inputs, device: str, infos: Mapping[str, TensorInfo]) -> None:
         self.inputs, self.infos = inputs, infos
-        stacks = Stacks(inputs.base, inputs.experts, inputs.model, device, same=inputs.same)
-        self.engine = Engine(inputs.call, stacks)
+        self.stacks = Stacks(inputs.base, inputs.experts, inputs.model, device, same=inputs.same)
+        self.engine = Engine(inputs.call, self.stacks)
         self._lock, self._ready = Lock(), False
         self._whole: tuple[str, Tensor] | None = None
 
-    def watch(self, on_piece: OnPiece) -> None:
-        """Show every piece of its inputs that is read for a result to `on_piece`."""
-        self.engine.stacks.on_piece = on_piece
-
     def state(self) -> LazyStateDict:
-        """Return the result."""
         base, tied = self.inputs.base, self.inputs.model.tied
-        entries, infos = {name: _ComputedEntry(self, name) for name in self.infos}, dict(self.infos)
+        entries, infos = {name: ComputedEntry(partial(self._read, name)) for name in self.infos}, dict(self.infos)
         return LazyStateDict(base.path, entries, infos, {}, tied=tied, shards=base.shards, config=base.config)
 
-    def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of a flattened tensor of the result.
-
-        Returns:
-            [stop − start], in the result's type.
-        """
+    def _read(self, name: str, start: int, stop: int) -> Tensor:
         with self._lock:
             if not self._ready:
                 self.engine.first_passes()
@@ -209,24 +176,8 @@ class Computed:
             return settled(unit.name, result, self.inputs.call.scale, dtype)
 
 
-@dataclass(frozen=True)
-class _ComputedEntry:
-    """A tensor of a step's result."""
-
-    step: Computed
-    name: str
-
-    def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened tensor."""
-        return self.step.read(self.name, start, stop)
-
-
 def twice(experts: Mapping[str, str]) -> list[str]:
-    """Warn of equal experts: each counts as often as it is named.
-
-    Args:
-        experts: What tells each expert from others, by its name.
-    """
+    """Warn of experts of which the same is told: each counts as often as it is named."""
     alike: dict[str, list[str]] = {}
     for name, identity in experts.items():
         alike.setdefault(identity, []).append(name)
@@ -242,9 +193,6 @@ def open_inputs(
 
     Args:
         made: Where results of steps lie that were written; the others are computed when they are read.
-
-    Raises:
-        MergeflowError: A path that cannot be opened, or inputs that do not fit, all at once.
     """
     with ExitStack() as files:
         yield _Opened(recipe, resolve, made or {}, files).inputs(recipe)
@@ -260,7 +208,6 @@ class _Opened:
         self.of_steps: dict[str, list[str]] = {"notes": [], "warnings": []}  # what is to be said of steps
 
     def state(self, path: str) -> LazyStateDict:
-        """Open the model that a path of the recipe or of a step names."""
         if path not in self.states:
             step = step_named(path)
             if step is not None and step not in self.made:
@@ -299,10 +246,7 @@ class _Opened:
 
     def inputs(self, recipe: Recipe) -> Inputs:
         """Open the inputs of the recipe, or of a step that is a merge."""
-        by_role = self._by_role(recipe)
-        base = by_role["base", "base"]
-        experts = {name: state for (role, name), state in by_role.items() if role in ("experts", "task_vectors")}
-        data = {kind: {name: by_role[kind, name] for name, _ in paths} for kind, paths in recipe.data}
+        base, experts, data = self._by_role(recipe)
         call = recipe.call()
         fit = fit_inputs(base, experts, recipe.ignore or (), recipe.only or (), recipe.missing or "refuse")
         findings = compare(fit.base, fit.experts, recipe.tokenizer_source, templated=recipe.chat_template is not None)
@@ -324,6 +268,7 @@ class _Opened:
             lambda: _check_statistics(call, base, data),
         )
         weights, varied, extra = recipe.expert_weights(), recipe.varied_weights(), self._extra_tensors(recipe)
+        folders = {name: folder_of(state) for name, state in {"base": base, **experts}.items()}
         warnings = [*(finding.text for finding in findings), *idle_filters(_varied(call, varied), [*base])]
         return Inputs(
             call,
@@ -335,13 +280,15 @@ class _Opened:
             (*fit.notes, *self._of_steps(recipe, "notes")),
             (*self._of_files(recipe), *warnings, *self._of_steps(recipe, "warnings")),
             aligned.files if aligned is not None else None,
-            _templates(recipe, base, experts),
+            None if recipe.chat_template is None else chosen_templates(recipe.chat_template, folders),
             self.steps,
             recipe.experts[0][0] if recipe.base is None and recipe.experts and aligned is None else None,
         )
 
-    def _by_role(self, recipe: Recipe) -> dict[tuple[str, str], LazyStateDict]:
-        """Open every input, by role and name; where the recipe has no base, the first expert is it."""
+    def _by_role(
+        self, recipe: Recipe
+    ) -> tuple[LazyStateDict, dict[str, LazyStateDict], dict[str, dict[str, LazyStateDict]]]:
+        """Open base, experts and statistics of data; where the recipe has no base, the first expert is it."""
         states: dict[tuple[str, str], LazyStateDict] = {}
 
         def enter(role: str, name: str, path: str) -> None:
@@ -359,7 +306,9 @@ class _Opened:
         wanted = {"experts": recipe.experts, "task_vectors": recipe.task_vectors, **dict(recipe.data)}
         listed = [(role, name, path) for role, paths in wanted.items() for name, path in paths]
         together(*(partial(enter, *place) for place in (("base", "base", recipe.base or listed[0][2]), *listed)))
-        return states
+        experts = {name: state for (role, name), state in states.items() if role in ("experts", "task_vectors")}
+        data = {kind: {name: states[kind, name] for name, _ in paths} for kind, paths in recipe.data}
+        return states["base", "base"], experts, data
 
     def _extra_tensors(self, recipe: Recipe | Slices | Mixture) -> int:
         """Return how many tensors computing what a recipe or a step reads holds at most."""
@@ -385,18 +334,7 @@ class _Opened:
         return paths | ({path: state.path for path, state in self.states.items()} if self.recipe.steps else {})
 
 
-def _templates(recipe: Recipe, base: LazyStateDict, experts: Mapping[str, LazyStateDict]) -> dict[str, str] | None:
-    if recipe.chat_template is None:
-        return None
-    return chosen_templates(recipe.chat_template, {n: folder_of(path) for n, path in {"base": base, **experts}.items()})
-
-
 def open_base(path: str | Path) -> LazyStateDict:
-    """Open a checkpoint that must be a whole model.
-
-    Raises:
-        MergeflowError: It is a difference from one.
-    """
     state = open_checkpoint(path)
     try:
         check_whole(path, state)
@@ -407,11 +345,6 @@ def open_base(path: str | Path) -> LazyStateDict:
 
 
 def check_whole(path: str | Path, state: LazyStateDict) -> None:
-    """Check that a base is a whole model.
-
-    Raises:
-        MergeflowError: It is a difference from one.
-    """
     if state.is_task_vector:
         raise MergeflowError(
             f"the base '{path}' is a task vector or an adapter, not a model: it can only be an expert."
@@ -492,7 +425,6 @@ def _count(step: Recipe | Slices | Mixture, name: str) -> int:
 
 
 def _passes(reader: str, step: Recipe | Slices | Mixture, times: Mapping[str, int], inputs: Inputs) -> int:
-    """Return how often a reader reads its inputs."""
     if not isinstance(step, Recipe):
         return times[reader]
     model = inputs.model if reader == "" else inputs.steps[reader].inputs.model
@@ -515,8 +447,7 @@ def _fit(inputs: Inputs, name: str, reader: str, step: Recipe | Slices | Mixture
 class StepFolder:
     """The temporary folder beside an output that holds the results of steps; a merge that ends well removes it.
 
-    Attributes:
-        finished: Of each step that is done, all that it was made of, its fingerprint and its inputs' ones.
+    Of each step that is done `finished` has all that it was made of, its fingerprint and its inputs' ones.
     """
 
     def __init__(self, target: Path) -> None:
@@ -524,26 +455,16 @@ class StepFolder:
         self.finished: dict[str, dict[str, Any]] = {}
 
     def begin(self, resume: bool) -> None:
-        """Make the folder; finished steps of a stopped merge to resume stay in it.
-
-        Raises:
-            MergeflowError: The folder's place is taken by what no merge made, or cannot be written.
-        """
+        """Make the folder; finished steps of a stopped merge to resume stay in it."""
         record = self.path / _RECORD
         empty = self.path.is_dir() and not any(self.path.iterdir())
         if os.path.lexists(self.path) and not (record.is_file() or empty):
             raise MergeflowError(f"'{self.path}', where results of steps belong, was not made by a merge: move it.")
-        try:
-            if resume and record.is_file():
-                self.finished = dict(json.loads(record.read_bytes()))
-            elif self.path.exists():
-                shutil.rmtree(self.path)
-        except (OSError, ValueError, TypeError):
+        self.finished = read_json_if_whole(record) if resume else {}
+        if not (resume and record.is_file()):
             shutil.rmtree(self.path, ignore_errors=True)
-        try:
+        with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise MergeflowError(f"cannot write '{self.path}': {error.strerror}. Choose another place.") from None
         self._record()
 
     def is_finished(self, name: str, identity: Mapping[str, Any]) -> bool:
@@ -558,42 +479,24 @@ class StepFolder:
             return False
 
     def finish(self, name: str, identity: Mapping[str, Any], result: str, inputs: Mapping[str, str]) -> None:
-        """Record that a step is done.
-
-        Args:
-            identity: All that its result depends on, as JSON values.
-            inputs: Fingerprints of what was read, by name.
-        """
+        """Record that a step is done: all that its result depends on, its fingerprint and those of what was read."""
         self.finished[name] = {"identity": dict(identity), "fingerprint": result, "inputs": dict(inputs)}
         self._record()
 
     def _record(self) -> None:
         write_text(self.path / _RECORD, json.dumps(self.finished))
 
-    def remove(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.path, ignore_errors=True)
-
 
 @contextmanager
 def step_folder(target: Path, resume: bool) -> Iterator[StepFolder]:
-    """The folder of an output's steps, locked for one merge at a time.
-
-    Raises:
-        MergeflowError: Another merge is at work on the same output, or something else has the folder's name.
-    """
+    """The folder of an output's steps, locked for one merge at a time."""
     folder = StepFolder(target)
     lock = folder.path.with_name(f"{folder.path.name}.lock")
-    try:
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        held = lock_file(lock)
-    except OSError as error:
-        raise MergeflowError(f"cannot write '{lock}': {error.strerror}. Choose another place.") from None
-    if held is None:
-        raise MergeflowError(f"another merge is at work on '{target}': wait for it, or choose another place (--out).")
+    held = lock_output(lock, target)
     try:
         folder.begin(resume)
         yield folder
+        shutil.rmtree(folder.path, ignore_errors=True)
     finally:
         lock.unlink(missing_ok=True)
         os.close(held)
@@ -611,17 +514,16 @@ class Plan:
     """The plan of a merge.
 
     Attributes:
-        treatment: Which of them the method treats as matrices.
+        treatment: Which tensors the method treats as matrices.
         parameters: Number of floating-point elements.
         bytes_read: Bytes read from all inputs, over all passes.
-        passes: Times the inputs are read.
         peak_memory: Estimated bytes of memory at most.
         shards: Names of the tensors of each output file.
-        out: Where they go; None where the recipe does not say.
         notes: What was done to make the inputs fit each other.
         rank: Largest rank of a matrix, where the result is an adapter.
         warnings: What to know of: settings, tokens, templates, licences that differ.
-        written: Those of them that are written before the merge, in order.
+        steps: Words on each step, by name.
+        written: Those steps that are written before the merge, in order.
     """
 
     call: MethodCall
@@ -642,7 +544,6 @@ class Plan:
     written: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return the plan as lines for people."""
         count = len(self.shards)
         where = f"to {self.out}" if self.out else "no `out` yet: give it with `merge --out`"
         spectral = self.call.arguments.selection is not None
@@ -651,20 +552,16 @@ class Plan:
             f"method        {self.call.name} ({in_words(self.call.args)})",
             f"experts       {len(self.experts)}: {', '.join(self.experts)}",
             f"tensors       {self.tensors}{treated}; {self.parameters:,} parameters",
-            f"reads         {_size(self.bytes_read)} in {self.passes} pass{'es' * (self.passes > 1)}",
-            f"writes        {_size(self.bytes_written)} in {count} file{'s' * (count > 1)}, {where}"
+            f"reads         {in_bytes(self.bytes_read)} in {self.passes} pass{'es' * (self.passes > 1)}",
+            f"writes        {in_bytes(self.bytes_written)} in {count} file{'s' * (count > 1)}, {where}"
             if self.rank is None
             else f"writes        a PEFT adapter of rank {self.rank} at most, {where}",
-            f"peak memory   about {_size(self.peak_memory)}",
+            f"peak memory   about {in_bytes(self.peak_memory)}",
             *(self.treatment.lines() if spectral else ()),
             *(f"step          {name}: {words}" for name, words in self.steps.items()),
             *(f"note          {note}" for note in self.notes),
             *(f"warning       {warning}" for warning in self.warnings),
         ]
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def check_recipe(
@@ -676,10 +573,6 @@ def check_recipe(
         recipe, resolve: As `merge` takes them.
         buffer: Bytes the merge may hold beyond its largest stack.
         force: Whether the merge may replace a file that mergeflow did not make.
-
-    Raises:
-        MergeflowError: Anything that would stop the merge, except a missing `out`, which `merge` takes as an argument
-            too.
     """
     recipe, _ = choose_device(as_recipe(recipe), resolve)
     with open_inputs(recipe, resolve) as inputs:
@@ -718,12 +611,7 @@ def check_target(recipe: Recipe, inputs: Inputs, force: bool = False) -> Path:
     """Return where the result goes, checked.
 
     Args:
-        recipe: Its `out`, `shard_size`, `adapter` and `tokenizer` say what is made.
-        inputs: What it reads, which is never overwritten.
         force: Whether a file that mergeflow did not make may be replaced.
-
-    Raises:
-        MergeflowError: As `check_place`, or a tokenizer of its own without a folder that could hold it.
     """
     keys = [key for key in ("tokenizer", "chat_template") if getattr(recipe, key) is not None]
     if recipe.adapter is not None:
@@ -732,15 +620,16 @@ def check_target(recipe: Recipe, inputs: Inputs, force: bool = False) -> Path:
                 f"base '{recipe.base}': an adapter belongs to a model that is there, not to a step's result. Merge the "
                 "step into a folder first."
             )
-        return check_adapter_place(recipe.out, recipe.shard_size, inputs.paths)
+        if recipe.out is not None and recipe.out.endswith(".safetensors"):
+            raise MergeflowError(f"out '{recipe.out}': an adapter is a folder, as PEFT reads it. Name one.")
+        if recipe.shard_size is not None:
+            raise MergeflowError("`shard_size`: an adapter is one file: remove it.")
+        return check_place(recipe.out, None, inputs.paths)
     if keys and recipe.out is not None and recipe.out.endswith(".safetensors"):
         raise MergeflowError(
             f"`{keys[0]}` makes a model folder with its tokenizer, but out is the file '{recipe.out}': name a folder."
         )
-    target = check_place(recipe.out, recipe.shard_size, inputs.paths, force)
-    if target.suffix == ".safetensors":  # what force may replace is this file, not one in the place of its card
-        check_card(target.with_suffix(".md"))
-    return target
+    return check_place(recipe.out, recipe.shard_size, inputs.paths, force)
 
 
 def make_plan(
@@ -756,9 +645,6 @@ def make_plan(
         buffer: Bytes the merge may hold beyond its largest stack.
         written: The steps that are written first; by default those of `steps_to_write`.
         workers: Threads, by default one per core: each holds one piece of work.
-
-    Raises:
-        MergeflowError: Matrices of the recipe or of a step that cannot be treated as the arguments say.
     """
     call, model, infos = inputs.call, inputs.model, inputs.base.infos
     args, written = call.arguments, steps_to_write(recipe, inputs) if written is None else written
@@ -822,7 +708,6 @@ def _check_step(name: str, step: Computed) -> None:
 
 
 def _in_words(step: Recipe | Slices | Mixture, computed: Computed | None, written: bool) -> str:
-    """Describe a step in words."""
     if isinstance(step, Slices):
         parts = (f"{part.model}{f' {part.stack}' if part.stack else ''}"
                  f"{f' {list(part.layers)}' if part.layers else ''}" for part in step)  # fmt: skip
@@ -830,7 +715,7 @@ def _in_words(step: Recipe | Slices | Mixture, computed: Computed | None, writte
     if isinstance(step, Mixture):
         return f"mixture of {len(step.experts)} experts, gate {step.gate}"
     count = len(step.experts) + len(step.task_vectors)
-    size = _size(sum(info.nbytes for info in computed.infos.values())) if computed is not None else ""
+    size = in_bytes(sum(info.nbytes for info in computed.infos.values())) if computed is not None else ""
     how = f"written first, {size} that are removed at the end" if written else "computed as it is read"
     return f"{step.method} of {count} expert{'s' * (count > 1)}, {how}"
 

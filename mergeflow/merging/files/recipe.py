@@ -55,11 +55,7 @@ TOKENIZER_SOURCE = "tokenizer_source"  # short for `tokenizer: {source: …}`
 
 
 def with_tokenizer(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Put the short form `tokenizer_source` of a recipe or sweep where the long one stands; null counts as not given.
-
-    Raises:
-        ValueError: Both are given.
-    """
+    """Put the short form `tokenizer_source` of a recipe or sweep where the long one stands; null is not given."""
     rest = {key: value for key, value in values.items() if key != TOKENIZER_SOURCE}
     source = values.get(TOKENIZER_SOURCE)
     if source is not None and rest.get("tokenizer") is not None:
@@ -68,35 +64,10 @@ def with_tokenizer(values: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 class Recipe(Frozen):
-    """A merge, as a frozen record.
+    """A merge, as a frozen record; docs/recipes.md explains its fields.
 
-    Attributes:
-        args: Its arguments; those missing take their defaults.
-        base: Path of the base; by default the one that adapters name; where the result depends on none, none.
-        task_vectors: Paths of task vectors that stand where experts stand, named.
-        weights: One per expert, in order or by name; all 1 by default. One may vary over the model, as arguments may.
-        matrices: Which matrices the spectral methods treat (moved into `args`).
-        split_qkv: Whether a fused q/k/v weight is three matrices (moved into `args`).
-        data: Statistics of data that a method needs: kind → expert → path.
-        ignore: Patterns of tensors that stay the base's; what experts have there is left out.
-        only: Patterns of the tensors that are merged; the others stay the base's.
-        missing: What a tensor is that an expert lacks: `refuse` (a mismatch, the default) or `base`.
-        align: `weight_matching` permutes the units of each expert so that its weights lie as near to the base's as they
-            can (to the first expert's where there is no base), before the method sees them.
-        tokenizer: Whose tokens the result has, by which embeddings and heads are aligned: `base`, `union`, an expert's
-            name, or a mapping with `source`, `tokens`, `pad_to_multiple_of`. `tokenizer_source: X` is its `source`.
-        chat_template: Whose chat template the result has: `base` (the default, or that of the `tokenizer`'s expert), an
-            expert's name, `auto` (what most have), a Jinja file, the template itself, or a format such as `chatml`.
-        allow: Patterns of differences between models that are accepted although they change what weights mean, such as
-            `rope_theta` or `tokenizer`; the result has the base's.
-        dtype: Type of the result; the base's by default.
-        device: Where arithmetic happens: cpu, cuda, cuda:1 …, or `auto`: a CUDA device where the method gains there.
-        out: A `.safetensors` file or a folder to make.
-        shard_size: Largest shard of a folder, in bytes or as 5GB.
-        adapter: Makes the result a PEFT adapter of this rank: a number, or a mapping (see docs/recipes.md).
-        steps: Merges and stacks of layers that come first, by name; any path may name one as `step:NAME`.
-        code: Of methods from outside the package, where they were declared and the digest of their source, by name; a
-            recipe that records it is refused where the code is another.
+    `matrices` and `split_qkv` move into `args`. Of methods from outside the package `code` says where they are declared
+    and the digest of their source: a recipe that records it is refused where the code is another.
     """
 
     method: str
@@ -182,18 +153,16 @@ class Recipe(Frozen):
     def _check_base(self) -> None:
         if self.base is None:
             object.__setattr__(self, "base", common_base(dict(self.experts)))
-        if self.base is None and self._needs_base():
-            scaled = " at this scale" if not self._call.with_scale(1.0).arguments.needs_base else ""
+        call = self._call
+        scale_varies = "scale" in call.arguments.varied and call.with_scale(0.0).arguments.needs_base
+        if self.base is None and (call.arguments.needs_base or scale_varies):
+            scaled = " at this scale" if not call.with_scale(1.0).arguments.needs_base else ""
             raise MergeflowError(f"base: is missing, and the result of '{self.method}'{scaled} depends on it")
         if self.base is None and self.task_vectors:
             raise MergeflowError("base: is missing, and task vectors are differences from it")
 
-    def _needs_base(self) -> bool:
-        scaled = "scale" in self._call.arguments.varied and self._call.with_scale(0.0).arguments.needs_base
-        return self._call.arguments.needs_base or scaled
-
     def _weigh(self, names: Sequence[str]) -> None:
-        given = self._weights_given()
+        given: Mapping[str, Any] | Sequence[Any] | None = thawed(self.weights) if self.weights else None
         pairs = given if isinstance(given, Mapping) else dict(zip(names, given or (), strict=False))
         self._varied_weights = {name: weight for name, weight in pairs.items() if varies(weight)}
         if self._varied_weights and self._call.method.weights == "none":
@@ -212,11 +181,9 @@ class Recipe(Frozen):
             yield from (path for _, path in paths)
 
     def call(self) -> MethodCall:
-        """Return the configured method."""
         return self._call
 
     def expert_weights(self) -> Mapping[str, float]:
-        """Return the weight of every expert."""
         return self._weights
 
     @property
@@ -227,11 +194,6 @@ class Recipe(Frozen):
     def varied_weights(self) -> Mapping[str, Any]:
         """Return the weights that vary over the model, by expert."""
         return self._varied_weights
-
-    def _weights_given(self) -> Mapping[str, Any] | Sequence[Any] | None:
-        """Return the weights as a list or a mapping."""
-        weights: Mapping[str, Any] | Sequence[Any] | None = thawed(self.weights) if self.weights else None
-        return weights
 
     def record(self) -> str:
         """Return the recipe as JSON, with every default and its order of experts, to be stored with its result."""
@@ -252,11 +214,7 @@ AnyRecipe = Recipe | Mapping[str, Any] | str | Path
 
 
 def as_recipe(recipe: AnyRecipe) -> Recipe:
-    """Return a recipe that is given as a record, a mapping, or the path of a file.
-
-    Raises:
-        MergeflowError: As `load_recipe`.
-    """
+    """Return a recipe that is given as a record, a mapping, or the path of a file."""
     if isinstance(recipe, Recipe):
         return recipe
     return load_recipe(recipe) if isinstance(recipe, str | Path) else make_recipe(recipe)
@@ -268,10 +226,6 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     Args:
         path: A YAML or JSON file. Paths inside it are relative to the current folder, like any path on a command line.
         overrides: Changes such as "args.scale=0.5" or "out=merged.safetensors"; values are read as YAML.
-
-    Raises:
-        MergeflowError: The file is missing, is not a mapping, has a key twice, or has unknown keys or values out of
-            range (all at once).
     """
     place = Path(path)
     try:
@@ -288,11 +242,6 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def make_recipe(values: Mapping[str, Any], origin: str = "recipe", *, step: bool = False) -> Recipe:
-    """Validate a mapping as a recipe.
-
-    Raises:
-        MergeflowError: As `load_recipe`.
-    """
     if not isinstance(values, Mapping):
         raise MergeflowError(
             f"{origin}: expected a mapping with keys such as method and base, found {shown(values)}. "
@@ -360,11 +309,6 @@ One that may come to mean another file, such as models:/name@alias, is turned in
 
 
 def local_path(path: str, resolve: Resolve | None) -> str:
-    """Return the local path a recipe's path stands for.
-
-    Raises:
-        MergeflowError: It names a step, or a reference to a registry that nothing resolves here.
-    """
     if step_named(path):
         raise MergeflowError(
             f"'{path}' is a step, whose result is not a file: name it where a recipe names its inputs."
@@ -435,7 +379,6 @@ def _text(recipe: Recipe) -> str | None:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """Return a recipe as YAML."""
     values = {key: value for key, value in recipe.model_dump(mode="json", exclude_none=True).items() if value != {}}
     if recipe.data:
         values["data"] = {kind: dict(paths) for kind, paths in recipe.data}

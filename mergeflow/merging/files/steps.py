@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import takewhile
@@ -19,7 +18,7 @@ from mergeflow.checkpoints.folders import config_of, folder_of
 from mergeflow.checkpoints.formats import read_json_if_whole
 from mergeflow.checkpoints.header import DType, TensorInfo
 from mergeflow.checkpoints.names import tied_weights
-from mergeflow.checkpoints.reader import Entry, LazyStateDict
+from mergeflow.checkpoints.reader import ComputedEntry, Entry, LazyStateDict, TensorEntry
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import architecture_of
@@ -121,7 +120,6 @@ class ModelOfStacks:
         return {name: origin for name, origin in self.state.tied.items() if origin not in declared} | declared
 
     def taken(self, layers: tuple[int, int] | None) -> range:
-        """Return the indices of a slice's blocks."""
         first, end = layers or (0, len(self.blocks))
         if end > len(self.blocks):
             raise MergeflowError(
@@ -261,56 +259,42 @@ def _check_block(first: tuple[ModelOfStacks, int], other: tuple[ModelOfStacks, i
         )
 
 
-Prompts = Sequence[tuple[Sequence[str], Sequence[str]]]
-"""Of each expert, texts it should answer and texts it should not."""
 _EMBEDDING = "model.embed_tokens.weight"
 _ROUNDING = 1e-5  # of a prompt's own row: what float32 leaves where prompts cancel out
 
 
 class Router:
-    """The routers of all blocks, found when the first is read.
+    """The routers of all blocks, found when the first is read, by a base's hidden states or embeddings."""
 
-    Args:
-        base: The model whose hidden states or embeddings count.
-        gate: hidden, cheap_embed or random.
-        seed: Of random ones.
-        width: Length of a row.
-    """
-
-    def __init__(
-        self,
-        base: LazyStateDict,
-        config: Mapping[str, Any],
-        gate: str,
-        prompts: Prompts,
-        seed: int,
-        width: int,
-        blocks: int,
-    ) -> None:
-        self.base, self.config, self.gate, self.prompts, self.seed = base, config, gate, prompts, seed
-        self.width, self.blocks = width, blocks
+    def __init__(self, mixture: Mixture, base: LazyStateDict, width: int, blocks: int) -> None:
+        self.mixture, self.base, self.width, self.blocks = mixture, base, width, blocks
+        self.prompts = [(expert.prompts, expert.negative_prompts) for expert in mixture.experts]
         self._lock = Lock()
         self._rows: Tensor | None = None
 
-    def rows(self, block: int) -> Tensor:
-        """Return the router of a block, [experts, width] in float32."""
-        with self._lock:
-            if self._rows is None:
-                self._rows = self._random() if self.gate == "random" else self._prompted()
-        return self._rows[block]
+    def entry(self, block: int, dtype: DType) -> Entry:
+        """Return the router of a block, [experts, width]."""
+
+        def read(start: int, stop: int) -> Tensor:
+            with self._lock:
+                if self._rows is None:
+                    self._rows = self._random() if self.mixture.gate == "random" else self._prompted()
+            return self._rows[block].reshape(-1)[start:stop].to(dtype.torch)
+
+        return ComputedEntry(read)
 
     def _random(self) -> Tensor:
         """Normal numbers of the deviation that the model was initialised with."""
-        generator = torch.Generator().manual_seed(self.seed)
-        deviation = float(self.config.get("initializer_range", 0.02))
+        generator = torch.Generator().manual_seed(self.mixture.seed)
+        deviation = float(config_of(self.base).get("initializer_range", 0.02))
         return deviation * torch.randn(self.blocks, len(self.prompts), self.width, generator=generator)
 
     def _prompted(self) -> Tensor:
         """Unit vectors of the means over prompts, less those over negative ones."""
         folder = folder_of(self.base)
         texts = sorted({text for pair in self.prompts for side in pair for text in side})
-        tokens = _tokens(folder, texts, self.gate)
-        if self.gate == "hidden":
+        tokens = _tokens(folder, texts, self.mixture.gate)
+        if self.mixture.gate == "hidden":
             seen = _mlp_inputs(folder, tokens)
         else:
             embedding = self.base[_EMBEDDING].float()
@@ -330,21 +314,7 @@ class Router:
         return directions / lengths
 
 
-@dataclass(frozen=True)
-class RouterEntry:
-    """The router of one block."""
-
-    router: Router
-    block: int
-    dtype: DType
-
-    def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened router, [stop − start]."""
-        return self.router.rows(self.block).reshape(-1)[start:stop].to(self.dtype.torch)
-
-
 def _tokens(folder: Path | None, texts: Sequence[str], gate: str) -> list[Tensor]:
-    """Return the tokens of each text."""
     tokenizer = _transformers(gate).AutoTokenizer
     try:
         tokenize = tokenizer.from_pretrained(str(folder), local_files_only=True)
@@ -402,11 +372,7 @@ class Expert(Frozen):
 
 
 class Shared(Frozen):
-    """The expert that every token passes through.
-
-    Attributes:
-        scale: Factor of its output.
-    """
+    """The expert that every token passes through; `scale` is the factor of its output."""
 
     model: Location
     scale: float = 1.0
@@ -453,46 +419,26 @@ class Mixture(Frozen):
         return self
 
     def paths(self) -> Iterator[str]:
-        """Yield the models it is made of."""
         yield self.base
         yield from (expert.model for expert in self.experts)
         yield from (expert.model for expert in (self.shared,) if expert is not None)
 
 
-@dataclass(frozen=True)
-class _Changed:
-    """A tensor in another type, times a factor."""
+def _changed(name: str, entry: Entry, dtype: DType, factor: float) -> Entry:
 
-    name: str
-    entry: Entry
-    dtype: DType
-    factor: float = 1.0
+    def read(start: int, stop: int) -> Tensor:
+        values = entry.read(start, stop)
+        return cast(name, values.float() * factor if factor != 1 else values, dtype.torch)
 
-    def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened tensor."""
-        values = self.entry.read(start, stop)
-        return cast(self.name, values.float() * self.factor if self.factor != 1 else values, self.dtype.torch)
-
-
-@dataclass(frozen=True)
-class _Zeros:
-    """A tensor of zeros."""
-
-    dtype: DType
-
-    def read(self, start: int, stop: int) -> Tensor:
-        """Return elements start..stop of the flattened tensor."""
-        return torch.zeros(stop - start, dtype=self.dtype.torch)
+    return ComputedEntry(read)
 
 
 def mixed(mixture: Mixture, states: Mapping[str, LazyStateDict], allow: Iterable[str] = ()) -> LazyStateDict:
     """Return the mixture as a state dict; nothing is copied or read.
 
     Router row of expert e in block l: the unit vector of mean(x over its prompts) − mean(x over its negative prompts),
-    x as `gate` says. The weights of the chosen experts sum to 1, so that equal experts give the dense model.
-
-    Args:
-        allow: Patterns of the settings in which experts may differ from the base, whose counts.
+    x as `gate` says. The weights of the chosen experts sum to 1, so that equal experts give the dense model. `allow`
+    has patterns of the settings in which experts may differ from the base, whose counts.
     """
     base = states[mixture.base]
     config = config_of(base)
@@ -523,7 +469,6 @@ def mixed(mixture: Mixture, states: Mapping[str, LazyStateDict], allow: Iterable
 
 
 def _target(mixture: Mixture, config: Mapping[str, Any]) -> Target:
-    """Return the architecture of a mixture."""
     target = TARGETS.get(str(config.get("model_type")))
     if target is None:
         raise MergeflowError(
@@ -540,18 +485,17 @@ def _target(mixture: Mixture, config: Mapping[str, Any]) -> Target:
 def _moe_tensors(
     mixture: Mixture, target: Target, states: Mapping[str, LazyStateDict], blocks: int
 ) -> dict[str, tuple[Entry, TensorInfo]]:
-    """Return the experts and routers of all blocks, by name."""
     base = states[mixture.base]
     tensors: dict[str, tuple[Entry, TensorInfo]] = {}
 
     def put(name: str, path: str, source: str, factor: float = 1.0) -> None:
         info, stored, entry = base.infos[source], states[path].infos[source], states[path].entries[source]
         plain = stored.dtype == info.dtype and factor == 1
-        tensors[name] = (entry if plain else _Changed(name, entry, info.dtype, factor), info)
+        tensors[name] = (entry if plain else _changed(name, entry, info.dtype, factor), info)
 
     first = base.infos[f"model.layers.0.mlp.{target.parts[0]}.weight"]
-    width, prompts = first.shape[1], [(expert.prompts, expert.negative_prompts) for expert in mixture.experts]
-    router = Router(base, config_of(base), mixture.gate, prompts, mixture.seed, width, blocks)
+    width = first.shape[1]
+    router = Router(mixture, base, width, blocks)
     for block in range(blocks):
         dense = f"model.layers.{block}.mlp."
         for part in target.parts:
@@ -561,11 +505,14 @@ def _moe_tensors(
                 scale = mixture.shared.scale if part == "down_proj" else 1.0
                 put(f"{dense}shared_expert.{part}.weight", mixture.shared.model, f"{dense}{part}.weight", scale)
         info = TensorInfo((len(mixture.experts), width), first.dtype)
-        tensors[target.router(block)] = (RouterEntry(router, block, first.dtype), info)
+        tensors[target.router(block)] = (router.entry(block, first.dtype), info)
         if target.shared:
             zeros = _shared_zeros(target, f"{dense}shared_expert", width, mixture.shared is None)
             for name, shape in zeros.items():
-                tensors[name] = (_Zeros(first.dtype), TensorInfo(shape, first.dtype))
+                tensors[name] = (
+                    TensorEntry(torch.zeros(shape, dtype=first.dtype.torch)),
+                    TensorInfo(shape, first.dtype),
+                )
     return tensors
 
 
@@ -623,7 +570,6 @@ class Slices(tuple[Slice, ...]):
     """A step that puts blocks of models one behind the other."""
 
     def paths(self) -> Iterator[str]:
-        """Yield the models it is made of."""
         yield from (part.model for part in self)
 
 

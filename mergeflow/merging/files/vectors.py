@@ -45,10 +45,6 @@ def extract(
 
     Returns:
         The fingerprint of the task vector.
-
-    Raises:
-        MergeflowError: Inputs that do not fit each other, a task vector of another base, NaN or infinity, an output
-            that is an input.
     """
     with open_base(base) as origin, open_checkpoint(expert) as opened:
         target = check_file(out, {"base": origin.path, "expert": opened.path}, force)
@@ -73,18 +69,11 @@ def extract(
 def add(
     vectors: Sequence[Pathlike], out: Pathlike, weights: Sequence[float] | None = None, *, force: bool = False
 ) -> str:
-    """Write the weighted sum of task vectors, Σ w_t τ_t.
+    """Write the weighted sum of task vectors, Σ w_t τ_t; return its fingerprint.
 
     Args:
         weights: One per vector, any real numbers; all 1 by default.
         force: Replace `out` even if mergeflow did not make it.
-
-    Returns:
-        The fingerprint of the sum.
-
-    Raises:
-        MergeflowError: Vectors of different bases or models, a weight that is not a finite number, a sum that
-            overflows.
     """
     factors = [1.0] * len(vectors) if weights is None else list(weights)
     if not vectors or len(factors) != len(vectors):
@@ -100,31 +89,11 @@ def add(
 
 
 def scale(vector: Pathlike, factor: float, out: Pathlike, *, force: bool = False) -> str:
-    """Write factor · τ.
-
-    Args:
-        force: Replace `out` even if mergeflow did not make it.
-
-    Returns:
-        The fingerprint of the result.
-
-    Raises:
-        MergeflowError: As `add`.
-    """
     return add([vector], out, [factor], force=force)
 
 
 def negate(vector: Pathlike, out: Pathlike, *, force: bool = False) -> str:
-    """Write −τ, which unlearns what τ learned.
-
-    Args:
-        force: Replace `out` even if mergeflow did not make it.
-
-    Returns:
-        The fingerprint of the result.
-
-    Raises:
-        MergeflowError: As `add`.
+    """Write −τ, which unlearns what τ learned, as `add`.
 
     Source:
         Ilharco et al. 2023, Editing Models with Task Arithmetic, section 3.
@@ -133,16 +102,7 @@ def negate(vector: Pathlike, out: Pathlike, *, force: bool = False) -> str:
 
 
 def analogy(a: Pathlike, b: Pathlike, c: Pathlike, out: Pathlike, *, force: bool = False) -> str:
-    """Write τ_c + (τ_b − τ_a): "a is to b as c is to" the result.
-
-    Args:
-        force: Replace `out` even if mergeflow did not make it.
-
-    Returns:
-        The fingerprint of the result.
-
-    Raises:
-        MergeflowError: As `add`.
+    """Write τ_c + (τ_b − τ_a), as `add`: "a is to b as c is to" the result.
 
     Source:
         Ilharco et al. 2023, Editing Models with Task Arithmetic, section 5.
@@ -151,28 +111,23 @@ def analogy(a: Pathlike, b: Pathlike, c: Pathlike, out: Pathlike, *, force: bool
 
 
 def open_vector(path: Pathlike) -> LazyStateDict:
-    """Open a task vector.
-
-    Raises:
-        MergeflowError: It is a whole model, or an adapter that holds whole weights too.
-    """
     state = open_checkpoint(path)
+    fault = None
     if not state.is_task_vector:
-        state.close()
-        raise no_task_vector(path)
-    if state.absolute:
-        state.close()
-        raise MergeflowError(
+        fault = no_task_vector(path)
+    elif state.absolute:
+        fault = MergeflowError(
             f"adapter '{path}' holds whole weights ('{min(state.absolute)}') and differences: make a task "
             "vector of it first with `mergeflow vector extract BASE ADAPTER`."
         )
-    square = doubtful(state)
-    if square is not None:
-        state.close()
-        raise MergeflowError(
+    elif (square := doubtful(state)) is not None:
+        fault = MergeflowError(
             f"adapter '{path}' does not say whether the square '{square}' is stored [in, out]; its base does: make a "
             "task vector of it first with `mergeflow vector extract BASE ADAPTER`."
         )
+    if fault is not None:
+        state.close()
+        raise fault
     return state
 
 

@@ -41,38 +41,26 @@ def leading_eigen(gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
     Args:
         gram: Symmetric, float64, on the CPU; its lower triangle counts, and it is overwritten.
-        rank: 1 … n.
     """
     n = len(gram)
     assert gram.is_contiguous()
     values, vectors = gram.new_empty(n), gram.new_empty(rank, n)
     work = gram.new_empty(70 * n)
     whole = torch.empty(12 * n, dtype=torch.int32)
-    integers = {
-        name: ctypes.c_int(value)
-        for name, value in {
-            "n": n,
-            "low": n - rank + 1,
-            "high": n,
-            "found": 0,
-            "work": 70 * n,
-            "whole": 10 * n,
-            "info": 0,
-        }.items()
-    }
-    zero = ctypes.c_double(0.0)
+    count, info = ctypes.c_int(0), ctypes.c_int(0)
+    zero = ctypes.byref(ctypes.c_double(0.0))
 
-    def at(name: str) -> Any:
-        return ctypes.byref(integers[name])
+    def at(value: int) -> Any:
+        return ctypes.byref(ctypes.c_int(value))
 
     # The lower triangle in torch's order of rows is the upper one in LAPACK's order of columns.
     _dsyevr()(
-        b"V", b"I", b"U", at("n"), gram.data_ptr(), at("n"), ctypes.byref(zero), ctypes.byref(zero), at("low"),
-        at("high"), ctypes.byref(zero), at("found"), values.data_ptr(), vectors.data_ptr(), at("n"),
-        whole.data_ptr(), work.data_ptr(), at("work"), whole[2 * n :].data_ptr(), at("whole"), at("info"),
+        b"V", b"I", b"U", at(n), gram.data_ptr(), at(n), zero, zero, at(n - rank + 1), at(n), zero,
+        ctypes.byref(count), values.data_ptr(), vectors.data_ptr(), at(n), whole.data_ptr(), work.data_ptr(),
+        at(70 * n), whole[2 * n :].data_ptr(), at(10 * n), ctypes.byref(info),
     )  # fmt: skip
-    assert integers["info"].value == 0, integers["info"].value
-    assert integers["found"].value == rank
+    assert info.value == 0, info.value
+    assert count.value == rank
     return values[:rank], vectors.T
 
 

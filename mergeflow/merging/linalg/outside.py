@@ -42,12 +42,7 @@ class Outside:
 
 
 def common_directions(tall: Tensor, rank: int) -> Outside | None:
-    """Return the leading directions of Σ A_t; None where there are none.
-
-    Args:
-        tall: A_t, [T, m, n] with n ≤ m.
-        rank: How many, 0 … n.
-    """
+    """Return the `rank` leading directions of Σ A_t, of A_t [T, m, n] with n ≤ m; None where there are none."""
     if not rank:
         return None
     sums = (strip.sum(0) for strip in tall.split(4 * ROWS, 1))
@@ -56,11 +51,7 @@ def common_directions(tall: Tensor, rank: int) -> Outside | None:
 
 
 def expert_directions(tall: Tensor, common: Outside | None, rank: int, longer: bool) -> list[Outside]:
-    """Return the leading directions of each A_t outside the common space; of a zero matrix none.
-
-    Args:
-        tall: A_t, [T, m, n] with n ≤ m.
-    """
+    """Return the leading directions of each A_t [m, n], n ≤ m, outside the common space; of a zero matrix none."""
     moved = [expert for expert, tau in enumerate(tall) if not is_zero(tau)]
     of_one = _outside_long if longer else _outside_short
     return [of_one(tall, expert, common, rank) for expert in moved]
@@ -122,12 +113,7 @@ def put_long_sides(tall: Tensor, ways: list[Outside], place: Tensor) -> None:
 
 
 def long_sides(place: Tensor, count: int) -> Iterator[Tensor]:
-    """Read back the result of `put_long_sides`, some rows [any, count] of float64 at a time.
-
-    Args:
-        place: What it was put into.
-        count: Σ r.
-    """
+    """Read back what `put_long_sides` put into a place, some rows [any, count = Σ r] of float64 at a time."""
     for rows in place.split(ROWS, 1):
         halves = rows.view(_word(rows))[: 8 // rows.itemsize, :, :count]
         yield torch.cat(list(halves), 1).view(torch.float64)

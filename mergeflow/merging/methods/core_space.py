@@ -32,8 +32,6 @@ Pair = tuple["Tensor", "Tensor"]
 
 
 class CoreSpaceArgs(MatrixArgs):
-    """Arguments of `core_space`."""
-
     then: Literal["task_arithmetic", "ties", "tsv", "iso_c"] = Field("ties", description="how the cores are merged")
     keep: float = Field(0.2, ge=0, le=1, description="share of a core's entries that TIES keeps, 0 … 1")
 
@@ -53,16 +51,12 @@ def bases(pairs: list[Pair]) -> Pair:
 
 
 def merged_in_core(pairs: list[Pair | None], weights: tuple[float, ...], args: CoreSpaceArgs) -> Tensor:
-    """Merge task vectors w_t B_t A_t in their core space; None stands for a task vector that is zero.
+    """Merge task vectors w_t B_t A_t in their core space into a matrix [m, n], in float64.
 
     Args:
-        pairs: A_t and B_t of each expert, or None; one at least is not None.
-
-    Returns:
-        The merged matrix [m, n], in float64.
+        pairs: A_t and B_t of each expert, or None for a task vector that is zero; one at least is not None.
     """
-    given = [pair for pair in pairs if pair is not None]
-    left, right = bases(given)
+    left, right = bases([pair for pair in pairs if pair is not None])
     cores = torch.zeros(len(pairs), left.shape[1], right.shape[1], dtype=torch.float64, device=left.device)
     for core, pair, weight in zip(cores, pairs, weights, strict=True):
         if pair is not None:

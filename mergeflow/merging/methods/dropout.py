@@ -16,10 +16,9 @@ from pydantic import Field, model_validator
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import np, torch
-from mergeflow.merging.method import NORMALIZE, Args, Copies, Model, Parts, Stack, method, tensors
+from mergeflow.merging.method import NORMALIZE, Args, Copies, Model, Parts, Pass, Stack, method, tensors
 from mergeflow.merging.methods.sparse import CutArgs, breadcrumbs_sparsify
 from mergeflow.merging.methods.ties import REDUCE, Reduce, disjoint_merge, majority_pass, ties_copies
-from mergeflow.merging.stack import Pass
 from mergeflow.merging.thresholds import threshold_passes, trim_to
 from mergeflow.schema import Seed
 
@@ -56,16 +55,12 @@ class SumArgs(ThenArgs):
 
 
 class DropArgs(ThenArgs):
-    """What is dropped from each task vector."""
-
     drop: float = Field(0.9, ge=0, lt=1, description="probability of dropping an entry, [0, 1)")
     seed: Seed = Field(0, description="seed of the masks, ≥ 0")
     per_expert: ClassVar[tuple[str, ...]] = ("drop",)
 
 
 class WindowArgs(DropArgs):
-    """What is dropped from each task vector, by rank."""
-
     window: float = Field(0.15, ge=0, lt=1, description="width of the range of drop probabilities, [0, 1)")
 
     @model_validator(mode="after")
@@ -88,13 +83,10 @@ _DRAWN = 2**20
 
 
 def uniform_bits(seed: int, expert: str, name: str, start: int, count: int) -> np.ndarray:
-    """Return random bits for a piece of one expert's tensor: the same for every division of the tensor into pieces.
+    """Return uniform uint32 [count] for a piece of an expert's tensor: the same for every division into pieces.
 
     Args:
         start: The piece's first element: a multiple of the fingerprints' `BLOCK`.
-
-    Returns:
-        uint32 [count], uniform.
     """
     pieces = []
     for block in range(start // BLOCK, -(-(start + count) // BLOCK)):
@@ -159,13 +151,7 @@ def _falling(magnitudes: Tensor) -> Tensor:
 
 
 def merge_rest(stack: Stack, args: Any, sparse: Tensor) -> Parts:
-    """Return the sum or the TIES merge of sparse task vectors.
-
-    Args:
-        stack: Base and task vectors, with what the first passes found.
-        args: How the rest is merged; with `keep` below 1 the pass "threshold" has run.
-        sparse: [T, *base.shape], the task vectors after sparsification, times their weights.
-    """
+    """Return the sum or the TIES merge of sparse task vectors, times their weights, [T, *base.shape]."""
     if args.then == "task_arithmetic":
         return stack.base, stack.total(sparse, args.normalize)
     if args.keep < 1:
@@ -190,7 +176,6 @@ def rest_passes(sparsify: Callable[[Stack, Any], Tensor]) -> Callable[[Any, DTyp
 
 
 def dare_copies(args: DropArgs) -> Copies:
-    """Say what DARE holds on a device."""
     return ties_copies(args) if args.then == "ties" else Copies(1, 2)
 
 
@@ -219,7 +204,6 @@ def della_workspace(args: WindowArgs, name: str, model: Model) -> int:
 
 
 def della_copies(args: WindowArgs) -> Copies:
-    """Say what DELLA holds on a device."""
     if args.then == "task_arithmetic":
         return Copies(2, 10.3)
     return Copies(4, 6.3) if args.reduce == "weighted_mean" else Copies(3, 8.3)
@@ -252,22 +236,16 @@ _SCALE = "factor of the direction; any real number"
 
 
 class DareTiesArgs(DropArgs):
-    """Arguments of `dare_ties`."""
-
     scale: float = Field(1.0, description=_SCALE)
     then: Literal["ties"] = Field("ties", description="always TIES")
 
 
 class DellaTiesArgs(WindowArgs):
-    """Arguments of `della_ties`."""
-
     scale: float = Field(1.0, description=_SCALE)
     then: Literal["ties"] = Field("ties", description="always TIES")
 
 
 class BreadcrumbsTiesArgs(CutArgs):
-    """Arguments of `breadcrumbs_ties`."""
-
     reduce: Reduce = Field("mean", description=f"how TIES reduces; {REDUCE}")
 
 

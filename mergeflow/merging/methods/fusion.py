@@ -9,8 +9,7 @@ from pydantic import Field
 
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Copies, Model, Parts, Stack, method, tensors
-from mergeflow.merging.stack import Pass
+from mergeflow.merging.method import Args, Copies, Model, Parts, Pass, Stack, method, tensors
 from mergeflow.merging.thresholds import kth_smallest
 
 if TYPE_CHECKING:
@@ -22,30 +21,18 @@ _EPS = 1e-8
 
 
 class NearswapArgs(Args):
-    """Arguments of `nearswap`."""
-
     t: float = Field(1e-4, ge=0, description="largest change of an entry, ≥ 0")
 
 
-class ArceeFusionArgs(Args):
-    """Arguments of `arcee_fusion`."""
-
-
 class SceArgs(Args):
-    """Arguments of `sce`."""
-
     keep: float = Field(1.0, ge=0, le=1, description="share kept of the entries in which experts differ, 0 … 1")
 
 
 class RamArgs(Args):
-    """Arguments of `ram`."""
-
     epsilon: float = Field(1e-5, ge=0, description="magnitude above which an entry of a task vector has changed, ≥ 0")
 
 
 class RamPlusArgs(RamArgs):
-    """Arguments of `ram_plus`."""
-
     r: float = Field(0.1, ge=0, description="strength of the boost of unique entries, ≥ 0")
     alpha: float = Field(0.2, ge=0, description="largest ratio of shared to unique entries that counts, ≥ 0")
     over: Literal["model", "tensor"] = Field("model", description="where shared and unique entries are counted")
@@ -66,15 +53,13 @@ def nearswap(stack: Stack, args: NearswapArgs) -> Parts:
     return stack.base, stack.taus[0].clamp(-args.t, args.t)
 
 
-def _arcee_bytes(args: ArceeFusionArgs, name: str, model: Model) -> int:
+def _arcee_bytes(args: Args, name: str, model: Model) -> int:
     numel = prod(model.shapes[name])
     return 5 * numel * model.dtype.itemsize + 8 * 8 * min(numel, _CHUNK)
 
 
-@method(
-    "arcee_fusion", ArceeFusionArgs, weights="none", experts=(1, 1), workspace=_arcee_bytes, on_device=Copies(0, 13)
-)
-def arcee_fusion(stack: Stack, args: ArceeFusionArgs) -> Parts:
+@method("arcee_fusion", Args, weights="none", experts=(1, 1), workspace=_arcee_bytes, on_device=Copies(0, 13))
+def arcee_fusion(stack: Stack, args: Args) -> Parts:
     """The base, with those entries of an expert that are important by size and by the change of the row's softmax.
 
     s = abs(τ) · KL(softmax θ_1 ‖ softmax θ0) along the last axis,  θ = θ0 + scale · [s ≥ median + 1.5 (Q3 − Q1)] ⊙ τ

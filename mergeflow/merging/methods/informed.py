@@ -40,20 +40,14 @@ COEFFICIENTS = Datum("coefficients", lambda shape: (), needed=False)
 
 
 class FisherArgs(Args):
-    """Arguments of `fisher`."""
-
     eps: float = Field(1e-6, gt=0, description="added to every Fisher entry, > 0")
 
 
 class RegmeanArgs(Args):
-    """Arguments of `regmean`."""
-
     off_diagonal: float = Field(0.95, ge=0, le=1, description="factor of the Grams' off-diagonal entries, 0 … 1")
 
 
 class AdamergingArgs(Args):
-    """Arguments of `adamerging`."""
-
     granularity: Literal["task", "layer"] = Field("task", description="one λ per expert, or per expert and tensor")
     on: Literal["task_vectors", "cart"] = Field("task_vectors", description="directions that the λ multiply")
     init: float = Field(0.3, description="first value of every λ")
@@ -70,15 +64,10 @@ class AdamergingArgs(Args):
         return self.matrices if self.on == "cart" else None
 
     def form(self, family: Architecture, name: str, shape: Sequence[int]) -> Form | None:
-        """Return how a tensor is made of the matrices whose directions of `cart` have a low rank.
-
-        Returns:
-            None where the tensor has no direction: it is the experts' mean.
-        """
+        """Return how a tensor is made of matrices whose directions have a low rank; None where it is the mean alone."""
         return family.form(name, shape, self.split_qkv) if family.treats(name, shape, self.matrices) else None
 
     def rank(self, shape: Sequence[int]) -> int:
-        """Return the rank of the direction of a matrix of that shape, on `cart`."""
         return rank_of(shape, self.rank_ratio, "ceil")
 
 
@@ -101,9 +90,6 @@ def fisher(stack: Stack, args: FisherArgs) -> Parts:
     Property:
         Equal Fishers give the average; an entry that only one expert is sure of is that expert's.
 
-    Raises:
-        MergeflowError: A Fisher is missing, of another shape, or has negative entries.
-
     Source:
         Matena and Raffel, Merging models with Fisher-weighted averaging (NeurIPS 2022), equation 6.
     """
@@ -119,10 +105,6 @@ def fisher(stack: Stack, args: FisherArgs) -> Parts:
     return stack.base, (shares * stack.taus).sum(0) / shares.sum(0)
 
 
-def _without_grams(args: RegmeanArgs, name: str, model: Model) -> bool:
-    return all(name not in grams for grams in model.data["gram"].values())
-
-
 def _regmean_bytes(args: RegmeanArgs, name: str, model: Model) -> int:
     shape, itemsize = model.shapes[name], model.dtype.itemsize
     inputs = shape[-1] ** 2  # the Grams as given, their sum, one on its way into it, and the pseudo-inverse
@@ -132,7 +114,7 @@ def _regmean_bytes(args: RegmeanArgs, name: str, model: Model) -> int:
 @method(
     "regmean",
     RegmeanArgs,
-    elementwise=_without_grams,
+    elementwise=lambda _args, name, model: all(name not in grams for grams in model.data["gram"].values()),
     anchor="–",
     weights="shares",
     data=(GRAM,),
@@ -188,14 +170,10 @@ def _adamerging_bytes(args: AdamergingArgs, shape: Matrix) -> int:
     return centred + decomposition(shape) + 4 * 8 * (shape.rows + shape.columns) * shape.short
 
 
-def _no_low_rank(args: AdamergingArgs, name: str, model: Model) -> bool:
-    return args.on == "task_vectors" or all_but_matrices(args, name, model)
-
-
 @method(
     "adamerging",
     AdamergingArgs,
-    elementwise=_no_low_rank,
+    elementwise=lambda args, name, model: args.on == "task_vectors" or all_but_matrices(args, name, model),
     anchor="θ0 or mean θ_t",
     data=(COEFFICIENTS,),
     workspace=matrices(_adamerging_bytes),
@@ -207,13 +185,10 @@ def adamerging(stack: Stack, args: AdamergingArgs) -> Parts:
     θ = anchor + scale · Σ λ_t^l d_t^l;  d_t = τ_t on θ0 (`task_vectors`), or SVD_k(θ_t − θ̄) on the mean (`cart`)
 
     The λ are given as data (`coefficients`, by expert and tensor, or one number per expert; see
-    `mergeflow.merging.learned.adamerging.learn`); without them every λ is `init`, the static start.
+    `mergeflow.merging.learned.learn`); without them every λ is `init`, the static start.
 
     Property:
         At its start on task vectors it is task arithmetic with scale `init`.
-
-    Raises:
-        MergeflowError: A coefficient is not finite.
 
     Source:
         Yang et al., AdaMerging (ICLR 2024), equations 3 and 4; Choi et al. (CART), section 5 for `cart`.

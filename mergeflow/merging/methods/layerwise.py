@@ -10,8 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 from mergeflow.checkpoints.header import DType
 from mergeflow.merging.architectures.depth import depth
 from mergeflow.merging.matrices import Selection
-from mergeflow.merging.method import Args, Copies, Method, Model, Parts, Stack, method
-from mergeflow.merging.stack import Pass
+from mergeflow.merging.method import Args, Copies, Method, Model, Parts, Pass, Stack, method
 from mergeflow.schema import frozen, thawed
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ Frozen = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(frozen), PlainSe
 
 
 class LinesArgs(Args):
-    """Arguments of `lines`."""
-
     of: str = Field("task_arithmetic", description="method whose direction is scaled; one anchored at θ0")
     of_args: Frozen = Field((), description="arguments of that method")
     alpha: float | None = Field(None, description="factor of the first block; by default ‖Στ‖ / (T ‖direction‖)")
@@ -46,27 +43,22 @@ class LinesArgs(Args):
         return self
 
     def check_experts(self, count: int) -> None:
-        """Check the arguments of the method that is scaled."""
         self.inner()[1].check_experts(count)
 
     @property
     def uses(self) -> tuple[str, ...]:
-        """The method that is scaled, and those it calls."""
         return (self.of, *self.inner()[1].uses)
 
     @property
     def selection(self) -> Selection | None:
-        """Which matrices the scaled method treats apart."""
         selection: Selection | None = self.inner()[1].selection
         return selection
 
     @property
     def splits(self) -> bool:
-        """Whether the scaled method cuts fused weights."""
         return bool(self.inner()[1].splits)
 
     def inner(self) -> tuple[Method, Any]:
-        """Return the method that is scaled and its arguments."""
         from mergeflow.merging.catalog import configure
 
         call = configure(self.of, thawed(self.of_args))

@@ -9,31 +9,23 @@ from mergeflow.merging.method import NORMALIZE, Args, Copies, Parts, Stack, meth
 
 
 class AverageArgs(Args):
-    """Arguments of `average`."""
-
     normalize: bool = Field(True, description="divide the weights by their sum; else Σ w_t θ_t is taken as it is")
 
     @property
     def needs_base(self) -> bool:
-        """Whether the result depends on the base: only where it is scaled."""
         return self.scale != 1
 
 
 class TaskArithmeticArgs(Args):
-    """Arguments of `task_arithmetic`."""
-
     scale: float = Field(0.3, description="factor of the summed task vectors; any real number, 1/T is the average")
     normalize: bool = Field(False, description=NORMALIZE)
 
 
 class PassthroughArgs(Args):
-    """Arguments of `passthrough`."""
-
     scale: float = Field(1.0, description="factor of the weights; by filters of names, 0 switches parts of a model off")
 
     @property
     def needs_base(self) -> bool:
-        """Whether the result depends on the base: never."""
         return False
 
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 class LowRankArgs(Args):
-    """Arguments of `low_rank` and `cart`."""
-
     rank_ratio: float = Field(0.08, gt=0, le=1, description="rank kept, as a share of the smaller side, (0, 1]")
     rounding: Literal["ceil", "floor"] = Field("ceil", description="ceil(ratio · side), or max(1, floor(ratio · side))")
     matrices: Matrices = "attn_mlp"
@@ -35,24 +33,13 @@ class LowRankArgs(Args):
 
 
 class CartArgs(LowRankArgs):
-    """Arguments of `cart`."""
-
     @property
     def needs_base(self) -> bool:
-        """Whether the result depends on the base: no, its anchor is the experts' mean."""
         return False
 
 
 def sum_truncated(stack: Stack, taus: Tensor, args: LowRankArgs) -> Tensor:
-    """Return Σ w_t SVD_k(τ_t) of each matrix of a tensor, in the place of τ_1, which is overwritten.
-
-    Args:
-        taus: τ_t, centred or not, [T, *base.shape].
-        args: Rank, and how the tensor is cut into matrices.
-
-    Returns:
-        [*base.shape], in the type of arithmetic.
-    """
+    """Return Σ w_t SVD_k(τ_t) of each matrix of a tensor, in the place of τ_1, of τ_t [T, *base.shape]."""
     form = stack.form(args.split_qkv)
     totals = form.split(taus[0])
     for index, weight in enumerate(stack.model.weights):
@@ -98,11 +85,7 @@ def cart(stack: Stack, args: CartArgs) -> Parts:
 
 
 @method(
-    "low_rank",
-    LowRankArgs,
-    elementwise=all_but_matrices,
-    workspace=matrices(_factor_bytes),
-    on_device=Copies(1, 5),
+    "low_rank", LowRankArgs, elementwise=all_but_matrices, workspace=matrices(_factor_bytes), on_device=Copies(1, 5)
 )
 def low_rank(stack: Stack, args: LowRankArgs) -> Parts:
     """Low-rank parts of the original task vectors.

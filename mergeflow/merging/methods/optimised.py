@@ -23,8 +23,6 @@ Norms = list["Tensor | None"]
 
 
 class WudiArgs(Args):
-    """Arguments of `wudi`."""
-
     steps: int = Field(300, ge=0, description="Adam steps per matrix, ≥ 0")
     lr: float = Field(1e-5, gt=0, description="Adam's learning rate, > 0")
     matrices: Matrices = "attn_mlp"
@@ -38,14 +36,7 @@ def minimise_interference(taus: Tensor, args: WudiArgs) -> Tensor:
     costs one product of matrices however many experts there are. It is taken for some rows of τ at a time.
 
     Args:
-        taus: τ_i, [T, m, n]; they are overwritten, the first by τ.
-        args: Steps of Adam, of which 0 return the sum, and its learning rate.
-
-    Returns:
-        τ, [m, n].
-
-    Source:
-        Cheng et al., Whoever started the interference should end it (ICML 2025), equation 8.
+        taus: τ_i, [T, m, n]; they are overwritten, the first by τ, [m, n].
     """
     squares = [tau.square().sum() for tau in taus]
     norms = [None if square == 0 else square for square in squares]  # also of numbers whose squares are too small

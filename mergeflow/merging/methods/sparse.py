@@ -1,9 +1,9 @@
-"""Sparse methods: which entries of the task vectors are summed."""
+"""Sparse methods: which entries of the task vectors, or rows of their matrices, are summed."""
 
 from __future__ import annotations
 
 from math import floor, prod
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,8 +11,20 @@ from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import DType
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
-from mergeflow.merging.method import NORMALIZE, Args, Copies, Model, Parts, Stack, method, tensors
-from mergeflow.merging.stack import Pass
+from mergeflow.merging.matrices import Matrices, SplitQkv
+from mergeflow.merging.method import (
+    NORMALIZE,
+    Args,
+    Copies,
+    Model,
+    Parts,
+    Pass,
+    Stack,
+    all_but_matrices,
+    matrices,
+    method,
+    tensors,
+)
 from mergeflow.merging.thresholds import kth_largest_passes, kth_smallest, kth_smallest_passes
 
 if TYPE_CHECKING:
@@ -23,8 +35,6 @@ _PCB_CLIP = 1e-4
 
 
 class CutArgs(Args):
-    """What breadcrumbs take from each task vector."""
-
     beta: float = Field(0.85, ge=0, le=1, description="share of smallest magnitudes dropped per tensor, 0 … 1")
     gamma: float = Field(0.01, ge=0, le=1, description="share of largest magnitudes dropped per tensor, 0 … 1")
     per_expert: ClassVar[tuple[str, ...]] = ("beta", "gamma")
@@ -36,28 +46,15 @@ class CutArgs(Args):
 
 
 class BreadcrumbsArgs(CutArgs):
-    """Arguments of `breadcrumbs`."""
-
     normalize: bool = Field(False, description=NORMALIZE)
 
 
-class MagmaxArgs(Args):
-    """Arguments of `magmax`."""
-
-
 class ConsensusArgs(Args):
-    """Arguments of `consensus`."""
-
     scale: float = Field(0.3, description="factor of the direction; any real number")
     threshold: float = Field(0.4, ge=0, description="λ of the TALL masks, ≥ 0")
     min_agree: int = Field(2, ge=0, description="masks that must hold an entry, 0 … number of experts")
 
     def check_experts(self, count: int) -> None:
-        """Check that enough masks can agree at all.
-
-        Raises:
-            MergeflowError: `min_agree` is larger than the number of experts.
-        """
         if self.min_agree > count:
             raise MergeflowError(
                 f"method 'consensus': min_agree is {self.min_agree}, but there {'are' if count > 1 else 'is'} {count} "
@@ -66,8 +63,6 @@ class ConsensusArgs(Args):
 
 
 class PcbArgs(Args):
-    """Arguments of `pcb`."""
-
     scale: float = Field(1.2, description="factor of the direction; any real number")
     keep: float = Field(0.1, gt=0, le=1, description="share of entries kept by competition score, (0, 1]")
 
@@ -119,11 +114,6 @@ def breadcrumbs(stack: Stack, args: BreadcrumbsArgs) -> Parts:
 
 
 def check_cuts(beta: float, gamma: float) -> None:
-    """Check that two cuts do not take more than the whole of a task vector.
-
-    Raises:
-        ValueError: They do.
-    """
     if beta + gamma > 1 + 1e-9:
         raise ValueError(f"beta + gamma is {beta + gamma:g}, and more than 1 leaves the base: lower one of them")
 
@@ -162,8 +152,8 @@ def _keep_between(
             part.mul_(torch.le(size, greatest, out=mask[: len(part)]))
 
 
-@method("magmax", MagmaxArgs, elementwise=True, weights="none", on_device=Copies(2, 3))
-def magmax(stack: Stack, args: MagmaxArgs) -> Parts:
+@method("magmax", Args, elementwise=True, weights="none", on_device=Copies(2, 3))
+def magmax(stack: Stack, args: Args) -> Parts:
     """Entry of largest magnitude among the task vectors.
 
     θ = θ0 + scale · τ_{t*},  t* = argmax_t abs(τ_t) per entry (the first name where magnitudes are equal)
@@ -179,13 +169,7 @@ def magmax(stack: Stack, args: MagmaxArgs) -> Parts:
 
 
 def tall_masks(taus: Tensor, total: Tensor, threshold: float) -> Tensor:
-    """Return abs(τ_t) > threshold · abs(Στ − τ_t), [T, …] of bools.
-
-    Args:
-        taus: τ_t, [T, …].
-        total: Στ, […].
-        threshold: λ, ≥ 0.
-    """
+    """Return abs(τ_t) > threshold · abs(Στ − τ_t), [T, …] of bools, of τ_t [T, …] and their total Στ."""
     return taus.abs() > threshold * (total - taus).abs()
 
 
@@ -262,3 +246,45 @@ def pcb(stack: Stack, args: PcbArgs) -> Parts:
     spread = torch.where(top > cut, top - cut, 1)
     scores = ((_competition(stack, args) - cut).clamp_(min=0)) / spread
     return stack.base, (_clipped(stack) * scores).sum(0) / scores.sum(0).clamp_(min=1e-12)
+
+
+class RowPruneArgs(Args):
+    keep: float = Field(0.5, ge=0, le=1, description="share of the rows of each matrix that are kept, 0 … 1")
+    rows: Literal["largest", "smallest"] = Field("largest", description="which rows are kept, by their 2-norm")
+    matrices: Matrices = "mlp"
+    split_qkv: SplitQkv = False
+
+
+@method(
+    "row_prune",
+    RowPruneArgs,
+    elementwise=all_but_matrices,
+    workspace=matrices(lambda args, shape: shape.nbytes),  # the sum
+    on_device=Copies(1, 2.1),
+)
+def row_prune(stack: Stack, args: RowPruneArgs) -> Parts:
+    """Sum of the task vectors without the smallest rows of their matrices.
+
+    m_t = 1 for the ⌊keep·m⌋ rows of a matrix [m, n] of τ_t with the largest 2-norm, else 0; of equal rows the first
+    θ = θ0 + scale · Σ w_t m_t ⊙ τ_t;  other tensors: θ0 + scale · Σ w_t τ_t
+
+    A row of a matrix [out, in] is what one neuron reads. `rows: smallest` is the control, which should do harm.
+
+    Property:
+        At keep 1 it is task arithmetic; whole neurons of each expert are either taken or left at the base.
+
+    Source:
+        Li et al., When is task vector provably effective for model editing? (ICLR 2025), corollary 2.
+    """
+    if not stack.is_matrix(args.matrices):
+        return stack.base, stack.weighted.sum(0)
+    return stack.base, stack.merged(_sum_of_kept_rows, args)
+
+
+def _sum_of_kept_rows(taus: Tensor, args: RowPruneArgs) -> Tensor:
+    """Return the sum [m, n] of matrices [T, m, n], whose other rows become 0."""
+    order = taus.norm(dim=2).argsort(dim=1, descending=args.rows == "largest", stable=True)
+    count = floor(args.keep * order.shape[1] + 1e-9)
+    for matrix, rows in zip(taus, order, strict=True):
+        matrix[rows[count:]] = 0
+    return taus.sum(0)

@@ -44,29 +44,15 @@ _ROWS = 1024
 
 
 class MatrixArgs(Args):
-    """Arguments of methods that treat matrices."""
-
     matrices: Matrices = "all"
     split_qkv: SplitQkv = False
 
 
-class TsvArgs(MatrixArgs):
-    """Arguments of `tsv`."""
-
-
-class IsoCArgs(MatrixArgs):
-    """Arguments of `iso_c`."""
-
-
 class IsoCtsArgs(MatrixArgs):
-    """Arguments of `iso_cts`."""
-
     common: float = Field(0.8, ge=0, le=1, description="share of the rank taken from the common space, 0 … 1")
 
 
 class KnotsArgs(MatrixArgs):
-    """Arguments of `knots`."""
-
     then: Literal["task_arithmetic", "ties"] = Field("ties", description="how the aligned blocks are merged")
     keep: float = Field(0.2, ge=0, le=1, description="share of a block's entries that TIES keeps, 0 … 1")
 
@@ -188,16 +174,13 @@ def _knots_of_few(taus: Tensor, args: KnotsArgs) -> Tensor:
     return result
 
 
-def _tsv_bytes(args: TsvArgs, shape: Matrix) -> int:
+def _tsv_bytes(args: MatrixArgs, shape: Matrix) -> int:
     rank = shape.short // shape.experts
     shorts, longs = (8 * side * rank * shape.experts for side in (shape.short, shape.long))
     first = shorts + max(decomposition(shape, rank), longs + shape.strips())
-    joined = shorts + longs + max(shorts, longs, decomposition(shape), _product_bytes(shape))
+    product = shape.nbytes + 8 * _ROWS * shape.columns
+    joined = shorts + longs + max(shorts, longs, decomposition(shape), product)
     return max(first, joined - shape.freed)
-
-
-def _product_bytes(shape: Matrix) -> int:
-    return shape.nbytes + 8 * _ROWS * shape.columns
 
 
 def _iso_c_bytes(args: MatrixArgs, shape: Matrix) -> int:
@@ -234,9 +217,9 @@ def _knots_workspace(args: KnotsArgs, name: str, model: Model) -> int:
 
 
 @method(
-    "tsv", TsvArgs, elementwise=all_but_matrices, workspace=matrices(_tsv_bytes), on_device=Copies(1, 7, least=13.1)
+    "tsv", MatrixArgs, elementwise=all_but_matrices, workspace=matrices(_tsv_bytes), on_device=Copies(1, 7, least=13.1)
 )
-def tsv(stack: Stack, args: TsvArgs) -> Parts:
+def tsv(stack: Stack, args: MatrixArgs) -> Parts:
     """Task singular vectors of all experts, made orthogonal to each other (TSV-M).
 
     w_t τ_t ≈ U_t Σ_t V_tᵀ at rank ⌊min side / T⌋;  U = [U_1 … U_T], V, Σ alike;  θ = θ0 + scale · polar(U) Σ polar(V)ᵀ
@@ -253,9 +236,9 @@ def tsv(stack: Stack, args: TsvArgs) -> Parts:
 
 
 @method(
-    "iso_c", IsoCArgs, elementwise=all_but_matrices, workspace=matrices(_iso_c_bytes), on_device=Copies(1, 2, least=8)
+    "iso_c", MatrixArgs, elementwise=all_but_matrices, workspace=matrices(_iso_c_bytes), on_device=Copies(1, 2, least=8)
 )
-def iso_c(stack: Stack, args: IsoCArgs) -> Parts:
+def iso_c(stack: Stack, args: MatrixArgs) -> Parts:
     """Sum of the task vectors with all singular values replaced by their mean.
 
     Σ w_t τ_t = U Σ Vᵀ,  θ = θ0 + scale · σ̄ U Vᵀ
@@ -291,14 +274,10 @@ def iso_cts(stack: Stack, args: IsoCtsArgs) -> Parts:
     return stack.base, _merged(stack, args, merge_iso_cts)
 
 
-def _summed(args: KnotsArgs, name: str, model: Model) -> bool:
-    return args.then == "task_arithmetic"
-
-
 @method(
     "knots",
     KnotsArgs,
-    elementwise=_summed,
+    elementwise=lambda args, _name, _model: args.then == "task_arithmetic",
     workspace=_knots_workspace,
     on_device=lambda args: Copies(1, 8.5, joint=2) if args.then == "ties" else Copies(1, 2),
 )

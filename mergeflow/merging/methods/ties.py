@@ -11,8 +11,7 @@ from pydantic import Field
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Copies, Parts, Stack, method, tensors
-from mergeflow.merging.stack import Pass
+from mergeflow.merging.method import Args, Copies, Parts, Pass, Stack, method, tensors
 from mergeflow.merging.thresholds import (
     count_kept,
     kth_smallest,
@@ -30,8 +29,6 @@ REDUCE = "of the agreeing entries w τ̂: their mean, their sum over that of the
 
 
 class TiesArgs(Args):
-    """Arguments of `ties`."""
-
     keep: float = Field(0.2, ge=0, le=1, description="share of entries kept by magnitude, 0 … 1")
     trim: Literal["global", "tensor"] = Field(
         "global",
@@ -61,7 +58,6 @@ def disjoint_merge(
     Args:
         values: Trimmed task vectors, [T, …].
         majority: The sign that zero sums take, ±1.
-        reduce: `mean` over the agreeing non-zero entries, or their `sum`; `weighted_mean` divides by their weights.
         weights: w_t, shaped to multiply the values; needed for `weighted_mean`.
         out: Where the agreeing entries go, [T, …], which may be the values; a new tensor by default.
     """
@@ -80,12 +76,7 @@ def disjoint_merge(
 
 
 def ties_of_blocks(blocks: Tensor, keep: float) -> Tensor:
-    """TIES of the experts' blocks [T, …], each trimmed on its own; the result takes the place of the first.
-
-    Args:
-        blocks: One for each expert, [T, …]; they are overwritten.
-        keep: Share of the entries of a block that is kept, 0 … 1.
-    """
+    """TIES of the experts' blocks [T, …], each trimmed on its own, which are overwritten: the first by the result."""
     return merge_trimmed(trim_to(blocks, tensor_thresholds(blocks, keep), blocks))
 
 
@@ -106,7 +97,6 @@ def trim_rounded(block: Tensor, rest: Tensor, keep: float) -> None:
 
     Args:
         rest: What the rounding took from it, [r, n]: it tells entries apart that became equal at the cut.
-        keep: Share of the entries that is kept, 0 … 1.
     """
     (threshold,) = cut = tensor_thresholds(block[None], keep)
     trim_to(block[None], cut, block[None])
@@ -135,11 +125,10 @@ def majority_pass(trimmed: Callable[[Stack, Any], Tensor]) -> Pass:
 
 
 def _trimmed(stack: Stack, args: TiesArgs) -> Tensor:
-    thresholds = (
-        stack.model.results["threshold"]
-        if args.trim == "global"
-        else tensor_thresholds(stack.taus, args.each("keep", len(stack.taus)))
-    )
+    if args.trim == "global":
+        thresholds = stack.model.results["threshold"]
+    else:
+        thresholds = tensor_thresholds(stack.taus, args.each("keep", len(stack.taus)))
     trimmed = trim_to(stack.taus, thresholds)
     return trimmed.mul_(stack.weight_column) if stack.model.has_weights else trimmed
 
@@ -153,7 +142,6 @@ def _passes(args: TiesArgs, dtype: DType) -> tuple[Pass, ...]:
 
 
 def ties_copies(args: Any) -> Copies:
-    """Say what a TIES merge of task vectors holds on a device."""
     return Copies(3, 4) if args.reduce == "weighted_mean" else Copies(2, 4)
 
 

@@ -10,9 +10,9 @@ from pydantic import Field
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
 from mergeflow.merging.compression.compressor import CompressArgs, Payload, Stored, compressor, pack, unpack
+from mergeflow.merging.method import Model, Pass, Stack
 from mergeflow.merging.methods.sparse import tall_masks
 from mergeflow.merging.methods.ties import TiesArgs, ties
-from mergeflow.merging.stack import Model, Pass, Stack
 
 if TYPE_CHECKING:
     from torch import Tensor

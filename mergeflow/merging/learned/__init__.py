@@ -1,1 +1,0 @@
-"""AdaMerging: coefficients that are learned from data without labels."""
