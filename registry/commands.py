@@ -242,16 +242,14 @@ def _add_serving(group: typer.Typer, opened: Opened) -> None:
         If MERGEFLOW_SERVE_TOKEN is set, callers have to send it as `Authorization: Bearer TOKEN`.
         """
         from registry.serving import Limits, serve
-        from registry.versions import find_version
 
         store, model, version = opened(name, which)
         limits = Limits(max_mib * 2**20, max_rows)
-        number = find_version(store, model, version).version  # an alias may move while it is served
 
-        def ready(address: str) -> None:
+        def ready(number: str, address: str) -> None:
             typer.echo(f"{model} version {number} on {address}")
 
-        serve(store, model, number, host, port, ready, limits=limits, foreign=foreign)
+        serve(store, model, version, host, port, ready, limits=limits, foreign=foreign)
 
 
 _GAP, _BELOW, _LONGEST = 40.0, 8.0, 46  # points between columns and between rows; characters of a line

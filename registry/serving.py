@@ -26,7 +26,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 
 from mergeflow.errors import MergeflowError
 from registry.store import Store
-from registry.versions import CHAMPION, load
+from registry.versions import CHAMPION, find_stored, load
 
 _FORMATS = sorted(scoring_server.SUPPORTED_FORMATS)
 _LOG = logging.getLogger(__name__)
@@ -247,7 +247,7 @@ def serve(
     which: str | int = CHAMPION,
     host: str = "127.0.0.1",
     port: int = 5001,
-    ready: Callable[[str], None] = lambda address: None,
+    ready: Callable[[str, str], None] = lambda version, address: None,
     *,
     limits: Limits | None = None,
     foreign: bool = False,
@@ -261,17 +261,18 @@ def serve(
     the environment's MERGEFLOW_SERVE_TOKEN holds, where it is set, status 401.
 
     Args:
-        ready: told the address once the model is loaded and the port is ours.
+        ready: told the version and the address once the model is loaded and the port is ours.
         limits: of one request; None: 32 MiB and 1024 rows.
     """
     with _bound(host, port) as listener:  # before the model, which may take long to load
         token = os.environ.get(TOKEN, "")
-        model = load(store, name, which, foreign=foreign)
-        app = application(model, limits or Limits(), token, name=name, version=str(which))
+        number = str(find_stored(store, name, which).version)  # an alias may move while it is served
+        model = load(store, name, number, foreign=foreign)
+        app = application(model, limits or Limits(), token, name=name, version=number)
         with _naming(host, port):
             listener.listen()
         shown = f"[{host}]" if ":" in host else host
-        ready(f"http://{shown}:{listener.getsockname()[1]}/invocations")
+        ready(number, f"http://{shown}:{listener.getsockname()[1]}/invocations")
         with suppress(KeyboardInterrupt):
             uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -208,23 +208,12 @@ def _below(path: Path) -> Iterator[Path]:
 
 
 def check_inputs(root: Path, stage: Stage, of_file: Callable[[Path], str] = sha256_of) -> None:
-    """Compare what a stage reads with what its makers recorded: in their manifests here, or in DVC's lock files.
+    """Compare what a stage reads with what its makers recorded.
 
-    Outputs that nobody has recorded, as in a scratch project, are not compared. Files of the user's own are
-    compared with what the stage read when it ran last, where a file system tells of no change since.
+    Files of the user's own are compared with what the stage read when it ran last, where a file system tells of no
+    change since.
     """
-    made, locked = _made_here(root), _recorded_by_dvc(root)
-    changed = []
-    for out in sorted({*made, *locked}):
-        if not any(covers(dep, out) or covers(out, dep) for dep in stage.deps) or not is_made(root / out):
-            continue
-        sha = digest(root / out, of_file)
-        if made.get(out) != sha and out in locked and _digest_as_dvc(root / out, sha) != locked[out]:
-            changed.append(_damage(root, out, locked[out]))
-        elif made.get(out) != sha and out not in locked:
-            changed.append(f"  {out}: SHA-256 {sha[:12]}, recorded {made[out][:12]}")
-    if changed:
-        raise MergeflowError(_refusal(stage, changed))
+    check_outputs(root, stage.address, stage.deps, of_file)
     rotten = _changed_unseen(root, read_manifest(root / STATE / "manifests" / f"{stage.folder_name}.json"), of_file)
     if rotten:
         raise MergeflowError(
@@ -234,6 +223,25 @@ def check_inputs(root: Path, stage: Stage, of_file: Callable[[Path], str] = sha2
             + "\nBring these files back from where they came "
             "from. If you changed them on purpose, `touch` them."
         )
+
+
+def check_outputs(root: Path, reader: str, paths: Iterable[str], of_file: Callable[[Path], str] = sha256_of) -> None:
+    """Compare outputs with what their makers recorded: in their manifests here, or in DVC's lock files.
+
+    Outputs that nobody has recorded, as in a scratch project, are not compared.
+    """
+    made, locked = _made_here(root), _recorded_by_dvc(root)
+    changed = []
+    for out in sorted({*made, *locked}):
+        if not any(covers(path, out) or covers(out, path) for path in paths) or not is_made(root / out):
+            continue
+        sha = digest(root / out, of_file)
+        if made.get(out) != sha and out in locked and _digest_as_dvc(root / out, sha) != locked[out]:
+            changed.append(_damage(root, out, locked[out]))
+        elif made.get(out) != sha and out not in locked:
+            changed.append(f"  {out}: SHA-256 {sha[:12]}, recorded {made[out][:12]}")
+    if changed:
+        raise MergeflowError(_refusal(reader, changed))
 
 
 def _changed_unseen(root: Path, manifest: dict[str, Any], of_file: Callable[[Path], str]) -> list[str]:
@@ -256,9 +264,9 @@ def digest_of_times(path: Path) -> str:
     return digest(path, of_file)
 
 
-def _refusal(stage: Stage, changed: list[str]) -> str:
+def _refusal(reader: str, changed: list[str]) -> str:
     lines = [
-        f"{stage.address} would read what no stage has made: bytes have changed since they were recorded, on this disk "
+        f"{reader} would read what no stage has made: bytes have changed since they were recorded, on this disk "
         "or where they came from.",
         *changed,
         "Remove these files, and `mergeflow run` makes them again; or bring them back with `dvc pull` where the remote "

@@ -13,6 +13,7 @@ from tasks.project.graph import load_graph
 from tasks.project.stage import STATE
 
 Json = Mapping[str, Any]
+READ = (layout.SELECTION, layout.TEST, layout.SWEEPS, layout.GEOMETRY, layout.REGISTRATION, layout.FIGURES)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import shutil
 import socket
 
 import pytest
+from fastapi.testclient import TestClient
 
 from mergeflow.errors import MergeflowError
 from registry import serving
@@ -13,22 +14,29 @@ from registry.serving import serve
 
 @pytest.fixture
 def addresses(monkeypatch):
-    """Addresses that were told, in a process whose server ends at once."""
-    monkeypatch.setattr(serving.uvicorn.Server, "run", lambda self, sockets: None)
-    return []
+    """Addresses that were told, and /metrics, in a process whose server ends at once."""
+    texts = []
+
+    def run(server, sockets):
+        texts.append(TestClient(server.config.app).get("/metrics").text)
+
+    monkeypatch.setattr(serving.uvicorn.Server, "run", run)
+    return texts
 
 
 def test_the_address_is_told_when_model_and_port_are_there(store, make_candidate, addresses):
     register(store, "merged", make_candidate(1))
 
-    def ready(address: str) -> None:
+    def ready(version, address):
+        assert version == "1"
         port = int(address.split(":")[2].split("/")[0])
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
         addresses.append(address)
 
-    serve(store, "merged", 1, port=0, ready=ready)
-    assert len(addresses) == 1
-    assert addresses[0].startswith("http://127.0.0.1:")
+    serve(store, "merged", "candidate", port=0, ready=ready)
+    address, metrics = addresses
+    assert address.startswith("http://127.0.0.1:")
+    assert 'mergeflow_serve_model_info{name="merged",version="1"} 1.0' in metrics
 
 
 @pytest.mark.parametrize(
@@ -43,7 +51,7 @@ def test_no_model_no_address(store, make_candidate, addresses, name, which, word
     register(store, "merged", make_candidate(1))
     shutil.rmtree(store.client.get_model_version("merged", "1").source.removeprefix("file://"))
     with pytest.raises(MergeflowError, match=words):
-        serve(store, name, which, port=0, ready=addresses.append)
+        serve(store, name, which, port=0, ready=lambda *given: addresses.append(given))
     assert addresses == []
 
 
@@ -54,5 +62,5 @@ def test_a_port_that_cannot_be_had(store, make_candidate, addresses, host, port)
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1] if port is None else port
         with pytest.raises(MergeflowError, match=f"cannot listen on {host}, port {port}.*--port"):
-            serve(store, "merged", 1, host, port, addresses.append)
+            serve(store, "merged", 1, host, port, lambda *given: addresses.append(given))
     assert addresses == []

@@ -13,6 +13,7 @@ from matplotlib.patches import FancyBboxPatch
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.recipe import make_recipe
 from mergeflow.training.trajectory import Cost
+from tasks.project.recorded import sha256_of
 from tasks.report import write_report
 from tasks.report.files import read_run
 from tasks.report.pictures import inline, lineage_figure
@@ -62,6 +63,41 @@ def test_the_page_is_whole_and_needs_no_network(finished):
     assert "rank_ratio 0.08, scale 1.5" in page
     assert "method: cart" in page
     assert "there is no champion yet" in page
+
+
+@pytest.mark.parametrize(
+    ("file", "place", "value"),
+    [
+        (".mergeflow/records/select.json", ["started"], "x"),
+        (".mergeflow/records/finetune@digits.json", ["seconds"], None),
+        ("outputs/experts/digits/training.json", ["settings"], []),
+        ("outputs/registration.json", ["decision", "gates"], [{}]),
+        ("outputs/results/geometry.json", ["relative_norm"], {"digits": "x"}),
+        ("outputs/results/selection.json", ["individual"], {}),
+    ],
+)
+def test_a_damaged_file_is_an_error_that_says_so(finished, file, place, value):
+    content = part = json.loads((finished / file).read_text())
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    (finished / file).write_text(json.dumps(content))
+    with pytest.raises(MergeflowError, match=r"the report cannot be made: a file of .*is not what its stage wrote"):
+        written(finished)
+
+
+def test_a_flipped_bit_is_named(finished):
+    """A figure whose digit is another one was shown without a word."""
+    selection, manifest = finished / "outputs/results/selection.json", finished / ".mergeflow/manifests/select.json"
+    manifest.parent.mkdir(exist_ok=True)
+    outs = {"outputs/results/selection.json": sha256_of(selection)}
+    manifest.write_text(json.dumps({"fingerprint": "", "outs": outs}))
+    written(finished)
+    selection.write_text(selection.read_text().replace("0.98", "0.88", 1))
+    with pytest.raises(
+        MergeflowError, match=r"the report would read what no stage has made.*\n.*selection.json: SHA-256"
+    ):
+        written(finished)
 
 
 def test_the_recipe_on_the_page_is_one_that_merge_takes(finished):
