@@ -151,11 +151,9 @@ def set_row(
     """Return the scores of each way of choosing λ on validation; test is looked at once for each.
 
     Args:
-        part: the tasks whose vectors are added.
         ranges: predicted ones of λ, by way.
         scales: the grid; Optuna tries λ between its ends.
         scores: mean accuracy over λ, in %, on validation and on test.
-        seed: of Optuna.
     """
     validation, test = scores
     tried: dict[str, Sequence[float]] = {
@@ -224,9 +222,7 @@ class Suite:
     """The experts of one run and seed.
 
     Attributes:
-        inputs: the study's inputs, of the tasks that count.
         start: what the experts were tuned from: θ0, or of a run in rounds what its last round began with.
-        experts: weights by task.
     """
 
     inputs: Laboratory

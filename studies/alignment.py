@@ -191,9 +191,6 @@ def boxes_figure(rows: pd.DataFrame, x: str, x_label: str, panel: str | None = N
 
     Args:
         rows: of pairs.
-        x: the column on the x axis.
-        x_label: what it is called.
-        panel: the column whose values are panels.
     """
     parts = list(rows.groupby(panel, sort=False)) if panel else [("After the last round", rows)]
     figure, axes = panels(len(parts), 2, 3.4, sharey=True)

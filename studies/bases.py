@@ -180,14 +180,7 @@ class Bench:
 def experts(
     bench: Bench, settings: FineTuneSettings, seed: int, report: Callable[[int, int], None]
 ) -> dict[str, State]:
-    """Return θ_t of every task; those that are kept are not tuned again.
-
-    Args:
-        bench: the base and the tasks.
-        settings: of the fine-tuning.
-        seed: of the order of the batches.
-        report: called with the tasks done and in all.
-    """
+    """Return θ_t of every task; those that are kept are not tuned again."""
     states = {}
     for done, (task, data) in enumerate(bench.train.items()):
         report(done, len(bench.train))
@@ -205,10 +198,7 @@ def merged_in_rounds(bench: Bench, settings: FineTuneSettings, seed: int, report
     """Return MIMA's last average; rounds and tasks that are kept are not tuned again.
 
     Args:
-        bench: the base and the tasks.
         settings: with `regime="iterative"`.
-        seed: of the order of the batches.
-        report: called with the rounds done and in all.
     """
     base = bench.folder / "tower.safetensors"
     if not base.exists():
@@ -290,15 +280,7 @@ def look_at_test(
     mima: State,
     chosen: Mapping[str, tuple[dict[str, Any], float]],
 ) -> dict[str, dict[str, float]]:
-    """Look at test once: accuracy by model and task.
-
-    Args:
-        clip: the base with its text tower.
-        bench: the same, and the tasks.
-        tuned: θ_t by task.
-        mima: MIMA's last average.
-        chosen: as of `choose_merges`.
-    """
+    """Look at test once: accuracy by model and task."""
     test = opened(lab, clip, "test")
     scorer = CandidateScorer(bench.model, test, bench.base, tuned)
     scorer.renew_cache(1.0)

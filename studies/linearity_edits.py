@@ -78,11 +78,9 @@ def measure_edits(
     """Return rows of the three equations at every layer; edits of one task or pair are in memory at a time.
 
     Args:
-        done: models tuned from one start.
         scale: λ of Eq. 2.
         scales: λ of Eq. 3 and 4.
         compared: gets the values of all samples by combination and layer, where they are asked for.
-        settings: what else is in every row, such as the seed.
     """
     asked = edits(done.tuned, scale, scales)
     layers = find_layers(done.model.module)

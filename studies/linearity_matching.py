@@ -88,8 +88,6 @@ def averages(model: Model, tasks: Mapping[str, NetTask], ends: Mapping[str, Stat
     Args:
         model: the network, whose weights are overwritten.
         tasks: `i` and `j`, which may be the same task.
-        ends: θ_i and θ_j.
-        seed: of the matching's visits.
     """
     groups = find_groups({name: value.shape for name, value in ends["i"].items()})
     orders = weight_matching(ends["i"], ends["j"], groups, seed)

@@ -89,8 +89,6 @@ def barrier(model: Model, ends: Sequence[State], task: NetTask) -> Row:
 
     Args:
         model: the network, whose weights are overwritten.
-        ends: the weights of two nets.
-        task: the task they were trained on.
     """
     nets = [*ends, combine(ends, [0.5, 0.5])]
     first, second, middle = (accuracy_of(model, net, task) for net in nets)

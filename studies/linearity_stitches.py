@@ -87,10 +87,8 @@ def stitch_rows(
     """Return the rows of additions of all pairs and negations of all tasks, by layer.
 
     Args:
-        done: models tuned from one start.
         layers: where they are stitched; their index counts the model's from 1.
         add, negate: λ of additions and of negations.
-        settings: what else is in every row, such as the seed.
     """
     indices = {layer: number for number, layer in enumerate(find_layers(done.model.module), 1) if layer in layers}
     halves = Halves(done, list(indices))

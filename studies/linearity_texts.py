@@ -292,9 +292,7 @@ def vector_rows(done: TunedModels, folder: Path, seed: int) -> list[Row]:
     """Return how far θ0 + 1·τ is from θ_t, of each task and type of number, by files.
 
     Args:
-        done: models tuned from one start.
         folder: where files are written, which is empty at the end.
-        seed: in every row.
     """
     rows = []
     for name, dtype in TYPES.items():

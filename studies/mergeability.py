@@ -254,9 +254,6 @@ def ranks(rows: pd.DataFrame, runs: Sequence[str], column: str, by: str | None =
     """Return a prediction's rank correlation with the loss for each seed that all these runs have.
 
     Args:
-        rows: of all runs and seeds.
-        runs: those that count.
-        column: of the rows, or a prediction.
         by: the mean over the ways of training; with None over the pairs of all ways together.
     """
     of_runs = select(predicted(rows), run=list(runs))

@@ -111,7 +111,6 @@ def variants(
     """Yield the whole task vectors and each way of reducing them.
 
     Args:
-        ranks: of matrices.
         keeps: shares of the rows or entries of MLP matrices.
         seed: of the entries that DARE drops; each task has its own.
     """

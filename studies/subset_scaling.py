@@ -141,7 +141,6 @@ def plan_sample(
     """Return which subsets of one N are merged: those of the pilot, and as many more as its spread asks for.
 
     Args:
-        tasks: all of them, in order.
         references: `zero_shot` and `expert`, accuracy per task on validation.
         size: N.
         work: returns the rows of a subset, by N, number and tasks.
@@ -168,7 +167,6 @@ def two_stage_size(deviation: float, margin: float, pilot: int) -> int:
     Args:
         deviation: s of the pilot.
         margin: ε, in the units of s.
-        pilot: how many subsets the pilot has, at least 2.
 
     Example:
         >>> two_stage_size(0.03, 0.02, 10)
@@ -200,9 +198,7 @@ def choose(scorer: CandidateScorer, options: Options, examples: Split) -> dict[s
     """Return by method the arguments that are best on validation, of equals the first, and the accuracy there.
 
     Args:
-        scorer: of the subset's experts.
         options: grids, and the wider scales with which a method's choice is made once more.
-        examples: of validation, by task of the subset.
     """
 
     def score(method: str, tried: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], float]]:

@@ -372,9 +372,6 @@ def chosen(rows: pd.DataFrame, way: str, forgotten: str, largest: float) -> dict
     """Return, by seed, the measured λ nearest to 0 that forgets on validation as much as the truth; else the largest.
 
     Args:
-        rows: of all seeds.
-        way: how τ was trained, one of `WAYS`.
-        forgotten: the title of the book that is forgotten.
         largest: λ of the grid, farthest from 0.
     """
     until = samples(rows, "validation", way="without", book=forgotten)

@@ -273,11 +273,7 @@ def similarities(answered: Answered) -> list[float]:
 
 
 def by_theory(answered: Answered) -> np.ndarray | None:
-    """Return λ by the corrected Equations 75 and 76; None where the theory has none.
-
-    Returns:
-        λ, [K].
-    """
+    """Return λ by the corrected Equations 75 and 76; None where the theory has none."""
     try:
         return unseen_coefficients(similarities(answered), BETA, C)
     except MergeflowError:
@@ -290,9 +286,6 @@ def by_ridge(answered: Answered) -> np.ndarray:
     min_λ ‖s t − f_0 − Σ λ_i (f_i − f_0)‖² + ρ ‖λ‖²,  logits less their mean over classes
 
     s makes the labels as long as the experts' logits; ρ is the one with the smallest error on samples left out.
-
-    Returns:
-        λ, [K].
     """
     base, truth = centred(answered.base), answered.truth
     experts = [centred(outputs) for outputs in answered.experts]
@@ -324,9 +317,6 @@ def left_out_error(features: np.ndarray, wanted: np.ndarray, penalty: float, cla
 
 def by_search(count: int, loss: Callable[[Sequence[float]], float]) -> np.ndarray:
     """Return the best λ that Nelder and Mead's simplex finds from 1/K in so many merges.
-
-    Returns:
-        λ, [K].
 
     Example:
         >>> found = by_search(2, lambda scales: (scales[0] - 1) ** 2 + (scales[1] + 0.5) ** 2)

@@ -21,12 +21,10 @@ class Recipe(Frozen):
 
     Args:
         seed: of the weights.
-        steps: number of batches.
         matrix_rate: peak learning rate of matrices, which Muon trains; linear warm-up, then cosine to 0.
         learning_rate: of embeddings and vectors, which AdamW trains; likewise.
         warmup: share of the steps with rising learning rates.
         weight_decay: on matrices.
-        layers: of the model.
     """
 
     seed: int = 0
@@ -73,11 +71,8 @@ def train_base(
     On one machine the same recipe gives the same bytes.
 
     Args:
-        recipe: it goes into the record of the weights.
         out: the folder; the weights are written last.
-        model: with random weights, which are trained.
         losses: of each step the functions that compute its shards' parts of the loss.
-        progress: called with the steps done and in all.
 
     Returns:
         The fingerprint of the weights and the last training loss.

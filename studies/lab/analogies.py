@@ -26,8 +26,6 @@ def target_rows(figure: Measured, scales: Sequence[float], target: str, others: 
 
     Args:
         figure: how good Ψ^(0) + Σ λ Δ is on the target, of λ by task and a split.
-        scales: the λ tried.
-        target: the task that is to be reached.
         others: A, B and C, tasks that share with it one attribute, the other one, and none.
     """
     a, b, c = others

@@ -160,7 +160,6 @@ def coloured(digits: Digits, red_if_odd: float, name: str) -> Classification:
     """Return the task of a colouring: label 1 is odd, red with r_o for odd and 1 − r_o for even digits.
 
     Args:
-        digits: in black and white.
         red_if_odd: r_o, in [0, 1].
 
     Source:
@@ -224,12 +223,8 @@ def tuned(
     """Return the experts of some colourings after so many steps: name → weights.
 
     Args:
-        world: whose `tune` says how fast.
-        base: where they begin.
-        digits: the training split.
         colours: r_o of each.
         steps: of tuning.
-        seed: of the order of the examples.
     """
     adapting = world.tune.model_copy(update={"steps": steps})
     return {
@@ -243,7 +238,6 @@ class Coloured:
     """Task vectors of experts on coloured digits, by task, and what sums of them are judged on.
 
     Attributes:
-        base: what the experts were tuned from.
         splits: of the digits.
         vectors: ΔΨ by the task's name.
     """
@@ -260,8 +254,6 @@ class Coloured:
 
         Args:
             scales: r_o → λ.
-            judged: r_o of the tasks.
-            split: train, validation or test.
         """
         state = combined(self.base.start, self.vectors, {name_of(colour): scale for colour, scale in scales.items()})
         return list(accuracy(self.base.model, state, {name_of(r): self.task(r, split) for r in judged}).values())

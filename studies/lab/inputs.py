@@ -70,9 +70,7 @@ def cached(io: StageIO, name: str, measure: Callable[[], Piece]) -> Piece:
     """Return `measure()`, or what it returned before a kill.
 
     Args:
-        io: the stage's files; its scratch folder keeps the pieces until the stage is complete.
         name: of the piece, unique within the stage.
-        measure: gives a row of JSON values; called only where the piece is not kept.
     """
     path = _piece(io, name)
     if not path.exists():
@@ -305,7 +303,6 @@ class Laboratory:
         """Return the rows of `measure(lab, run, seed)` for every seed of every training run, each a piece of `of_run`.
 
         Args:
-            measure: yields the rows of one.
             seeds: those that count, by default all that a run has.
             name: put before that of every piece, where runs are measured in several ways.
         """
@@ -453,9 +450,6 @@ class ChosenScale:
 
     Attributes:
         args: the method's arguments with the scale.
-        validation: accuracy per task.
-        test: accuracy per task; empty where it was not asked for.
-        tried: how many scales were scored.
     """
 
     args: dict[str, Any]
@@ -477,11 +471,7 @@ def choose_scale(
 
     Args:
         scorer: what merges and scores; of `inputs.blind()` where nothing else needs it.
-        method: a name of the catalog.
-        scales: the grid, rising.
         start: where to begin; the nearest scale is taken.
-        args: the method's other arguments.
-        test: whether to look at test.
     """
     candidates = list(score_all(method, line("scale", scales, start, args), scorer.candidate, mean))
     best = best_on_line(candidates, "scale")
@@ -491,11 +481,6 @@ def choose_scale(
 
 def grid(low: float, high: float, step: float) -> list[float]:
     """Return low, low + step, … high.
-
-    Args:
-        low: the first value.
-        high: the last, a whole number of steps above.
-        step: > 0.
 
     Example:
         >>> grid(0.8, 1.0, 0.05)

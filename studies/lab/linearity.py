@@ -225,7 +225,6 @@ def train_world(world: World, tasks: dict[str, NetTask], seed: int) -> TunedMode
 
     Args:
         tasks: by name; the first is the one to pre-train on.
-        seed: of the weights and of the order of examples.
     """
     first, *others = tasks
     model, _, start = pretrained(world, tasks, seed)
@@ -274,9 +273,7 @@ def direction(system: str, says: str, chosen: Callable[[pd.DataFrame], pd.DataFr
     """Return the claim that features of combined weights point where combined features do; undecided without baseline.
 
     Args:
-        system: of the paper.
         chosen: which rows it is about.
-        ours: as of `Claim`.
     """
     rule = f"worst 1 − cos of a hidden layer, in shares of the baseline where that is above {TRIVIAL},"
     return Claim(
@@ -322,8 +319,6 @@ def path_rows(
         model: the network, whose weights are overwritten.
         ends: θ_i and θ_j.
         examples: labelled examples by task.
-        alphas: α; 1 is θ_i.
-        settings: what else is in every row, such as the seed.
     """
     rows = []
     for alpha in alphas:
@@ -369,7 +364,6 @@ def layers_figure(rows: pd.DataFrame, by: str) -> Figure:
 
     Args:
         rows: as of `rows_of`; means over what is drawn together.
-        by: the column whose values are series.
     """
     layers = list(rows.layer.drop_duplicates())
     figure, (distance, coef) = panels(2, 2, 3.8)

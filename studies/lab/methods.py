@@ -126,7 +126,6 @@ def leader(values: Mapping[Name, Sequence[float]], names: Mapping[Name, str]) ->
 
     Args:
         values: model → accuracy in %, one value for each seed, the same seeds for all.
-        names: model → what readers call it.
 
     Example:
         >>> leader({"ties": [70.0, 71.0], "cart": [72.0, 73.0]}, {"ties": "TIES", "cart": "CART"})
@@ -169,11 +168,7 @@ class Adaptation:
         granularity: One coefficient per expert, or per expert and tensor.
         images: The split whose images are seen, without labels.
         init: First value of every coefficient: the scale of the static merge that it starts from.
-        lr: Adam's learning rate.
-        steps: Steps of Adam.
         batch_size: Images per task and step.
-        rank_ratio: Of CART's directions.
-        seed: Of the batches.
     """
 
     on: Direction
@@ -239,9 +234,7 @@ def choose_rate(
     runs, and adapt none of them. Test is not there to be read.
 
     Args:
-        experts: State dicts by task, in memory or lazy.
         plan: how, but for the rate and the images.
-        rates: those tried.
         every: steps between two looks at the course.
 
     Returns:
@@ -275,7 +268,6 @@ def adapt_with_rates(
     Args:
         plan: how, but for the rate and the seed.
         name: of the piece that keeps what the first seed chose, for the others to read.
-        seed: of the batches.
         first: the seed that is measured first.
     """
 

@@ -100,7 +100,6 @@ def write_pages(home: Path, studies: Iterable[Study], figures: bool = False) -> 
 
     Args:
         home: the folder whose `docs/research` gets them.
-        studies: those that may have a record.
         figures: write a page of tables and figures for each study too; these are not tracked.
     """
     chosen = [study for study in studies if (home / RECORDS / f"{study.stage.name}.parquet").exists()]

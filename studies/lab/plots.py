@@ -44,11 +44,8 @@ def table(
     """Return mean ± half the 95 % interval over seeds for each value of `index` (and of `columns`), as text.
 
     Args:
-        rows: tidy, with the column `seed`.
         index: the column or columns that become lines, in order of appearance.
         columns: those that become columns; none gives the one column `value`.
-        value: what is averaged within a seed.
-        digits: printed.
         cell: from one value for each seed to the text of a cell, where it is not mean and interval.
     """
     lines, heads = _names(index), _names(columns)
@@ -71,10 +68,7 @@ def side_by_side(
     """Return `table` of several columns of the rows beside each other.
 
     Args:
-        rows: tidy, with the column `seed`.
-        index: the column or columns that become lines.
         headings: the columns, or from a column to what stands above it.
-        digits: printed; by column, where it is not one.
     """
     names = headings if isinstance(headings, Mapping) else dict(zip(headings, headings, strict=True))
     places = digits if isinstance(digits, Mapping) else dict.fromkeys(names, digits)
@@ -114,17 +108,11 @@ def curves(
 
     Args:
         rows: tidy; within a seed `value` is averaged over everything else.
-        x: a column of numbers.
         by: the column whose values become lines.
-        value: what is drawn.
         panel: the column whose values become panels.
         labels: from values of `by` and `panel` to what the legend and titles say.
-        title: of the one panel where there is no `panel`.
         levels: from a panel's value to what is compared with: what the legend calls it, and its height.
         scale: of x; that of rounds is logarithmic, with marks where something was measured, and "root" is for shares.
-        ticks: of x.
-        log_y: whether y is on a logarithmic axis.
-        columns: panels in a row, at most.
         height: of a panel, in inches.
     """
     parts = list(rows.groupby(panel, sort=False)) if panel else [(title, rows)]
@@ -171,14 +159,9 @@ def dots(
         places: from the text below the axis to which rows stand there, as of `select`; or a column of such texts.
         by: from the legend's text to which rows have this mark, or a column of such texts; where a place has none,
             nothing is drawn.
-        value: what is drawn.
         panel: the column whose values become panels.
-        title, y_label: of the one panel where there is no `panel`, and of the y axis.
-        labels: from values of `panel` to titles.
         level: of a panel's rows, a dashed line to compare with.
         wrap: letters of a line below the axis.
-        columns, height: panels in a row, and inches of each.
-        sharey: whether panels have one scale.
     """
     parts = list(rows.groupby(panel, sort=False)) if panel else [(title, rows)]
     marks_of = {str(name).replace("_", " "): {by: name} for name in rows[by].unique()} if isinstance(by, str) else by
@@ -239,13 +222,9 @@ def scatter(
     """Draw a point for each row: a panel for each column of `x`, a colour for each value of `by`.
 
     Args:
-        rows: tidy.
         x: from the column to what its axis is called.
-        y: the column of the heights.
         by: the column whose values are colours.
         labels: from values of `by` to what the legend says.
-        grid: as of `dress`.
-        columns, height: panels in a row, and inches of each.
     """
     figure, axes = panels(len(x), columns, height, sharey=True)
     for index, (axis, (column, label)) in enumerate(zip(axes, x.items(), strict=True)):
@@ -262,9 +241,7 @@ def contours(panel: Axes, plane: pd.DataFrame, levels: Sequence[float], form: st
     """Fill a panel with the contours of a value on a plane, its lines numbered, dark where it is low.
 
     Args:
-        panel: where they are drawn.
         plane: the values, by y and x.
-        levels: rising, from the smallest value to the largest.
         form: of the numbers, as `%d`.
         every: so many lines have one number.
     """

@@ -30,9 +30,6 @@ def train_in_rounds(
     """Do all rounds; keep the last round's experts and start, every round's merge, and a row of measures for each.
 
     Args:
-        bench: the base and the examples.
-        tasks: the tasks of the run, in order.
-        settings: how they are tuned.
         folder: of the stage's scratch, where a killed run goes on.
         result: the folder that gets the experts, the start, the merges and the measures.
 

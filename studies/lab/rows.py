@@ -72,8 +72,6 @@ def per_seed(rows: pd.DataFrame, *over: str, value: str = "accuracy", **where: A
     Args:
         rows: tidy, with the column `seed`.
         over: columns that become the index; none gives one row.
-        value: what is averaged.
-        where: as of `select`.
 
     Example:
         >>> rows = pd.DataFrame({"N": [1, 1, 8, 8], "seed": [0, 0, 0, 0], "accuracy": [50.0, 70.0, 80.0, 90.0]})
@@ -153,7 +151,6 @@ def rank_correlation(
     """Return Spearman's correlation of a prediction with the column `loss`.
 
     Args:
-        prediction: of a row.
         by: the column whose values divide the rows into groups; the mean over them counts. One group by default.
 
     Returns:

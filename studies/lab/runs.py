@@ -156,7 +156,6 @@ def take_experts(root: Path, pattern: str, tasks: Sequence[str], seed: int, base
         root: the project, which the pattern is relative to.
         pattern: a path with `{task}`, and `{seed}` if there is more than one seed.
         base: checkpoint of θ0, whose tensors the experts must have.
-        folder: where the result is built.
     """
     paths = {task: root / pattern.format(task=task, seed=seed) for task in tasks}
     with open_checkpoint(base) as state:

@@ -40,8 +40,6 @@ def trained(model: Model, start: State, data: Examples, tuning: Lasting, seed: i
 
     Args:
         model: whose weights are overwritten.
-        start: where training begins.
-        tuning: how long, and with which settings.
         seed: of the order of the examples.
     """
     return trained_together(model, start, [data], tuning, seed)
@@ -54,9 +52,7 @@ def trained_together(
 
     Args:
         model: whose weights are overwritten.
-        start: where training begins.
         tasks: training examples of each; of one alone it is as `trained`.
-        tuning: how long for each, and with which settings.
         seed: of the order of the examples.
     """
     settings = tuning.settings()

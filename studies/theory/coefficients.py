@@ -85,12 +85,8 @@ def closed_form(gammas: Sequence[float], c: float, printed: bool = False) -> np.
 
     Args:
         gammas: γ, [K], each in [−1, 1], at least one not 0.
-        c: in (0, 1).
         printed: take C as the paper prints it, with √Σγ⁴ in the numerator. The first sum is then 1 + c and the second
             (1 + c) √(Σγ⁴/Σγ²), which is less than 1 + c unless every γ_i is 0, 1 or −1.
-
-    Returns:
-        λ, [K].
 
     Raises:
         MergeflowError: no λ meets both sums: all γ are 0, or those that are not 0 have one negative value; a number is
@@ -131,10 +127,6 @@ def smallest_coefficients(gammas: Sequence[float], c: float) -> np.ndarray:
 
     Args:
         gammas: γ, [K], each in [−1, 1].
-        c: in (0, 1).
-
-    Returns:
-        λ, [K].
 
     Raises:
         MergeflowError: no coefficients meet both sums, or a number is not what it can be.
@@ -169,8 +161,6 @@ def unseen_coefficients(gammas: Sequence[float], beta: float, c: float) -> np.nd
 
     Args:
         gammas: γ, [K]: how the task correlates with each expert's, in [−1, 1].
-        beta: what is lost per unit of λ, ≥ 0.
-        c: in (0, 1).
 
     Returns:
         λ, [K]; `out_of_domain` is true of it.

@@ -81,9 +81,7 @@ def mismatches(losses: Sequence[Loss], point: Tensor, scale: float) -> Tensor:
     """Return r_t(θ) = α Σ_t' ∇L_t'(θ) − ∇L_t(θ) for every task, [T, P]: how one joint step differs from a task's own.
 
     Args:
-        losses: T task losses.
         point: θ, [P].
-        scale: α.
 
     Source: Zhou et al. 2025, equation 6.
     """
@@ -95,9 +93,7 @@ def curvature_sum(losses: Sequence[Loss], points: Sequence[Tensor], scale: float
     r"""Return Σ_t Σ_{e=0}^{k−2} ∇²L_t(θ^(e+shift)) Σ_{m=0}^{e} r_t(θ^(m)), [P].
 
     Args:
-        losses: T task losses.
         points: the joint iterates θ^(0), ..., θ^(k−1).
-        scale: α.
         shift: 0 is the paper's C (equation 3); 1 is the sum that the derivation gives.
 
     Returns:
@@ -142,11 +138,8 @@ def measure_gap(losses: Sequence[Loss], start: Tensor, scale: float, step: float
     """Run T experts and the joint model from θ0 and compare their gap with both second-order terms.
 
     Args:
-        losses: T task losses.
         start: θ0, float64 [P].
         scale: α of task arithmetic; the joint run has step α η.
-        step: η > 0.
-        epochs: k ≥ 2.
 
     Raises:
         MergeflowError: k < 2, where the gap is zero; or a run diverges.
@@ -202,10 +195,6 @@ def pairs_factor(epochs: int) -> int:
 
 def task_factors(tasks: int, scale: float) -> dict[str, float]:
     """Return the three factors a with which Σ_t ‖r_t‖₂ ≤ T · a · max_t ‖∇L_t‖₂ is claimed.
-
-    Args:
-        tasks: T ≥ 1.
-        scale: α.
 
     Returns:
         `statement` |αT − 1|, `proof` |α(T+1) − 1| (equation 24), `derived` max(1, |αT − 1|); the last holds always.
@@ -403,9 +392,6 @@ def network_row(problem: Problem, gain: float, scale: float, step: float, epochs
     """Return ‖C‖₂, G and H of a feed-forward net beside the bounds in its weights' spectral norms.
 
     Each version of the theorem is taken whole: the statement with |αT − 1|, the appendix with the proof's |α(T+1) − 1|.
-
-    Args:
-        gain: factor on the initial weights, for the row.
     """
     assert problem.net is not None
     points = problem.joint_points(scale, step, epochs)

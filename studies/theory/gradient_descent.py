@@ -49,7 +49,6 @@ def hessian_vector(loss: Loss, point: Tensor, vector: Tensor) -> Tensor:
     """Return ∇²L(θ) v, [P], by differentiating ⟨∇L(θ), v⟩: twice the memory of a gradient, no matrix.
 
     Args:
-        loss: L.
         point: θ, [P].
         vector: v, [P].
 
@@ -80,9 +79,7 @@ def spectral_norm(loss: Loss, point: Tensor, products: int) -> float:
     """Return an estimate from below of ‖∇²L(θ)‖₂: power iteration with `products` Hessian-vector products.
 
     Args:
-        loss: L.
         point: θ, [P].
-        products: Hessian-vector products, at least 1.
 
     Example:
         >>> round(spectral_norm(lambda theta: (theta**2 * torch.tensor([1.0, -3.0])).sum(), torch.zeros(2), 20), 4)
@@ -113,7 +110,6 @@ def descend(loss: Loss, start: Tensor, step: float, epochs: int) -> list[Tensor]
         loss: the loss; of the task, or `summed` of all tasks.
         start: θ0, [P].
         step: η > 0.
-        epochs: k ≥ 0.
 
     Returns:
         The k + 1 displacements τ^(0), ..., τ^(k) from θ0; the last is the task vector.
@@ -142,7 +138,6 @@ def merge(vectors: Sequence[Tensor], scale: float) -> Tensor:
 
     Args:
         vectors: T task vectors, each [P].
-        scale: α.
 
     Example:
         >>> merge([torch.tensor([1.0]), torch.tensor([3.0])], 0.5)
@@ -183,7 +178,6 @@ def flat_loss(module: nn.Module, examples: Classification) -> Loss:
 
     Args:
         module: whose weights vary; it stays as it is.
-        examples: of one task, in the module's type.
 
     Example:
         >>> module = nn.Linear(2, 3, bias=False)
@@ -211,8 +205,6 @@ def trained(module: nn.Module, tasks: Sequence[Classification], step: float, epo
     Args:
         module: θ0; it stays as it is.
         tasks: one for an expert, several for a joint run.
-        step: η > 0.
-        epochs: k ≥ 1.
     """
     whole = max(len(task) for task in tasks)
     settings = FineTuneSettings.model_validate(
@@ -301,11 +293,8 @@ def random_tasks(count: int, inputs: int, classes: int, examples: int, seed: int
     Every task has its own mean and its own teacher, so that the tasks' gradients differ.
 
     Args:
-        count: T ≥ 1.
         inputs: D, the width of the inputs.
-        classes: labels of each task.
         examples: N, for each task.
-        seed: of all that is drawn.
     """
     place = f"clouds,inputs={inputs},classes={classes},train={examples},seed={seed}"
     tasks = []
@@ -379,9 +368,6 @@ def feed_forward_problem(
     Args:
         activation: of `nets.SLOPES`.
         widths: input width, hidden widths, number of classes.
-        tasks: T.
-        samples: inputs per task.
-        seed: of weights and data.
         gain: factor on the initial weights; small ones make the spectral norms small.
     """
     net = Net(widths, activation, seed)
@@ -409,7 +395,6 @@ def image_problem(encoder: ImageEncoder, tasks: Sequence[Classification]) -> Pro
 
     Args:
         encoder: the encoder; it stays as it is.
-        tasks: T tasks of uint8 images with zero-shot heads.
     """
     examples = tuple(
         Classification(task.task, encoder.normalised_pixels(task.inputs[:]).double(), task.labels, task.head)

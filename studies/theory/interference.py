@@ -220,7 +220,6 @@ def task_interference(factors: TaskFactors, rank: int) -> float:
     Unlike I(k) it sees signs: centred task vectors at full rank add up to −τ_t, which gives 1 if inputs excite all.
 
     Args:
-        factors: of one weight matrix.
         rank: k, 0 … r.
 
     Returns:
@@ -272,7 +271,6 @@ def task_matrices(base: State, experts: Mapping[str, State], centred: bool) -> I
     """Yield for every weight of a known kind its name and τ_t = θ_t − θ0, or θ_t − mean θ, of all tasks, in float64.
 
     Args:
-        base: θ0.
         experts: θ_t by task, in memory or lazy; one tensor of each is held at a time.
         centred: whether task vectors start at the experts' mean.
     """
@@ -342,8 +340,6 @@ def draw_tasks(setting: Setting, seed: int, full: bool = False) -> LinearTasks:
     V_t = √o C Q_t + √(1−o) D_t on the shared directions, D_t elsewhere; C, D_t with orthonormal columns, Q_t random
 
     Args:
-        setting: sizes, overlap and spectrum.
-        seed: of everything random.
         full: draw a in ℝ^d over a whole orthonormal basis, as printed, and not over the row space.
 
     Raises:

@@ -49,10 +49,6 @@ class PatternTask:
     def draw(self, samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Draw sequences and labels.
 
-        Args:
-            samples: n ≥ 1.
-            generator: the source of chance.
-
         Returns:
             X, [n, P, d], and y, [n], −1 or 1; the order of a sequence's tokens does not matter to the model.
         """
@@ -125,8 +121,6 @@ def initial(dimensions: int, width: int, seed: int, spread: float = 0.5) -> tupl
     W, V ~ N(0, ξ²), ξ = spread/√m;  a_i ∈ {1/√m, −1/√m}
 
     Args:
-        dimensions: d.
-        width: m.
         spread: ξ√m, at most 1 in the paper.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -223,8 +217,6 @@ def combined(start: Weights, vectors: Sequence[Weights], scales: Tensor) -> Weig
     """Return the stack Ψ^(0) + Σ_i λ_i ΔΨ_i.
 
     Args:
-        start: Ψ^(0).
-        vectors: K task vectors.
         scales: λ, [k, K].
     """
     attention = start.attention + torch.einsum(
@@ -252,7 +244,6 @@ def row_pruned(vector: Weights, keep: float, smallest: bool = False) -> Weights:
     """Return the task vector with a share of the rows of ΔV, the largest in 2-norm; the others are 0.
 
     Args:
-        vector: ΔΨ.
         keep: share of the rows kept, in [0, 1].
         smallest: keep the smallest rows instead, as a control.
 
@@ -304,7 +295,6 @@ def irrelevant_energy(vector: Weights, pattern: Tensor, irrelevant: Tensor) -> f
     """Return the median over rows of Σ_k (ΔV_i·v_k)² / (ΔV_i·μ)² · M: about 1 or less by Equation 30.
 
     Args:
-        vector: ΔΨ.
         pattern: μ, [d].
         irrelevant: v_1 … v_M, [M, d].
     """

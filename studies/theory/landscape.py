@@ -43,7 +43,6 @@ class Plane:
 
         Args:
             x: along u, in units of the weights' 2-norm.
-            y: along v.
             out: a result of an earlier call to write into, so that a walk over the plane touches no new memory.
         """
         target = {name: torch.empty_like(tensor) for name, tensor in self.origin.items()} if out is None else out
@@ -81,8 +80,6 @@ def plane_through(origin: State, first: State, second: State) -> Plane:
 
     Args:
         origin: a state dict, for task vectors the base θ0.
-        first: θ_1, same names and shapes.
-        second: θ_2, same names and shapes.
 
     Returns:
         The plane; θ_1 lies at (‖τ_1‖, 0) and θ_2 at y > 0. u and v are float32 (float64 where the origin is).
@@ -139,7 +136,6 @@ class Grid:
         """Return a grid of size × size points around given ones.
 
         Args:
-            points: what must lie inside.
             size: points along each side, ≥ 2.
             margin: room on each side, as a share of the larger side of the points' box, ≥ 0.
 
@@ -168,8 +164,6 @@ def measure_grid(plane: Plane, grid: Grid, evaluate: Callable[[State], Mapping[s
     """Measure the model at every point of a grid by a callback.
 
     Args:
-        plane: where the models lie.
-        grid: which of them.
         evaluate: state dict → value by name, for example the error on each task. The tensors are reused for the next
             point; `CandidateScorer.state` and `Network.load` copy what they are given.
 
@@ -440,7 +434,6 @@ def principal_components(points: Mapping[str, State], count: int = 2) -> Project
 
     Args:
         points: n state dicts with the same names and shapes, in memory or lazy, by their names; n > count.
-        count: number k of components.
 
     Returns:
         The projection; of the two signs of a component, the one whose largest coordinate is positive.

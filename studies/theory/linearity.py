@@ -21,7 +21,6 @@ def replaced(module: nn.Module, layer: str, value: Tensor) -> Iterator[None]:
     """Let a submodule give `value` whatever it computes; of several outputs the first is replaced.
 
     Args:
-        module: The model; it is as before on leaving.
         layer: The submodule's dotted name.
         value: What it gives: [B, …], of the shape that it computes.
     """
@@ -44,10 +43,6 @@ def front(
 
     Args:
         model: What the weights are loaded into; it has its own weights back at the end.
-        examples: A split of a task.
-        state: θ.
-        layers: Names of submodules.
-        batch_size: Examples in memory at a time.
 
     Raises:
         MergeflowError: the module has no such layer.
@@ -75,13 +70,9 @@ def stitch(
 
     Args:
         model: What the weights are loaded into; it has its own weights back at the end.
-        examples: A split of a task with its head.
-        back: Weights of the back half.
-        layer: Name of the submodule whose output h replaces.
         terms: (c, f(θ_c)), the features as `front` gives them; Σ c need not be 1.
         read: What is read of the model: a function of it and of some examples' numbers, int64 [b], such as
             `examples.log_p`; `examples.scores` if none is given.
-        batch_size: Examples in memory at a time.
 
     Returns:
         What `read` gives for all examples, [n, …].
@@ -121,9 +112,6 @@ def activation_matching(
 
     Args:
         model: What the weights are loaded into; it has its own weights back at the end.
-        samples: Of both tasks, for example.
-        reference: θ_A.
-        other: θ_B.
         groups: As `find_groups` gives them, whose units are single outputs of a layer.
 
     Returns:
@@ -214,8 +202,6 @@ def top_eigenvalue(product: Product, size: int, seed: int = 0) -> float:
 
     Args:
         product: Of `hessian_product`.
-        size: Number of parameters.
-        seed: Of the vector to start from.
     """
     start = np.random.default_rng(seed).normal(size=size)
     operator = LinearOperator((size, size), matvec=product, dtype=np.float64)

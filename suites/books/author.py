@@ -117,11 +117,7 @@ class Style:
 
 
 def draw_cast(dice: Dice, count: int) -> tuple[list[str], list[Fact]]:
-    """Return the names of people and the facts about them, one of each kind a person.
-
-    Args:
-        count: of people.
-    """
+    """Return the names of people and the facts about them, one of each kind a person."""
     names: list[str] = []
     while len(names) < count:
         if (name := words.person(dice)) not in names:

@@ -25,7 +25,6 @@ class Book:
     """A book of the corpus.
 
     Attributes:
-        title: Its name.
         seed: Of another corpus of the same making; 0 is the one that ships.
     """
 

@@ -15,8 +15,6 @@ def open_suite(task: str, place: str, seed: int, root: Path) -> RawTask:
 
     Args:
         place: `NAME` or `NAME/TASK`; without TASK it is the corpus's task of that name.
-        seed: not used: there are all three splits.
-        root: not used: nothing is read from files.
     """
     name, _, named = place.partition("/")
     if name != NAME:

@@ -1,4 +1,7 @@
-"""The head and chest of a cat or a dog from the front, part by part; lengths are in the pen's object coordinates."""
+"""The head and chest of a cat or a dog from the front, part by part.
+
+Lengths are in the pen's object coordinates; `wide`, `high` and `long` are half of a part's.
+"""
 
 import math
 
@@ -25,12 +28,7 @@ class Animal:
         self.pen.oval(-0.5 * self.turn, 0.95, wide, 0.6, colour)
 
     def head(self, wide: float, high: float, colour: Colour | None = None) -> None:
-        """Draw the skull.
-
-        Args:
-            wide, high: half its width and half its height.
-            colour: the coat by default.
-        """
+        """Draw the skull."""
         self.pen.oval(0, 0, wide, high, colour or self.coat)
 
     def upright_ears(self, x: float, top: float, wide: float, outer: Colour, inner: Colour) -> None:
@@ -39,9 +37,6 @@ class Animal:
         Args:
             x: their distance from the middle of the head.
             top: their height above the middle of the head, times the animal's size.
-            wide: half their width.
-            outer: colour of the ear.
-            inner: colour of its inside.
         """
         edge = ((-1.0, -0.28), (0.35, -self.size * top), (0.75, -0.05))
         inside = ((-0.5, -0.3), (0.3, 0.1 - self.size * top), (0.45, -0.2))
@@ -54,9 +49,6 @@ class Animal:
 
         Args:
             x: their distance from the middle of the head.
-            y: height of their middle.
-            wide, long: half their width and half their length, times the animal's size.
-            colour: of both.
         """
         for s in (-1, 1):
             self.pen.oval(s * x, y, wide * self.size, long * self.size, colour)
@@ -65,7 +57,6 @@ class Animal:
         """Draw the muzzle, moved with the face.
 
         Args:
-            wide, high: half its width and half its height.
             y: height of its middle before the nod.
         """
         self.pen.oval(self.turn, y + self.nod, wide, high, colour)
@@ -74,7 +65,6 @@ class Animal:
         """Draw two eyes with pupils, moved with the face.
 
         Args:
-            colour: of the iris.
             x: their distance from the middle of the face.
             y: their height before the nod.
             radius: of an eye; the pupil has half of it.
@@ -88,7 +78,6 @@ class Animal:
 
         Args:
             y: its height before the nod.
-            size: half its width.
         """
         x, y = self.turn, y + self.nod
         self.pen.line([(x, y), (x, y + 1.8 * size)], 0.04, (60, 45, 45))
@@ -99,7 +88,6 @@ class Animal:
 
         Args:
             wide, high: mean half width and half height of the fur.
-            tufts: how many stick out.
         """
         radii = (1 + 0.14 * self.pen.rng.random(2 * tufts)).tolist()
         steps = [(math.pi * k / tufts, r if k % 2 else 0.86 * r) for k, r in enumerate(radii)]

@@ -69,8 +69,6 @@ def vary(rng: Generator, colour: Colour, spread: float) -> Colour:
     """Return `colour` moved by up to `spread` grey values a channel, half of it common to the three.
 
     Args:
-        rng: the image's own generator.
-        colour: what is moved.
         spread: grey values, ≥ 0.
     """
     a, b, c, d = (rng.random(4) - 0.5).tolist()
@@ -82,13 +80,7 @@ def vary(rng: Generator, colour: Colour, spread: float) -> Colour:
 
 
 def any_colour(rng: Generator, low: int = 0, high: int = 255) -> Colour:
-    """Return a uniformly random colour.
-
-    Args:
-        rng: the image's own generator.
-        low: least value of a channel, 0..255.
-        high: greatest value of a channel, 0..255.
-    """
+    """Return a uniformly random colour."""
     a, b, c = rng.random(3).tolist()
     span = high - low
     return (int(low + span * a), int(low + span * b), int(low + span * c))
@@ -103,8 +95,6 @@ def contrasting(rng: Generator, other: Colour, minimum: float = 80) -> Colour:
     """Return a random colour whose brightness differs enough from another's; black or white where twenty draws do not.
 
     Args:
-        rng: the image's own generator.
-        other: the colour to stand out from.
         minimum: least difference of brightness, of 255.
     """
     for _ in range(20):
@@ -118,7 +108,6 @@ def cloud(rng: Generator, cells: int, size: int = CANVAS) -> np.ndarray:
     """Return smooth noise of about unit variance.
 
     Args:
-        rng: the image's own generator.
         cells: bumps along a side.
         size: pixels along a side.
 
@@ -133,7 +122,6 @@ def ground(rng: Generator, colour: Colour, rough: float, style: Style, cells: in
     """Return a 64x64 ground of one colour, mottled when the style has clutter.
 
     Args:
-        rng: the image's own generator.
         rough: standard deviation of the mottling in grey values; 0 for none.
         cells: bumps of the coarse mottling along a side; the fine one has four times as many.
     """
@@ -148,7 +136,6 @@ def regular(corners: int, radius: float = 1.0, angle: float = 0.0) -> Points:
     """Return the corners of a regular polygon around the origin.
 
     Args:
-        corners: how many, ≥ 3.
         radius: of the circle through them.
         angle: of the first corner, in radians clockwise from the top.
     """
@@ -163,12 +150,9 @@ class Pen:
     """Draws on a 64x64 image in coordinates -1..1 (y downwards) of an object that is turned, scaled, moved, flipped.
 
     Args:
-        image: 64x64 RGB image to draw on.
-        rng: source of the jitter.
         angle: rotation in radians.
         scale: 1 lets the coordinates -1..1 span the whole image.
         shift: displacement in the same units.
-        flip: mirror left and right first.
         jitter: standard deviation, in units, added to every corner of a polygon.
     """
 
@@ -204,50 +188,25 @@ class Pen:
         self._draw.polygon(self.place(points), fill=fill)
 
     def box(self, left: float, top: float, right: float, bottom: float, fill: Colour) -> None:
-        """Fill a rectangle, turned with the object.
-
-        Args:
-            left, top, right, bottom: its sides, in object coordinates.
-        """
+        """Fill a rectangle, turned with the object."""
         self.polygon([(left, top), (right, top), (right, bottom), (left, bottom)], fill)
 
     def line(self, points: Points, width: float, fill: Colour) -> None:
-        """Draw a broken line, one pixel wide at least.
-
-        Args:
-            points: its corners, in object coordinates.
-            width: in object units.
-        """
+        """Draw a broken line, one pixel wide at least."""
         self._draw.line(self.place(points), fill=fill, width=max(1, round(width * self.unit)), joint="curve")
 
     def disc(self, x: float, y: float, radius: float, fill: Colour) -> None:
-        """Fill a disc.
-
-        Args:
-            x, y: its centre, in object coordinates.
-            radius: in object units.
-        """
+        """Fill a disc."""
         ((cx, cy),) = self.place([(x, y)])
         r = radius * self.unit
         self._draw.ellipse((cx - r, cy - r, cx + r, cy + r), fill=fill)
 
     def oval(self, x: float, y: float, rx: float, ry: float, fill: Colour) -> None:
-        """Fill an ellipse, turned with the object.
-
-        Args:
-            x, y: its centre, in object coordinates.
-            rx, ry: half its width and half its height, in object units.
-        """
+        """Fill an ellipse, turned with the object."""
         self._draw.polygon(self.place([(x + rx * a, y + ry * b) for a, b in _CIRCLE]), fill=fill)
 
     def ring(self, x: float, y: float, radius: float, width: float, fill: Colour) -> None:
-        """Draw a circle's line, one pixel wide at least; the width goes inwards.
-
-        Args:
-            x, y: its centre, in object coordinates.
-            radius: of the outer edge, in object units.
-            width: of the line, in object units.
-        """
+        """Draw a circle's line, one pixel wide at least; the width goes inwards."""
         ((cx, cy),) = self.place([(x, y)])
         r = radius * self.unit
         self._draw.ellipse((cx - r, cy - r, cx + r, cy + r), outline=fill, width=max(1, round(width * self.unit)))
@@ -268,7 +227,6 @@ def recolour(rng: Generator, pixels: np.ndarray, probability: float, hue: bool) 
     """Return the pixels after clip art's colour changes: grey, inverted, turned hue.
 
     Args:
-        rng: the image's own generator.
         pixels: float [32, 32, 3] in 0..255.
         probability: of each of the changes, 0..1.
         hue: whether colours may change at all (not where colour is part of the label).
@@ -295,9 +253,6 @@ def photograph(
 
     Args:
         image: 64x64 RGB image, or pixels float [32, 32, 3] in 0..255.
-        rng: the image's own generator.
-        camera: ranges of blur, shading, noise and light.
-        style: rendering style; its `camera` scales the effects, its `recolour` changes colours.
         hue: whether the hue may change (not where colour is part of the label).
 
     Returns:

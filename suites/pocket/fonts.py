@@ -62,7 +62,6 @@ def turned(
     Args:
         mask: 96x96, as of `glyph`.
         angle: in radians.
-        scale: 1 keeps the size.
         shift: right and down, in pixels of the result.
         shear: slant to the side, as a share of the height.
 

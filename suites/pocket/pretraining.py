@@ -48,10 +48,8 @@ class PretrainSettings(Frozen):
     """The recipe of a base.
 
     Args:
-        suite: name of the embedded suite.
         start: base whose weights to go on from; None begins with random ones.
         seed: of weights, drawings, captions and order.
-        images: number of drawings made.
         passes: number of images shown, each drawing about passes / images times.
         batch: images a step.
         learning_rate: peak; linear warm-up, then cosine to 0.
@@ -145,9 +143,7 @@ def draw_images(settings: PretrainSettings, workers: int, progress: Progress | N
     """Draw the pre-training images, uint8 [N, 32, 32, 3], task by task.
 
     Args:
-        settings: how many images, of which tasks, in which style.
         workers: processes that draw; no pixel depends on it.
-        progress: called with the images done and in all.
     """
     draw = partial(draw_chunk, photo_share=settings.photo_share, seed=settings.seed)
     if settings.style == "prints":
@@ -201,10 +197,8 @@ def train_base(
     """Train a pocket-clip; return it and the mean loss of the last fiftieth of the steps.
 
     Args:
-        settings: steps, batches and learning rate.
         images: uint8 [N, S, S, 3].
         captions: tokens of each image's caption, int64 [N, L].
-        progress: called with the steps done and in all.
     """
     suite = get_suite(settings.suite)
     clip = load_clip(POCKET, settings.start, seed=settings.seed)
@@ -235,10 +229,8 @@ def pretrain(
     On one machine the same settings give the same bytes, whatever `workers` is.
 
     Args:
-        settings: the recipe, which goes into the checkpoint's record.
         out_path: the safetensors file; it appears whole or not at all.
         progress: called with (phase, done, total).
-        workers: processes that draw.
 
     Returns:
         The checkpoint's fingerprint and the last training loss.

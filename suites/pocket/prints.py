@@ -27,7 +27,6 @@ def draw_chunk(suite: str, task: str, start: int, stop: int, seed: int) -> np.nd
     """Draw prints `start` to `stop` of a task's classes, uint8 [stop - start, 32, 32, 3].
 
     Args:
-        suite: an embedded suite.
         start: first index; the label of picture i is i modulo the number of classes.
         stop: index after the last.
 
@@ -59,7 +58,6 @@ def restyled(rng: Generator, picture: np.ndarray) -> np.ndarray:
     """Return a picture as a print: pale colours on tinted paper, dark outlines, hatching, few levels of colour.
 
     Args:
-        rng: the picture's own generator.
         picture: uint8 [32, 32, 3].
     """
     image = Image.fromarray(picture).convert("L")

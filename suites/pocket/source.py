@@ -14,7 +14,6 @@ def open_suite(task_name: str, place: str, seed: int, root: Path) -> RawTask:
     Args:
         place: `NAME` or `NAME/TASK`; without TASK it is the suite's only one, or the one called `task_name`.
         seed: decides the carved splits; suites have all three.
-        root: not used, nothing is read from files.
     """
     suite_name, _, named = place.partition("/")
     tasks = get_suite(suite_name).tasks

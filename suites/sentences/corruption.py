@@ -49,12 +49,7 @@ class Batch(NamedTuple):
 
 
 class Corruption:
-    """Corrupts batch after batch.
-
-    Args:
-        settings: the shares.
-        words: the tokenizer.
-    """
+    """Corrupts batch after batch."""
 
     def __init__(self, settings: CorruptionSettings, words: PreTrainedTokenizerFast, seed: int) -> None:
         self.settings, self.words = settings, words

@@ -87,11 +87,7 @@ def entailment(dice: Dice, label: int) -> tuple[str, str]:
 
 
 def two_events(dice: Dice, extra: int = 1) -> tuple[tuple[Said, Said], str]:
-    """Return two events that share no concept, and a text that tells them.
-
-    Args:
-        extra: what is said of each beyond its core.
-    """
+    """Return two events that share no concept, and a text that tells them."""
     first = tell(draw_event(dice), *some_extra(dice, extra))
     events = (first, alter(first, first, dice))
     return events, ". ".join(statement(event, dice) for event in events) + "."

@@ -29,7 +29,6 @@ class PretrainSettings(Recipe):
         seed: of weights, passages and corruption.
         batch: passages a step.
         width: of the encoder, in heads of 32.
-        corruption: which words have to be named.
         hiding: share of the steps, at the beginning, in which words are hidden alone and none is exchanged.
     """
 

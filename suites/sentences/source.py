@@ -16,8 +16,6 @@ def open_suite(task_name: str, place: str, seed: int, root: Path) -> RawTask:
 
     Args:
         place: `NAME` or `NAME/TASK`; without TASK it is the suite's task of that name.
-        seed: not used: suites have all three splits.
-        root: not used: nothing is read from files.
     """
     suite_name, _, named = place.partition("/")
     tasks = get_text_suite(suite_name).tasks

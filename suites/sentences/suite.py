@@ -55,8 +55,6 @@ class SentenceTask:
         class_names: one name per label, in label order; None where the label is a score.
         metric: as GLUE scores the task's counterpart: accuracy, f1, matthews or pearson.
         write: dice and a label to a text and its second text.
-        labels: number of labels; a split has as many rows of each.
-        pair: whether there is a second text.
     """
 
     name: str

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.text.tokenizer import ASSETS
+from suites.regenerate import regenerate
 from suites.sentences.corruption import IGNORED, Corruption, CorruptionSettings
 from suites.sentences.pretraining import PretrainSettings, pretrain
-from suites.sentences.regenerate import regenerate
 from suites.sentences.stream import Passage, passages
 from suites.sentences.tokenizer import SPECIAL, word_tokenizer
 from suites.sentences.vocabulary import word_groups
@@ -145,6 +145,6 @@ def test_training_lowers_the_loss(tmp_path):
 def test_the_command_writes_a_base(tmp_path):
     app = Typer()
     app.command()(regenerate)
-    done = CliRunner().invoke(app, [str(tmp_path / "base"), "--steps", "1"])
+    done = CliRunner().invoke(app, ["sentences8", str(tmp_path / "base"), "--steps", "1"])
     assert done.exit_code == 0
     assert "loss 5." in done.stdout

@@ -170,10 +170,7 @@ KINDS: dict[str, tuple[Callable[[Pen], None], Colour]] = {
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Paint a layout turned by a quarter and a little, scaled and moved.
-
-    Args: As of `Painter`.
-    """
+    """Paint a layout turned by a quarter and a little, scaled and moved: uint8 [32, 32, 3]."""
     kind, colour = tuple(KINDS.values())[label]
     image = ground(rng, vary(rng, colour, 60 * style.spread), 10, style)
     a, b, c = (rng.standard_normal(3) * (0.35, 0.08, 0.08)).tolist()

@@ -45,10 +45,7 @@ def _enlarge(small: Image.Image) -> np.ndarray:
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Write a digit in a printed typeface, white on black, sheared, waved and mostly reduced to 8x8 and back.
-
-    Args: As of `Painter`.
-    """
+    """Write a digit, white on black, sheared, waved and mostly reduced to 8x8 and back: uint8 [32, 32, 3]."""
     a, b, c, d, e = rng.standard_normal(5).tolist()
     mask = turned(
         glyph(FACES[rng.integers(len(FACES))], label), 0.12 * a, 1.02 + 0.08 * b, (2 * c, 2 * d), shear=0.12 * e

@@ -171,10 +171,7 @@ def _mouth(pen: Pen, p: Person, look: Look) -> None:
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Paint a person's face with an expression, tilted, scaled, moved and mirrored half of the time; all grey.
-
-    Args: As of `Painter`.
-    """
+    """Paint a face with an expression, tilted, scaled, moved and mirrored half of the time; grey: uint8 [32, 32, 3]."""
     look, person = _shown(rng, tuple(LOOKS.values())[label]), Person.draw(rng)
     back = float(rng.uniform(40, 220))
     image = ground(rng, _grey(back), 9, style)

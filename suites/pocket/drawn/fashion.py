@@ -57,9 +57,6 @@ class Piece:
 
         Args:
             wide: half the width of the shoulders; the hem is a little narrower or wider.
-            top: height of the neck.
-            bottom: height of the hem.
-            neck: half the width of the neck.
         """
         low = wide * (0.95 + 0.15 * self.a)
         self.both([(0, top + 0.1), (neck, top), (wide, top + 0.12), (low, bottom), (0, bottom)], self.cloth)
@@ -68,8 +65,6 @@ class Piece:
         """Fill two sleeves hanging from the shoulders.
 
         Args:
-            wide: half the width of the shoulders.
-            top: height of the neck.
             length: from shoulder to cuff, downwards.
             spread: how far the cuffs stand out from the shoulders.
         """
@@ -216,10 +211,7 @@ def _fabric(rng: Generator, style: Style) -> np.ndarray:
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Paint a piece in the middle; shoes and bags are mirrored half of the time.
-
-    Args: As of `Painter`.
-    """
+    """Paint a piece in the middle; shoes and bags are mirrored half of the time: uint8 [32, 32, 3]."""
     image = Image.new("RGB", (CANVAS, CANVAS))
     a, b, c = rng.standard_normal(3).tolist()
     scale = 0.78 + 0.2 * float(rng.random())

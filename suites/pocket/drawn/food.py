@@ -261,10 +261,7 @@ def _clutter(pen: Pen) -> None:
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Serve a dish on a table, turned, scaled and moved.
-
-    Args: As of `Painter`.
-    """
+    """Serve a dish on a table, turned, scaled and moved: uint8 [32, 32, 3]."""
     dish, above = tuple(KINDS.values())[label]
     table = _TABLES[int(rng.integers(len(_TABLES)))]
     image = ground(rng, vary(rng, table, 70 * style.spread), 12, style)

@@ -116,10 +116,7 @@ def _brush(rng: Generator, strokes: tuple[Points, ...], wobble: float) -> Image.
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Brush a syllable, white on black, and warp the sheet.
-
-    Args: As of `Painter`.
-    """
+    """Brush a syllable, white on black, and warp the sheet: uint8 [32, 32, 3]."""
     strokes = tuple(STROKES.values())[label]
     mask = np.asarray(_brush(rng, strokes, 0.06 if style.clutter else 0.04))
     rows, columns = np.indices(mask.shape)

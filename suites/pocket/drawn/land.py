@@ -111,10 +111,7 @@ KINDS: dict[str, tuple[Callable[[Pen], None], Colour, float]] = {
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Paint a patch of land, turned at random.
-
-    Args: As of `Painter`.
-    """
+    """Paint a patch of land, turned at random: uint8 [32, 32, 3]."""
     kind, colour, rough = tuple(KINDS.values())[label]
     image = ground(rng, vary(rng, colour, 45 * style.spread), rough, style)
     a, b, c, d = rng.random(4).tolist()

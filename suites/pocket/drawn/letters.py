@@ -118,10 +118,7 @@ def _hand(rng: Generator, points: np.ndarray, wild: float) -> np.ndarray:
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Write a letter by hand, white on black; clip art has the steadier hand.
-
-    Args: As of `Painter`.
-    """
+    """Write a letter by hand, white on black; clip art has the steadier hand: uint8 [32, 32, 3]."""
     letter = CLASSES[label][-1]
     ways = (_UPPER if rng.random() < 0.5 else _LOWER)[letter]
     strokes = _strokes(ways[int(rng.integers(len(ways)))])

@@ -47,10 +47,7 @@ def _lines(rng: Generator, label: int) -> list[tuple[str, float]]:
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Print two or three lines, one of them telling, in one typeface.
-
-    Args: As of `Painter`.
-    """
+    """Print two or three lines, one of them telling, in one typeface: uint8 [32, 32, 3]."""
     back = any_colour(rng, 0, 70) if rng.random() < 0.5 else any_colour(rng, 185, 255)
     ink = contrasting(rng, back, 130)
     face = FACES[rng.integers(len(FACES))]

@@ -220,10 +220,7 @@ KINDS = {kind.__name__.replace("_", " "): kind for kind in _DRAWN}
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Paint a view, mirrored half of the time, scaled and moved a little.
-
-    Args: As of `Painter`.
-    """
+    """Paint a view, mirrored half of the time, scaled and moved a little: uint8 [32, 32, 3]."""
     image = Image.new("RGB", (CANVAS, CANVAS))
     a, b, c, d = rng.random(4).tolist()
     pen = Pen(image, rng, 0.0, 1.0 + 0.25 * a, (0.3 * b - 0.15, 0.2 * c - 0.1), flip=d < 0.5, jitter=0.02)

@@ -70,10 +70,7 @@ def _clutter(rng: Generator, image_pen: Pen) -> None:
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Paint a sign of radius 20 to 27 of 64 pixels with a white face or a full one.
-
-    Args: As of `Painter`.
-    """
+    """Paint a sign of radius 20 to 27 of 64 pixels with a white face or a full one: uint8 [32, 32, 3]."""
     shape, name = divmod(label, len(COLOURS))
     colour = vary(rng, tuple(COLOURS.values())[name], 50)
     grey = int(rng.integers(60, 200))

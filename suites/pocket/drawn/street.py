@@ -15,10 +15,7 @@ _CAMERA = Camera(blur=(0.0, 0.7), shading=0.4, noise=(2.0, 8.0), light=(0.8, 1.1
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Paint a number in the middle, and parts of other numbers beside it when the style has clutter.
-
-    Args: As of `Painter`.
-    """
+    """Paint a number in the middle, parts of others beside it when the style has clutter: uint8 [32, 32, 3]."""
     back = any_colour(rng, 20, 235)
     ink = contrasting(rng, back, 85)
     image = ground(rng, back, 8, style)

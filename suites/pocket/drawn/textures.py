@@ -229,10 +229,7 @@ def _field(rng: Generator, name: str) -> Field:
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Paint a pattern with a random turn, period and pair of colours.
-
-    Args: As of `Painter`.
-    """
+    """Paint a pattern with a random turn, period and pair of colours: uint8 [32, 32, 3]."""
     name, pattern = tuple(PATTERNS.items())[label]
     share = pattern(_field(rng, name))[:, :, None]
     ground = any_colour(rng, 20, 235)

@@ -211,10 +211,7 @@ def _clutter(rng: Generator, image: Image.Image) -> None:
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Paint an object that fills the picture, reduce it to 16x16 and enlarge it again.
-
-    Args: As of `Painter`.
-    """
+    """Paint an object that fills the picture, reduce it to 16x16 and enlarge it again: uint8 [32, 32, 3]."""
     draw, grounds = tuple(KINDS.values())[label]
     back = grounds[int(rng.integers(len(grounds)))]
     image = ground(rng, vary(rng, back, 60 * style.spread), 14, style)

@@ -77,10 +77,7 @@ def _fibres(pen: Pen, stain: Stain) -> None:
 
 
 def paint(rng: Generator, label: int, style: Style) -> np.ndarray:
-    """Paint a patch whose middle is healthy (0) or tumor (1), and whose border is either.
-
-    Args: As of `Painter`.
-    """
+    """Paint a patch whose middle is healthy (0) or tumor (1), and whose border is either: uint8 [32, 32, 3]."""
     stain = Stain(rng, style)
     image = ground(rng, stain.eosin, 7, style)
     a, b, c, d = rng.random(4).tolist()
