@@ -28,7 +28,7 @@ proof; the theorem as the appendix restates it has |αT − 1|.
 derived are derived in `studies/theory/equivalence.py` and `bounds.py`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -104,7 +104,7 @@ class Case:
 
 def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     """Yield the rows of every table (`table`), for each model and seed."""
-    works: dict[str, Callable[[], list[Row]]] = {
+    works: dict[str, Callable[[], Iterable[Row]]] = {
         f"{case.problem.name} {case.seed}": partial(measure_case, options, case) for case in _nets(options)
     }
     if options.model_tasks:
@@ -138,10 +138,6 @@ def measure_case(options: Options, case: Case) -> list[Row]:
     ]
 
 
-def measure_networks(options: Options, seed: int) -> list[Row]:
-    return [{"table": "network", "seed": seed, **row} for row in _network(options, seed)]
-
-
 def _nets(options: Options) -> list[Case]:
     size = {"widths": tuple(options.widths), "samples": options.samples}
     return [
@@ -172,16 +168,16 @@ def rows_of(case: Case, options: Options) -> dict[str, list[Row]]:
     }
 
 
-def _network(options: Options, seed: int) -> Iterator[Row]:
+def measure_networks(options: Options, seed: int) -> Iterator[Row]:
     """Yield bounds over the size of the weights, and softmax regression from zero, which the printed ones call flat."""
-    size = {"samples": options.samples, "seed": seed}
+    size, about = {"samples": options.samples, "seed": seed}, {"table": "network", "seed": seed}
     for activation in ACTIVATIONS:
         for gain in options.gains:
             problem = feed_forward_problem(activation, tuple(options.widths), gain=gain, **size)
-            yield network_row(problem, gain, options.scale, options.net_step, options.epochs)
+            yield about | network_row(problem, gain, options.scale, options.net_step, options.epochs)
     ends = (options.widths[0], options.widths[-1])
     flat = replace(feed_forward_problem("relu", ends, gain=0.0, **size), name="softmax regression")
-    yield network_row(flat, 0.0, options.scale, options.net_step, 2)
+    yield about | network_row(flat, 0.0, options.scale, options.net_step, 2)
 
 
 # What the rows are asked: one exception refutes an identity or a bound, so no interval decides

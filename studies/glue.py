@@ -294,10 +294,6 @@ def probed(rows: pd.DataFrame) -> list[str]:
     return [model for model in NAMES if model != "individual" and len(means(rows, model, "probed"))]
 
 
-def predicted_by_features(rows: pd.DataFrame) -> Samples:
-    return {NAMES[model]: means(rows, model, "probed") - means(rows, model) for model in probed(rows)}
-
-
 def ahead_when_probed(rows: pd.DataFrame) -> Samples:
     ours = means(rows, "cart", "probed")
     others = [model for model in ("average", "task_arithmetic", "ties") if model in probed(rows)]
@@ -341,7 +337,8 @@ def claims(options: Options) -> list[Claim]:
     ]
     refitted = [
         Claim("C9", "A merge tells more than the experts' heads read of it: heads fitted to its features are better.",
-              predicted_by_features, low=READABLE, ours=True,
+              lambda rows: {NAMES[m]: means(rows, m, "probed") - means(rows, m) for m in probed(rows)},
+              low=READABLE, ours=True,
               of="paired difference, for every merge whose heads were fitted once more,"),
         Claim("C9", "CART comes ahead of the average, task arithmetic and TIES when heads are fitted to each merge.",
               ahead_when_probed, low=0, of=each, ours=True),

@@ -206,13 +206,13 @@ def middle_ratio(rows: pd.DataFrame, measure: str) -> float:
     return float((both.centred / both.original).median())
 
 
-def medians(rows: pd.DataFrame, origin: str, measure: str, ratio: float) -> pd.Series:
-    """Return the median over layers at a ratio, by seed."""
-    return select(rows, origin=origin, ratio=ratio).groupby("seed")[measure].median()
+def left_out(rows: pd.DataFrame) -> pd.Series:
+    """Return the share of R(0) that is left at 8 % of the ranks, of the median layer, by seed."""
+    return select(rows, origin="centred", ratio=USED).groupby("seed").error.median()
 
 
 def falls_steeply(rows: pd.DataFrame) -> tuple[Verdict, str]:
-    left = 100 * (1 - medians(rows, "centred", "error", USED))
+    left = 100 * (1 - left_out(rows))
     curves = select(rows, origin="centred").sort_values("ratio").groupby(["seed", "layer"]).error
     falling = bool((curves.diff().dropna() <= 0).all())
     text = f"the median layer has {with_interval(left)} % of ‖θ_t − θ̄‖² in the first 8 %"
@@ -223,7 +223,7 @@ def rises_gradually(rows: pd.DataFrame) -> Samples:
     """Return the share of the task vectors at 8 % of the ranks less that of I(r), in points, of the median layer."""
     centred = select(rows, origin="centred").set_index(["seed", "layer"])
     risen = select(centred, ratio=USED).whole / select(centred, ratio=1.0).whole
-    share = 1 - medians(rows, "centred", "error", USED)
+    share = 1 - left_out(rows)
     return {"share of ‖θ_t − θ̄‖² less share of I(r), median layer": 100 * share - 100 * risen.groupby("seed").median()}
 
 
@@ -234,10 +234,6 @@ def holds(rows: pd.DataFrame, bound: str) -> pd.Series:
     return rows[bound] * (1 + 1e-9) + ROUNDING >= rows.L
 
 
-def slope_of(rows: pd.DataFrame) -> float:
-    return log_log_slope(list(rows.interference), list(rows.L))
-
-
 def never_broken(rows: pd.DataFrame) -> tuple[Verdict, str]:
     draws = select(rows, part="draws")
     broken, worst = int((~holds(draws, "printed")).sum()), (draws.L / draws.printed).max()
@@ -246,7 +242,7 @@ def never_broken(rows: pd.DataFrame) -> tuple[Verdict, str]:
 
 def grows_squared(rows: pd.DataFrame) -> tuple[Verdict, str]:
     clean = select(rows, part="overlap", noise=0)
-    slopes = {tasks: slope_of(group) for tasks, group in clean.groupby("tasks")}
+    slopes = {n: log_log_slope(list(group.interference), list(group.L)) for n, group in clean.groupby("tasks")}
     listed_slopes = ", ".join(f"{value:.3f} (T = {tasks})" for tasks, value in slopes.items())
     return all(abs(value - 2) < 0.05 for value in slopes.values()), f"slopes {listed_slopes}"
 

@@ -128,10 +128,6 @@ def changes(name: str, rows: pd.DataFrame) -> Samples:
     return each(pairs(rows), lambda words: steps(series(rows, pairs(rows)[words], name)))
 
 
-def last_turn(rows: pd.DataFrame) -> Samples:
-    return {words: series(rows, pair, "turn").iloc[-1] for words, pair in pairs(rows).items()}
-
-
 def mean_less_expert(rows: pd.DataFrame) -> Samples:
     """Return the test error of the mean of two experts less each expert's own, at the largest N."""
     last = select(rows, part="model", rounds=rows["rounds"].max())
@@ -156,7 +152,8 @@ def claims(options: Options) -> list[Claim]:
         falls("The angle between the task vectors shrinks as N grows.", "angle", "°", 1),
         falls("The valleys rotate towards each other: the angle between them, seen from θ0, shrinks.", "turn", "°", 1),
         falls("The minima move together: the distance of the valleys shrinks.", "distance", "", 2),
-        Claim("M5", f"At N = {many} the two valleys are nearly parallel.", last_turn,
+        Claim("M5", f"At N = {many} the two valleys are nearly parallel.",
+              lambda rows: {words: series(rows, pair, "turn").iloc[-1] for words, pair in pairs(rows).items()},
               high=10, of="angle between the valleys, seen from θ0, at the largest N", unit="°",
               caveat="10° is ours; a plane has 9 × 9 points, on which a valley has 3 to 5"),
         Claim("M5", "The valleys become one shared basin: their overlap grows.", partial(changes, "overlap"),

@@ -318,13 +318,10 @@ def lead(model: str, other: str, label: str, rows: pd.DataFrame) -> Samples:
     return {label: domains_of(rows, model) - domains_of(rows, other)}
 
 
-def closed(values: pd.Series, start: pd.Series, end: pd.Series) -> pd.Series:
-    """Return how much of the way from `start` to `end` each value has gone, in %."""
-    return 100 * (values - start) / (end - start)
-
-
 def closed_by_best(rows: pd.DataFrame) -> Samples:
-    return {"closed": closed(*(domains_of(rows, model) for model in (BEST, BASE, INDIVIDUAL)))}
+    """Return how much of the way from the base to the experts the best merge has gone, in %."""
+    best, base, experts = (domains_of(rows, model) for model in (BEST, BASE, INDIVIDUAL))
+    return {"closed": 100 * (best - base) / (experts - base)}
 
 
 # Claims: the rules were written before the run

@@ -42,7 +42,6 @@ from studies.lab.linearity import (
     rows_of,
     worst_share,
 )
-from studies.lab.rows import Samples
 from studies.linearity_edits import claims_on_edits, measure_edits
 from studies.linearity_stitches import addition_figure, claims_on_stitches, negation_figure, stitch_rows, stitch_table
 
@@ -92,10 +91,6 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     return select(rows, part="pairs")
 
 
-def smallest_gap(rows: pd.DataFrame) -> Samples:
-    return {"smallest": loss_gaps(select(rows, part="paths")).groupby("seed").gap.min()}
-
-
 def claims_on_experts(options: Options) -> list[Claim]:
     return [
         direction(
@@ -104,7 +99,11 @@ def claims_on_experts(options: Options) -> list[Claim]:
             pairs,
         ),
         length("L1", "Features of averaged experts have the length of their averaged features too.", pairs),
-        not_connected("on D_i and D_j", smallest_gap, ENDS),
+        not_connected(
+            "on D_i and D_j",
+            lambda rows: {"smallest": loss_gaps(select(rows, part="paths")).groupby("seed").gap.min()},
+            ENDS,
+        ),
         *claims_on_edits(options.scale, options.scales),
         *claims_on_stitches(options.blocks, options.add),
     ]

@@ -198,15 +198,11 @@ def of_variant(variant: Variant) -> Row:
     return {"kind": variant.kind, "amount": variant.amount, "stored": 100 * variant.stored}
 
 
-def adapter_settings(rank: int) -> LoraSettings:
-    """Return adapters of a rank on all matrices of the transformer; alpha is twice the rank."""
-    return LoraSettings(rank=rank, alpha=2 * rank, targets=ADAPTED)
-
-
 def lora_variant(options: Options, base: Pretrained, digits: Digits, rank: int, seed: int) -> Variant:
     """Return the task vectors of experts tuned with adapters, and the share of the numbers that is trained."""
     tune = options.world.tune.model_copy(update={"steps": options.steps, "learning_rate": options.lora_rate})
-    model = LoraModel.of(small_transformer(options.world, 2, seed), adapter_settings(rank), seed)
+    settings = LoraSettings(rank=rank, alpha=2 * rank, targets=ADAPTED)
+    model = LoraModel.of(small_transformer(options.world, 2, seed), settings, seed)
     vectors = {
         name_of(colour): task_vector(
             trained(model, base.start, coloured(digits, colour, name_of(colour)), tune, seed), base.start

@@ -165,14 +165,11 @@ def group_rows(
         for count in counts:
             samples = few(train, count, 1000 * seed + count)
             for way, scales in coefficients(group, samples).items():
-                yield row_of(way, count, group.merged(scales)) | lambdas(scales)
+                lambdas = {f"scale_{number}": float(scale) for number, scale in enumerate(scales, start=1)}
+                yield row_of(way, count, group.merged(scales)) | lambdas
             best = min(ways, key=lambda way, few=samples: left_out_loss(group, few, way, seed))  # type: ignore[misc]
             chosen = {"steps": best.steps, "rate": best.learning_rate}
             yield row_of(TUNED, count, trained(model, start, samples, best, seed)) | chosen
-
-
-def lambdas(scales: np.ndarray) -> Row:
-    return {f"scale_{number}": float(scale) for number, scale in enumerate(scales, start=1)}
 
 
 def coefficients(group: Group, samples: Classification) -> dict[str, np.ndarray]:

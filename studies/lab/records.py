@@ -143,14 +143,11 @@ def _now(study: Study) -> dict[str, Any]:
         file = file or "params.yaml"
         if file != layout.CODE:
             params.setdefault(file, {})[name] = _lookup(read_yaml(study.root / file), name)
-    locks = (read_yaml(study.root / lock).get("stages", {}) for lock in _locks(study.root))
+    files = (study.root / name for name in ("dvc.lock", STUDIES.replace(".yaml", ".lock")))
+    locks = (read_yaml(file).get("stages", {}) for file in files if file.exists())
     made = {out["path"]: out.get("md5") for lock in locks for stage in lock.values() for out in stage.get("outs", [])}
     inputs = {path: made[path] for path in study.stage.deps if path in made}
     return {"code": code_digest(study.root, study.stage), "choices": params, "inputs": inputs}
-
-
-def _locks(root: Path) -> list[str]:
-    return [name for name in ("dvc.lock", STUDIES.replace(".yaml", ".lock")) if (root / name).exists()]
 
 
 def _lookup(values: Any, key: str) -> Any:

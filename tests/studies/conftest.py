@@ -13,7 +13,7 @@ from studies.lab import inputs
 from studies.lab.rows import Row
 from tasks.project.stage import StageIO
 from tests.once import once
-from tests.studies.small_lab import ROOT, make_lab
+from tests.studies.small_lab import ROOT, link_choices, make_lab
 from tests.studies.toy_lab import make_toy_lab
 
 MANY: dict[str, dict[str, Any]] = {
@@ -67,10 +67,7 @@ def every_piece_can_go_to_another_process() -> None:
 @pytest.fixture(scope="session")
 def bare_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the project's choices alone, for studies that read no outputs."""
-    root = tmp_path_factory.mktemp("bare")
-    for name in ("params.yaml", "studies"):
-        (root / name).symlink_to(ROOT / name)
-    return root
+    return link_choices(tmp_path_factory.mktemp("bare"))
 
 
 @pytest.fixture(scope="session")

@@ -59,6 +59,13 @@ def make_lab(root: Path, training: dict[str, dict[str, Any]], steps: int = 4, wo
     return root
 
 
+def link_choices(root: Path) -> Path:
+    """Make a folder a project whose choices are the root's, for studies that read no outputs."""
+    for name in ("params.yaml", "studies"):
+        (root / name).symlink_to(ROOT / name)
+    return root
+
+
 def study_io(root: Path, study: str, scratch: Path, workers: int = 1, **options: Any) -> StageIO:
     """Build the inputs of a study's stage in a laboratory, with some of its choices changed."""
     stage = find_studies(ROOT)[study].stage

@@ -171,10 +171,6 @@ def test_ratios_that_draw_no_curve_are_refused(change: dict[str, list[float]], w
         rank_curve.Suite.model_validate({"tasks": 3, "ratios": [0.0, 0.08, 1.0], "tuned": [0.08], **change})
 
 
-def test_of_equal_points_the_smaller_ratio_is_the_peak() -> None:
-    assert rank_curve.peak(pd.Series({0.32: 1.0, 0.08: 1.0, 0.0: 0.5})) == 0.08
-
-
 @pytest.fixture(scope="module")
 def subsets_io(many_lab: Path, tmp_path_factory: pytest.TempPathFactory) -> StageIO:
     return study_io(many_lab, "subset_scaling", tmp_path_factory.mktemp("subset_scaling"), **SUBSETS)

@@ -125,14 +125,6 @@ def test_a_claim_about_a_part_of_the_rows_sees_no_other() -> None:
     assert (part.judge(rows).verdict, part.setting, decided.judge(rows).verdict) == ("holds", "whole", "does not hold")
 
 
-def test_a_finding_names_where_its_claim_is_from() -> None:
-    claim = Claim("M1", "It rises.", lambda rows: {"a": [1.0, 1.0]}, low=0, paper="2 points", ours=True, caveat="Open.")
-    finding = claim.judge(pd.DataFrame())
-    assert finding == Finding(
-        "M1", "It rises.", "a: 1.0 ± 0.0 points", True, claim.rule, "2 points", True, caveat="Open."
-    )
-
-
 def test_the_family_is_printed_with_the_parts_that_decide() -> None:
     measured = {f"task {n}": [float(n), n + 0.05, n - 0.05] for n in range(12)}
     finding = Claim("M1", "It rises.", lambda rows: measured, low=0.5).judge(pd.DataFrame())

@@ -13,7 +13,7 @@ from mergeflow.modalities.classification import Classification
 from mergeflow.modality import Network
 from studies import unseen_tasks
 from studies.analogy import ATTRIBUTES, SCALES, accuracy_of_sum
-from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, SUM, UNLABELLED, target_rows, with_nearest
+from studies.lab.analogies import ANALOGY, NEAREST, SINGLE, SUM, UNLABELLED, target_rows
 from studies.lab.digits import Adapting, ColouredWorld, Digits, Look, Pretrained, open_digits, shown
 from studies.lab.rows import select
 from studies.unseen_tasks import (
@@ -70,12 +70,6 @@ def test_every_task_is_reached_from_the_other_three(bare_root: Path, tmp_path: P
     assert ways.validation[ANALOGY] >= ways.validation[UNLABELLED]  # 1 is among the λ
     assert (len(result.tables), len(result.findings), list(result.draw())) == (3, 12, ["targets"])
     assert all(sorted(sum(attribute.splits.values(), ())) == list(range(10)) for attribute in ATTRIBUTES.values())
-
-
-def test_the_nearest_expert_is_the_best_on_validation() -> None:
-    heights = {"A": 60.0, "B": 70.0, "C": 20.0, SUM: 75.0}
-    rows = [{"seed": 0, "attributes": "a", "target": "t", "way": w, "validation": v} for w, v in heights.items()]
-    assert [row["expert"] for row in with_nearest(rows) if row["way"] == NEAREST] == ["B"]
 
 
 def test_an_analogy_takes_the_third_vector_away() -> None:

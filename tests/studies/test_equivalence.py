@@ -5,8 +5,7 @@ import pytest
 
 from studies.equivalence import Options, claims
 from studies.lab.rows import select
-from studies.lab.study import ROWS, read_rows
-from tests.studies.small_lab import make_lab, run_study
+from tests.studies.small_lab import make_lab, run_result
 
 SMALL = {
     "epochs": 2,
@@ -34,7 +33,7 @@ REFUTED = [
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     root = make_lab(tmp_path_factory.mktemp("project"), {})
-    return read_rows(run_study(root, "equivalence", tmp_path_factory.mktemp("equivalence"), **SMALL) / ROWS)
+    return run_result(root, "equivalence", tmp_path_factory.mktemp("equivalence"), **SMALL).rows
 
 
 @pytest.mark.slow

@@ -18,9 +18,8 @@ from studies import merge_frequency, mima, rank_curve
 from studies.glue import STUDY, Bench, Options, probed_heads
 from studies.lab import Laboratory
 from studies.lab.rows import select
-from studies.lab.study import Result, read_rows
 from tests.project_folder import change_params, run_pipeline
-from tests.studies.small_lab import ROOT, run_study, study_io, train_run
+from tests.studies.small_lab import ROOT, run_result, study_io, train_run
 from tests.text.small_project import TASKS, make_text_project
 
 pytestmark = pytest.mark.slow
@@ -58,8 +57,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_table_has_every_model_with_its_heads(lab: Path, tmp_path: Path) -> None:
-    rows = read_rows(run_study(lab, "glue", tmp_path, **SMALL) / "rows.parquet")
-    result = Result(STUDY, STUDY.chosen(study_io(lab, "glue", tmp_path / "options", **SMALL)), rows)
+    result = run_result(lab, "glue", tmp_path, **SMALL)
+    rows = result.rows
     whole, chosen = result.tables.values()
     merges = ["average", "task arithmetic", "TIES", "CART", "CART, wider grid", "AdaMerging + CART"]
     compressed = ["EMR", "CART-Indexing"]

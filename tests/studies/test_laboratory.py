@@ -5,9 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from studies.lab.study import ROWS, read_rows
-from studies.laboratory import Options, claims, critical, retained_until
-from tests.studies.small_lab import ROOT, run_study
+from studies.laboratory import critical, retained_until
+from tests.studies.small_lab import ROOT, run_result
 
 SMALL = {
     "seeds": [0, 1, 2],
@@ -52,11 +51,8 @@ REFUTED = [
 
 @pytest.mark.nightly
 def test_what_survives_a_small_model_is_found(tmp_path: Path) -> None:
-    rows = read_rows(run_study(ROOT, "laboratory", tmp_path, **SMALL) / ROWS)
-    verdicts = {
-        finding.claim: finding.holds
-        for finding in (claim.judge(rows) for claim in claims(Options.model_validate(SMALL)))
-    }
+    findings = run_result(ROOT, "laboratory", tmp_path, **SMALL).findings
+    verdicts = {finding.claim: finding.holds for finding in findings}
     assert [claim for claim in HOLD if verdicts[claim] is not True] == []
     assert [claim for claim in REFUTED if verdicts[claim] is not False] == []
 

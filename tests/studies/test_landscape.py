@@ -8,10 +8,9 @@ import pytest
 
 from studies.lab.inputs import Laboratory
 from studies.lab.rows import select
-from studies.lab.study import ROWS, read_rows
 from studies.landscape import Options, geometry, measure_plane
 from studies.theory.landscape import Grid
-from tests.studies.small_lab import SEEDS, run_study, study_io
+from tests.studies.small_lab import SEEDS, run_result, study_io
 
 pytestmark = pytest.mark.slow
 
@@ -19,9 +18,9 @@ CHOICES = {"rounds": [1, 4, 16], "pairs": [["north", "east"]], "size": 7, "margi
 
 
 def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> None:
-    folder = run_study(toy_lab, "landscape", tmp_path, **CHOICES)
-    assert {path.name for path in folder.glob("*.svg")} == {"north_east.svg"}
-    rows = read_rows(folder / ROWS)
+    result = run_result(toy_lab, "landscape", tmp_path, **CHOICES)
+    assert set(result.draw()) == {"north_east"}
+    rows = result.rows
     planes = select(rows, part="plane").groupby("rounds")[["angle", "distance"]].mean()
     assert planes.angle[1] > max(planes.angle[4], planes.angle[16])
     merged = select(rows, part="model", model="merged").groupby("rounds").accuracy.mean()

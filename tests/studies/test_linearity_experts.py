@@ -8,8 +8,7 @@ import pytest
 from mergeflow.errors import MergeflowError
 from studies.lab.linearity import worst_length, worst_share
 from studies.lab.rows import select
-from studies.lab.study import ROWS, read_rows
-from tests.studies.small_lab import make_lab, run_study
+from tests.studies.small_lab import make_lab, run_result, run_study
 
 pytestmark = pytest.mark.slow
 
@@ -26,9 +25,9 @@ SMALL: dict[str, Any] = {
 
 
 def test_the_whole_study_on_small_nets(toy_lab: Path, tmp_path: Path) -> None:
-    folder = run_study(toy_lab, "linearity_experts", tmp_path, **SMALL)
-    assert {path.name for path in folder.glob("*.svg")} == {"pairs.svg", "addition.svg", "negation.svg"}
-    rows = read_rows(folder / ROWS)
+    result = run_result(toy_lab, "linearity_experts", tmp_path, **SMALL)
+    assert set(result.draw()) == {"pairs", "addition", "negation"}
+    rows = result.rows
     assert set(rows.part) == {"pairs", "paths", "edits", "stitches"}
     assert len(select(rows, part="pairs")) == 2 * 3 * 3, "seeds, pairs, α; one hidden layer"
     still = select(rows, part="stitches", scale=0.0, what="negation")
@@ -40,8 +39,8 @@ def test_the_whole_study_on_small_nets(toy_lab: Path, tmp_path: Path) -> None:
 def test_experts_of_a_few_steps_are_linear_in_a_vision_transformer(tmp_path: Path) -> None:
     """After four steps the experts are so near to each other that features must be linear, at every block."""
     lab = make_lab(tmp_path / "lab", {"mima_1": {"regime": "iterative", "iterative": {"rounds": 1}}})
-    folder = run_study(lab, "linearity_experts", tmp_path / "work", **{**SMALL, "blocks": [4]})
-    rows = select(read_rows(folder / ROWS), part="pairs")
+    result = run_result(lab, "linearity_experts", tmp_path / "work", **{**SMALL, "blocks": [4]})
+    rows = select(result.rows, part="pairs")
     assert set(rows.depth) == {0, 1, 2, 3}
     assert worst_share(rows).max() < 0.05
     assert worst_length(rows).max() < 0.01

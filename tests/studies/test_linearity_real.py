@@ -11,7 +11,7 @@ import yaml
 
 from studies.lab.linearity import World, open_world
 from tasks.project.studies import find_study_modules
-from tests.studies.small_lab import ROOT, run_result
+from tests.studies.small_lab import ROOT, link_choices, run_result
 from tests.vision.test_data_real_tasks import make_cifar10, make_cifar100, make_mnist
 
 STUDIES: dict[str, Any] = yaml.safe_load((ROOT / "examples/linearity/studies.yaml").read_text())["studies"]
@@ -25,10 +25,7 @@ def test_every_study_of_linearity_has_real_choices() -> None:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a handful of pictures in the files that torchvision reads."""
-    folder = tmp_path_factory.mktemp("real")
-    for name in ("params.yaml", "studies/params.yaml"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, folder / name)
+    folder = link_choices(tmp_path_factory.mktemp("real"))
     data = folder / "inputs/torchvision"
     data.mkdir(parents=True)
     make_mnist(data)

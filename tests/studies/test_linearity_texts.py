@@ -11,12 +11,12 @@ import yaml
 from pydantic import ValidationError
 from safetensors.torch import save_file
 
+from mergeflow.checkpoints import read_state
 from studies.lab.linearity import TunedModels
 from studies.lab.rows import select
-from studies.lab.study import ROWS, read_rows
 from studies.linearity_texts import EDITS, Options, TextWorld, distance_in_places, draw_answers, feature_rows, new_model
 from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
-from tests.studies.small_lab import ROOT, check_two_processes, run_study
+from tests.studies.small_lab import ROOT, check_two_processes, link_choices, run_result
 
 SHORT = {"learning_rate": 0.003, "steps": 3, "batch_size": 8}
 WORLD: dict[str, Any] = {
@@ -36,9 +36,9 @@ SMALL: dict[str, Any] = {"seeds": [0], "world": WORLD, "texts": 32, "scale": 0.4
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    folder = run_study(ROOT, "linearity_texts", tmp_path_factory.mktemp("texts"), **SMALL)
-    assert {path.name for path in folder.glob("*.svg")} == {"edits.svg"}
-    return read_rows(folder / ROWS)
+    result = run_result(ROOT, "linearity_texts", tmp_path_factory.mktemp("texts"), **SMALL)
+    assert set(result.draw()) == {"edits"}
+    return result.rows
 
 
 @pytest.mark.nightly
@@ -105,42 +105,24 @@ def published(folder: Path, config: dict[str, Any], count: int) -> dict[str, Any
     texts(folder)
     names = [f"task_{n}" for n in range(count)]
     for number, name in enumerate(names, start=1):
-        tensors = names_of(folder / "base")
+        tensors = read_state(folder / "base/model.safetensors")
         changed = noisy({key: value for key, value in whole.state_dict().items() if key in tensors}, number, 0.02)
         save_file(changed, folder / f"{name}.safetensors")
     experts = {name: f"{name}.safetensors" for name in names}
     return {"base": "base", "experts": experts, "texts": dict.fromkeys(names, "text:lines.txt")}
 
 
-def names_of(folder: Path) -> set[str]:
-    """The tensors that a saved folder has: of tied ones one."""
-    from safetensors import safe_open
-
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        return set(file.keys())
-
-
 @pytest.mark.slow
 def test_published_checkpoints_take_the_place_of_the_world(tmp_path: Path) -> None:
     size = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
     asked = published(tmp_path, size, 2)
-    root = run_root(tmp_path)
-    folder = run_study(root, "linearity_texts", tmp_path / "work", **{**SMALL, "world": None, "checkpoints": asked})
-    rows = read_rows(folder / ROWS)
+    options = {**SMALL, "world": None, "checkpoints": asked}
+    rows = run_result(link_choices(tmp_path), "linearity_texts", tmp_path / "work", **options).rows
     assert set(select(rows, part="edits").layer) == {
         f"{stack}.block.{n}" for stack in ("encoder", "decoder") for n in (0, 1)
     }
     assert not len(select(rows, part="experts")), "texts without answers"
     assert select(rows, part="features").apart.max() < 1e-5, "T5's dropout is off where features are looked at"
-
-
-def run_root(folder: Path) -> Path:
-    """Make a folder with inputs a project whose studies are the root's."""
-    for name in ("params.yaml", "dvc.yaml"):
-        (folder / name).write_text((ROOT / name).read_text())
-    (folder / "studies").mkdir()
-    (folder / "studies/params.yaml").write_text((ROOT / "studies/params.yaml").read_text())
-    return folder
 
 
 def test_choices_that_contradict_each_other_are_refused() -> None:
@@ -164,8 +146,7 @@ def test_the_example_of_t5_runs_at_the_real_size(tmp_path: Path) -> None:
     size = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "vocab_size": 32128}
     asked = published(tmp_path, size, 2)
     short = {**example, "checkpoints": asked, "texts": 32, "scales": [0.4]}
-    folder = run_study(run_root(tmp_path), "linearity_texts", tmp_path / "work", world=None, **short)
-    rows = read_rows(folder / ROWS)
+    rows = run_result(link_choices(tmp_path), "linearity_texts", tmp_path / "work", world=None, **short).rows
     edits = select(rows, part="edits")
     assert set(edits.depth) == set(range(24))
     assert np.isfinite(edits[["distance", "coef", "error"]]).all().all()

@@ -9,11 +9,10 @@ from pydantic import ValidationError
 
 from mergeflow.merging import methods
 from studies.lab.rows import select
-from studies.lab.study import ROWS, read_rows
-from studies.projection import Options, Space, barrier, mergeable
+from studies.projection import Options, Space, mergeable
 from tasks.plotting.drawing import new_figure
 from tasks.plotting.panels import place_labels
-from tests.studies.small_lab import run_study
+from tests.studies.small_lab import run_result
 
 FEW = ["task_arithmetic", "ties", "breadcrumbs", "dare", "della"]
 SMALL: dict[str, Any] = {
@@ -27,9 +26,9 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.slow
 def test_small_nets_show_what_the_paper_shows(toy_lab: Path, tmp_path: Path) -> None:
-    folder = run_study(toy_lab, "projection", tmp_path, **SMALL)
-    assert {path.name for path in folder.glob("*.svg")} == {"planes.svg", "cosines.svg"}
-    rows = read_rows(folder / ROWS)
+    result = run_result(toy_lab, "projection", tmp_path, **SMALL)
+    assert set(result.draw()) == {"planes", "cosines"}
+    rows = result.rows
     drops = select(rows, part="drop")
     assert (drops.distance / drops.expected).to_numpy() == pytest.approx(1, abs=0.05), "the size of DARE's mask"
     space = Space(rows[rows.seed == rows.seed.min()])
@@ -53,11 +52,6 @@ def test_every_method_that_needs_no_data_is_merged() -> None:
 def test_methods_that_the_findings_miss_or_cannot_merge_are_refused(names: list[str]) -> None:
     with pytest.raises(ValidationError, match=r"expected methods of the catalog that need no data, task_arithmetic, "):
         Options(**{**SMALL, "one_shot": "mima_1", "joint": "joint", "methods": names})
-
-
-def test_a_barrier_is_what_rises_above_the_chord() -> None:
-    assert barrier([4.0, 3.0, 2.5, 1.0, 0.0]) == pytest.approx(0.5)
-    assert barrier([0.0, 0.5, 1.0, 2.0, 4.0]) == pytest.approx(-0.5)
 
 
 def test_labels_cover_neither_each_other_nor_points() -> None:

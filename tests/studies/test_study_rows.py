@@ -50,11 +50,6 @@ def test_rows_are_those_of_the_last_run_and_where_none_ran_those_of_the_record(
     assert "Wrote 2 rows of the last run to" in capsys.readouterr().out
 
 
-def test_a_study_that_has_neither_run_nor_a_record_or_keeps_no_rows_is_told(tmp_path: Path) -> None:
-    with pytest.raises(MergeflowError, match=r"has no record in studies/records: .*mergeflow study made_up"):
-        write_rows(made_up(tmp_path, None), tmp_path, tmp_path / "rows.csv")
-
-
 def test_a_list_is_one_in_parquet_and_a_text_of_json_in_csv(tmp_path: Path) -> None:
     study = made_up(tmp_path, [{"seed": 0, "shape": [3, 4]}, {"seed": 1}])
     target = tmp_path / "out"
