@@ -53,12 +53,7 @@ def matches(state: Mapping[str, Tensor], recorded: str, current: str | None = No
 
 
 def short(recorded: str) -> str:
-    """Return the first 12 digits of a fingerprint, for people.
-
-    Example:
-        >>> short("blake3:9ca46265cbfc2cf6")
-        '9ca46265cbfc'
-    """
+    """Return the first 12 digits of a fingerprint, for people."""
     return recorded.rpartition(":")[2][:12]
 
 

@@ -73,12 +73,7 @@ def fixed_id(name: str) -> str:
 
 
 def is_id(name: str) -> bool:
-    """Whether a name has the form of a Hugging Face id and is not a path of this machine.
-
-    Example:
-        >>> is_id("acme/tiny"), is_id("/models/tiny")
-        (True, False)
-    """
+    """Whether a name has the form of a Hugging Face id and is not a path of this machine."""
     # If a folder `models` is here, `models/base` is a mistyped path and must not be looked up on a server.
     return bool(_ID.fullmatch(name)) and not name.endswith(_FILES) and not Path(name).parent.is_dir()
 
@@ -165,8 +160,8 @@ def _load(path: Path) -> Any:
         zipped = start.startswith(b"PK\x03\x04")
         with torch.serialization.safe_globals(_notes_of_training()):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
-    except OSError as error:
-        raise _unreadable(path, error) from None
+    except OSError as error:  # mapping a file that is cut short is an "invalid argument" to the system
+        raise (_refused(path, b"", "EOF") if error.errno == errno.EINVAL else unreadable(path, error)) from None
     except Exception as error:  # the reader raises whatever a damaged or hostile file leads it to
         raise _refused(path, start, str(error) or type(error).__name__) from None
 
@@ -179,11 +174,6 @@ def _notes_of_training() -> list[Any]:
     names = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
     kinds = {type(np.dtype(kind)) for kind in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"}
     return [Namespace, np.dtype, *kinds, *((scalar, name) for name in names)]
-
-
-def _unreadable(path: Path, error: OSError) -> MergeflowError:
-    """Return the error for a file that cannot be read; mapping a cut one is an "invalid argument" to the system."""
-    return _refused(path, b"", "EOF") if error.errno == errno.EINVAL else unreadable(path, error)
 
 
 def _refused(path: Path, start: bytes, reason: str) -> MergeflowError:

@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DType:
-    """A type of elements; its text is that of torch's type, which fingerprints count.
-
-    Example:
-        >>> print(DTYPES["BF16"], DTYPES["BF16"].itemsize)
-        torch.bfloat16 2
-    """
+    """A type of elements; its text is that of torch's type, which fingerprints count."""
 
     name: str
     itemsize: int

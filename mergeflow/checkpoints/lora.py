@@ -543,8 +543,10 @@ def _rank_and_factor(config: dict[str, Any], owner: str, default: int) -> tuple[
 
 
 def _number(config: dict[str, Any], pattern: str, key: str, module: str, default: float) -> float:
-    value = config.get(key, default)
-    for expression, number in _mapping(config, pattern).items():
+    value, patterns = config.get(key, default), config.get(pattern) or {}
+    if not isinstance(patterns, dict):
+        raise MergeflowError(f"the adapter's configuration gives {pattern} = {patterns!r:.60}, expected a mapping.")
+    for expression, number in patterns.items():
         try:
             matches = re.match(rf"(.*\.)?({expression})$", module)
         except (re.error, RecursionError) as error:
@@ -561,10 +563,3 @@ def _number(config: dict[str, Any], pattern: str, key: str, module: str, default
             f"{'positive ' if least == 0 else ''}number."
         )
     return float(value)
-
-
-def _mapping(config: dict[str, Any], key: str) -> dict[str, Any]:
-    mapping = config.get(key) or {}
-    if not isinstance(mapping, dict):
-        raise MergeflowError(f"the adapter's configuration gives {key} = {mapping!r:.60}, expected a mapping.")
-    return mapping

@@ -100,13 +100,7 @@ def _is_table(name: str) -> bool:
 
 
 def copies_of_embedding(config: Mapping[str, Any], names: Collection[str]) -> dict[str, str]:
-    """Return the names of weights that transformers ties to one of `names`, stored ones in memory, each with that one.
-
-    Example:
-        >>> config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
-        >>> copies_of_embedding(config, ["transformer.wte.weight"])
-        {'lm_head.weight': 'transformer.wte.weight'}
-    """
+    """Return the names of weights that transformers ties to stored ones, `names` in memory, each with that one."""
     copies: dict[str, str] = {}
     pair, embedding = head_and_embedding(config, names), _embedding(names)
     if pair is not None:
@@ -120,12 +114,7 @@ def copies_of_embedding(config: Mapping[str, Any], names: Collection[str]) -> di
 
 
 def module_of(name: str) -> str:
-    """Return the module that holds a tensor, or a module; "" for the model itself.
-
-    Example:
-        >>> module_of("lm_head.weight"), module_of("cls_token")
-        ('lm_head', '')
-    """
+    """Return the module that holds a tensor, or a module; "" for the model itself."""
     return name.rpartition(".")[0]
 
 

@@ -25,10 +25,6 @@ def mistaken(start: bytes, wanted: str) -> str | None:
     Args:
         start: The first bytes of the file, 256 or more where it has as many.
         wanted: The format it was opened as: "safetensors", "pickle" or "JSON".
-
-    Example:
-        >>> mistaken(b"version https://git-lfs.github.com/spec/v1", "safetensors")
-        'is a Git LFS pointer, not the weights: run `git lfs pull` in its folder, or download the file itself'
     """
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"version https://git-lfs"):

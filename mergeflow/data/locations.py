@@ -133,12 +133,7 @@ class Location:
 
 
 def decoded(content: bytes, path: str) -> str:
-    """Return the text that a file holds.
-
-    Example:
-        >>> decoded(b"a cat", "cats.txt")
-        'a cat'
-    """
+    """Return the text that a file holds."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -177,18 +172,12 @@ def list_shards(location: Location, task_name: str, ending: str = "parquet") -> 
         content += f", but {quoted(list(others.values()))}" if others and not (unknown or shards) else ""
         raise MergeflowError(
             f"task '{task_name}': {location.path} holds {content}; expected shards of train and, where there are, of "
-            f"validation and test: {_layout(ending)}. Rename the files."
+            f"validation and test: train-*.{ending}, validation-*.{ending} and test-*.{ending}, or train.{ending} ..., "
+            f"or train/*.{ending} ..., in the folder or in its data/. Rename the files."
         )
     for split, paths in shards.items():
         _check_whole(location, split, paths)
     return shards
-
-
-def _layout(ending: str) -> str:
-    return (
-        f"train-*.{ending}, validation-*.{ending} and test-*.{ending}, or train.{ending} ..., or train/*.{ending} ..., "
-        "in the folder or in its data/"
-    )
 
 
 def _check_whole(location: Location, split: str, paths: Sequence[str]) -> None:

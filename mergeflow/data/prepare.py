@@ -129,13 +129,7 @@ def _decode(
 
 
 def map_ordered(function: Callable[[T], R], items: Iterable[T], pool: ThreadPoolExecutor) -> Iterator[R]:
-    """Yield function(item) in the order of `items`, which are taken and computed at most `_AHEAD` ahead.
-
-    Example:
-        >>> with ThreadPoolExecutor(2) as pool:
-        ...     list(map_ordered(lambda x: x * x, range(4), pool))
-        [0, 1, 4, 9]
-    """
+    """Yield function(item) in the order of `items`, which are taken and computed at most `_AHEAD` ahead."""
     waiting: deque[Future[R]] = deque()
     try:
         for item in items:

@@ -14,12 +14,7 @@ from mergeflow.errors import MergeflowError
 
 
 def chance(name: str, place: Place) -> float:
-    """Return a number in [0, 1), uniform over examples: the first 53 bits of SHA-256 of (name, seed, split, index).
-
-    Example:
-        >>> chance("colour", Place("train", 7, 0)) == chance("colour", Place("train", 7, 0))
-        True
-    """
+    """Return a number in [0, 1), uniform over examples: the first 53 bits of SHA-256 of (name, seed, split, index)."""
     text = f"{name}/{place.seed}/{place.split}/{place.index}"
     return (int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 11) / 2**53
 

@@ -107,7 +107,13 @@ def all_met(criteria: Iterable[Criterion]) -> bool:
 def _criterion(task: str, keep: bool, form: Form, measured: Mapping[str, float], limit: float) -> Criterion:
     if form not in get_args(Form):
         raise unknown_name("form of a criterion", form, get_args(Form))
-    figure = _figure(task, measured)
+    if task not in measured:
+        raise unknown_name("task", task, measured)
+    figure = measured[task]
+    if math.isnan(figure):
+        raise MergeflowError(
+            f"the task '{task}' has no figure (NaN): it has no samples. Give it some, or leave it out."
+        )
     high = math.inf if form == "loss" else 1.0
     # Below 0 are Matthews' correlation, which stands for an accuracy, and an accuracy less a tolerance.
     for name, value in (("", figure), ("limit of the ", limit)):
@@ -117,13 +123,3 @@ def _criterion(task: str, keep: bool, form: Form, measured: Mapping[str, float],
                 f"the {name}{form} of the task '{task}' is {value:g}; expected {high:g} at most{shares}."
             )
     return Criterion(task, keep, form, figure, limit)
-
-
-def _figure(task: str, measured: Mapping[str, float]) -> float:
-    if task not in measured:
-        raise unknown_name("task", task, measured)
-    if math.isnan(measured[task]):
-        raise MergeflowError(
-            f"the task '{task}' has no figure (NaN): it has no samples. Give it some, or leave it out."
-        )
-    return measured[task]

@@ -1,4 +1,4 @@
-"""How fused weights are cut into the matrices they hold: one cut, and the rules that find it from config.json."""
+"""How fused weights are cut into the matrices they hold: one cut, and the rule that finds it from config.json."""
 
 from __future__ import annotations
 
@@ -116,78 +116,3 @@ class Rule:
                 f"another one. Correct it{otherwise}."
             )
         return Cut(self.axis, groups, tuple(sizes))
-
-
-def size(config: Config, *keys: str) -> int:
-    """Return a size of config.json under the first of its names that is there."""
-    for key in keys:
-        if isinstance(config.get(key), int) and not isinstance(config.get(key), bool):
-            return int(config[key])
-    raise KeyError(keys[0])
-
-
-def heads(config: Config) -> int:
-    """Return the number of attention heads."""
-    return size(config, "num_attention_heads", "n_head", "n_heads", "num_heads")
-
-
-def _equal(count: int) -> Callable[[Config, int, int], Sizes]:
-    return lambda config, length, _: (1, [length // count] * count)
-
-
-def _per_head(config: Config, length: int, _: int) -> Sizes:
-    return heads(config), [length // (3 * heads(config))] * 3
-
-
-def _grouped(config: Config, length: int, _: int) -> Sizes:
-    """Query heads, then key heads, then value heads."""
-    queries = heads(config)
-    given = {**config, **(config.get("attn_config") or {})}
-    keys = size(given, "num_key_value_heads", "kv_n_heads")
-    width = length // (queries + 2 * keys)
-    return 1, [queries * width, keys * width, keys * width]
-
-
-def _falcon(config: Config, length: int, _: int) -> Sizes:
-    queries = heads(config)
-    if config.get("new_decoder_architecture"):
-        groups = size(config, "num_kv_heads")
-        width = length // (queries + 2 * groups)
-        return groups, [queries // groups * width, width, width]
-    if config["multi_query"]:
-        width = length // (queries + 2)
-        return 1, [queries * width, width, width]
-    return _per_head(config, length, _)
-
-
-def _bigcode(config: Config, length: int, _: int) -> Sizes:
-    if not config["multi_query"]:
-        return _per_head(config, length, _)
-    width = size(config, "n_embd", "hidden_size")
-    return 1, [width, (length - width) // 2, (length - width) // 2]
-
-
-def _dbrx_experts(config: Config, length: int, _: int) -> Sizes:
-    count = size(config["ffn_config"], "moe_num_experts")
-    return 1, [length // count] * count
-
-
-THIRDS = Rule("query, key and value: thirds of the rows", _equal(3))
-COLUMN_THIRDS = Rule("query, key and value: thirds of the columns", lambda config, _, rows: (1, [rows] * 3), COLUMNS)
-PER_HEAD = Rule("query, key and value of each head in turn", _per_head)
-GROUPED = Rule("all query heads, then all key heads, then all value heads", _grouped)
-FALCON = Rule("of each group of heads (or head, or once) its queries, its key, its value", _falcon)
-BIGCODE = Rule("all queries, then the one key and the one value; or each head in turn", _bigcode)
-CODEGEN = Rule("query, value and key of each quarter of the heads in turn", lambda _, rows, __: (4, [rows // 12] * 3))
-HALVES = Rule("gate and up: halves of the rows", _equal(2))
-COLUMN_HALVES = Rule("gate and up: halves of the columns", _equal(2), COLUMNS)
-COLUMN_PAIRS = Rule("gate and up: columns in turn", lambda _, columns, __: (columns // 2, [1, 1]), COLUMNS)
-LATENT_DOWN = Rule(
-    "latent key/value, then the rotary key",
-    lambda config, *_: (1, [size(config, "kv_lora_rank"), size(config, "qk_rope_head_dim")]),
-)
-LATENT_UP = Rule(
-    "key and value of each head in turn",
-    lambda config, *_: (heads(config), [size(config, "qk_nope_head_dim"), size(config, "v_head_dim")]),
-)
-DBRX_EXPERTS = Rule("the experts below each other", _dbrx_experts, always=True)

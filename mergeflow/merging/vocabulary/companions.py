@@ -101,8 +101,11 @@ class Vocabulary:
 
     @property
     def kind(self) -> str:
-        """The tokenizer's model: BPE, WordPiece, Unigram or WordLevel."""
-        return str(self.content["model"].get("type") or _untyped(self.content["model"]))
+        """The tokenizer's model: BPE, WordPiece, Unigram or WordLevel; older files do not say it."""
+        model = self.content["model"]
+        if model.get("type") or isinstance(model["vocab"], list):
+            return str(model.get("type") or "Unigram")
+        return "BPE" if "merges" in model else "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
 
     @property
     def rows(self) -> int:
@@ -116,7 +119,9 @@ def read_vocabulary(folder: Path | None, owner: str, path: str) -> Vocabulary:
         raise _none(folder, owner, path)
     content = read_json(folder / TOKENIZER)
     try:
-        ids = {**token_ids(content["model"]), **{token["content"]: int(token["id"]) for token in added_tokens(content)}}
+        vocab = content["model"]["vocab"]  # a mapping, or a list of pieces with scores
+        ids = dict(vocab) if isinstance(vocab, dict) else {piece: row for row, (piece, _) in enumerate(vocab)}
+        ids |= {token["content"]: int(token["id"]) for token in added_tokens(content)}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise MergeflowError(
             f"'{folder / TOKENIZER}' of '{owner}' holds no vocabulary of tokens with ids ({type(error).__name__}: "
@@ -145,12 +150,6 @@ def tokenizer_files(folder: Path) -> set[str]:
     """Return the files of a folder that hold the tokens of a tokenizer or how it cuts text, but for added tokens."""
     patterns = (TOKENIZER, "tekken.json", "vocab*.json", *_DERIVED)
     return {path.name for pattern in patterns for path in folder.glob(pattern)} - {"added_tokens.json"}
-
-
-def token_ids(model: Mapping[str, Any]) -> dict[str, int]:
-    """Return the ids of a tokenizer's model: a mapping, or a list of pieces with scores."""
-    vocab = model["vocab"]
-    return dict(vocab) if isinstance(vocab, dict) else {piece: row for row, (piece, _) in enumerate(vocab)}
 
 
 def added_tokens(content: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -229,13 +228,6 @@ def special_settings(folder: Path | None) -> dict[str, Any]:
 def settings_of(folder: Path | None) -> dict[str, Any]:
     """Return tokenizer_config.json of a folder; {} where there is none."""
     return read_json(folder / SETTINGS) if folder is not None and (folder / SETTINGS).is_file() else {}
-
-
-def _untyped(model: Mapping[str, Any]) -> str:
-    """Return the kind of a model in older files, which do not say it."""
-    if isinstance(model["vocab"], list):
-        return "Unigram"
-    return "BPE" if "merges" in model else "WordPiece" if "max_input_chars_per_word" in model else "WordLevel"
 
 
 def _none(folder: Path | None, owner: str, path: str) -> MergeflowError:
