@@ -270,36 +270,37 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
     stored = _as_saved(file, config)
     entries: dict[str, Entry] = {}
     infos: dict[str, TensorInfo] = {}
-    absolute = set()
     for name in sorted(stored):
         target = name.removeprefix(PREFIX)
-        suffix_found = next((suffix for suffix in (_A, _EMBEDDING_A) if target.endswith(suffix)), None)
-        if suffix_found is not None:
-            module = target.removesuffix(suffix_found)
+        end = next((end for end in (_A, _EMBEDDING_A) if target.endswith(end)), None)
+        if end is not None:
+            module = target.removesuffix(end)
             stack = _stack_name(module, stored, config)
             if stack is not None:
                 entries[stack], infos[stack] = _experts(stored, name, stack, config)
-                continue
-            weight = _weight_name(module, stored)
-            lora, infos[weight] = _entry(stored, name, module, config)
-            entries[weight], whole = _adapted(stored, module, lora, infos[weight], bool(config.get("use_dora")))
-            absolute |= {weight} if whole else set()
+            else:
+                weight = _weight_name(module, stored)
+                lora, infos[weight] = _entry(stored, name, module, config)
+                entries[weight] = _adapted(stored, module, lora, infos[weight], bool(config.get("use_dora")))
         elif target.endswith(_BIAS) and config.get("lora_bias"):
             bias = f"{target.removesuffix(_BIAS)}.bias"
-            entries[bias], infos[bias], whole = _bias(stored, name, config)
-            absolute |= {bias} if whole else set()
+            entries[bias], infos[bias] = _bias(stored, name, config)
         elif target.endswith(_TOKENS):
             weight = f"{target.removesuffix(_TOKENS)}.weight"
             entries[weight], infos[weight] = _tokens(stored, name, config)
-            absolute.add(weight)
         elif not target.endswith((_B, _EMBEDDING_B, _OF_TRAINING, *_MAGNITUDES)) and not _BEFORE.search(target):
             plain = _whole_name(stored, target)
             if plain not in entries:  # else it is part of an adapted weight
                 entries[plain], infos[plain] = stored.entries[name], stored.infos[name]
-                absolute.add(plain)
     _check_factors(folder, config, entries, set(stored))
+    absolute = frozenset(name for name, entry in entries.items() if not _is_difference(entry))
     files = file.detach_files()
-    return LazyStateDict(str(folder), entries, infos, stored.metadata, files, True, absolute=frozenset(absolute))
+    return LazyStateDict(str(folder), entries, infos, stored.metadata, files, True, absolute=absolute)
+
+
+def _is_difference(entry: Entry) -> bool:
+    """Whether an adapter's entry is a difference from the base, and not the whole tensor."""
+    return isinstance(entry, LoraEntry | ExpertsEntry) or (isinstance(entry, BiasEntry) and entry.stored is None)
 
 
 def _as_saved(stored: LazyStateDict, config: Mapping[str, Any]) -> LazyStateDict:
@@ -374,8 +375,8 @@ def _whole_name(stored: LazyStateDict, target: str) -> str:
     return target.replace(_WRAPPED, ".").replace(_RETRAINED, ".")
 
 
-def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, info: TensorInfo, dora: bool) -> tuple[Entry, bool]:
-    """Return the entry of an adapted weight, and whether it is the whole weight instead of a difference."""
+def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, info: TensorInfo, dora: bool) -> Entry:
+    """Return the entry of an adapted weight: a difference, or with a copy or magnitudes beside it the whole weight."""
     rows, kernel = lora.shape[0], info.shape[2:]
     stem = PREFIX + module
     copy, magnitude = f"{stem}{_WRAPPED}weight", next((stem + end for end in _MAGNITUDES if stem + end in stored), None)
@@ -388,8 +389,8 @@ def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, info: TensorIn
         raise MergeflowError(f"adapter '{stored.path}' says it is a DoRA, but '{module}' has no magnitudes.")
     weight = stored.entries.get(copy)
     if magnitude is not None:
-        return DoraEntry(stored.entries[magnitude], lora, weight), True
-    return (lora, False) if weight is None else (AddedEntry(weight, lora), True)
+        return DoraEntry(stored.entries[magnitude], lora, weight)
+    return lora if weight is None else AddedEntry(weight, lora)
 
 
 def _weight_name(module: str, stored: LazyStateDict) -> str:
@@ -483,14 +484,13 @@ def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]
     return LoraEntry(stored.entries[name], stored.entries[partner], shape, down[0], factor, transposed, placed), info
 
 
-def _bias(stored: LazyStateDict, name: str, config: dict[str, Any]) -> tuple[BiasEntry, TensorInfo, bool]:
-    """Read the bias that an adapter with `lora_bias` gives a module; say whether that is the whole bias."""
+def _bias(stored: LazyStateDict, name: str, config: dict[str, Any]) -> tuple[BiasEntry, TensorInfo]:
+    """Return the bias that an adapter with `lora_bias` gives a module."""
     module = name.removesuffix(_BIAS)
     down = stored.infos.get(module + _A)
     _, factor = _rank_and_factor(config, module.removeprefix(PREFIX), down.shape[0] if down and down.shape else 1)
     copy = stored.entries.get(f"{module}{_WRAPPED}bias")
-    info = TensorInfo(stored.infos[name].shape, FLOAT32)
-    return BiasEntry(stored.entries[name], factor, copy), info, copy is not None
+    return BiasEntry(stored.entries[name], factor, copy), TensorInfo(stored.infos[name].shape, FLOAT32)
 
 
 def _inputs_first(stored: LazyStateDict, module: str, shape: tuple[int, int], said: bool) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Literal
 
-from mergeflow.checkpoints.header import FLOAT8_E4M3, FLOAT8_E5M2, INT8, DType, TensorInfo
+from mergeflow.checkpoints.header import DTYPES, TensorInfo
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
@@ -96,11 +96,8 @@ def _integers(stem: str, infos: Infos, declared: Mapping[str, Any]) -> Packed | 
 def _compressed(stem: str, infos: Infos, declared: Mapping[str, Any]) -> Packed | None:
     """Tell compressed-tensors' integers; how many bits they have, `weight_shape` tells when it is read."""
     packed, scale, shape = (infos.get(f"{stem}.weight_{part}") for part in ("packed", "scale", "shape"))
-    is_packed = packed is not None and packed.dtype == _INT32 and len(packed.shape) == 2
+    is_packed = packed is not None and packed.dtype == DTYPES["I32"] and len(packed.shape) == 2
     return Packed("packed", stem, 0, None) if is_packed and scale is not None and shape is not None else None
-
-
-_INT32 = DType("int32", 4)
 
 
 def _mxfp4(stem: str, infos: Infos, declared: Mapping[str, Any]) -> Packed | None:
@@ -209,9 +206,8 @@ _NOTES = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".weight_form
 _STATE = ".quant_state.bitsandbytes__"
 
 
-# Types that hold codes and not numbers.
-_FNUZ = (DType(f"float8_{form}fnuz", 1, is_floating_point=True) for form in ("e4m3", "e5m2"))  # of AMD
-_CODES = (INT8, FLOAT8_E4M3, FLOAT8_E5M2, *_FNUZ)
+# Types that hold codes and not numbers; FNUZ are AMD's.
+_CODES = tuple(DTYPES[code] for code in ("I8", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"))
 
 
 @dataclass(frozen=True)
@@ -243,7 +239,7 @@ def quantised(infos: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Qua
     packed, packed_parts, formats = packed_weights(infos, declared)
     weights: dict[str, Layout | Packed] = {**packed}
     for name, info in infos.items():
-        if f"{name.removesuffix('.weight')}.SCB" in infos and info.dtype == INT8 and name.endswith(".weight"):
+        if f"{name.removesuffix('.weight')}.SCB" in infos and info.dtype == DTYPES["I8"] and name.endswith(".weight"):
             weights[name] = "LLM.int8"
         elif f"{name}.absmax" in infos:
             weights[name] = "4-bit"

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from mergeflow.checkpoints import check_compatible, open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.align_names import fit_inputs
 from mergeflow.checkpoints.checks import infos_of, pattern_of
-from mergeflow.checkpoints.reader import LazyStateDict, TensorEntry
+from mergeflow.checkpoints.reader import LazyStateDict, TensorEntry, view
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from tests.merging.tiny_models import tiny
@@ -77,9 +77,7 @@ def test_a_mixture_that_meets_a_dense_base_is_refused_at_once():
     base, expert = (in_memory(attention | dict.fromkeys(names, torch.zeros(3))) for names in (dense, listed))
     began = time.process_time()
     fit = fit_inputs(base, {"a": expert})
-    with pytest.raises(
-        MergeflowError, match=r"has 1536 tensors '.*experts\.\*\.up_proj.*unknown.*nearest is"
-    ) as raised:
+    with pytest.raises(MergeflowError, match=r"has 1536 tensors '.*experts\.\*\.up_proj.*unknown.*near") as raised:
         fit.check()
     assert time.process_time() - began < 5
     assert str(raised.value).count("\n") < 12
@@ -111,16 +109,13 @@ def test_a_constant_prefix_is_recognised_either_way_round(tmp_path, prefix):
         assert f"with the prefix '{prefix.removeprefix('module.')}'" in back.notes[0]
 
 
-def test_a_prefix_of_two_equal_towers_is_not_guessed(tmp_path):
+def test_a_prefix_of_two_equal_towers_is_not_guessed():
     """A tower alone was taken for the first one, and `missing: base` gave the other."""
-    tower = {"l1.weight": torch.ones(2, 2), "l2.weight": torch.ones(2, 2)}
-    write_checkpoint(tmp_path / "one.safetensors", tower)
-    both = {f"{name}.{key}": value for name in ("text", "vision") for key, value in tower.items()}
-    write_checkpoint(tmp_path / "both.safetensors", both)
-    with open_checkpoint(tmp_path / "both.safetensors") as both, open_checkpoint(tmp_path / "one.safetensors") as alone:
-        for base, expert in ((both, alone), (alone, both)):
-            with pytest.raises(MergeflowError, match=r"prefix 'text\.' and as well with 'vision\.'"):
-                fit_inputs(base, {"e": expert}, missing="base")
+    alone = in_memory({"l1.weight": torch.ones(2, 2), "l2.weight": torch.ones(2, 2)})
+    both = in_memory({f"{name}.{key}": value for name in ("text", "vision") for key, value in alone.items()})
+    for base, expert in ((both, alone), (alone, both)):
+        with pytest.raises(MergeflowError, match=r"prefix 'text\.' and as well with 'vision\.'"):
+            fit_inputs(base, {"e": expert}, missing="base")
 
 
 @pytest.mark.parametrize("patterns", [{"ignore": ["*"]}, {"only": ["*.bias"], "ignore": ["b.*"]}])
@@ -136,8 +131,8 @@ def test_patterns_leave_tensors_as_the_base_has_them(tmp_path):
     model["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
     model["model.embed_tokens.weight"] = torch.zeros(44, 32)
     del model["lm_head.weight"]
-    write_checkpoint(tmp_path / "e.safetensors", model)
-    with open_checkpoint(base) as b, open_checkpoint(tmp_path / "e.safetensors") as e:
+    e = in_memory(model)
+    with open_checkpoint(base) as b:
         with pytest.raises(MergeflowError, match="2 mismatches"):
             check_compatible(b, {"e": e})
         fit = fit_inputs(b, {"e": e}, ignore=["*.inv_freq", "*embed_tokens*"])
@@ -150,29 +145,22 @@ def test_patterns_leave_tensors_as_the_base_has_them(tmp_path):
             fit_inputs(b, {"e": e}, ignore=["*.inv_freqs"])
 
 
-def test_what_an_expert_lacks_is_the_base_s_where_that_is_said(tmp_path):
-    base = saved(llama(0, tied=False), tmp_path / "base")
-    model = llama(1, tied=False).state_dict()
-    del model["lm_head.weight"]
-    write_checkpoint(tmp_path / "e.safetensors", model)
-    with open_checkpoint(base) as b, open_checkpoint(tmp_path / "e.safetensors") as e:
-        fit = fit_inputs(b, {"e": e}, missing="base")
-        check_compatible(fit.base, fit.experts)
-        assert torch.equal(fit.experts["e"]["lm_head.weight"], b["lm_head.weight"])
-        assert fit.notes == ("'lm_head.weight', which 'e' lacks, is the base's",)
+def test_what_an_expert_lacks_is_the_base_s_where_that_is_said():
+    b, e = (in_memory(llama(seed, tied=False).state_dict()) for seed in (0, 1))
+    fit = fit_inputs(b, {"e": view(e, [name for name in e if name != "lm_head.weight"])}, missing="base")
+    check_compatible(fit.base, fit.experts)
+    assert torch.equal(fit.experts["e"]["lm_head.weight"], b["lm_head.weight"])
+    assert fit.notes == ("'lm_head.weight', which 'e' lacks, is the base's",)
 
 
-def test_mismatches_of_all_blocks_are_one_line(tmp_path):
-    base = saved(llama(0, layers=3), tmp_path / "base")
-    expert = saved(llama(1, layers=9), tmp_path / "expert")
-    with open_checkpoint(base) as b, open_checkpoint(expert) as e:
-        with pytest.raises(MergeflowError) as caught:
-            check_compatible(b, {"e": e})
-        count = len(set(e) - set(b))
-        lines = str(caught.value).splitlines()
-        assert f"{count} mismatches" in lines[0]
-        assert len(lines) == 2 + len({pattern_of(name) for name in e if ".layers." in name})
-        assert "has 6 tensors 'model.layers.*.input_layernorm.weight', unknown to the base" in str(caught.value)
+def test_mismatches_of_all_blocks_are_one_line():
+    b, e = (in_memory(llama(0, layers=layers).state_dict()) for layers in (3, 9))
+    with pytest.raises(MergeflowError) as caught:
+        check_compatible(b, {"e": e})
+    lines = str(caught.value).splitlines()
+    assert f"{len(set(e) - set(b))} mismatches" in lines[0]
+    assert len(lines) == 2 + len({pattern_of(name) for name in e if ".layers." in name})
+    assert "has 6 tensors 'model.layers.*.input_layernorm.weight', unknown to the base" in str(caught.value)
 
 
 def test_types_may_differ_but_not_their_kind():
@@ -182,17 +170,14 @@ def test_types_may_differ_but_not_their_kind():
         check_compatible(base, {"a": {"w": torch.zeros(2).to(torch.int8), "n": torch.tensor(1)}})
 
 
-def test_equal_tensors_are_not_taken_for_tied(tmp_path):
+def test_equal_tensors_are_not_taken_for_tied():
     """Norms are equal before training: an expert that lacks one has not the other's."""
-    base = {"h.0.norm.weight": torch.ones(4), "h.1.norm.weight": torch.ones(4), "w": torch.randn(4, 4)}
-    expert = {"h.0.norm.weight": torch.full((4,), 2.0), "w": torch.randn(4, 4)}
-    write_checkpoint(tmp_path / "b.safetensors", base)
-    write_checkpoint(tmp_path / "e.safetensors", expert)
-    with open_checkpoint(tmp_path / "b.safetensors") as b, open_checkpoint(tmp_path / "e.safetensors") as e:
-        with pytest.raises(MergeflowError, match=r"lacks tensor 'h\.1\.norm\.weight'"):
-            fit_inputs(b, {"e": e}).check()
-        with pytest.raises(MergeflowError, match=r"has tensor 'h\.1\.norm\.weight', unknown"):
-            fit_inputs(e, {"b": b}).check()
+    b = in_memory({"h.0.norm.weight": torch.ones(4), "h.1.norm.weight": torch.ones(4), "w": torch.randn(4, 4)})
+    e = in_memory({"h.0.norm.weight": torch.full((4,), 2.0), "w": torch.randn(4, 4)})
+    with pytest.raises(MergeflowError, match=r"lacks tensor 'h\.1\.norm\.weight'"):
+        fit_inputs(b, {"e": e}).check()
+    with pytest.raises(MergeflowError, match=r"has tensor 'h\.1\.norm\.weight', unknown"):
+        fit_inputs(e, {"b": b}).check()
 
 
 @pytest.mark.parametrize(
@@ -214,16 +199,13 @@ def test_what_wrappers_put_into_names_is_taken_out(tmp_path, prefix, suffix):
         assert set(checkpoint) == set(plain)
 
 
-def test_one_of_two_copies_in_a_file_is_left_out_by_ignore(tmp_path):
+def test_one_of_two_copies_in_a_file_is_left_out_by_ignore():
     """A moving average beside the weights had no way out: `ignore` was read after the prefixes."""
-    base = {"a.weight": torch.zeros(2, 2), "b.weight": torch.zeros(2)}
-    copies = {f"{copy}.{name}": value + by for copy, by in (("model", 1), ("ema", 5)) for name, value in base.items()}
-    write_checkpoint(tmp_path / "b.safetensors", base)
-    write_checkpoint(tmp_path / "e.safetensors", copies)
-    with open_checkpoint(tmp_path / "b.safetensors") as b, open_checkpoint(tmp_path / "e.safetensors") as e:
-        with pytest.raises(MergeflowError, match=r"leave one out by `ignore: \['(ema|model)\.\*'\]`"):
-            fit_inputs(b, {"e": e})
-        assert fit_inputs(b, {"e": e}, ignore=["ema.*"]).experts["e"]["a.weight"].tolist() == [[1, 1], [1, 1]]
+    b = in_memory({"a.weight": torch.zeros(2, 2), "b.weight": torch.zeros(2)})
+    e = in_memory({f"{copy}.{name}": b[name] + by for copy, by in (("model", 1), ("ema", 5)) for name in b})
+    with pytest.raises(MergeflowError, match=r"leave one out by `ignore: \['(ema|model)\.\*'\]`"):
+        fit_inputs(b, {"e": e})
+    assert fit_inputs(b, {"e": e}, ignore=["ema.*"]).experts["e"]["a.weight"].tolist() == [[1, 1], [1, 1]]
 
 
 def test_torch_s_averaged_models_are_read_as_the_models_they_average(tmp_path):
@@ -259,26 +241,16 @@ BUFFERS = {
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)
-def test_buffers_of_one_side_are_left_out_or_the_base_s(tmp_path, buffer):
-    plain, more = {"w": torch.zeros(2)}, {"w": torch.ones(2), buffer: BUFFERS[buffer]}
-    save_file(plain, tmp_path / "plain.safetensors")
-    save_file(more, tmp_path / "more.safetensors")
-    for base, expert in (("plain", "more"), ("more", "plain")):
-        with (
-            open_checkpoint(tmp_path / f"{base}.safetensors") as b,
-            open_checkpoint(tmp_path / f"{expert}.safetensors") as e,
-        ):
-            fit = fit_inputs(b, {"e": e})
-            fit.check()
-            assert set(fit.experts["e"]) == set(b)
-            assert f"'{buffer}', a buffer, of 'e' is" in fit.notes[0]
-    save_file({"w": torch.ones(2), "h.0.attn.bias": torch.ones(4)}, tmp_path / "more.safetensors")  # a bias is none
-    with (
-        open_checkpoint(tmp_path / "plain.safetensors") as b,
-        open_checkpoint(tmp_path / "more.safetensors") as e,
-        pytest.raises(MergeflowError, match="unknown to the base"),
-    ):
-        fit_inputs(b, {"e": e}).check()
+def test_buffers_of_one_side_are_left_out_or_the_base_s(buffer):
+    plain, more = in_memory({"w": torch.zeros(2)}), in_memory({"w": torch.ones(2), buffer: BUFFERS[buffer]})
+    for b, e in ((plain, more), (more, plain)):
+        fit = fit_inputs(b, {"e": e})
+        fit.check()
+        assert set(fit.experts["e"]) == set(b)
+        assert f"'{buffer}', a buffer, of 'e' is" in fit.notes[0]
+    biased = in_memory({"w": torch.ones(2), "h.0.attn.bias": torch.ones(4)})  # a bias is none
+    with pytest.raises(MergeflowError, match="unknown to the base"):
+        fit_inputs(plain, {"e": biased}).check()
 
 
 @pytest.mark.parametrize(
@@ -290,35 +262,27 @@ def test_buffers_of_one_side_are_left_out_or_the_base_s(tmp_path, buffer):
         ("weight_hh_l0_g", "weight_hh_l0_v"),
     ],
 )
-def test_weights_that_are_stored_in_parts_are_noted(tmp_path, parts):
+def test_weights_that_are_stored_in_parts_are_noted(parts):
     """Masks of pruned weights and vectors of spectral norm were averaged without a word."""
-    save_file({f"{layer}.{part}": torch.ones(2) for part in parts for layer in "ab"}, tmp_path / "m.safetensors")
-    with open_checkpoint(tmp_path / "m.safetensors") as base, open_checkpoint(tmp_path / "m.safetensors") as expert:
-        (note,) = fit_inputs(base, {"e": expert}).notes
+    state = in_memory({f"{layer}.{part}": torch.ones(2) for part in parts for layer in "ab"})
+    (note,) = fit_inputs(state, {"e": state}).notes
     assert note.startswith("parts of 2 weights with weight norm, spectral norm or pruning, such as 'a.weight")
 
 
-def test_weight_norm_and_rows_of_new_tokens_are_told(tmp_path):
+def test_weight_norm_and_rows_of_new_tokens_are_told():
     state = {"conv.weight_g": torch.ones(2), "conv.weight_v": torch.ones(2, 2), "lm_head.weight": torch.ones(4, 2)}
     newer = {
         "conv.parametrizations.weight.original0": torch.ones(2),
         "conv.parametrizations.weight.original1": torch.ones(2, 2),
     }
-    save_file(state, tmp_path / "b.safetensors")
-    save_file({**newer, "lm_head.weight": torch.ones(6, 2)}, tmp_path / "e.safetensors")
-    with open_checkpoint(tmp_path / "b.safetensors") as b, open_checkpoint(tmp_path / "e.safetensors") as e:
-        fit = fit_inputs(b, {"e": e})
-        assert "parts of 1 weights with weight norm" in "".join(fit.notes)
-        with pytest.raises(
-            MergeflowError, match=r"\[6, 2\], base has \[4, 2\]; its rows are of more tokens: `tokenizer_so"
-        ) as raised:
-            fit.check()
-        assert "1 mismatch " in str(raised.value)
+    fit = fit_inputs(in_memory(state), {"e": in_memory({**newer, "lm_head.weight": torch.ones(6, 2)})})
+    assert "parts of 1 weights with weight norm" in "".join(fit.notes)
+    wanted = r"\A1 mismatch (?s:.*)\[6, 2\], base has \[4, 2\]; its rows are of more tokens: `tokenizer_so"
+    with pytest.raises(MergeflowError, match=wanted):
+        fit.check()
 
 
-def test_eight_bit_floats_are_compared(tmp_path):
+def test_eight_bit_floats_are_compared():
     table = torch.randn(4, 2).to(torch.float8_e4m3fn)
-    save_file({"lm_head.weight": table.clone(), "embed_tokens.weight": table}, tmp_path / "b.safetensors")
-    save_file({"embed_tokens.weight": table}, tmp_path / "e.safetensors")
-    with open_checkpoint(tmp_path / "b.safetensors") as b, open_checkpoint(tmp_path / "e.safetensors") as e:
-        fit_inputs(b, {"e": e}).check()
+    base = in_memory({"lm_head.weight": table.clone(), "embed_tokens.weight": table})
+    fit_inputs(base, {"e": in_memory({"embed_tokens.weight": table})}).check()

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
-from mergeflow.checkpoints.header import DTYPES
+from mergeflow.checkpoints.header import DTYPES, dtype_of
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from tests.merging.tiny_models import tiny
@@ -169,6 +169,13 @@ def test_every_type_that_the_format_has_is_read_or_refused_by_name(tmp_path):
         with pytest.raises(MergeflowError, match=f"'w' in the type '{dtype}', which cannot be read") as caught:
             open_checkpoint(header(tmp_path, dtype, size))
         assert "damaged" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES.values(), dtype_of(torch.complex128)], ids=str)
+def test_types_known_without_torch_are_what_torch_says_of_them(dtype):
+    assert dtype_of(dtype.torch) == dtype
+    assert str(dtype) == str(dtype.torch)
+    assert (dtype in DTYPES.values()) == (dtype.torch != torch.complex128)  # which the format lacks
 
 
 def test_a_header_of_very_many_tensors_is_refused_before_it_is_read(tmp_path):

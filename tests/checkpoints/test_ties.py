@@ -15,6 +15,7 @@ from mergeflow.checkpoints.names import copies_of_embedding
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
 from mergeflow.merging.files.vectors import extract
+from tests.checkpoints.test_peft import added
 from tests.merging.families import shrunk
 from tests.merging.tiny_models import CAUSAL, MASKED, perturb, tiny
 
@@ -36,16 +37,25 @@ def test_copies_are_those_that_transformers_ties(tmp_path, name):
     assert any(copy.endswith("weight") for copy in copies)
 
 
+def small(name, **changes):
+    """A small model of a class."""
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    return kind(kind.config_class.from_dict(shrunk(kind.config_class().to_dict()) | changes))
+
+
 def merged(folder, wrapped, spread):
-    """Save an adapter with other weights, merge it into the base; return the folder of the result."""
-    with torch.no_grad():
-        for value in wrapped.parameters():
-            if value.requires_grad:
-                value.add_(spread * torch.randn(value.shape))
-    wrapped.save_pretrained(folder / "a")
-    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(folder / "base")}
-    merge({**recipe, "experts": {"a": str(folder / "a")}, "out": str(folder / "out")})
-    return folder / "out"
+    """Save an adapter with other weights, merge it into the base; the folder of the result."""
+    perturb(wrapped, spread, 2)
+    wrapped.save_pretrained(folder / "adapter")
+    return added(folder)
+
+
+def averaged(folder):
+    """Give the base and an expert the same part; what config.json of the result says of ties."""
+    recipe = {"method": "average", "base": str(folder / "base"), "experts": [str(folder / "expert")]}
+    merge({**recipe, "out": str(folder / "out")})
+    return json.loads((folder / "out/config.json").read_text())["tie_word_embeddings"]
 
 
 def trained(folder, tied, **config):
@@ -55,7 +65,7 @@ def trained(folder, tied, **config):
     config = peft.LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM", **config)
     wrapped = peft.get_peft_model(type(model).from_pretrained(folder / "base"), config)
     perturb(wrapped, 0.3, 2)
-    wrapped.save_pretrained(folder / "a")
+    wrapped.save_pretrained(folder / "adapter")
     return type(model), wrapped.eval()(TOKENS).logits
 
 
@@ -78,11 +88,11 @@ def test_one_of_two_tied_weights_changed_by_an_adapter_stays_changed_alone(tmp_p
         "method": "task_arithmetic",
         "args": {"scale": 1.0},
         "base": str(tmp_path / "base"),
-        "experts": {"a": str(tmp_path / "a")},
+        "experts": {"a": str(tmp_path / "adapter")},
     }
     assert "which are tied: the result has both" in "\n".join(check_recipe(recipe).lines())
     if out == "vector":
-        extract(tmp_path / "base", tmp_path / "a", tmp_path / "a.safetensors")
+        extract(tmp_path / "base", tmp_path / "adapter", tmp_path / "a.safetensors")
         recipe["experts"] = {"a": str(tmp_path / "a.safetensors")}
     merge({**recipe, **({"adapter": 8} if out == "adapter" else {}), "out": str(tmp_path / "out")})
     if out == "adapter":
@@ -95,9 +105,9 @@ def test_one_of_two_tied_weights_changed_by_an_adapter_stays_changed_alone(tmp_p
 
 @pytest.mark.parametrize("name", ["T5", "LongT5", "Pop2Piano"])
 def test_an_untied_t5_scales_as_before_also_where_an_older_file_does_not_say_it(tmp_path, name):
-    kind = getattr(transformers, f"{name}ForConditionalGeneration")
-    torch.manual_seed(0)
-    kind(kind.config_class.from_dict(shrunk(kind.config_class().to_dict()))).save_pretrained(tmp_path / "base")
+    model = small(f"{name}ForConditionalGeneration")
+    model.save_pretrained(tmp_path / "base")
+    kind = type(model)
     file = tmp_path / "base/config.json"
     content = json.loads(file.read_text())
     file.write_text(json.dumps({key: content[key] for key in content.keys() - {"scale_decoder_outputs"}}))
@@ -116,9 +126,7 @@ def test_an_untied_t5_scales_as_before_also_where_an_older_file_does_not_say_it(
 )
 def test_retrained_tokens_of_a_tied_table_are_its_heads_too(tmp_path, name, table, head, attention, target, stored):
     """Whatever the class calls them, and whether its file holds the head or not."""
-    kind = getattr(transformers, name)
-    torch.manual_seed(0)
-    model = kind(kind.config_class.from_dict(shrunk(kind.config_class().to_dict())))  # biases of the head are 0
+    model = small(name)  # biases of the head are 0
     model.save_pretrained(tmp_path / "base")
     copy, origin = next(pair for pair in model.all_tied_weights_keys.items() if pair[0].endswith("weight"))
     if stored == "twice":
@@ -128,7 +136,7 @@ def test_retrained_tokens_of_a_tied_table_are_its_heads_too(tmp_path, name, tabl
     config = peft.LoraConfig(target_modules=[module], trainable_token_indices={table: [5, 9]})
     wrapped = peft.get_peft_model(model, config).eval()
     out = merged(tmp_path, wrapped, 0.3)
-    output = kind.from_pretrained(out).eval()(TOKENS)
+    output = type(model).from_pretrained(out).eval()(TOKENS)
     torch.testing.assert_close(output.logits, wrapped(TOKENS).logits, rtol=1e-4, atol=1e-4)
 
 
@@ -138,8 +146,9 @@ def test_an_adapter_of_one_block_of_several_tied_ones_changes_it_alone(tmp_path,
     sizes = {"num_hidden_layers": 4, "n_mamba_heads": 8, "mamba_headdim": 8, "num_mem_blocks": 1,
              "num_attention_heads": 4, "attention_hidden_size": 64, "attention_head_dim": 16,
              "hybrid_layer_ids": [1, 3], "layers_block_type": ["mamba", "hybrid"] * 2}  # fmt: skip
-    kind = transformers.Zamba2ForCausalLM
-    kind(kind.config_class.from_dict(shrunk(kind.config_class().to_dict()) | sizes)).save_pretrained(tmp_path / "base")
+    model = small("Zamba2ForCausalLM", **sizes)
+    model.save_pretrained(tmp_path / "base")
+    kind = type(model)
     config = peft.LoraConfig(target_modules=["q_proj", "down_proj"], layers_to_transform=layers)
     wrapped = peft.get_peft_model(kind.from_pretrained(tmp_path / "base"), config).eval()
     out = merged(tmp_path, wrapped, 0.3)
@@ -148,8 +157,7 @@ def test_an_adapter_of_one_block_of_several_tied_ones_changes_it_alone(tmp_path,
 
 
 def test_an_untied_head_that_a_class_would_compute_otherwise_is_refused(tmp_path):
-    kind = transformers.SwitchTransformersForConditionalGeneration
-    model = kind(kind.config_class.from_dict(shrunk(kind.config_class().to_dict())))
+    model = small("SwitchTransformersForConditionalGeneration")
     model.save_pretrained(tmp_path / "base")
     peft.get_peft_model(model, peft.LoraConfig(target_modules=["lm_head"])).save_pretrained(tmp_path / "a")
     recipe = {"method": "average", "base": str(tmp_path / "base"), "experts": [str(tmp_path / "a")]}
@@ -163,18 +171,14 @@ def test_a_head_and_its_embedding_that_change_alike_stay_tied(tmp_path):
     with torch.no_grad():
         model.model.embed_tokens.weight.add_(1)
     model.save_pretrained(tmp_path / "expert")
-    recipe = {"method": "average", "base": str(tmp_path / "base"), "experts": [str(tmp_path / "expert")]}
-    merge({**recipe, "out": str(tmp_path / "out")})
-    assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is True
+    assert averaged(tmp_path) is True
     with open_checkpoint(tmp_path / "out") as state:
         assert "lm_head.weight" not in state
 
 
 @pytest.mark.parametrize("name", ["MarianMTModel", "BertForMaskedLM"])
 def test_a_tied_weight_that_parts_is_said_to_be_untied_whatever_the_class_calls_it(tmp_path, name):
-    kind = getattr(transformers, name)
-    config = kind.config_class.from_dict(shrunk(kind.config_class().to_dict()) | {"decoder_vocab_size": 64})
-    model = kind(config)
+    model = small(name, decoder_vocab_size=64)
     copy, origin = next(pair for pair in model.all_tied_weights_keys.items() if pair[0].endswith("weight"))
     model.save_pretrained(tmp_path / "base")
     tensors = load_file(tmp_path / "base/model.safetensors")
@@ -182,9 +186,7 @@ def test_a_tied_weight_that_parts_is_said_to_be_untied_whatever_the_class_calls_
         model.save_pretrained(tmp_path / folder)
         stored = {**tensors, copy: tensors[origin] + change}
         save_file(stored, tmp_path / folder / "model.safetensors", {"format": "pt"})
-    recipe = {"method": "average", "base": str(tmp_path / "base"), "experts": [str(tmp_path / "expert")]}
-    merge({**recipe, "out": str(tmp_path / "out")})
-    assert json.loads((tmp_path / "out/config.json").read_text())["tie_word_embeddings"] is False
+    assert averaged(tmp_path) is False
 
 
 @pytest.mark.parametrize("saved", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])

@@ -16,6 +16,7 @@ from PIL import Image
 
 from mergeflow.data import load_manifest, load_split
 from mergeflow.data.decoding import Decoded, Decoding
+from mergeflow.data.locations import decoded
 from mergeflow.data.prepare import prepare_task
 from mergeflow.data.task import Example, RawTask
 from mergeflow.errors import MergeflowError
@@ -160,3 +161,16 @@ def test_left_out_examples_are_not_read(tmp_path: Path) -> None:
     transforms = open_images("x", "suite:pocket-digits?classes=0-1").transforms
     prepare_task(replace(raw, transforms=transforms), tmp_path, image_decoding(8))
     assert {row % 3 for row in read} == {0, 1}
+
+
+def test_the_mark_of_an_editor_is_no_part_of_the_text() -> None:
+    assert decoded("\ufeffein Bär".encode(), "a.txt") == "ein Bär"
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [("cats".encode("utf-16"), "it begins as UTF-16 does"), ("caf\u00e9".encode("latin-1"), "byte 3 is 0xe9")],
+)
+def test_another_encoding_is_refused_by_name(content: bytes, fault: str) -> None:
+    with pytest.raises(MergeflowError, match=f"a.txt is not a text in UTF-8: {fault}. Convert it to UTF-8."):
+        decoded(content, "a.txt")

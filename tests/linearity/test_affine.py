@@ -69,18 +69,21 @@ LAYERS = {
 }
 
 
+Family = tuple[str, Model, Classification, dict[str, State]]
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> tuple[str, Model, Classification, dict[str, State]]:
+def family(request: pytest.FixtureRequest) -> Family:
     model, data = FAMILIES[request.param]()
     return request.param, model, data, {"i": moved(model, 1), "j": moved(model, 2)}
 
 
-def test_blocks_are_found_in_every_family(family: tuple[str, Model, Classification, dict[str, State]]) -> None:
+def test_blocks_are_found_in_every_family(family: Family) -> None:
     name, model, _, _ = family
     assert find_layers(model.module) == LAYERS[name]
 
 
-def test_the_ends_of_the_path_are_exact(family: tuple[str, Model, Classification, dict[str, State]]) -> None:
+def test_the_ends_of_the_path_are_exact(family: Family) -> None:
     name, model, data, ends = family
     paths = {str(a): Combination({"i": a, "j": 1 - a}) for a in (0.0, 1.0)}
     same = {"i": ends["i"], "j": ends["i"]}
@@ -94,7 +97,7 @@ def test_the_ends_of_the_path_are_exact(family: tuple[str, Model, Classification
             np.testing.assert_allclose(values.coef, 1, rtol=1e-15)
 
 
-def test_the_size_of_batches_changes_nothing(family: tuple[str, Model, Classification, dict[str, State]]) -> None:
+def test_the_size_of_batches_changes_nothing(family: Family) -> None:
     name, model, data, ends = family
     whole, parts = (
         affine(model, {"a": data}, ends, {"half": HALF}, LAYERS[name], batch_size=size)["half"] for size in (40, 7)
@@ -106,7 +109,7 @@ def test_the_size_of_batches_changes_nothing(family: tuple[str, Model, Classific
             )
 
 
-def test_the_model_is_left_as_it_was(family: tuple[str, Model, Classification, dict[str, State]]) -> None:
+def test_the_model_is_left_as_it_was(family: Family) -> None:
     name, model, data, ends = family
     before = {key: value.clone() for key, value in model.state().items()}
     model.module.train()
@@ -152,49 +155,15 @@ def test_the_first_linear_layer_before_its_activation_is_exactly_linear(dtype: t
     assert measures["active.0"].error.max() > 1e-3
 
 
-def test_edits_are_calls_of_the_kernel() -> None:
-    model, data = in_double(*mlp())
-    base = {name: value.clone() for name, value in model.state().items()}
-    tau = {name: value - base[name] for name, value in moved(model, 1).items()}
-    edited = {f"{scale:+g}": {name: base[name] + scale * tau[name] for name in base} for scale in (0.0, 0.4, -0.4)}
-    negation = Combination({"+0.4": 0.5, "-0.4": 0.5})
-    less = Combination({"+0": 2.0, "+0.4": -1.0})  # Eq. 4: f(θ0 − λτ) beside 2 f(θ0) − f(θ0 + λτ)
-    still = Combination({"+0": 2.0, "again": -1.0})  # λ = 0
-    ends = {**edited, "again": edited["+0"]}
-    measures = affine(model, {"a": data}, ends, {"negation": negation, "less": less, "still": still}, ["1", "3"])
-    model.load(base)
-    negated = model.module[:4](data.inputs).detach().numpy()  # type: ignore[index]
-    model.load(edited["+0.4"])
-    plus = model.module[:4](data.inputs).detach().numpy()  # type: ignore[index]
-    model.load(edited["-0.4"])
-    minus = model.module[:4](data.inputs).detach().numpy()  # type: ignore[index]
-    mixed = (plus + minus) / 2
-    np.testing.assert_allclose(
-        measures["negation"]["3"].error, ((negated - mixed) ** 2).sum(1) / (mixed**2).sum(1), rtol=1e-9
-    )
-    right = 2 * negated - plus
-    np.testing.assert_allclose(
-        measures["less"]["3"].error, ((minus - right) ** 2).sum(1) / (right**2).sum(1), rtol=1e-9
-    )
-    assert measures["still"]["3"].error.max() == 0
-
-
 def test_the_other_baseline_compares_the_average_with_each() -> None:
     model, data = mlp()
     ends = {name: moved(model, seed) for seed, name in enumerate("ijk")}
     third = dict.fromkeys(ends, 1 / 3)
     measures = affine(model, {"a": data}, ends, {"mean": Combination(third, baseline="each")}, ["3"])["mean"]["3"]
-    pairs = {
-        name: affine(
-            model,
-            {"a": data},
-            {**ends, "mean": combine(list(ends.values()), [1 / 3] * 3)},
-            {"pair": Combination({"mean": 0.5, name: 0.5})},
-            ["3"],
-        )["pair"]["3"].base
-        for name in ends
-    }
-    np.testing.assert_allclose(measures.base, np.mean(list(pairs.values()), axis=0), atol=1e-12)
+    with_mean = {**ends, "mean": combine(list(ends.values()), [1 / 3] * 3)}
+    pairs = {name: Combination({"mean": 0.5, name: 0.5}) for name in ends}
+    bases = [each["3"].base for each in affine(model, {"a": data}, with_mean, pairs, ["3"]).values()]
+    np.testing.assert_allclose(measures.base, np.mean(bases, axis=0), atol=1e-12)
 
 
 def test_a_combination_counts_the_samples_it_asks_for() -> None:
@@ -211,13 +180,8 @@ def test_features_that_are_zero_are_equal_or_not() -> None:
     net = Network(nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU()))
     data = Classification("a", torch.ones(1, 2), torch.zeros(1))
     up, down = ({"0.weight": sign * torch.ones(2, 2)} for sign in (1, -1))
-    measures = affine(
-        net,
-        {"a": data},
-        {"up": up, "down": down},
-        {"dead": Combination({"up": -1.0, "down": 2.0}), "half": Combination({"up": 0.5, "down": 0.5})},
-        ["1"],
-    )
+    asked = {"dead": Combination({"up": -1.0, "down": 2.0}), "half": Combination({"up": 0.5, "down": 0.5})}
+    measures = affine(net, {"a": data}, {"up": up, "down": down}, asked, ["1"])
     # 2 f(down) − f(up) is −f(up), not zero, and the combined model is dead.
     assert (measures["dead"]["1"].distance, measures["dead"]["1"].coef) == (1, 0)
     assert (measures["half"]["1"].distance, measures["half"]["1"].coef) == (1, 0)
@@ -262,7 +226,7 @@ def test_the_three_verdicts(distance: float, base: float, coef: float, llfc: boo
 
 
 def test_a_stitch_of_a_model_on_itself_is_the_model(
-    family: tuple[str, Model, Classification, dict[str, State]],
+    family: Family,
 ) -> None:
     name, model, data, ends = family
     model.module.eval()

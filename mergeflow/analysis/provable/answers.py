@@ -1,20 +1,14 @@
 """What a base and its experts answer to samples without labels."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mergeflow.modalities.classification import Regression, Subset
 from mergeflow.modality import Model, State
-
-
-class Asked(Protocol):
-    """Samples that a model can be asked about."""
-
-    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ class Answers:
 
 @torch.inference_mode()
 def ask(
-    model: Model, base: State, experts: Mapping[str, State], sources: Mapping[str, Asked], batch_size: int = 256
+    model: Model, base: State, experts: Mapping[str, State], sources: Mapping[str, Sized], batch_size: int = 256
 ) -> Answers:
     """Return the answers of a base and its experts.
 

@@ -1,7 +1,7 @@
 """Compress the experts of a suite into one file, and read one task back out of it."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -137,11 +137,18 @@ def extract_task(path: str | Path, task: str, base: str | Path | None = None) ->
         call = configure_compressor(record["name"], record["args"])
         types = {name: DTYPES[code] for name, code in json.loads(state.metadata["mergeflow.dtypes"]).items()}
         origin = _open_base(call, base, state.metadata["mergeflow.base"])
-        parts = _parts(state, task)
-        whole = {key: state[stored] for key, stored in parts.pop(_WHOLE, {}).items()}
-        return {
-            name: _decode(call, state, name, parts.get(name, {}), whole, origin, dtype) for name, dtype in types.items()
-        }
+        shared, of_task = _parts(state, "shared/"), _parts(state, f"task/{task}/")
+        whole = {key: state[place] for key, place in of_task.pop(_WHOLE, {}).items()}
+
+        def decoded(name: str, dtype: DType) -> Tensor:
+            places = shared.get(name, {}), of_task.get(name, {})
+            common, single = ({key: state[place] for key, place in parts.items()} for parts in places)
+            if not dtype.is_floating_point:
+                return origin[name] if origin is not None else common["copy"]
+            start = origin[name].to(torch.promote_types(dtype.torch, torch.float32)) if origin is not None else None
+            return call.method.decode(Stored(start, common, single, whole), call.arguments).to(dtype.torch)
+
+        return {name: decoded(name, dtype) for name, dtype in types.items()}
 
 
 def _open_base(call: CompressorCall, base: str | Path | None, expected: str) -> Mapping[str, Tensor] | None:
@@ -158,30 +165,11 @@ def _open_base(call: CompressorCall, base: str | Path | None, expected: str) -> 
     return origin
 
 
-def _parts(state: Mapping[str, Tensor], task: str) -> dict[str, dict[str, str]]:
-    """Names of the stored parts that concern a task: tensor → part → name in the file."""
+def _parts(stored: Iterable[str], prefix: str) -> dict[str, dict[str, str]]:
+    """Return what is stored below a prefix: tensor → part → name in the file."""
     parts: dict[str, dict[str, str]] = {}
-    for stored in state:
-        for prefix in ("shared/", f"task/{task}/"):
-            if stored.startswith(prefix):
-                name, _, key = stored.removeprefix(prefix).rpartition("/")
-                parts.setdefault(name, {})[("shared/" if prefix == "shared/" else "") + key] = stored
+    for place in stored:
+        if place.startswith(prefix):
+            name, _, key = place.removeprefix(prefix).rpartition("/")
+            parts.setdefault(name, {})[key] = place
     return parts
-
-
-def _decode(
-    call: CompressorCall,
-    state: Mapping[str, Tensor],
-    name: str,
-    places: Mapping[str, str],
-    whole: dict[str, Tensor],
-    base: Mapping[str, Tensor] | None,
-    dtype: DType,
-) -> Tensor:
-    values = {key: state[stored] for key, stored in places.items()}
-    if not dtype.is_floating_point:
-        return base[name] if base is not None else values["shared/copy"]
-    origin = base[name].to(torch.promote_types(dtype.torch, torch.float32)) if base is not None else None
-    shared = {key.removeprefix("shared/"): value for key, value in values.items() if key.startswith("shared/")}
-    of_task = {key: value for key, value in values.items() if not key.startswith("shared/")}
-    return call.method.decode(Stored(origin, shared, of_task, whole), call.arguments).to(dtype.torch)
