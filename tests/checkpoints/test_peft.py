@@ -302,24 +302,6 @@ def test_the_task_vector_of_an_adapter_is_what_it_changes_of_its_base(tmp_path, 
         assert all(torch.equal(minus[name], value) for name, value in moved.items())
 
 
-@pytest.mark.parametrize(
-    "config", [{"target_modules": ["wte"]}, {"trainable_token_indices": [0, 39]}], ids=["lora", "tokens"]
-)
-@pytest.mark.parametrize("twice", [False, True], ids=["stored-once", "stored-twice"])
-def test_an_adapted_tied_embedding_computes_what_peft_does_with_it(tmp_path, config, twice):
-    """LoRA changes it alone, retrained tokens the head too; also where the base's file holds the head as well."""
-    trained(gpt2(), tmp_path, **{"target_modules": ["c_attn"], "fan_in_fan_out": True, **config})
-    base, tokens = tmp_path / "base", torch.arange(3, 15)[None]
-    plain = transformers.GPT2LMHeadModel.from_pretrained(base)
-    if twice:
-        (base / "model.safetensors").unlink()
-        torch.save({name: value.clone() for name, value in plain.state_dict().items()}, base / "pytorch_model.bin")
-    loaded = transformers.GPT2LMHeadModel.from_pretrained(added(tmp_path)).eval()
-    assert (loaded.lm_head.weight is loaded.transformer.wte.weight) == ("trainable_token_indices" in config)
-    wrapped = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter").eval()
-    torch.testing.assert_close(loaded(tokens).logits, wrapped(tokens).logits, rtol=1e-4, atol=1e-5)
-
-
 TIED = {"t5": (t5, "q", "shared", "lm_head"), "bart": (bart, "q_proj", "shared", "lm_head"),
         "bert": (bert, "query", "word_embeddings", "decoder"),
         "roberta": (roberta, "query", "word_embeddings", "decoder"),

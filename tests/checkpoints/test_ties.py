@@ -119,21 +119,24 @@ def test_an_untied_t5_scales_as_before_also_where_an_older_file_does_not_say_it(
 
 
 @pytest.mark.parametrize("stored", ["once", "twice"])
-@pytest.mark.parametrize("target", ["head", "attention"])
+@pytest.mark.parametrize("target", ["head", "attention", "table"])
 @pytest.mark.parametrize(
     ("name", "table", "head", "attention"),
-    [("RobertaForCausalLM", "word_embeddings", "decoder", "query"), ("CTRLLMHeadModel", "w", "lm_head", "Wq")],
-)
+    [("RobertaForCausalLM", "word_embeddings", "decoder", "query"), ("CTRLLMHeadModel", "w", "lm_head", "Wq"),
+     ("GPT2LMHeadModel", "wte", "lm_head", "c_attn")],
+)  # fmt: skip
 def test_retrained_tokens_of_a_tied_table_are_its_heads_too(tmp_path, name, table, head, attention, target, stored):
-    """Whatever the class calls them, and whether its file holds the head or not."""
+    """Whatever the class calls them, and whether its file holds the head or not; LoRA changes the table alone."""
     model = small(name)  # biases of the head are 0
     model.save_pretrained(tmp_path / "base")
     copy, origin = next(pair for pair in model.all_tied_weights_keys.items() if pair[0].endswith("weight"))
     if stored == "twice":
         tensors = load_file(tmp_path / "base/model.safetensors")
         save_file({**tensors, copy: tensors[origin].clone()}, tmp_path / "base/model.safetensors", {"format": "pt"})
-    module = head if target == "head" else attention
-    config = peft.LoraConfig(target_modules=[module], trainable_token_indices={table: [5, 9]})
+    modules = {"head": [head], "attention": [attention], "table": [attention, table]}[target]
+    config = peft.LoraConfig(
+        target_modules=modules, trainable_token_indices=None if target == "table" else {table: [5, 9]}
+    )
     wrapped = peft.get_peft_model(model, config).eval()
     out = merged(tmp_path, wrapped, 0.3)
     output = type(model).from_pretrained(out).eval()(TOKENS)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,9 +16,8 @@ from mergeflow.data import load_split
 from mergeflow.data.address import open_source, parse_address
 from mergeflow.data.prepare import prepare_task
 from mergeflow.data.task import Example, Place, RawTask
-from mergeflow.data.transforms import chance
 from mergeflow.errors import MergeflowError
-from mergeflow.modalities.vision.preparation import TRANSFORMS, image_decoding, open_images
+from mergeflow.modalities.vision.preparation import TRANSFORMS, image_decoding
 
 COUNTS = {"train": 400, "validation": 60, "test": 100}
 DIGITS = tuple(str(digit) for digit in range(10))
@@ -112,9 +112,7 @@ def test_classes_are_numbered_from_0_and_compose(tmp_path: Path) -> None:
     assert twice["splits"]["train"]["arrays"] == once["splits"]["train"]["arrays"]
     assert once["splits"]["test"]["per_class"] == [10] * 4
     assert once["splits"]["test"]["left_out"] == 60
-    assert all(
-        np.array_equal(load_split(tmp_path / "once", "test").images[row], grey(2000 + n)) for row, n in ((0, 5),)
-    )
+    assert np.array_equal(load_split(tmp_path / "once", "test").images[0], grey(2005))
 
 
 def test_fraction_thins_training_alone_and_a_smaller_one_is_a_part(tmp_path: Path) -> None:
@@ -128,12 +126,8 @@ def test_fraction_thins_training_alone_and_a_smaller_one_is_a_part(tmp_path: Pat
 
 
 def test_shuffled_labels_say_nothing_about_the_picture_and_have_a_seed_of_their_own(tmp_path: Path) -> None:
-    for name, query, seed in (
-        ("a", "?shuffle_labels=7", 0),
-        ("b", "?shuffle_labels=7", 5),
-        ("c", "?shuffle_labels=8", 0),
-    ):
-        prepared(tmp_path / name, query, seed=seed)
+    for name, labels_seed, seed in (("a", 7, 0), ("b", 7, 5), ("c", 8, 0)):
+        prepared(tmp_path / name, f"?shuffle_labels={labels_seed}", seed=seed)
     labels = {name: load_split(tmp_path / name, "train").labels for name in "abc"}
     assert np.array_equal(labels["a"], labels["b"])
     assert not np.array_equal(labels["a"], labels["c"])
@@ -175,17 +169,12 @@ def test_rotation_is_bilinear_counter_clockwise_and_keeps_the_size(tmp_path: Pat
 @pytest.mark.parametrize("query", ["?classes=0-4", "?rotate=45", "?colour=.9", "?fraction=.5"])
 def test_a_derived_task_has_the_splits_of_its_source(query: str, tmp_path: Path) -> None:
     """Carving comes first: what one derived task tests, another never trains on."""
-    counts = {"train": 400}
-    prepared(tmp_path / "derived", query, counts)
-    prepared(tmp_path / "source", "", counts)
-
-    def paths(folder: Path, split: str) -> set[str]:
-        import pyarrow.parquet as pq
-
-        return {row["image"]["path"] for row in pq.read_table(folder / f"{split}.parquet").to_pylist()}
-
+    for name, asked in (("derived", query), ("source", "")):
+        prepared(tmp_path / name, asked, {"train": 400})
     for split in COUNTS:
-        assert paths(tmp_path / "derived", split) <= paths(tmp_path / "source", split)
+        tables = (pq.read_table(tmp_path / name / f"{split}.parquet") for name in ("derived", "source"))
+        derived_paths, paths = ({row["image"]["path"] for row in table.to_pylist()} for table in tables)
+        assert derived_paths <= paths
 
 
 @pytest.mark.parametrize(("value", "whole"), [("join", 460), ("drop", 400)])
@@ -246,19 +235,6 @@ def test_addresses_are_cut_and_put_together(place: str, transforms: list[tuple[s
         assert address.kind == ""
     else:
         assert (address.kind, address.place, list(address.transforms)) == ("kind", place, transforms)
-
-
-def test_chance_is_uniform() -> None:
-    drawn = [chance("x", Place("train", row, 1)) for row in range(4000)]
-    counts, _ = np.histogram(drawn, 10, (0, 1))
-    assert abs(counts - 400).max() <= 4 * np.sqrt(4000 * 0.1 * 0.9)
-
-
-@pytest.mark.parametrize("source", ["suite:pocket8/digits", "suite:pocket-digits"])
-def test_transforms_work_on_sources_of_the_house(source: str) -> None:
-    raw = open_images("any_name", f"{source}?classes=5-9&rotate=45&colour=.95")
-    assert list(raw.derived_names or ()) == ["even number", "odd number"]
-    assert [transform.text for transform in raw.transforms] == ["classes=5-9", "rotate=45", "colour=.95"]
 
 
 def test_the_disk_need_not_hold_what_transforms_leave_out(tmp_path: Path) -> None:
