@@ -124,7 +124,7 @@ def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: lis
     biases = {name: ties[name] for name in strange if name in ties and ties[name] not in state}
     state = view(state, rename=biases) if biases else state
     state = _turned(config, _as_in_memory(config, base, state))
-    placed = renamed(config, base.infos, state.infos, state.entries)
+    placed = renamed(config, base, state)
     for name, (_, _, parts) in placed.items():
         whole = state.absolute.intersection(parts) if state.is_task_vector and len(parts) > 1 else ()
         if whole and (len(whole) < len(parts) or any(isinstance(state.entries[part], DoraEntry) for part in whole)):

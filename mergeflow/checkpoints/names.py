@@ -220,27 +220,24 @@ Found = dict[str, tuple[Entry, TensorInfo, tuple[str, ...]]]
 """By the wanted name: where the data is, its shape, and the names that it comes from."""
 
 
-def renamed(
-    config: Mapping[str, Any],
-    wanted: Mapping[str, TensorInfo],
-    infos: Mapping[str, TensorInfo],
-    entries: Mapping[str, Entry],
-) -> Found:
-    """Rename the tensors of a state to another state's, `wanted`, joining or cutting stacks of experts."""
-    named = {loaded_name(config, name): name for name in wanted}
-    strange = [name for name in infos if name not in wanted]
+def renamed(config: Mapping[str, Any], base: LazyStateDict, state: LazyStateDict) -> Found:
+    """Rename the tensors of a state to the base's, joining or cutting stacks of experts."""
+    named = {loaded_name(config, name): name for name in base}
+    strange = {name: loaded_name(config, name) for name in state if name not in base}
     placed: Found = {
-        named[loaded]: (entries[name], infos[name], (name,))
-        for name in strange
-        if (loaded := loaded_name(config, name)) in named and named[loaded] not in infos
+        named[loaded]: (state.entries[name], state.infos[name], (name,))
+        for name, loaded in strange.items()
+        if loaded in named and named[loaded] not in state
     }
-    left = {loaded_name(config, name): name for name in strange if loaded_name(config, name) not in named}
-    return placed | _fused(named, left, infos, entries) | _listed(named, left, wanted, infos, entries)
+    left = {loaded: name for name, loaded in strange.items() if loaded not in named}
+    return placed | _fused(named, left, state) | _listed(named, left, base, state)
 
 
-def _fused(
-    named: Mapping[str, str], left: Mapping[str, str], infos: Mapping[str, TensorInfo], entries: Mapping[str, Entry]
-) -> Found:
+def _matrices(stem: str, experts: int, way: Sequence[str]) -> list[str]:
+    return [f"{stem}.{expert}.{part}.weight" for expert in range(experts) for part in way]
+
+
+def _fused(named: Mapping[str, str], left: Mapping[str, str], state: LazyStateDict) -> Found:
     """Join listed experts into the stacks that are wanted."""
     placed: Found = {}
     for stem in sorted({match.group(1) for name in left if (match := _LISTED.match(name))}):
@@ -249,44 +246,37 @@ def _fused(
             way = next((way for way in ways if f"{stem}.0.{way[0]}.weight" in left), None)
             if wanted is None or way is None:
                 continue
-            count = sum(f"{stem}.{index}.{way[0]}.weight" in left for index in range(len(left)))
-            listed = [f"{stem}.{index}.{part}.weight" for index in range(count) for part in way]
+            count = sum(name in left for name in _matrices(stem, len(left), way[:1]))
+            listed = _matrices(stem, count, way)
             if not all(name in left for name in listed):
                 continue
             names = tuple(left[name] for name in listed)
-            first = infos[names[0]]
-            rows = sum(infos[name].shape[0] for name in names[: len(way)])
-            info = TensorInfo((count, rows, *first.shape[1:]), first.dtype)
-            ends = tuple(accumulate(infos[name].numel for name in names))
-            if ends[-1] == info.numel:
-                placed[wanted] = (JoinedEntry(tuple(entries[name] for name in names), ends), info, names)
+            infos = [state.infos[name] for name in names]
+            rows = sum(info.shape[0] for info in infos[: len(way)])
+            stack = TensorInfo((count, rows, *infos[0].shape[1:]), infos[0].dtype)
+            ends = tuple(accumulate(info.numel for info in infos))
+            if ends[-1] == stack.numel:
+                placed[wanted] = (JoinedEntry(tuple(state.entries[name] for name in names), ends), stack, names)
     return placed
 
 
-def _listed(
-    named: Mapping[str, str],
-    left: Mapping[str, str],
-    wanted: Mapping[str, TensorInfo],
-    infos: Mapping[str, TensorInfo],
-    entries: Mapping[str, Entry],
-) -> Found:
+def _listed(named: Mapping[str, str], left: Mapping[str, str], base: LazyStateDict, state: LazyStateDict) -> Found:
     """Cut stacks into the listed experts that are wanted."""
     parts: Found = {}
     for loaded, name in left.items():
         stem, _, fused = loaded.rpartition(".")
-        info = infos[name]
+        info = state.infos[name]
         if fused not in _PARTS or len(info.shape) != 3:
             continue
         way = next((way for way in _PARTS[fused] if f"{stem}.0.{way[0]}.weight" in named), ())
-        listed = [f"{stem}.{index}.{part}.weight" for index in range(info.shape[0]) for part in way]
-        if not listed or not all(name in named for name in listed):
+        listed = [named.get(matrix, "") for matrix in _matrices(stem, info.shape[0], way)]
+        if not listed or not all(listed):
             continue
-        shapes = [wanted[named[name]] for name in listed]
+        shapes = [base.infos[matrix] for matrix in listed]
         if sum(shape.numel for shape in shapes) == info.numel:
             offsets = accumulate((shape.numel for shape in shapes), initial=0)
-            for listed_name, shape, offset in zip(listed, shapes, offsets, strict=False):
-                part = TensorInfo(shape.shape, info.dtype)
-                parts[named[listed_name]] = (PartEntry(entries[name], offset), part, (name,))
+            for matrix, shape, offset in zip(listed, shapes, offsets, strict=False):
+                parts[matrix] = PartEntry(state.entries[name], offset), TensorInfo(shape.shape, info.dtype), (name,)
     return parts
 
 
