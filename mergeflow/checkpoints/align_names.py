@@ -566,11 +566,8 @@ def _twin(
 ) -> str | None:
     """Return the candidate that shares its tensor in `state` with `name`.
 
-    The file says so; or the two hold the same values and are a head and an embedding, which some models tie. Other
-    tensors may be equal by chance, as norms are before training.
-
-    Args:
-        ties: Names that the model's class ties to others, each with that other one.
+    The file says so; or the two hold the same values and are a head and an embedding, which some models tie, or tied by
+    the class (`ties`). Other tensors may be equal by chance, as norms are before training.
     """
     info, first = state.infos[name], state.tied.get(name, name)
     for other in candidates:

@@ -166,13 +166,9 @@ def _both_floating(info: TensorInfo, other: TensorInfo) -> bool:
 
 
 def lacking(config: Mapping[str, Any], base: Collection[str], state: LazyStateDict) -> dict[str, list[str]]:
-    """List the tensors that an adapter lacks although its settings say that it holds them, by setting.
+    """List the tensors that an adapter, under the base's names, lacks although its settings name them, by setting.
 
-    Args:
-        config: Its `adapter_config.json`.
-        base: Names of its base's weights; a module that the base lacks is not missed (PEFT lists `score` and
-            `classifier` for every classifier).
-        state: The adapter under the base's names.
+    A module that the base lacks is not missed (PEFT lists `score` and `classifier` for every classifier).
     """
     absent, tokens = [name for name in base if name not in state], config.get("trainable_token_indices")
     adapted = {name for name, entry in state.entries.items() if isinstance(entry, LoraEntry | DoraEntry | AddedEntry)}
@@ -227,12 +223,7 @@ _COMPUTED = re.compile(r"(?:^|[._])(?:(?P<small>inv_freq)|(?:cos|sin)_cached?|fr
 
 
 def check_computed(tensor: str, base: Tensor, experts: Sequence[str], taus: Tensor) -> None:
-    """Check that a table that nobody trains, as of rotary positions, is the same in all models, but for rounding.
-
-    Args:
-        base: The base's table, or a piece of it, [...].
-        taus: The differences from it, [T, ...].
-    """
+    """Check that a table [...] that nobody trains, as of rotary positions, differs by rounding alone: taus [T, ...]."""
     match = _COMPUTED.search(tensor)
     if match is None:
         return

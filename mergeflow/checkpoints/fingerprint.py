@@ -39,11 +39,7 @@ def fingerprint(state: Mapping[str, Tensor]) -> str:
 
 
 def matches(state: Mapping[str, Tensor], recorded: str, current: str | None = None) -> bool:
-    """Return whether a recorded fingerprint is that of a state dict.
-
-    Args:
-        current: The state's fingerprint, if it was taken already.
-    """
+    """Return whether a recorded fingerprint is that of a state dict, whose `current` one may be known already."""
     if not recorded.startswith(f"{_SCHEME}:"):
         raise MergeflowError(
             f"the fingerprint '{recorded:.24}…' is of another scheme than this version of mergeflow knows ({_SCHEME}): "

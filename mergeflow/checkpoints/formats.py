@@ -38,13 +38,10 @@ COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.bpe", "*
 
 
 def from_hub(name: str) -> Path:
-    """Return the local folder of a model that is named by its Hugging Face id.
+    """Return the local folder of a model by its Hugging Face id, `owner/name` or `owner/name@revision`.
 
     A model in the local cache is taken from there without asking the network, so `owner/name` is then the commit that
-    was downloaded last.
-
-    Args:
-        name: `owner/name`, or `owner/name@revision` (a branch, tag or commit).
+    was downloaded last; a revision is a branch, tag or commit.
     """
     match = _ID.fullmatch(name)
     if not match or not is_id(name):

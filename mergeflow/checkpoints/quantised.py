@@ -298,9 +298,6 @@ def dequantise(state: LazyStateDict, name: str, layout: Layout | Packed, declare
     scaled: (q − zero point) · scale of its row, group, block or tensor;  LLM.int8: q · SCB/127 of its row;
     4-bit: map[q] · absmax of its block, where nested absmax = map₂[q₂] · absmax₂ + offset;  packed ones: as `unpacked`
 
-    Args:
-        declared: `quantization_config` of config.json, which gives the size of blocks; {} where there is none.
-
     Returns:
         float32 [out, in] for a matrix; whatever shape `dequantised_info` gives.
     """

@@ -281,14 +281,7 @@ def view(
     tied: Mapping[str, str] | None = None,
     rename: Mapping[str, str] | None = None,
 ) -> LazyStateDict:
-    """Return a state with other tensors, ties or names; the files stay the state's own.
-
-    Args:
-        names: The tensors that stay, all of `infos` by default.
-        entries: Where their data come from, by name; the state's by default.
-        infos: Their shapes and types, by name; the state's by default.
-        tied: Names that share storage, each with the first of its group; the state's by default.
-    """
+    """Return a state with some of its tensors, or others, and other ties and names; the files stay the state's own."""
     entries, infos, ties = entries or state.entries, infos or state.infos, state.tied if tied is None else tied
     infos = {name: infos[name] for name in (infos if names is None else names)}
     made = replace(

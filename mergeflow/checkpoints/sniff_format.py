@@ -20,11 +20,9 @@ _ARCHIVES = {
 
 
 def mistaken(start: bytes, wanted: str) -> str | None:
-    """Name the kind of a file that is no checkpoint, with the way out; None where its first bytes do not tell.
+    """Name the kind of a file that is no checkpoint, with the way out; None where its first 256 bytes do not tell.
 
-    Args:
-        start: The first bytes of the file, 256 or more where it has as many.
-        wanted: The format it was opened as: "safetensors", "pickle" or "JSON".
+    It was opened as `wanted`: "safetensors", "pickle" or "JSON".
     """
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"version https://git-lfs"):
@@ -67,12 +65,7 @@ def other_archive(path: Path) -> str | None:
 
 
 def cut_short(path: Path, start: bytes, reason: str) -> bool:
-    """Whether a pickled file ends too early: an archive without its directory, or data that stop in the middle.
-
-    Args:
-        start: Its first bytes, as of `first_bytes`.
-        reason: The message of the error that reading it raised.
-    """
+    """Whether a pickled file, read with an error, ends too early: an archive without its directory, or data cut off."""
     if start.startswith(_PICKLED):
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))

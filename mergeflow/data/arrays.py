@@ -74,9 +74,7 @@ def digest_of_split(record: Mapping[str, Any]) -> str:
 def load_split(folder: str | Path, split: str, verify: bool = False) -> Split:
     """Open a prepared split; arrays stay on disk until they are indexed.
 
-    Args:
-        folder: what `prepare_task` wrote.
-        verify: also read every array whole and compare it with the manifest's SHA-256.
+    To `verify`, every array is read whole and compared with the manifest's SHA-256.
     """
     if split not in SPLITS:
         raise unknown_name("split", split, SPLITS)

@@ -62,12 +62,9 @@ def check_name(path: str, where: str) -> None:
 
 
 def carve_quotas(class_counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return how many examples of each class a carved split takes.
+    """Return how many examples of each class, [C], a carved split takes of the n_c of the source's training split.
 
     quota_c = floor(f n_c), f = min(0.1, 5000 / sum_c n_c); at least 1 where the class has two examples or more.
-
-    Args:
-        class_counts: n_c, examples of each class in the source's training split, [C].
 
     Example:
         >>> carve_quotas([100, 15, 2, 1]).tolist()

@@ -53,14 +53,12 @@ class Place:
 class Transform:
     """One step from a task to a task derived from it.
 
-    Args:
-        class_names: the class names after it; None where the task has no classes.
-        apply: an example and its place to the example after it, or None where it is left out. It must be a pure
-            function and must not read the content: it adds an edit instead.
+    `apply` takes an example and its place to the example after it, or None where it is left out. It must be a pure
+    function and must not read the content: it adds an edit instead.
     """
 
     text: str
-    class_names: Sequence[str] | None
+    class_names: Sequence[str] | None  # after it; None where the task has no classes
     apply: Callable[[Example, Place], Example | None] = lambda example, _: example
 
 

@@ -20,10 +20,7 @@ def chance(name: str, place: Place) -> float:
 
 
 def choose_classes(value: str, class_names: Sequence[str] | None) -> Transform:
-    """Keep the examples of some classes and number these from 0, in ascending order of their labels.
-
-    Args:
-        value: labels and ranges of labels: `5-9`, `0,2,4`, `0-3,7`; at least two labels.
+    """Keep the examples of two classes or more (`5-9`, `0,2,4`, `0-3,7`) and number these from 0, in order of labels.
 
     Example:
         >>> choose_classes("0,2-3", ["cat", "dog", "emu", "fox"]).class_names
@@ -54,8 +51,7 @@ def choose_classes(value: str, class_names: Sequence[str] | None) -> Transform:
 def shuffle_labels(value: str, class_names: Sequence[str] | None) -> Transform:
     """Give every example of every split a label drawn uniformly, once, so that it says nothing about the content.
 
-    Args:
-        value: the seed of the draw, an integer from 0; the seed of the preparation does not matter.
+    The value is the seed of the draw, an integer from 0; the seed of the preparation does not matter.
 
     Example:
         >>> shuffled = shuffle_labels("7", ["cat", "dog", "emu"])
@@ -76,12 +72,9 @@ def shuffle_labels(value: str, class_names: Sequence[str] | None) -> Transform:
 
 
 def take_fraction(value: str, class_names: Sequence[str] | None) -> Transform:
-    """Keep each training example with probability f; validation and test stay whole.
+    """Keep each training example with probability f, above 0 and at most 1; validation and test stay whole.
 
     A smaller fraction is a part of a larger one, and n examples become f n ± sqrt(f (1 - f) n).
-
-    Args:
-        value: f, above 0 and at most 1.
 
     Example:
         >>> third = take_fraction("0.3", None)

@@ -37,11 +37,7 @@ class Architecture:
         return len(shape) == 2 or (len(shape) == 3 and self.role(name, shape) == "expert")
 
     def treats(self, name: str, shape: Sequence[int], selection: Selected) -> bool:
-        """Whether a selection takes a tensor as a matrix or a stack of matrices.
-
-        Args:
-            selection: "attn_mlp", "mlp", "all", or glob patterns of names.
-        """
+        """Whether a selection, a word or glob patterns of names, takes a tensor as a matrix or a stack of matrices."""
         if not self.is_wide(name, shape):
             return False
         if isinstance(selection, tuple):
@@ -63,10 +59,7 @@ class Architecture:
 
 
 def architecture_of(state: Mapping[str, Tensor], config: Config | None = None) -> Architecture:
-    """Return a model's architecture: by `model_type` of its config.json, or without one by names.
-
-    Args:
-        config: config.json's content, for weights that were not opened from a model folder.
+    """Return a model's architecture: by `model_type` of config.json, given or its folder's, or without one by names.
 
     Example:
         >>> architecture_of({}, {"model_type": "gpt2"}).family.name

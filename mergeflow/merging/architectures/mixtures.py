@@ -62,8 +62,7 @@ def mixture_config(
 ) -> dict[str, Any]:
     """Return the config.json of a mixture, in which a token passes through `per_token` experts.
 
-    Args:
-        shared: Whether there is a shared expert; where the architecture has one all the same, its width is 1.
+    Where no expert is shared and the architecture has one all the same, its width is 1.
     """
     odd = [key for key in ("attention_bias", "mlp_bias", "use_sliding_window") if dense.get(key)]
     if odd:

@@ -64,9 +64,7 @@ VOCABULARY: Patterns = (
 def role_of(name: str, shape: Sequence[int], patterns: Patterns = ()) -> Role | None:
     """Return a tensor's role by its name, or None where no pattern fits and it could be a matrix.
 
-    Args:
-        shape: Its shape: what is not 2-D, or has one row, and has no known name is `other`.
-        patterns: Patterns of its architecture; they come before the shared ones.
+    Patterns of its architecture come before the shared ones; what is not 2-D, or has one row, is else `other`.
 
     Example:
         >>> role_of("model.layers.0.self_attn.q_proj.weight", (64, 64)), role_of("lm_head.weight", (999, 64))
