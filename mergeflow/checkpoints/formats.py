@@ -84,12 +84,7 @@ def local_folder(name: str) -> Path | None:
 
 
 def cached_id(path: str) -> str | None:
-    """Return the id of a model that lies in the local cache, by its path; None for one that lies elsewhere.
-
-    Example:
-        >>> cached_id("/home/me/.cache/huggingface/hub/models--acme--tiny/snapshots/c0ffee")
-        'acme/tiny'
-    """
+    """Return the id of a model that lies in the local cache, by its path; None for one that lies elsewhere."""
     match = _CACHED.search(path)
     return "/".join(match.groups()) if match else None
 

@@ -56,13 +56,7 @@ _TOWERS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
 def head_and_embedding(config: Mapping[str, Any], names: Collection[str]) -> tuple[str, str] | None:
-    """Return the names in memory of a language model's head and of the embedding that transformers may tie it to.
-
-    Example:
-        >>> config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}
-        >>> head_and_embedding(config, ["transformer.wte.weight"])
-        ('lm_head.weight', 'transformer.wte.weight')
-    """
+    """Return the names in memory of a language model's head and of the embedding that transformers may tie it to."""
     made = config.get("architectures")
     cls = made[0] if isinstance(made, list) and made and isinstance(made[0], str) else ""
     kind = str(config.get("model_type"))

@@ -128,14 +128,7 @@ def transformed(raw: RawTask, example: Example, place: Place) -> Example | None:
 
 
 def check_names(task: str, class_names: Sequence[str] | None, templates: Sequence[str] | None) -> None:
-    """Refuse class names and templates from which no classifier can be built; either may be None.
-
-    Example:
-        >>> check_names("pets", ["cat", "dog", "cat"], ["a photo of a {}."])
-        Traceback (most recent call last):
-            ...
-        mergeflow.errors.MergeflowError: task 'pets': class names found more than once: 'cat'. Every class needs a name of its own: rename or join the classes.
-    """  # noqa: E501
+    """Refuse class names and templates from which no classifier can be built; either may be None."""
     if class_names is not None:
         _check_classes(task, class_names)
     wrong = [template for template in templates or () if template.count("{}") != 1]

@@ -128,15 +128,6 @@ def affine(
     Returns:
         Combination → layer → values in the order of the sources and their rows.
 
-    Example:
-        >>> from mergeflow.modality import Network
-        >>> from mergeflow.modalities.classification import Classification
-        >>> net, data = Network(torch.nn.Linear(2, 2)), Classification("a", torch.ones(3, 2), torch.zeros(3))
-        >>> ends = {"i": net.state(), "j": {"weight": torch.eye(2), "bias": torch.zeros(2)}}
-        >>> found = affine(net, {"a": data}, ends, {"half": Combination({"i": 0.5, "j": 0.5})}, [""])
-        >>> bool((found["half"][""].error < 1e-12).all())
-        True
-
     Source:
         Zhou et al. 2024, Cross-Task Linearity Emerges in the Pretraining-Finetuning Paradigm, Sections 4.1 to 4.3.
     """
@@ -262,12 +253,7 @@ def overall(verdicts: list[LayerVerdict]) -> dict[str, bool | None]:
 
 
 def word(verdict: bool | None) -> str:
-    """Return the verdict as a person reads it.
-
-    Example:
-        >>> word(True), word(False), word(None)
-        ('holds', 'does not hold', 'undecided')
-    """
+    """Return the verdict as a person reads it."""
     return "undecided" if verdict is None else "holds" if verdict else "does not hold"
 
 

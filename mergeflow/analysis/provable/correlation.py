@@ -32,12 +32,6 @@ def output_correlation(first: Tensor, second: Tensor) -> tuple[float, int]:
     Returns:
         α̂ in [−1, 1], and the number of samples for which an answer has no direction.
 
-    Example:
-        >>> import torch
-        >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-        >>> output_correlation(logits, -logits)
-        (-1.0, 0)
-
     Source:
         Li et al. 2025, Equation 11. With one logit, or two that sum to nothing, the cosine of a sample is the
         agreement in sign.

@@ -33,12 +33,7 @@ class Criterion:
 
     @property
     def reason(self) -> str:
-        """What was found and what was asked, for people.
-
-        Example:
-            >>> Criterion("digits", True, "accuracy", 0.84, 0.9).reason
-            'digits must be kept: its accuracy is 84.00 %, at least 90.00 % was asked for'
-        """
+        """What was found and what was asked, for people."""
         bound = "at most" if self.kept == (self.form == "loss") else "at least"
         numbers = (self.measured, self.limit)
         figure, asked = (f"{value:.3f}" if self.form == "loss" else f"{100 * value:.2f} %" for value in numbers)
@@ -57,11 +52,6 @@ def addition_criteria(
         measured: task → the merged model's loss or accuracy.
         limits: task → ε_i, or a_i; for an accuracy usually an expert's less a tolerance.
         form: `loss`, in any unit, or `accuracy` or `recall`, in [0, 1].
-
-    Example:
-        >>> criteria = addition_criteria({"a": 0.02, "b": 0.3}, {"a": 0.05, "b": 0.05})
-        >>> [one.holds for one in criteria]
-        [True, False]
 
     Source: Li et al. 2025, Equation 2; the other forms are ours.
     """
@@ -85,11 +75,6 @@ def unlearning_criteria(
     Args:
         limits: task → ε_j, or a_j, of the tasks that are kept.
         forget: task → c_i, or a_i, of the tasks to forget; these come first.
-
-    Example:
-        >>> criteria = unlearning_criteria({"a": 0.92, "b": 0.11}, {"a": 0.9}, {"b": 0.1}, "accuracy")
-        >>> [one.reason for one in criteria if not one.holds]
-        ['b must be forgotten: its accuracy is 11.00 %, at most 10.00 % was asked for']
 
     Source: Li et al. 2025, Equation 3; the other forms are ours.
     """
