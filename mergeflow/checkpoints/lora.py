@@ -47,9 +47,8 @@ class LoraEntry(Formed):
 
     Of a convolution A holds the kernels, [r, in · kernel], and B mixes them at each place.
 
-    Attributes:
-        placed: Whether B A lies as the weight is stored, whatever its module: of embeddings, which are transposed, of
-            convolutions, and of parameters that are adapted without their module.
+    It is `placed` where B A lies as the weight is stored, whatever its module: of embeddings, which are transposed, of
+    convolutions, and of parameters that are adapted without their module.
     """
 
     down: Entry

@@ -14,39 +14,30 @@ from mergeflow.data.task import Example
 
 @dataclass(frozen=True)
 class Decoded:
-    """One example ready to be stored.
+    """One example ready to be stored: its row of each array, the same names, shapes and dtypes in all of a task.
 
-    Args:
-        arrays: its row of each array; every example of a task has the same names, shapes and dtypes. `labels` is among
-            them where the task has classes.
-        digest: SHA-256 of the content as the source gives it, before any edit: equal content has equal digests.
-        row: its cells in Parquet, by column.
-        size: bytes of these cells, roughly.
-        note: a remark on how it is stored; the manifest's warnings count the examples of each note.
+    `labels` is among the arrays where the task has classes.
     """
 
     arrays: Mapping[str, np.ndarray]
-    digest: bytes
-    row: Mapping[str, Any]
-    size: int
-    note: str = ""
+    digest: bytes  # SHA-256 of the content as the source gives it, before any edit: equal content has equal digests
+    row: Mapping[str, Any]  # its cells in Parquet, by column
+    size: int  # bytes of these cells, roughly
+    note: str = ""  # a remark on how it is stored; the manifest's warnings count the examples of each note
 
 
 @dataclass(frozen=True)
 class Decoding:
     """How the examples of one task become arrays.
 
-    Args:
-        settings: what the manifest records of it, such as `image_size`.
-        decode: the example, and what an error message calls it besides its path. It runs on several threads, and
-            raises a MergeflowError for content that cannot be decoded.
-        size: bytes of the arrays' rows of one example; serves the disk check.
+    `decode` takes an example, and what an error message calls it besides its path. It runs on several threads, and
+    raises a MergeflowError for content that cannot be decoded.
     """
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # what the manifest records of it, such as `image_size`
     decode: Callable[[Example, str], Decoded]
     schema: Callable[[Sequence[str] | None], pa.Schema]
-    size: int
+    size: int  # bytes of the arrays' rows of one example; serves the disk check
 
 
 @dataclass(frozen=True)

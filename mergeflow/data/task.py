@@ -17,17 +17,14 @@ Progress: TypeAlias = Callable[[str, int, int | None], None]
 class Example:
     """One example as its source gives it.
 
-    Args:
-        content: what the modality decodes: an encoded image, a text, an array; or a function of no arguments that reads
-            it. The function lets a pass skip an example without reading it.
-        label: index into the task's class names; 0 where the task has no classes.
-        edits: what transforms do to the decoded content, in order.
+    Its content is what the modality decodes: an encoded image, a text, an array; or a function of no arguments that
+    reads it, which lets a pass skip an example without reading it.
     """
 
     content: Any
     path: str
-    label: int = 0
-    edits: tuple[Callable[[Any], Any], ...] = ()
+    label: int = 0  # index into the task's class names; 0 where the task has no classes
+    edits: tuple[Callable[[Any], Any], ...] = ()  # what transforms do to the decoded content, in order
 
     def read(self) -> Any:
         """Return the content, read if it was not yet."""
@@ -64,31 +61,20 @@ class Transform:
 
 @dataclass(frozen=True)
 class RawTask:
-    """A task before preparation: names, and one fresh iterator of examples per call and split.
-
-    Args:
-        class_names: label i is class_names[i]; distinct, not empty. None: the task has no classes.
-        templates: prompts with exactly one `{}` where the class name goes. None: the task has no prompts.
-        splits: `train` and, where the source has them, `validation` and `test`.
-        counts: examples per split where the source knows it without a pass; serves progress and the disk check.
-        keys: per split a cheap iterator of (path, label) in the order of `splits`, where the source can list its
-            examples without reading their content.
-        ignored_splits: names of splits that the source holds and this task does not use.
-        transforms: what derives this task from the source's.
-        keeps_conflicts: whether the same content under two labels is kept and counted, as published data sets have it.
-    """
+    """A task before preparation: names, and one fresh iterator of examples per call and split."""
 
     name: str
-    class_names: Sequence[str] | None
-    templates: Sequence[str] | None
-    splits: Mapping[str, Callable[[], Iterator[Example]]]
+    class_names: Sequence[str] | None  # label i is class_names[i]; distinct, not empty; None: there are no classes
+    templates: Sequence[str] | None  # prompts with exactly one `{}` where the class name goes; None: there are none
+    splits: Mapping[str, Callable[[], Iterator[Example]]]  # `train` and, where there are, `validation` and `test`
     source: str = ""
     seed: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)  # examples per split where known without a pass
+    # Per split (path, label) in the order of `splits`, where the source can list them without reading contents.
     keys: Mapping[str, Callable[[], Iterator[tuple[str, int]]]] = field(default_factory=dict)
-    ignored_splits: Sequence[str] = ()
-    transforms: Sequence[Transform] = ()
-    keeps_conflicts: bool = False
+    ignored_splits: Sequence[str] = ()  # that the source holds and this task does not use
+    transforms: Sequence[Transform] = ()  # what derives this task from the source's
+    keeps_conflicts: bool = False  # whether one content under two labels is kept and counted, as in published data
 
     def __post_init__(self) -> None:
         check_names(self.name, self.class_names, self.templates)

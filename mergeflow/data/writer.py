@@ -80,8 +80,7 @@ class ArrayWriter:
 class SplitWriter:
     """The files of a split, open for appending; a context manager. Arrays are opened by the first example.
 
-    Args:
-        expected: examples that will be written at most, if known; serves the message of a full disk.
+    How many examples are expected at most, if known, serves the message of a full disk.
     """
 
     def __init__(self, folder: Path, split: str, schema: pa.Schema, expected: int | None) -> None:

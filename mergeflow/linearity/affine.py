@@ -29,17 +29,13 @@ class Featured(Protocol):
 class Combination:
     """Models and weights a_i that sum to 1.
 
-    Attributes:
-        weights: Name of a model → a_i; any sign.
-        state: The combined model where it is not Σ a_i θ_i, as after BatchNorm's statistics were computed again.
-        baseline: What `base` compares: the models `ends` with each other, or the combined model with `each` of them.
-        on: Names of the sources whose samples count; all where it is None.
+    `base` compares the models, `ends`, with each other, or the combined model with `each` of them.
     """
 
-    weights: Mapping[str, float]
-    state: State | None = None
+    weights: Mapping[str, float]  # name of a model → a_i; any sign
+    state: State | None = None  # the combined model where it is not Σ a_i θ_i, as with new statistics of BatchNorm
     baseline: Literal["ends", "each"] = "ends"
-    on: frozenset[str] | None = None
+    on: frozenset[str] | None = None  # names of the sources whose samples count; all where it is None
 
     def __post_init__(self) -> None:
         if not self.weights or abs(sum(self.weights.values()) - 1) > 1e-9:

@@ -83,12 +83,9 @@ def measure_pairs(
     batch_size: int = 64,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Pair]:
-    """Compare, for every pair of experts and every α, f(αθ_i + (1−α)θ_j) with αf(θ_i) + (1−α)f(θ_j).
+    """Compare, for every pair of experts and every α in (0, 1), f(αθ_i + (1−α)θ_j) with αf(θ_i) + (1−α)f(θ_j).
 
-    Args:
-        alphas: α, each above 0 and below 1.
-        on_own_tasks: Whether a pair is looked at on the two sources that have the experts' names; else on all of them.
-        report: Called as `report(done, total)`.
+    A pair is looked at on all sources, or `on_own_tasks` on the two that have the experts' names.
     """
     pairs = list(combinations(experts, 2))
     asked = {

@@ -22,15 +22,9 @@ class Correlations:
 
 
 def output_correlation(first: Tensor, second: Tensor) -> tuple[float, int]:
-    """Return the mean cosine of two models' centred answers to the same samples, and how many were left out.
+    """Return α̂ in [−1, 1] of two models' logits [n, C], and the number of samples for which one has no direction.
 
     α̂(·, ·, D) = (1/n) Σ_i cos⟨ỹ_1^i, ỹ_2^i⟩,  ỹ_l^i = y_l^i − mean_i y_l^i
-
-    Args:
-        first, second: logits of each model, [n, C].
-
-    Returns:
-        α̂ in [−1, 1], and the number of samples for which an answer has no direction.
 
     Source:
         Li et al. 2025, Equation 11. With one logit, or two that sum to nothing, the cosine of a sample is the
@@ -62,8 +56,7 @@ def correlations(outputs: Mapping[str, Mapping[str, Tensor]]) -> Correlations:
     α̂(Ψ_1, Ψ_2) = ½ [α̂(Ψ_1, Ψ_2, D_1) + α̂(Ψ_1, Ψ_2, D_2)]
 
     Args:
-        outputs: task → expert → its logits on that task's samples, [n, C]; C may differ from task to task. Experts are
-            named by their tasks.
+        outputs: task → expert, named by its task → its logits on the first one's samples, [n, C]; tasks differ in C.
 
     Source: Li et al. 2025, Equation 11.
     """

@@ -46,12 +46,9 @@ def addition_criteria(
 ) -> list[Criterion]:
     """Return the criteria of a merge for several tasks.
 
-    loss: E ℓ(T_i) ≤ ε_i for all i;  accuracy: A(T_i) ≥ a_i for all i
+    loss, in any unit: E ℓ(T_i) ≤ ε_i for all i;  accuracy or recall, in [0, 1]: A(T_i) ≥ a_i for all i
 
-    Args:
-        measured: task → the merged model's loss or accuracy.
-        limits: task → ε_i, or a_i; for an accuracy usually an expert's less a tolerance.
-        form: `loss`, in any unit, or `accuracy` or `recall`, in [0, 1].
+    The limits are ε_i, or a_i; for an accuracy usually an expert's less a tolerance.
 
     Source: Li et al. 2025, Equation 2; the other forms are ours.
     """
@@ -70,11 +67,8 @@ def unlearning_criteria(
     accuracy: A(T_i) ≤ a_i for i ∈ V_N and A(T_j) ≥ a_j for the others
 
     recall: as accuracy, of what a language model writes behind a passage's beginning, against the passage's own words.
-    The forms differ: with tasks that have something in common a loss can be large while all predictions are right.
-
-    Args:
-        limits: task → ε_j, or a_j, of the tasks that are kept.
-        forget: task → c_i, or a_i, of the tasks to forget; these come first.
+    The forms differ: with tasks that have something in common a loss can be large while all predictions are right. The
+    limits are ε_j or a_j, and of the tasks to forget, which come first, c_i or a_i.
 
     Source: Li et al. 2025, Equation 3; the other forms are ours.
     """
