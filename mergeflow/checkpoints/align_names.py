@@ -201,8 +201,9 @@ def fit_inputs(
 ) -> Fitted:
     """Rename experts' tensors to the base's names, where the renaming is certain or an argument asks for it.
 
+    A prefix that all names of an expert have, or lack, is put right where no name fits.
+
     Args:
-        experts: The experts by name; a prefix that all names of one have, or lack, is put right where no name fits.
         ignore: Patterns of tensors that stay the base's, whatever experts hold; those that the base lacks are left out.
         only: Patterns of the tensors that are merged, where not all are.
         missing: `base`: a tensor that an expert lacks is the base's; `refuse`: that is a mismatch.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import prod, sqrt
@@ -80,35 +80,10 @@ class LoraEntry(Formed):
         return (delta.T if self.transposed else delta).reshape(-1)
 
 
-class _Recent:
-    """The factors B that were read last, by any thread: experts of several stacks are read in turns.
-
-    A stack's B has its experts innermost, so that all of it is read for any of them.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most, self._lock = most, Lock()
-        self._held: OrderedDict[int, ref[ExpertsEntry]] = OrderedDict()
-
-    def of(self, entry: ExpertsEntry) -> Tensor:
-        """Return B of an entry, [experts, out, rank]."""
-        with self._lock:
-            if entry.cache:
-                self._held.move_to_end(id(entry))
-                return entry.cache[0]
-        rows, size = entry.shape[0], entry.rank * entry.experts
-        up = entry.up.read(0, rows * size).reshape(rows, entry.rank, entry.experts).permute(2, 0, 1).contiguous()
-        with self._lock:
-            entry.cache[:] = [up]
-            self._held[id(entry)] = ref(entry)
-            while len(self._held) > self._most:
-                oldest = self._held.popitem(last=False)[1]()
-                if oldest is not None:
-                    oldest.cache.clear()
-        return up
-
-
-_RECENT = _Recent(16)  # two stacks of four adapters in two threads
+# The entries whose factors B were read last, by any thread: experts of several stacks are read in turns.
+_RECENT: deque[ref[ExpertsEntry]] = deque()
+_MOST = 16  # two stacks of four adapters in two threads
+_LOCK = Lock()
 
 
 @dataclass(frozen=True)
@@ -131,7 +106,24 @@ class ExpertsEntry:
         """Return A [rank, in] and B [out, rank] of one expert as they are stored, without the factor."""
         size = self.rank * self.shape[1]
         down = self.down.read(expert * size, (expert + 1) * size).reshape(self.rank, self.shape[1])
-        return down, _RECENT.of(self)[expert]
+        return down, self.ups()[expert]
+
+    def ups(self) -> Tensor:
+        """Return B of all experts, [experts, out, rank], which is read whole for any of them."""
+        with _LOCK:
+            if self.cache:
+                return self.cache[0]
+        rows, size = self.shape[0], self.rank * self.experts
+        ups = self.up.read(0, rows * size).reshape(rows, self.rank, self.experts).permute(2, 0, 1).contiguous()
+        with _LOCK:
+            if not self.cache:
+                _RECENT.append(ref(self))
+            self.cache[:] = [ups]
+            while len(_RECENT) > _MOST:
+                oldest = _RECENT.popleft()()
+                if oldest is not None:
+                    oldest.cache.clear()
+        return ups
 
     def read(self, start: int, stop: int) -> Tensor:
         """Form only the experts that have some of these elements, [stop − start], float32."""
@@ -139,7 +131,7 @@ class ExpertsEntry:
         size = rows * columns
         first, last = start // size, -(-stop // size)
         down = self.down.read(first * each, last * each).reshape(-1, self.rank, columns)
-        formed = _RECENT.of(self)[first:last].float() @ down.float() * self.factor
+        formed = self.ups()[first:last].float() @ down.float() * self.factor
         flat = (formed.mT if self.transposed else formed).reshape(-1)
         return flat[start - first * size : stop - first * size]
 

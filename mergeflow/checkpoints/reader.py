@@ -134,30 +134,20 @@ class TensorEntry:
 class LazyStateDict(Mapping[str, "Tensor"]):
     """A read-only state dict over files; use it as a context manager or call `close`.
 
-    Attributes:
-        path: What was opened.
-        entries: Where the data of each tensor comes from.
-        infos: Shape and dtype per tensor, known without reading data.
-        is_task_vector: Whether the tensors are differences from a base (a task vector or an adapter); names that are
-            missing then mean a difference of zero.
-        tied: Names that shared storage, each with the first name of its group.
-        absolute: Names of a task vector that hold whole weights all the same (an adapter's retrained modules).
-        shards: The names in each file, in order, where an index lists several.
-        config: config.json of tensors that were put together from several models; None where the files' own counts.
-        notes: What else the file holds, and is not read.
+    Tensors of a task vector or an adapter are differences from a base; a name that is missing means zero.
     """
 
-    path: str
-    entries: Mapping[str, Entry]
-    infos: dict[str, TensorInfo]
+    path: str  # what was opened
+    entries: Mapping[str, Entry]  # where the data of each tensor comes from
+    infos: dict[str, TensorInfo]  # known without reading data
     metadata: dict[str, str]
     files: tuple[OpenFile, ...] = ()
     is_task_vector: bool = False
-    tied: Mapping[str, str] = field(default_factory=dict)
-    absolute: frozenset[str] = frozenset()
-    shards: tuple[tuple[str, ...], ...] = ()
-    config: Mapping[str, Any] | None = None
-    notes: tuple[str, ...] = ()
+    tied: Mapping[str, str] = field(default_factory=dict)  # names that share storage, each with the first of its group
+    absolute: frozenset[str] = frozenset()  # of a task vector: whole weights all the same, as of retrained modules
+    shards: tuple[tuple[str, ...], ...] = ()  # the names in each file, in order, where an index lists several
+    config: Mapping[str, Any] | None = None  # config.json of tensors of several models; None: the files' own counts
+    notes: tuple[str, ...] = ()  # what else the file holds, and is not read
 
     def __getitem__(self, name: str) -> Tensor:
         info = self.infos[name]

@@ -49,21 +49,14 @@ class Combination:
 class Linearity:
     """How one combination fares at one layer: one value for each sample, float64 [n].
 
-    With f the features of the combined model and g = Σ a_i f(θ_i), both flattened:
-
-    Attributes:
-        distance: 1 − cos(f, g), in [0, 2].
-        coef: ⟨f, g⟩ / ‖g‖², the length of f along g in lengths of g.
-        error: ‖f − g‖² / ‖g‖² = (1 − coef)² + coef² (1/cos² − 1), which joins both.
-        base: 1 − cos of the baseline, the mean over its pairs.
-        origin: Name of each sample's source.
+    f are the features of the combined model and g = Σ a_i f(θ_i), both flattened.
     """
 
-    distance: np.ndarray
-    coef: np.ndarray
-    error: np.ndarray
-    base: np.ndarray
-    origin: np.ndarray
+    distance: np.ndarray  # 1 − cos(f, g), in [0, 2]
+    coef: np.ndarray  # ⟨f, g⟩ / ‖g‖², the length of f along g in lengths of g
+    error: np.ndarray  # ‖f − g‖² / ‖g‖² = (1 − coef)² + coef² (1/cos² − 1), which joins both
+    base: np.ndarray  # 1 − cos of the baseline, the mean over its pairs
+    origin: np.ndarray  # name of each sample's source
 
 
 def combine(states: Sequence[State], weights: Sequence[float]) -> dict[str, Tensor]:

@@ -104,8 +104,7 @@ def _spread(total: int, count: int) -> np.ndarray:
 def read_texts(path: Path, tokenizer: Any, count: int, length: int) -> Sequences:
     """Return the first `count` lines of a text file that are not empty as ids, cut at `length` tokens each.
 
-    Args:
-        tokenizer: Of transformers; it pads on the right, with its end token where it has no padding token.
+    transformers' tokenizer pads on the right, with its end token where it has no padding token.
     """
     if not path.is_file():
         raise MergeflowError(f"text:{path} does not exist; expected a file with one text a line.")
@@ -157,12 +156,10 @@ class Opened:
 
 
 def open_network(architecture: str, base: Mapping[str, Tensor]) -> Opened:
-    """Return the module of an architecture.
+    """Return the module of an architecture, with as many classes as the base's weights.
 
-    Args:
-        architecture: An open_clip architecture or pocket-clip; `torchvision:NAME` of a residual net or any other of its
-            classifiers; or a Hugging Face model folder with config.json, for encoders of texts and language models.
-        base: Weights that the number of classes is read from.
+    It is open_clip's or pocket-clip; `torchvision:NAME` of a residual net or any other of its classifiers; or a Hugging
+    Face model folder with config.json, for encoders of texts and language models.
     """
     if architecture.startswith("torchvision:"):
         return _torchvision(architecture.removeprefix("torchvision:"), base)

@@ -21,10 +21,7 @@ ROWS, COLUMNS = -2, -1
 class Cut:
     """A fused weight: its axis holds `groups` times parts of the given sizes, side by side.
 
-    Attributes:
-        axis: -2 for rows (a torch Linear), -1 for columns (a Conv1D, stored [in, out]).
-        groups: How often the parts repeat: 1, or the number of heads where each head has its own query, key and value.
-        sizes: Rows or columns of each part within one group.
+    There is one group, or as many as heads where each head has its own query, key and value.
 
     Example:
         >>> two_heads = Cut(ROWS, 2, (1, 1, 1))  # rows q0 k0 v0 q1 k1 v1
@@ -32,9 +29,9 @@ class Cut:
         [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
     """
 
-    axis: int
+    axis: int  # -2 for rows (a torch Linear), -1 for columns (a Conv1D, stored [in, out])
     groups: int
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # rows or columns of each part within one group
 
     def split(self, matrix: Tensor) -> list[Tensor]:
         """Return the parts of [..., m, n]; views where each lies in one piece."""

@@ -45,29 +45,18 @@ class Stored:
 
 @dataclass(frozen=True)
 class Compressor:
-    """One entry of the catalog of compressors.
+    """One entry of the catalog of compressors: what is stored of a tensor is made of all of it, not by elements."""
 
-    Attributes:
-        name: What a command says.
-        encode: (stack, args) → payload.
-        decode: (stored, args) → the task's tensor, in the type of arithmetic.
-        passes: (args, type of arithmetic) → first passes over the whole model.
-        whole: Values of each task for the whole model, from the first passes.
-        needs_base: Whether decoding needs θ0.
-        elementwise, by_rows: Never so: what is stored of a tensor is made of all of it.
-        workspace: Bytes held beside base and task vectors of a tensor: two of its size.
-    """
-
-    name: str
+    name: str  # what a command says
     encode: Callable[[Stack, Any], Payload]
-    decode: Callable[[Stored, Any], Tensor]
+    decode: Callable[[Stored, Any], Tensor]  # to the task's tensor, in the type of arithmetic
     args: type[CompressArgs]
-    passes: Callable[[Any, DType], tuple[Pass, ...]]
-    whole: Callable[[Model], Mapping[str, Named]]
-    needs_base: bool
+    passes: Callable[[Any, DType], tuple[Pass, ...]]  # first passes over the whole model, by the type of arithmetic
+    whole: Callable[[Model], Mapping[str, Named]]  # values of each task for the whole model, from the first passes
+    needs_base: bool  # whether decoding needs θ0
     elementwise: Elementwise = lambda _args, _name, _model: False
     by_rows: bool = False
-    workspace: Workspace = TWO_TENSORS
+    workspace: Workspace = TWO_TENSORS  # held beside base and task vectors of a tensor
 
     def __call__(self, stack: Stack, args: Any) -> Payload:
         """Encode one tensor."""

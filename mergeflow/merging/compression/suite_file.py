@@ -64,12 +64,9 @@ def compress(
     workers: int | None = None,
     device: str = "cpu",
 ) -> Compressed:
-    """Compress the experts of a suite, by task, stored in the base's types; all states may be lazy.
+    """Compress the experts of a suite, by task, stored in the types of the base θ0; all states may be lazy.
 
-    Args:
-        base: θ0.
-        workers: Threads, by default one per core.
-        device: "cpu" or a CUDA device for the arithmetic.
+    Arithmetic happens on a device, by default in one thread per core.
     """
     if not experts:
         raise MergeflowError("nothing to compress: give one expert at least.")
@@ -122,10 +119,9 @@ def _named(name: str, payload: Payload, tasks: Sequence[str], dtype: DType) -> d
 
 
 def extract_task(path: str | Path, task: str, base: str | Path | None = None) -> dict[str, Tensor]:
-    """Return one task's state dict out of a compressed file; reads the shared part and this task's part alone.
+    """Return one task's state dict out of a compressed file, given θ0 where the compressor needs it.
 
-    Args:
-        base: Path of θ0, for compressors that need it.
+    The shared part and this task's part alone are read.
     """
     with open_checkpoint(path) as state:
         if state.metadata.get(KIND) != "compressed":

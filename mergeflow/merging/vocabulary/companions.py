@@ -23,18 +23,13 @@ BASE, UNION = "base", "union"
 class Source(Frozen):
     """Where the embedding of a token comes from.
 
-    Attributes:
-        kind: `model`: the token's own row in `model`; `model_token`: the row of another token there; `zero`; `mean`: of
-            all models that have the token.
-        model: `base` or an expert's name.
-        token: The other token, for `model_token`.
-        token_id: Its row, where that is easier to say.
+    Its own row in a model, the row of another token there, nothing, or the mean of all models that have the token.
     """
 
     kind: Literal["model", "model_token", "zero", "mean"] = "model"
-    model: str | None = None
-    token: str | None = None
-    token_id: Annotated[int, Field(ge=0)] | None = None
+    model: str | None = None  # `base` or an expert's name
+    token: str | None = None  # the other token, for `model_token`
+    token_id: Annotated[int, Field(ge=0)] | None = None  # its row, where that is easier to say
 
     @model_validator(mode="after")
     def _check(self) -> "Source":
@@ -52,15 +47,12 @@ def _source(value: Any) -> Any:
 class TokenChoice(Frozen):
     """What the embedding of one token is.
 
-    Attributes:
-        source: Where it comes from in models that lack it; the base's, the only one, or the mean by default.
-        force: Whether all models take it from there, those that have the token too.
-        new: Whether the token is added where the vocabulary lacks it; else such a token is taken for a slip.
+    It comes from a source in models that lack it; from the base, the only model, or the mean of several by default.
     """
 
     source: Annotated[Source | None, BeforeValidator(_source)] = None
-    force: bool = False
-    new: bool = False
+    force: bool = False  # whether all models take it from there, those that have the token too
+    new: bool = False  # whether the token is added where the vocabulary lacks it; else it is taken for a slip
 
 
 def _named(value: Any) -> Any:
@@ -68,15 +60,9 @@ def _named(value: Any) -> Any:
 
 
 class TokenizerChoice(Frozen):
-    """The vocabulary of a merge.
+    """The vocabulary of a merge, what single tokens' embeddings are, and of what the number of rows is a multiple."""
 
-    Attributes:
-        source: `base`, `union` (the base's tokens, then those that only experts have) or an expert's name.
-        tokens: What single tokens' embeddings are.
-        pad_to_multiple_of: The number of rows is rounded up to a multiple of this.
-    """
-
-    source: str = BASE
+    source: str = BASE  # or `union` (the base's tokens, then those that only experts have), or an expert's name
     tokens: Annotated[tuple[tuple[str, TokenChoice], ...], BeforeValidator(_named), PlainSerializer(dict)] = ()
     pad_to_multiple_of: Annotated[int, Field(ge=1, le=2**20)] | None = None
 
@@ -312,12 +298,10 @@ def _templates_in(given: Any) -> dict[str, str]:
 
 
 def chosen_templates(choice: str, folders: Mapping[str, Path | None]) -> dict[str, str]:
-    """Return the chat templates that a recipe chooses.
+    """Return the chat templates that a recipe chooses, of models' folders by name, the base's first.
 
-    Args:
-        choice: `base`, an expert's name, `auto` (what most models have; of equally many the first), the path of a
-            Jinja file, a template itself, or the name of a format such as `chatml`.
-        folders: The models' folders by name, the base's first.
+    It names `base`, an expert, `auto` (what most models have; of equally many the first), the path of a Jinja file, a
+    template itself, or a format such as `chatml`.
     """
     templates_of_model = {name: templates_of(folder) for name, folder in folders.items()}
     if choice == "auto":
