@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,12 +26,6 @@ PackedLayout = Literal["GPTQ", "AWQ", "packed", "MXFP4"]
 Infos = Mapping[str, TensorInfo]
 State = Mapping[str, "Tensor"]
 
-# Names of a weight's parts: the first one's name decides the layout; those in brackets may be missing.
-_ENDS: dict[str, tuple[str, ...]] = {
-    ".qweight": (".qweight", ".qzeros", ".scales", ".g_idx"),
-    ".weight_packed": (".weight_packed", ".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx"),
-    "_blocks": ("_blocks", "_scales"),
-}
 # Where AWQ keeps the eight codes of an integer, from the lowest four bits on.
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 # The sixteen numbers of four bits with two for the exponent and one for the mantissa.
@@ -46,35 +40,6 @@ class Packed:
     stem: str  # what the names of its parts begin with
     bits: int  # of a code; 0 where they are told later
     shape: tuple[int, ...] | None  # of the weight, where names and shapes tell it
-
-
-def packed_weights(
-    infos: Infos, declared: Mapping[str, Any]
-) -> tuple[dict[str, Packed], frozenset[str], tuple[str, ...]]:
-    """Return the packed weights of a checkpoint by their plain names, the names of their parts, and what is unknown."""
-    weights: dict[str, Packed] = {}
-    strange: list[str] = []
-    for name, info in infos.items():
-        end = next((end for end in _ENDS if name.endswith(end)), None)
-        if end is None or info.dtype.is_floating_point or (end == "_blocks" and f"{name[:-7]}_scales" not in infos):
-            continue
-        stem = name.removesuffix(end)
-        part = (_integers if end == ".qweight" else _compressed if end == ".weight_packed" else _mxfp4)(
-            stem, infos, declared
-        )
-        if part is None:
-            strange.append(f"{_WORDS[end]} ('{name}')")
-        else:
-            weights[stem if end == "_blocks" else f"{stem}.weight"] = part
-    parts = {weight.stem + end for weight in weights.values() for ends in _ENDS.values() for end in ends} & infos.keys()
-    return weights, frozenset(parts), tuple(strange)
-
-
-_WORDS = {
-    ".qweight": "a GPTQ or AWQ layout that is not known here",
-    ".weight_packed": "packed codes that are not integers",
-    "_blocks": "blocks that are not MXFP4 of stacked experts",
-}
 
 
 def _integers(stem: str, infos: Infos, declared: Mapping[str, Any]) -> Packed | None:
@@ -108,6 +73,41 @@ def _mxfp4(stem: str, infos: Infos, declared: Mapping[str, Any]) -> Packed | Non
     return Packed("MXFP4", stem, 4, (experts, count * 32, outputs))
 
 
+# By the end of a first part's name: who tells the layout, the ends of all parts (some may be missing), other layouts.
+_FORMS: dict[str, tuple[Callable[[str, Infos, Mapping[str, Any]], Packed | None], tuple[str, ...], str]] = {
+    ".qweight": (
+        _integers, (".qweight", ".qzeros", ".scales", ".g_idx"), "a GPTQ or AWQ layout that is not known here",
+    ),
+    ".weight_packed": (
+        _compressed,
+        (".weight_packed", ".weight_scale", ".weight_shape", ".weight_zero_point", ".weight_g_idx"),
+        "packed codes that are not integers",
+    ),
+    "_blocks": (_mxfp4, ("_blocks", "_scales"), "blocks that are not MXFP4 of stacked experts"),
+}  # fmt: skip
+
+
+def packed_weights(
+    infos: Infos, declared: Mapping[str, Any]
+) -> tuple[dict[str, Packed], frozenset[str], tuple[str, ...]]:
+    """Return the packed weights of a checkpoint by their plain names, the names of their parts, and what is unknown."""
+    weights: dict[str, Packed] = {}
+    strange: list[str] = []
+    for name, info in infos.items():
+        end = next((end for end in _FORMS if name.endswith(end)), None)
+        if end is None or info.dtype.is_floating_point or (end == "_blocks" and f"{name[:-7]}_scales" not in infos):
+            continue
+        stem, (tell, _, unknown) = name.removesuffix(end), _FORMS[end]
+        part = tell(stem, infos, declared)
+        if part is None:
+            strange.append(f"{unknown} ('{name}')")
+        else:
+            weights[stem if end == "_blocks" else f"{stem}.weight"] = part
+    ends = [end for _, ends, _ in _FORMS.values() for end in ends]
+    parts = {weight.stem + end for weight in weights.values() for end in ends} & infos.keys()
+    return weights, frozenset(parts), tuple(strange)
+
+
 def packed_shape(state: State, part: Packed) -> tuple[int, ...]:
     """Return the shape of a packed weight's numbers."""
     if part.shape is not None:
@@ -116,13 +116,10 @@ def packed_shape(state: State, part: Packed) -> tuple[int, ...]:
 
 
 def unpacked(state: State, name: str, part: Packed, declared: Mapping[str, Any]) -> Tensor:
-    """Return a packed weight's numbers, float32.
+    """Return a packed weight's numbers, float32 [out, in], or [experts, in, out] of stacked experts in MXFP4.
 
     GPTQ: s_g (q − z_g − 1), or − z_g in its second format, g the group of an input;  AWQ: s_g (q − z_g);
     packed: s_g (q − 2^(b−1) − z_g);  MXFP4: number of the code · 2^(e − 127) of its block of 32
-
-    Returns:
-        [out, in]; [experts, in, out] for stacked experts in MXFP4.
     """
     made = {"GPTQ": _gptq, "AWQ": _awq, "packed": _from_compressed, "MXFP4": _from_mxfp4}[part.layout]
     try:
@@ -293,13 +290,10 @@ def dequantised_info(state: LazyStateDict, name: str, layout: Layout | Packed) -
 
 
 def dequantise(state: LazyStateDict, name: str, layout: Layout | Packed, declared: Mapping[str, Any]) -> Tensor:
-    """Return a quantised weight's numbers.
+    """Return a quantised weight's numbers, float32, of the shape that `dequantised_info` gives ([out, in] of a matrix).
 
     scaled: (q − zero point) · scale of its row, group, block or tensor;  LLM.int8: q · SCB/127 of its row;
     4-bit: map[q] · absmax of its block, where nested absmax = map₂[q₂] · absmax₂ + offset;  packed ones: as `unpacked`
-
-    Returns:
-        float32 [out, in] for a matrix; whatever shape `dequantised_info` gives.
     """
     if isinstance(layout, Packed):
         return unpacked(state, name, layout, declared)

@@ -115,7 +115,8 @@ def _check(
     models: Mapping[str, tuple[Mapping[str, int], int]],
 ) -> None:
     if token not in wanted:
-        raise unknown_name("token of `tokenizer.tokens`", token, _near(token, wanted))
+        some = get_close_matches(token, wanted, n=5, cutoff=0.3) or sorted(wanted)[:5]  # all of them are too many
+        raise unknown_name("token of `tokenizer.tokens`", token, some)
     source = choice.source
     if source is None or source.model is None:
         return
@@ -129,11 +130,6 @@ def _check(
         missing = _row_of(other, ids, held) < 0 and f"token '{other}'"
     if missing:
         raise MergeflowError(f"`tokenizer.tokens`: '{token}' is to come from '{source.model}', which has no {missing}.")
-
-
-def _near(token: str, wanted: Mapping[str, int]) -> list[str]:
-    """Return some tokens, the nearest among them: a vocabulary is too long to be listed."""
-    return get_close_matches(token, wanted, n=5, cutoff=0.3) or sorted(wanted)[:5]
 
 
 def rows_wanted(choice: TokenizerChoice, needed: int, held: int) -> int:
