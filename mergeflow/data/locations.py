@@ -12,16 +12,12 @@ from fsspec import AbstractFileSystem
 from mergeflow.data.arrays import quoted
 from mergeflow.errors import MergeflowError
 
-_SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "val": "validation",
-    "valid": "validation",
-    "dev": "validation",
-    "test": "test",
-    "testing": "test",
+_ALIASES = {
+    "train": ("train", "training"),
+    "validation": ("validation", "val", "valid", "dev"),
+    "test": ("test", "testing"),
 }
+_SPLIT_NAMES = {alias: split for split, aliases in _ALIASES.items() for alias in aliases}
 SPLIT_ALIASES = tuple(_SPLIT_NAMES)
 _OF_SYSTEMS = (".", "__MACOSX", "Thumbs.db", "desktop.ini")  # what file managers leave in folders
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from mergeflow.data.splits import PlannedSplit, check_name, plan_splits
 from mergeflow.data.task import Example, Place, Progress, RawTask, transformed
 from mergeflow.data.writer import SplitWriter, disk_guard
 from mergeflow.errors import MergeflowError
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 PROGRESS_EVERY = 64
 _AHEAD = 64  # rows in work at most
@@ -125,12 +122,12 @@ def _decode(
         except MergeflowError as error:
             return _Row(row, example, fault=str(error))
 
-    return map_ordered(decode, rows(), pool)
+    return _in_order(decode, rows(), pool)
 
 
-def map_ordered(function: Callable[[T], R], items: Iterable[T], pool: ThreadPoolExecutor) -> Iterator[R]:
+def _in_order(function: Callable[[Any], _Row], items: Iterable[Any], pool: ThreadPoolExecutor) -> Iterator[_Row]:
     """Yield function(item) in the order of `items`, which are taken and computed at most `_AHEAD` ahead."""
-    waiting: deque[Future[R]] = deque()
+    waiting: deque[Future[_Row]] = deque()
     try:
         for item in items:
             waiting.append(pool.submit(function, item))

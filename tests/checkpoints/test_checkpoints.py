@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from mergeflow.checkpoints import check_compatible, check_finite, fingerprint, open_checkpoint, write_checkpoint
+from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.errors import MergeflowError
 
@@ -208,14 +208,3 @@ def test_headers_are_taken_and_refused_as_by_the_official_reader(tmp_path, name,
         return
     with open_checkpoint(path) as checkpoint:
         assert {key: checkpoint[key].tolist() for key in checkpoint} == official
-
-
-def test_checks_of_states():
-    base = {"w": torch.zeros(2), "n": torch.tensor(1)}
-    check_compatible(base, {"a": base})
-    check_finite("a", base)
-    with pytest.raises(MergeflowError, match="3 mismatches") as caught:
-        check_compatible(base, {"a": {"w": torch.zeros(3), "v": torch.zeros(1)}})
-    assert "expert 'a' lacks tensor 'n'" in str(caught.value)
-    with pytest.raises(MergeflowError, match="'a' holds NaN or infinity in tensor 'w'"):
-        check_finite("a", {"w": torch.tensor([1.0, float("inf")]), "n": torch.tensor(1)})

@@ -113,11 +113,6 @@ def test_many_conflicts_are_told_at_once_up_to_fifty(folder: Path) -> None:
     assert "  and 10 more" in lines
 
 
-def test_copies_under_one_label_are_no_conflict(folder: Path) -> None:
-    shutil.copy(folder / "top/07.png", folder / "top/copy.png")
-    assert prepare(folder)["warnings"] == []
-
-
 def test_undecodable_pictures_are_all_told_at_once_up_to_fifty_with_the_number_of_the_rest(folder: Path) -> None:
     bad = [folder / name / f"{row:02d}.png" for name in ("bottom", "top") for row in range(28)]
     for path in bad:
