@@ -162,7 +162,7 @@ def _open_base(call: CompressorCall, base: str | Path | None, expected: str) -> 
 
 
 def _parts(stored: Iterable[str], prefix: str) -> dict[str, dict[str, str]]:
-    """Return what is stored below a prefix: tensor → part → name in the file."""
+    """List the parts stored below a prefix: tensor → part → name in the file."""
     parts: dict[str, dict[str, str]] = {}
     for place in stored:
         if place.startswith(prefix):
