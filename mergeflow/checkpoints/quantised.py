@@ -73,7 +73,7 @@ def _mxfp4(stem: str, infos: Infos, declared: Mapping[str, Any]) -> Packed | Non
     return Packed("MXFP4", stem, 4, (experts, count * 32, outputs))
 
 
-# By the end of a first part's name: who tells the layout, the ends of all parts (some may be missing), other layouts.
+# By the end of a first part's name: what tells the layout, the ends of all parts (some may lack), other layouts' name.
 _FORMS: dict[str, tuple[Callable[[str, Infos, Mapping[str, Any]], Packed | None], tuple[str, ...], str]] = {
     ".qweight": (
         _integers, (".qweight", ".qzeros", ".scales", ".g_idx"), "a GPTQ or AWQ layout that is not known here",

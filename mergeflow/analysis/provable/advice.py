@@ -101,7 +101,7 @@ class Advice:
 def advise(
     base: State, experts: Mapping[str, State], ask: Callable[[], Answers] | None = None, remarks: Sequence[str] = ()
 ) -> Advice:
-    """Return the advice that weights and answers, where there is a function for them, allow.
+    """Return the advice that weights allow, and answers too where `ask` gives them.
 
     Example:
         >>> import torch

@@ -56,7 +56,7 @@ def correlations(outputs: Mapping[str, Mapping[str, Tensor]]) -> Correlations:
     α̂(Ψ_1, Ψ_2) = ½ [α̂(Ψ_1, Ψ_2, D_1) + α̂(Ψ_1, Ψ_2, D_2)]
 
     Args:
-        outputs: task → expert, named by its task → its logits on the first one's samples, [n, C]; tasks differ in C.
+        outputs: task → expert, named by its own task → its logits on the samples of the former, [n, C of that task].
 
     Source: Li et al. 2025, Equation 11.
     """

@@ -106,7 +106,7 @@ def count_key(config: Config, stack: str, blocks: int, path: str) -> str:
 def stacked_config(configs: Sequence[Config], key: str, chosen: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Return the new number of blocks of a stack, and of every list that has one entry per block the chosen ones.
 
-    Chosen is of each block the model's index and its own there; the first model counts where `configs` may differ.
+    `chosen` has a model's index and a block's there for each block; the first model counts where `configs` may differ.
     """
     config = configs[0]
     changes: dict[str, Any] = {key: len(chosen)}
