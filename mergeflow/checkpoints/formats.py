@@ -6,9 +6,11 @@ import errno
 import json
 import re
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from fnmatch import fnmatchcase
+from functools import reduce
+from operator import getitem
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -203,7 +205,18 @@ def _unwrap(loaded: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]
         raise MergeflowError(f"'{path}' holds sparse or quantised tensors, which cannot be merged: convert them first.")
     if any(value.is_meta for value in state.values()):
         raise MergeflowError(f"'{path}' holds tensors on torch's device `meta`, without data: save the loaded model.")
-    return state, _others(path, chosen[0], list(states))
+    return state, (*_others(path, chosen[0], list(states)), *_versions(reduce(getitem, chosen[0], loaded), path))
+
+
+def _versions(state: Any, path: Path) -> Iterator[str]:
+    """Yield a note where a module's version, which its class asks for, is in the file and in no file of a merge."""
+    with suppress(AttributeError, TypeError):  # in a hostile file it is anything
+        version = state._metadata[""]["version"]
+        if type(version) is int and version != 1:  # torch.nn.Module's own
+            yield (
+                f"'{path}' is of a module of version {version}, which the result cannot say and some classes ask for "
+                f"(MNASNet): `state = OrderedDict(state); state._metadata = {{'': {{'version': {version}}}}}`"
+            )
 
 
 def _states(

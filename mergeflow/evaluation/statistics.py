@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,31 +100,31 @@ def _weighted(log_p: Tensor, generator: torch.Generator | None) -> list[tuple[Te
 
 
 class _Totals:
-    """Sums of XᵀX and of rows, by the weight's name."""
+    """Sums of XᵀX and of rows, by weight: layers that share one are one."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.rows = Counter[str]()
+        self.sums: dict[Tensor, Tensor] = {}
+        self.rows = Counter[Tensor]()
 
-    def add(self, name: str, inputs: Tensor) -> None:
+    def add(self, weight: Tensor, inputs: Tensor) -> None:
         rows = inputs.detach().reshape(-1, inputs.shape[-1]).float()
         product = rows.T @ rows
-        if name not in self.sums:
-            self.sums[name] = torch.zeros_like(product, dtype=torch.float64)
-        self.sums[name] += product
-        self.rows[name] += len(rows)
+        if weight not in self.sums:
+            self.sums[weight] = torch.zeros_like(product, dtype=torch.float64)
+        self.sums[weight] += product
+        self.rows[weight] += len(rows)
 
-    def linear(self, name: str, _: nn.Module, args: tuple[Any, ...]) -> None:
+    def linear(self, module: Any, args: tuple[Any, ...]) -> None:
         # The out_proj inside an attention is a Linear that is never called: its hook stays silent.
-        self.add(f"{name}.weight", args[0])
+        self.add(module.weight, args[0])
 
-    def attention(self, name: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def attention(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         names = ("query", "key", "value")
         query, key, value = (args[at] if at < len(args) else kwargs[part] for at, part in enumerate(names))
         # Attention to other rows (poolers): no single X multiplies the fused weight, so it has no Gram.
         if query is key is value and module.in_proj_weight is not None:
-            self.add(f"{name}.in_proj_weight", query)
-            self.add(f"{name}.out_proj.weight", _joined_heads(module, query, kwargs))
+            self.add(module.in_proj_weight, query)
+            self.add(module.out_proj.weight, _joined_heads(module, query, kwargs))
 
 
 @torch.no_grad()
@@ -138,7 +137,7 @@ def input_grams(
 ) -> dict[str, Tensor]:
     r"""Return the Gram matrix of the inputs of every linear weight.
 
-    G = 1/R Σ_r x_r x_rᵀ over all R rows (tokens of all examples) that enter a weight W [out, in]
+    G = 1/R Σ_r x_r x_rᵀ over all R rows (tokens of all examples) that enter a weight W [out, in], in whatever layer
 
     The mean, not the sum: experts with fewer examples or tokens count the same. Linear weights are those of `nn.Linear`
     and of self-attention: the fused in_proj (q, k and v see the same rows, so one Gram serves the 3d × d weight) and
@@ -156,11 +155,11 @@ def input_grams(
     """
     model.module.eval()
     totals, hooks = _Totals(), []
-    for name, part in model.module.named_modules():
+    for part in model.module.modules():
         if isinstance(part, nn.MultiheadAttention):
-            hooks.append(part.register_forward_pre_hook(partial(totals.attention, name), with_kwargs=True))
+            hooks.append(part.register_forward_pre_hook(totals.attention, with_kwargs=True))
         elif isinstance(part, nn.Linear):
-            hooks.append(part.register_forward_pre_hook(partial(totals.linear, name)))
+            hooks.append(part.register_forward_pre_hook(totals.linear))
     try:
         done = 0
         for rows in torch.arange(len(examples)).split(batch_size):
@@ -173,7 +172,13 @@ def input_grams(
             hook.remove()
     if not totals.sums:
         raise MergeflowError("this model has no linear weight with inputs to measure: RegMean would be the average.")
-    return {name: (total / totals.rows[name]).float().cpu() for name, total in totals.sums.items()}
+    return {
+        f"{name}.{key}": (totals.sums[weight] / totals.rows[weight]).float().cpu()
+        for name, part in model.module.named_modules(remove_duplicate=False)
+        if isinstance(part, nn.Linear | nn.MultiheadAttention)
+        for key, weight in part.named_parameters(recurse=False)
+        if weight in totals.sums
+    }
 
 
 def _joined_heads(module: Any, query: Tensor, kwargs: dict[str, Any]) -> Tensor:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from argparse import Namespace
+from collections import OrderedDict
 from itertools import combinations
 
 import numpy as np
@@ -193,3 +194,20 @@ def test_a_folder_that_several_inputs_name_is_refused_in_one_message(tmp_path):
     with pytest.raises(MergeflowError, match="is missing") as caught:
         merge({"method": "average", "base": path, "experts": {"a": path, "b": path}}, out=tmp_path / "o")
     assert str(caught.value).count("is missing") == 1
+
+
+@pytest.mark.parametrize("keys", [(), ("model",)])
+def test_the_version_of_a_module_that_its_class_asks_for_is_told(tmp_path, keys):
+    """MNASNet refuses a state without one, and a result has none."""
+    mnasnet0_5 = pytest.importorskip("torchvision").models.mnasnet0_5
+    model = mnasnet0_5(num_classes=3)
+    for name in "ab":
+        torch.save({key: model.state_dict() for key in keys} or model.state_dict(), tmp_path / f"{name}.pt")
+    experts = {name: str(tmp_path / f"{name}.pt") for name in "ab"}
+    made = merge({"method": "average", "experts": experts, "out": str(tmp_path / "out.safetensors")})
+    note = next(note for note in made.warnings if "version 2" in note)
+    scope = {"state": load_file(made.path), "OrderedDict": OrderedDict}
+    exec(note.partition("`")[2].rstrip("`"), scope)
+    mnasnet0_5(num_classes=3).load_state_dict(scope["state"])
+    save_file(scope["state"], tmp_path / "plain.safetensors")
+    assert not open_checkpoint(tmp_path / "plain.safetensors").notes

@@ -187,6 +187,16 @@ def test_compress_and_extract_one_task(run: Run, folder: Path) -> None:
     experts = ["--expert", "a=a.safetensors", "--expert", "b=b.safetensors"]
     made = run("compress", "cart_indexing", "--base", "base.safetensors", *experts, "--out", "small.safetensors")
     assert made.exit_code == 0, made.output
+    counted = "integers: 'steps' of 'b' differs from the base's"
+    assert counted not in made.output
+    for name, steps in (("base", 1), ("a", 1), ("b", 2)):
+        write_checkpoint(
+            folder / f"{name}.safetensors", {**tensors(folder / f"{name}.safetensors"), "steps": torch.tensor(steps)}
+        )
+    made = run(
+        "compress", "cart_indexing", "--base", "base.safetensors", *experts, "--out", "small.safetensors", "--force"
+    )
+    assert counted in made.output
     taken = run("extract-task", "small.safetensors", "a", "--out", "again.safetensors")
     assert taken.exit_code == 0, taken.output
     assert tensors(folder / "again.safetensors").keys() == tensors(folder / "a.safetensors").keys()

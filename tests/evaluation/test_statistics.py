@@ -221,6 +221,30 @@ def test_a_model_without_linear_weights_is_refused():
         input_grams(Network(nn.Flatten()), unlabelled(torch.zeros(1, 2, 2, 3)))
 
 
+def test_layers_that_share_a_weight_are_one():
+    """The Gram was of the first layer's inputs alone."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.b.weight = self.a.weight
+
+        def forward(self, images: Tensor) -> Tensor:
+            self.inputs = images.flatten(1).float()[:, :6]
+            self.between: Tensor = self.a(self.inputs)
+            return self.b(self.between)
+
+    module = Twice()
+    grams = input_grams(
+        Network(module), unlabelled(torch.randint(0, 256, (5, 1, 2, 3), dtype=torch.uint8)), batch_size=5
+    )
+    rows = torch.cat([module.inputs, module.between])
+    assert grams.keys() == {"a.weight", "b.weight"}
+    for gram in grams.values():
+        torch.testing.assert_close(gram, rows.T @ rows / 10)
+
+
 def test_attention_to_other_rows_gets_no_gram():
     class Pooler(nn.Module):
         def __init__(self) -> None:

@@ -1,8 +1,10 @@
 """From any picture to 8-bit RGB: orientation, transparency, 16 bits, and pictures that are thin lines."""
 
 import io
+import struct
 import subprocess
 import sys
+import zlib
 from typing import Any
 
 import numpy as np
@@ -56,6 +58,10 @@ def transparent(mode: str) -> bytes:
         palette.putpalette([0, 0, 0, 0, 0, 0])
         palette.paste(0, (2, 2, 5, 5))
         return encoded(palette, transparency=1)
+    if mode in ("I;16", "RGB;16"):
+        deep = np.full((8, 8, 3 if mode == "RGB;16" else 1), 1000, ">u2")
+        deep[2:5, 2:5] = 0
+        return png_of_16_bits(deep, key=1000)
     if mode in ("L", "RGB"):  # one colour stands for nothing
         plain = Image.new(mode, (8, 8), "blue")
         plain.paste(0, (2, 2, 5, 5))
@@ -63,7 +69,20 @@ def transparent(mode: str) -> bytes:
     return encoded(image.convert(mode))
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB"])
+def png_of_16_bits(values: np.ndarray, key: int) -> bytes:
+    """A PNG of 16 bits a channel, as Pillow writes none; the colour whose values are all `key` stands for nothing."""
+    height, width, channels = values.shape
+    header = struct.pack(">IIBBBBB", width, height, 16, {1: 0, 3: 2}[channels], 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + row.tobytes() for row in values))
+    parts = {b"IHDR": header, b"tRNS": struct.pack(">H", key) * channels, b"IDAT": pixels, b"IEND": b""}
+    chunks = [
+        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        for name, content in parts.items()
+    ]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB", "I;16", "RGB;16"])
 def test_transparent_parts_are_white(mode: str) -> None:
     image = np.asarray(to_rgb(transparent(mode), "it"))
     assert (image[2:5, 2:5] == 0).all()

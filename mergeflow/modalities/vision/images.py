@@ -43,8 +43,13 @@ def to_rgb(image: ImageInput, what: str, way_out: str = "Restore or remove it.")
     except Exception as error:
         raise MergeflowError(f"{what} cannot be decoded ({type(error).__name__}: {error}). {way_out}") from error
     opened = _upright(opened)
+    key = opened.info.get("transparency")
     if opened.mode.startswith("I;16") or (opened.mode == "I" and opened.format == "PNG"):
-        return Image.fromarray(np.rint(np.asarray(opened) / 257).astype(np.uint8)).convert("RGB")
+        grey = np.asarray(opened)
+        grey = np.where(grey == key, _GROUND[0], np.rint(grey / 257))
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if isinstance(key, tuple) and isinstance(image, bytes) and image[1:4] == b"PNG" and image[24] == 16:
+        opened.info["transparency"] = tuple(value >> 8 for value in key)  # as Pillow reads the pixels
     if opened.mode not in _EIGHT_BIT_MODES:
         raise MergeflowError(
             f"{what} has mode '{opened.mode}'; expected 8 bits a channel, or 16 bits of grey. Convert it to 8-bit RGB "
