@@ -113,8 +113,6 @@ def run(out: Path, piece: int, names: list[str], rehearse: bool) -> dict[str, An
     One that was stopped when its time was over keeps its rows: another try would be stopped at the same place.
 
     Args:
-        out: the folder of the pieces' files and `log.txt`.
-        names: of the sections, in order.
         rehearse: whether they run with tiny shapes on the processor.
     """
     path = out / f"piece-{piece}.json"
@@ -147,10 +145,7 @@ def section(command: list[str], name: str, limit: float, log: Path) -> dict[str,
     """Run one section in a process group of its own; what it prints goes to the log at once.
 
     Args:
-        command: what is run.
-        name: the section's.
         limit: seconds after which it is killed.
-        log: the file that its output is added to.
 
     Returns:
         `rows`: what it printed as "ROW {…}"; `seconds`; `fault`: why it ended early, or "".
@@ -199,8 +194,6 @@ def with_table(page: str, about: dict[str, Any], results: dict[str, Any]) -> str
 
     Args:
         page: Markdown; the table stands below a heading of the third level with the card's name.
-        about: the machine.
-        results: by section.
     """
     heading = f"### {about['device']}\n"
     described = ", ".join(f"{key} {value}" for key, value in about.items() if key != "device")

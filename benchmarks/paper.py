@@ -229,12 +229,7 @@ def measure(folder: Path) -> None:
 
 
 class Results:
-    """What is measured: the rows of each study, each with its unit, and the facts of the machine and the units.
-
-    Args:
-        folder: of the files.
-        choices: of the studies, whole.
-    """
+    """What is measured: the rows of each study, each with its unit, and the facts of the machine and the units."""
 
     def __init__(self, folder: Path, choices: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -82,11 +82,9 @@ def show(label: str, row: dict[str, Any], start: float, floor: float | None, goa
     """Print one row of the table.
 
     Args:
-        label: of the row.
         row: as of `measure`; `factor` turns the plain formula's part of a model into all of it.
         start: seconds of the import of torch, which the ratio leaves out.
         floor: seconds of the floor; None for no ratio.
-        goal: what the ratio is to be.
     """
     seconds, factor = row["wall"], row.get("factor", 1)
     if factor != 1:

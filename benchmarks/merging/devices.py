@@ -22,10 +22,8 @@ def table(
     """Print and yield one row for each method.
 
     Args:
-        measure: runs a job and returns its seconds.
         common: what all jobs share: base, experts, out.
         device: the device beside the processor, such as "cuda".
-        methods: their names.
     """
     print(f"| method | cpu | {device} | cpu / {device} | share of transfers |\n|---|---|---|---|---|")
     for method in methods:
@@ -65,7 +63,6 @@ def moving(recipe: Any, base: Path, experts: dict[str, Path]) -> float:
 
     Args:
         recipe: its method says which tensors are read whole; its device is moved to.
-        base: the base's file.
         experts: files by name; none only starts the device.
     """
     from mergeflow.checkpoints import open_checkpoint

@@ -29,9 +29,6 @@ def older_table(
     for the last column; a sweep is a whole process.
 
     Args:
-        measure: runs a job in a process of its own.
-        jobs: by the name of their row.
-        older: the older checkout.
         rounds: how often each job runs at either side.
         most: ratio from which on a row is marked as slower.
     """

@@ -25,10 +25,7 @@ def mergekit_command(binaries: Path, scratch: Path, work: str, base: Path, exper
 
     Args:
         binaries: the folder of its scripts.
-        scratch: the folder for configuration and result.
         work: a key of `CONFIGS`.
-        base: the base's folder or file.
-        experts: the experts'.
     """
     config = CONFIGS[work]
     models: list[dict[str, Any]] = [{"model": path, "parameters": {"weight": 1.0}} for path in experts]
@@ -62,10 +59,7 @@ def mecha_command(binaries: Path, scratch: Path, work: str, base: Path, experts:
 
     Args:
         binaries: the folder of its environment's programs.
-        scratch: the folder for the result.
         work: a key of `MECHA`.
-        base: the base's file.
-        experts: the experts'.
     """
     names = json.dumps([str(base), experts, str(scratch / "mecha-out.safetensors")])
     return [str(binaries / "python"), "-c", _MECHA.replace("{formula}", MECHA[work]), names]

@@ -19,8 +19,6 @@ def memory_table(measure: Measure, common: dict[str, Any], methods: list[str] | 
     """Print what a plan foretells of each method beside the peak of a process that merges; return the rows.
 
     Args:
-        measure: runs a job in a process of its own.
-        common: what all jobs share: base, experts, out.
         methods: their names; the spectral ones by default.
     """
     print("| method | foretold | measured | foretold / measured |\n|---|---|---|---|")
@@ -39,8 +37,6 @@ def cold_table(measure: Measure, common: dict[str, Any], work: tuple[str, dict[s
     """Print the seconds of reading all files by `cat` and writing one, and those of a merge; return the rows.
 
     Args:
-        measure: runs a job in a process of its own.
-        common: what all jobs share: base, experts, out.
         work: the method that merges, and its arguments.
     """
     files = [common["base"], *common["experts"]]
@@ -70,11 +66,7 @@ def cold_table(measure: Measure, common: dict[str, Any], work: tuple[str, dict[s
 
 
 def forget(files: list[str]) -> None:
-    """Drop files from the page cache, once they are on the disk.
-
-    Args:
-        files: their paths.
-    """
+    """Drop files from the page cache, once they are on the disk."""
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         try:

@@ -23,10 +23,7 @@ def floor(base: Path, experts: list[Path], out: Path, threads: int = 2, hashed: 
     No header is checked, no value is looked at, and files must have one type and layout.
 
     Args:
-        base: a safetensors file.
-        experts: safetensors files.
         out: the sum, without a header.
-        threads: that read and sum.
         hashed: whether all that is read and written is hashed too, as provenance asks it of a merge.
     """
     torch.set_num_threads(1)
@@ -80,8 +77,6 @@ def ties(start: State, taus: list[State], keep: float = 0.2) -> State:
     """Global trim by k-th value of the flattened vector, then a disjoint mean.
 
     Args:
-        start: θ0.
-        taus: task vectors with the same names and shapes.
         keep: share of each task vector's entries that is kept, (0, 1].
 
     Source:
@@ -105,8 +100,6 @@ def dare(start: State, taus: list[State], drop: float = 0.9) -> State:
     """Bernoulli masks, rescaled, summed, times 0.3.
 
     Args:
-        start: θ0.
-        taus: task vectors with the same names and shapes.
         drop: probability of dropping an entry, [0, 1).
 
     Source:
@@ -123,7 +116,6 @@ def slerp(start: State, taus: list[State], t: float = 0.5) -> State:
     """Spherical interpolation of two experts.
 
     Args:
-        start: θ0.
         taus: task vectors, of which the first two count.
         t: 0 gives the first expert, 1 the second.
 
@@ -159,8 +151,6 @@ def cart(start: State, taus: list[State], ratio: float = 0.08) -> State:
     """Σ SVD_k of the centred task vectors on the mean.
 
     Args:
-        start: θ0.
-        taus: task vectors with the same names and shapes.
         ratio: rank as a share of the smaller side, (0, 1].
 
     Source:

@@ -80,13 +80,8 @@ def make_checkpoints(
     """Write a random base and experts, where missing: weights ~ N(0, .02²), differences ~ N(0, .001²).
 
     Args:
-        folder: where they are and stay.
         name: of the model, as `shapes_of` knows it.
-        experts: how many.
         device: draws the numbers; the processor takes minutes for 1.2 B parameters and three experts.
-
-    Returns:
-        The base's file and the experts'.
     """
     infos = shapes_of(name)
     paths = [

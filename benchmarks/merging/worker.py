@@ -55,7 +55,6 @@ def swept(file: Path, out: Path) -> dict[str, Any]:
     """Run a sweep, whose code older checkouts keep elsewhere; returns the winner's arguments.
 
     Args:
-        file: the sweep.
         out: its results; those of another run are removed.
     """
     try:
@@ -69,14 +68,7 @@ def swept(file: Path, out: Path) -> dict[str, Any]:
 
 
 def prepared(method: str, args: dict[str, Any], base: Path, experts: list[Path]) -> dict[str, Any]:
-    """Return the seconds of `prepare` on state dicts in memory, the least of three calls.
-
-    Args:
-        method: its name.
-        args: its arguments.
-        base: the base's file.
-        experts: the experts' files.
-    """
+    """Return the seconds of `prepare` on state dicts in memory, the least of three calls."""
     from safetensors.torch import load_file
 
     from mergeflow.merging import configure, prepare
@@ -97,9 +89,6 @@ def plain(method: str, base: Path, experts: list[Path], out: Path, blocks: int |
 
     Args:
         method: a function of `benchmarks.merging.plain`.
-        base: the base's file.
-        experts: the experts' files.
-        out: the merged file.
         blocks: how many blocks a spectral method treats; None for all.
 
     Returns:

@@ -70,7 +70,6 @@ def images(shape: Shape, side: int, folder: Path) -> torch.Tensor:
 
     Args:
         shape: its `count` is the number of images.
-        side: pixels along a side.
         folder: where the file is and stays.
 
     Returns:

@@ -83,7 +83,6 @@ def foretold_gib(shape: Shape, changes: dict[str, Any], side: int) -> float:
     Args:
         shape: the model and the batch size.
         changes: as of `ours_per_second`.
-        side: pixels along a side of an image.
     """
     section, data = ModelSection(architecture=shape.architecture, pretrained=""), DataSection(image_size=side)
     workload = Workload.of(MODALITY, section, {}, data, 10)
@@ -93,12 +92,7 @@ def foretold_gib(shape: Shape, changes: dict[str, Any], side: int) -> float:
 
 
 def settings_of(shape: Shape, changes: dict[str, Any]) -> FineTuneSettings:
-    """Return the settings of a run that saves nothing on its way.
-
-    Args:
-        shape: steps and batch size.
-        changes: what else is set.
-    """
+    """Return the settings of a run that saves nothing on its way."""
     plain = FineTuneSettings(steps=shape.steps, batch_size=shape.batch_size, save_every=10**6)
     return plain.model_copy(update=changes)
 

@@ -188,10 +188,7 @@ def measure(model: str, count: int, batch_size: int, rounds: int, device: torch.
 
     Args:
         model: an architecture of open_clip, or the embedded one.
-        count: images per task.
-        batch_size: images per forward pass.
         rounds: how often each way is timed, in turn with the others; the median counts.
-        device: where the model is.
         peers: names of `PLAIN`.
     """
     weights = "pocket8" if model == POCKET else None
