@@ -373,15 +373,6 @@ _BESIDE = ("NOTICE*", "USE_POLICY*")
 _TEXT = "text"  # digest of a licence file, which no card names
 
 
-def licence_by_file(folder: Path) -> dict[str, str]:
-    """Describe the licence of a folder by its licence file, where no card names one; {} where there is none."""
-    files = _held(folder, _FILES)
-    if not files:
-        return {}
-    digest = hashlib.sha256(files[0].read_bytes()).hexdigest()  # other texts are other terms
-    return {"license": "other", "license_name": f"see {files[0].name}", _TEXT: digest}
-
-
 def licence_files(folders: Mapping[str, Path | None], holder: str | None) -> dict[str, bytes]:
     """Return the licence files of a merged model's folder: those of all its inputs, each text once.
 
@@ -433,13 +424,16 @@ def front_matter(folder: Path | None) -> dict[str, Any]:
 
 
 def licence_of(folder: Path | None) -> dict[str, str]:
-    """Return `license`, and its name and link where it is `other`; {} where the card says nothing."""
+    """Return `license`, and its name and link where it is `other`, by the card or a licence file; {} without any."""
     given = front_matter(folder)
     licence = given.get("license")
     if isinstance(licence, list):
         licence = licence[0] if licence else None
     if not isinstance(licence, str):
-        return licence_by_file(folder) if folder is not None else {}
+        if folder is None or not (files := _held(folder, _FILES)):
+            return {}
+        digest = hashlib.sha256(files[0].read_bytes()).hexdigest()  # other texts are other terms
+        return {"license": "other", "license_name": f"see {files[0].name}", _TEXT: digest}
     return {"license": licence.lower(), **{key: str(given[key]) for key in _LINKS if given.get(key)}}
 
 

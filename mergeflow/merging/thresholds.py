@@ -398,7 +398,7 @@ def _window(sample: NDArray[Any], starts: NDArray[Any], k: int, numel: int) -> t
 
 
 @dataclass
-class _Found:
+class _Tallies:
     """What one worker has seen."""
 
     above: list[int]
@@ -417,13 +417,13 @@ class _Found:
         return self.room[: values.numel()].reshape(values.shape)
 
 
-def _start(model: Model, args: Any) -> _Found:
+def _start(model: Model, args: Any) -> _Tallies:
     count = len(model.experts)
-    return _Found([0] * count, [0] * count, [Tally() for _ in range(count)], [Tally() for _ in range(count)])
+    return _Tallies([0] * count, [0] * count, [Tally() for _ in range(count)], [Tally() for _ in range(count)])
 
 
-def _merge(a: _Found, b: _Found) -> _Found:
-    return _Found(
+def _merge(a: _Tallies, b: _Tallies) -> _Tallies:
+    return _Tallies(
         list(map(add, a.above, b.above)),
         list(map(add, a.equal, b.equal)),
         list(map(Tally.merge, a.inside, b.inside)),
@@ -434,7 +434,7 @@ def _merge(a: _Found, b: _Found) -> _Found:
     )
 
 
-def _observe(counts_so_far: _Found, stack: Stack, args: Any) -> _Found:
+def _observe(counts_so_far: _Tallies, stack: Stack, args: Any) -> _Tallies:
     windows: _Windows = stack.model.results["threshold.sample"]
     taus = stack.taus.reshape(len(stack.taus), stack.base.numel()).cpu()
     room = counts_so_far.like(taus)
@@ -451,7 +451,7 @@ def _observe(counts_so_far: _Found, stack: Stack, args: Any) -> _Found:
     return counts_so_far
 
 
-def _count(tallies: _Found, taus: NDArray[Any], windows: _Windows, room: NDArray[Any]) -> NDArray[Any]:
+def _count(tallies: _Tallies, taus: NDArray[Any], windows: _Windows, room: NDArray[Any]) -> NDArray[Any]:
     """Count magnitudes above the windows and tally those inside; returns where an expert's is inside and not zero."""
     unsure = np.zeros(taus.shape[1], dtype=bool)
     for index, row in enumerate(taus):
@@ -468,7 +468,7 @@ def _count(tallies: _Found, taus: NDArray[Any], windows: _Windows, room: NDArray
     return unsure
 
 
-def _elect(tallies: _Found, taus: Tensor, weights: Tensor | None, windows: _Windows) -> None:
+def _elect(tallies: _Tallies, taus: Tensor, weights: Tensor | None, windows: _Windows) -> None:
     """Sum the signs of places where an entry of a window cannot change them, and keep the others."""
     sure = trim_to(taus, windows.floor)
     maybe = trim_to(taus, windows.low).sub_(sure)
@@ -499,7 +499,7 @@ def _weighted(values: Tensor, weights: Tensor | None) -> Tensor:
     return values if weights is None else values * weights
 
 
-def _finish(tallies: _Found, model: Model, args: Any, rank: Rank) -> None:
+def _finish(tallies: _Tallies, model: Model, args: Any, rank: Rank) -> None:
     """Return the thresholds and the majority, where the counts prove them."""
     windows: _Windows = model.results["threshold.sample"]
     k, cuts = rank(args, model.numel), []

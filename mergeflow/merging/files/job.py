@@ -344,16 +344,15 @@ class Job:
                 raise another_base(name, taken, fingerprints["base"])
         return fingerprints
 
-    def _metadata(self, names: Iterable[str], result: str, inputs: Mapping[str, str]) -> dict[str, str]:
+    def _metadata(
+        self, names: Iterable[str], result: str = "", inputs: Mapping[str, str] | None = None
+    ) -> dict[str, str]:
         chosen = set(names)
         notes = {name: first for name, first in self.inputs.model.tied.items() if name in chosen and first in chosen}
-        metadata = {
-            "format": "pt",
-            "mergeflow.version": version(),
-            "mergeflow.recipe": self.record,
-            "mergeflow.fingerprint": result,
-            "mergeflow.inputs": json.dumps(dict(inputs), ensure_ascii=False),
-        }
+        metadata = {"format": "pt", "mergeflow.version": version(), "mergeflow.recipe": self.record}
+        if inputs is not None:  # of a folder's file they stand in the folder's record
+            metadata["mergeflow.fingerprint"] = result
+            metadata["mergeflow.inputs"] = json.dumps(dict(inputs), ensure_ascii=False)
         return {**metadata, TIED: json.dumps(notes)} if notes else metadata
 
     def into_file(self) -> tuple[str, dict[str, str]]:
@@ -446,15 +445,10 @@ class Job:
             self.engine.first_passes()
         for file in pending:
             infos = shards[file]
-            with StreamWriter(folder.partial / file, infos, self._shard_metadata(infos)) as writer:
+            with StreamWriter(folder.partial / file, infos, self._metadata(infos)) as writer:
                 self._run(writer, infos)
                 writer.commit()
                 folder.finish(file, writer.digests(), self.digests.tensors)
-
-    def _shard_metadata(self, names: Iterable[str]) -> dict[str, str]:
-        """A shard's own notes: fingerprints of the whole stand in the folder's record."""
-        whole = self._metadata(names, "", {})
-        return {key: value for key, value in whole.items() if key not in ("mergeflow.fingerprint", "mergeflow.inputs")}
 
     def _complete(
         self, partial: Path, shards: Mapping[str, Iterable[str]], result: str, inputs: dict[str, str]

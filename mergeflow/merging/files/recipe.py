@@ -338,8 +338,10 @@ def fixed_path(path: str, resolve: Resolve | None) -> str:
 
 def fix_references(recipe: Recipe, resolve: Resolve | None) -> Recipe:
     """Return the recipe as it is recorded: a replay reads the same models, whatever was promoted since."""
-    fixed = with_paths(recipe, lambda path: fixed_path(path, resolve))
-    return fixed.model_copy(update={"chat_template": _text(recipe)})
+    fixed, template = with_paths(recipe, lambda path: fixed_path(path, resolve)), recipe.chat_template
+    if template is not None and template not in ("base", "auto", *dict(recipe.experts), *dict(recipe.task_vectors)):
+        template = read_template(template) or template  # the text instead of a file, which may change
+    return fixed.model_copy(update={"chat_template": template})
 
 
 def with_paths(recipe: Recipe, change: Callable[[str], str]) -> Recipe:
@@ -368,14 +370,6 @@ def with_paths(recipe: Recipe, change: Callable[[str], str]) -> Recipe:
             "data": tuple((kind, changed(paths)) for kind, paths in recipe.data),
         }
     )
-
-
-def _text(recipe: Recipe) -> str | None:
-    """Return the chat template's choice with the text instead of a file, which may change."""
-    choice = recipe.chat_template
-    if choice is None or choice in ("base", "auto", *dict(recipe.experts), *dict(recipe.task_vectors)):
-        return choice
-    return read_template(choice) or choice
 
 
 def recipe_text(recipe: Recipe) -> str:

@@ -6,7 +6,6 @@ from math import isfinite
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from mergeflow.checkpoints.align_names import doubtful, fit_inputs
 from mergeflow.checkpoints.checks import all_finite, check_all_copied, not_finite
@@ -155,20 +154,16 @@ def _combine(terms: Sequence[tuple[float, LazyStateDict]], target: Path, notes: 
                 total = torch.zeros(count, dtype=info.dtype.torch)
                 for factor, state in terms:
                     if name in state:
-                        total += _piece(state, name, start, count).to(info.dtype.torch) * factor
+                        piece = state.read(name, start, start + count)
+                        if not all_finite(piece):
+                            raise not_finite(state.path, name)
+                        total += piece.to(info.dtype.torch) * factor
                 if not all_finite(total):
                     raise MergeflowError(
                         f"tensor '{name}' of the result overflows {info.dtype}: choose smaller factors or inputs."
                     )
                 writer.write(name, start, total)
         return writer.commit()
-
-
-def _piece(state: LazyStateDict, name: str, start: int, count: int) -> Tensor:
-    piece = state.read(name, start, start + count)
-    if not all_finite(piece):
-        raise not_finite(state.path, name)
-    return piece
 
 
 def _joint_infos(states: Sequence[LazyStateDict]) -> dict[str, TensorInfo]:
