@@ -8,7 +8,7 @@ import torch
 from mergeflow.checkpoints import open_checkpoint, read_state, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, make_recipe, merge
-from tests.merging.tiny_models import tiny
+from tests.merging.tiny_models import loaded, tiny
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -30,18 +30,12 @@ def saved(folder, name, seed=0, words=False, **changes):
     return model
 
 
-def load(path):
-    model, loading = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
-    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
-    return model.eval()
-
-
 @pytest.mark.parametrize("name", BECOMES)
 def test_equal_experts_are_the_dense_model(name, tmp_path):
     dense = saved(tmp_path / "base", name, tie_word_embeddings=name == "qwen3")
     base = f"{tmp_path}/base"
     merge({"mixture": {"base": base, "experts": [base] * 3, "gate": "random"}}, tmp_path / "out")
-    made = load(tmp_path / "out")
+    made = loaded(tmp_path / "out")
     assert type(made).__name__ == f"{BECOMES[name]}ForCausalLM"
     with torch.no_grad():
         torch.testing.assert_close(made(TOKENS).logits, dense(TOKENS).logits, rtol=1e-4, atol=1e-5)
@@ -53,7 +47,7 @@ def test_an_expert_does_what_its_model_did(tmp_path):
     a, b = (saved(tmp_path / place, "llama", seed) for seed, place in enumerate("ab"))
     recipe = {"base": f"{tmp_path}/a", "experts": [f"{tmp_path}/a", f"{tmp_path}/b"], "gate": "random"}
     merge({"mixture": {**recipe, "experts_per_token": 1}}, tmp_path / "out")
-    made = load(tmp_path / "out")
+    made = loaded(tmp_path / "out")
     for block, (first, other) in enumerate(zip(a.model.layers, b.model.layers, strict=True)):
         moe = made.model.layers[block].mlp
         x = torch.randn(1, 7, 32)
@@ -75,7 +69,7 @@ def test_prompts_choose_their_expert(tmp_path):
     base = f"{tmp_path}/base"
     for gate in ("hidden", "cheap_embed"):
         merge({"mixture": {"base": base, "experts": experts, "gate": gate}}, tmp_path / gate)
-    dense = load(tmp_path / "base")
+    dense = loaded(tmp_path / "base")
     seen = []
     for layer in dense.model.layers:
         layer.mlp.register_forward_pre_hook(lambda _, given: seen.append(given[0][0]))
@@ -113,7 +107,7 @@ def test_a_shared_expert_of_qwen(tmp_path):
     base = f"{tmp_path}/base"
     shared = {"model": base, "scale": 0.5}
     merge({"mixture": {"base": base, "experts": [base, base], "gate": "random", "shared": shared}}, tmp_path / "out")
-    made, x = load(tmp_path / "out"), torch.randn(1, 4, 32)
+    made, x = loaded(tmp_path / "out"), torch.randn(1, 4, 32)
     with torch.no_grad():
         output = made.model.layers[1].mlp(x)
         output = output[0] if isinstance(output, tuple) else output

@@ -14,10 +14,9 @@ from mergeflow.merging import check_recipe, merge
 from mergeflow.merging.architectures.blocks import ENCODERS, STACKED
 from mergeflow.merging.architectures.families import family_of
 from mergeflow.merging.mergekit import converted
-from tests.merging.tiny_models import CAUSAL, perturb, tiny
+from tests.merging.tiny_models import CAUSAL, loaded, perturb, tiny
 
 transformers = pytest.importorskip("transformers")
-AUTO = transformers.AutoModelForCausalLM
 TOKENS = torch.tensor([[1, 5, 9, 2, 7]])
 ROWS = {"llama": "model.layers", "mistral": "model.layers", "qwen2": "model.layers", "gpt2": "transformer.h"}
 ROWS |= {"gemma2": "model.layers", "gpt_neox": "gpt_neox.layers"}
@@ -29,12 +28,6 @@ def saved(folder, name, seed=0, **changes):
     return model
 
 
-def load(path):
-    model, loading = AUTO.from_pretrained(path, output_loading_info=True)
-    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
-    return model.eval()
-
-
 @pytest.mark.parametrize("name", ROWS)
 def test_a_frankenmerge_runs_the_chosen_blocks(name, tmp_path):
     """Blocks 0, 1 of a, then 1, 0 … of b: as a ModuleList put together by hand gives it."""
@@ -44,7 +37,7 @@ def test_a_frankenmerge_runs_the_chosen_blocks(name, tmp_path):
         check_recipe({"slices": slices}).steps["slices"] == f"layers of {tmp_path}/a, {tmp_path}/b [1, 2], {tmp_path}/b"
     )
     merge({"slices": slices}, tmp_path / "tall")
-    tall = load(tmp_path / "tall")
+    tall = loaded(tmp_path / "tall")
     row, first, other = (model.get_submodule(ROWS[name]) for model in (tall, a, b))
     assert len(row) == 5
     blocks = [first[0], first[1], other[1], other[0], other[1]]
@@ -69,8 +62,7 @@ def test_encoders_whose_blocks_are_alike_stack(name, tmp_path):
     """Blocks 0 and 1 of a, then 1 of b; what makes tokens is a's, what comes behind the blocks is b's."""
     a, b = (saved(tmp_path / place, name, seed) for seed, place in enumerate("ab"))
     merge({"slices": [{"model": f"{tmp_path}/a"}, {"model": f"{tmp_path}/b", "layers": [1, 2]}]}, tmp_path / "tall")
-    tall, loading = type(a).from_pretrained(tmp_path / "tall", output_loading_info=True)
-    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    tall = loaded(tmp_path / "tall", type(a))
     row, other = (next(part for part in model.modules() if isinstance(part, nn.ModuleList)) for model in (a, b))
     row.append(other[1])
     held = dict(a.named_parameters())
@@ -79,7 +71,7 @@ def test_encoders_whose_blocks_are_alike_stack(name, tmp_path):
             held[key].data.copy_(value)
     given = {"input_ids": TOKENS} if "vocab_size" in a.config else {"pixel_values": torch.rand(2, 3, 16, 16)}
     with torch.no_grad():
-        torch.testing.assert_close(tall.eval()(**given)[0], a.eval()(**given)[0], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(tall(**given)[0], a.eval()(**given)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_classifier_belongs_to_the_blocks_whatever_the_config_ties(tmp_path):
@@ -155,8 +147,7 @@ def test_slices_of_a_model_with_two_stacks(name, named, tmp_path):
         for place, layers in (("a", [1, 2]), ("b", [0, 2]))
     ]
     merge({"slices": slices}, tmp_path / "tall")
-    tall, loading = type(a).from_pretrained(tmp_path / "tall", output_loading_info=True)
-    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    tall = loaded(tmp_path / "tall", type(a))
     hand = type(a)(tall.config)
     rows = tuple(TWO[name][stack][0] for stack in stacks)
     apart = {key: value for key, value in a.state_dict().items() if not key.startswith(rows) or ".0." in key}
@@ -171,7 +162,7 @@ def test_slices_of_a_model_with_two_stacks(name, named, tmp_path):
         for place in behind:
             if place in dict(a.named_modules()) and (place != "lm_head" or not a.config.tie_word_embeddings):
                 hand.get_submodule(place).load_state_dict(b.get_submodule(place).state_dict())
-    for made, expected in zip(outputs(name, tall.eval()), outputs(name, hand.eval()), strict=True):
+    for made, expected in zip(outputs(name, tall), outputs(name, hand.eval()), strict=True):
         torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -199,8 +190,7 @@ def test_modules_of_mergekit_whose_slices_move_layers(name, method, tmp_path):
     recipe, _ = converted([{"merge_method": method, "modules": modules}])
     merge(recipe, tmp_path / "tall")
     a, b = models.values()
-    tall, loading = type(a).from_pretrained(tmp_path / "tall", output_loading_info=True)
-    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    tall = loaded(tmp_path / "tall", type(a))
     hand, ends = type(a)(tall.config), type(a)(a.config)
     share = 0.5 if method == "linear" else 0.0
     first, last = a.state_dict(), b.state_dict()
@@ -217,7 +207,7 @@ def test_modules_of_mergekit_whose_slices_move_layers(name, method, tmp_path):
                 hand.get_submodule(place).load_state_dict(ends.get_submodule(place).state_dict())
     if name == "t5":
         hand.shared.load_state_dict(b.shared.state_dict())
-    for made, expected in zip(outputs(name, tall.eval()), outputs(name, hand.eval()), strict=True):
+    for made, expected in zip(outputs(name, tall), outputs(name, hand.eval()), strict=True):
         torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -284,8 +274,7 @@ def test_configurations_as_older_models_have_them(name, stack, written, expected
     merge({"slices": slices}, tmp_path / "tall")
     config = json.loads((tmp_path / "tall/config.json").read_text())
     assert {key: config[key] for key in expected} == expected
-    _, loading = type(model).from_pretrained(tmp_path / "tall", output_loading_info=True)
-    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    loaded(tmp_path / "tall", type(model))
 
 
 def test_a_section_that_leaves_out_what_its_class_has_by_default(tmp_path):
@@ -328,8 +317,7 @@ def test_a_stack_may_be_within_a_module_of_another_s_name(tmp_path):
     model = transformers.VisionEncoderDecoderModel(config)
     model.save_pretrained(tmp_path / "a")
     merge({"slices": [{"model": f"{tmp_path}/a", "stack": "encoder", "layers": [1, 2]}]}, tmp_path / "short")
-    short, loading = type(model).from_pretrained(tmp_path / "short", output_loading_info=True)
-    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    short = loaded(tmp_path / "short", type(model))
     assert (short.config.encoder.num_hidden_layers, short.config.decoder.num_hidden_layers) == (1, 2)
 
 
@@ -370,7 +358,7 @@ def test_every_architecture_that_is_said_to_stack_does(name, tmp_path):
     saved(tmp_path / "a", name)
     merge({"slices": [{"model": f"{tmp_path}/a"}, {"model": f"{tmp_path}/a", "layers": [0, 1]}]}, tmp_path / "tall")
     with torch.no_grad():
-        assert bool(load(tmp_path / "tall")(TOKENS).logits.isfinite().all())
+        assert bool(loaded(tmp_path / "tall")(TOKENS).logits.isfinite().all())
 
 
 def test_lists_with_an_entry_per_block_follow_their_blocks(tmp_path):
@@ -398,7 +386,7 @@ def test_slices_of_merges_and_merges_of_slices(tmp_path):
         "shard_size": "40KB",
     }
     made = merge(recipe, tmp_path / "out")
-    assert load(tmp_path / "out").config.num_hidden_layers == 3
+    assert loaded(tmp_path / "out").config.num_hidden_layers == 3
     whole = {"method": "slerp", "args": {"t": [0.2, 0.8]}, "experts": [f"{tmp_path}/low", f"{tmp_path}/high"]}
     for name in ("low", "high"):
         merge({"slices": recipe["steps"][name]}, tmp_path / name)
@@ -442,7 +430,7 @@ def test_scale_switches_parts_off(tmp_path):
     slices = [{"model": f"{tmp_path}/a"}, {"model": f"{tmp_path}/a", "layers": [1, 2]}]
     merge({"slices": slices, "args": {"scale": [*off, 1.0]}}, tmp_path / "tall")
     with torch.no_grad():
-        torch.testing.assert_close(load(tmp_path / "tall")(TOKENS).logits, model(TOKENS).logits, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(loaded(tmp_path / "tall")(TOKENS).logits, model(TOKENS).logits, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -510,7 +498,7 @@ def test_configurations_of_both_versions_of_transformers_run_in_one_model(tmp_pa
     path.write_text(json.dumps({key: value for key, value in config.items() if key not in left_out} | older))
     slices = [{"model": f"{tmp_path}/a"}, {"model": f"{tmp_path}/b", "layers": [1, 2]}]
     merge({"slices": slices}, tmp_path / "tall")
-    assert load(tmp_path / "tall").config.num_hidden_layers == 3
+    assert loaded(tmp_path / "tall").config.num_hidden_layers == 3
     path.write_text(path.read_text().replace(f'"rope_theta": {theta}', '"rope_theta": 77.0'))
     with pytest.raises(MergeflowError, match=r"rope_theta is 77\.0"):
         check_recipe({"slices": slices})

@@ -1,5 +1,6 @@
 """transformers' own classes, built small from their configurations."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -185,6 +186,13 @@ def tiny(name: str, seed: int = 0, **changes: Any) -> nn.Module:
     torch.manual_seed(seed)
     config = AutoConfig.for_model(name, **{**sizes, **changes})
     model: nn.Module = getattr(transformers, kind).from_config(config)
+    return model.eval()
+
+
+def loaded(folder: Path, kind: Any = transformers.AutoModelForCausalLM) -> Any:
+    """Load a model by its class, which must miss nothing and know all of its files."""
+    model, loading = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
     return model.eval()
 
 
