@@ -49,7 +49,6 @@ def new(
 
 
 def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
-    """Add the project's commands to the command line."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     rebuild_commands.add_commands(app, *registry_commands.add_commands(app, root), root)

@@ -23,7 +23,6 @@ from prefect.client.schemas.objects import StateType
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 
-from flows.dvc_commands import check_remote
 from flows.pipeline import publish_decision, run_project
 from flows.run_lock import exclusive_run
 from flows.status import outcome, outcome_of, reported
@@ -40,8 +39,6 @@ def nightly(
     folder = project_folder(root)
     cancel_missed_runs()
     with exclusive_run(folder), reported(folder, None, folder / metrics if metrics else None) as ran:
-        if push:
-            check_remote(folder)
         ran += run_project(folder, push, targets)
         return named(outcome(folder, ran), ran)
 

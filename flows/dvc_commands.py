@@ -148,16 +148,10 @@ def _tell(
     waited_for: set[str],
     report: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
 ) -> None:
-    """Report once which processes are waited for."""
     names = ", ".join(f"`dvc {words.partition(' ')[2]}` (process {pid})" for pid, words in holders)
     if names not in waited_for:
         waited_for.add(names)
         report(f"Waiting for {names}, which is at work in this project.")
-
-
-def stale_stages(root: Path, stages: dict[str, Stage]) -> set[str]:
-    """Return the addresses that DVC finds changed, missing or never run, for the code as it is now."""
-    return set(changes(root, stages))
 
 
 def changes(root: Path, stages: dict[str, Stage]) -> dict[str, list[Any]]:
@@ -317,7 +311,7 @@ def stages_to_run(root: Path, stages: dict[str, Stage], targets: Iterable[str] |
     Args:
         targets: only these stages and what they need; `finetune` names all its items, `finetune@digits` one. None: all.
     """
-    todo = downstream_closure(stale_stages(root, stages), stages)
+    todo = downstream_closure(set(changes(root, stages)), stages)
     if targets is not None:
         wanted = needed_for(targets, stages)
         todo = [address for address in todo if address in wanted]

@@ -52,7 +52,6 @@ def embedded_server(home: Path) -> Iterator[None]:
 
 
 def is_server_chosen() -> bool:
-    """Whether a person chose the Prefect server that this process reports to."""
     return PREFECT_API_URL.value() not in (None, os.environ.get(ADDRESS))
 
 

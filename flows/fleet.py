@@ -42,7 +42,6 @@ class Fleet:
     """The machines on which a run's stages are at work."""
 
     def __init__(self, machines: Cluster, run: RunSection) -> None:
-        """Take a cluster and what params.yaml says of its use."""
         self._machines, self._uri, self._workers = machines, Store(str(run.store)).uri, run.workers
         self._traffic, self._lock = Counter[str](), Lock()
         self._brought_before = Store.brought

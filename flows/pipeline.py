@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from prefect import flow, get_run_logger, task
@@ -25,29 +26,25 @@ from flows.dvc_commands import (
     push_outputs,
     record_outputs,
     registration_lost,
-    remove_stale_outputs,
-    stages_to_run,
-    wait_for_dvc,
 )
 from flows.ephemeral_server import is_server_chosen
 from flows.fleet import Fleet, fleet
+from flows.run_command import plan_run
 from flows.run_lock import tracked_run
 from flows.runners import task_runner
 from flows.signals import started
 from flows.status import keep_traceback, publish_report
 from mergeflow import layout
-from mergeflow.documents import Test, read_registration, read_test
+from mergeflow.documents import Registration, Test, read_document
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph, upstream
 from tasks.project.parameters import load_params
 from tasks.project.stage import STATE, STUDIES, Stage
-from tasks.project.validate_params import BASE, check_base, validate_params
 from tasks.rounds import open_rounds, tune
 from tasks.running.runner import HOST, check_worker, is_up_to_date, open_stage, progress_file, run_stage, running_code
-from tasks.travel.store import bring, forget_lost
+from tasks.travel.store import bring
 
 if TYPE_CHECKING:
-    from registry.gates import Decision
     from registry.store import Store
 
 LIMIT = "gpu"
@@ -217,15 +214,7 @@ def run_project(root: Path, push: bool, targets: list[str] | None) -> list[str]:
 
 
 def _run_stages(root: Path, push: bool, targets: list[str] | None) -> list[str]:
-    params = validate_params(root)  # first: a task whose name is mistyped takes the outputs of the right one away
-    wait_for_dvc(root, get_run_logger().warning)
-    remove_stale_outputs(root, get_run_logger().info)
-    if lost := forget_lost(root):
-        get_run_logger().warning("no longer in the store, so made again: %s", ", ".join(lost))
-    stages = load_graph(root, studies=targets is not None)
-    todo = stages_to_run(root, stages, targets)
-    if BASE in todo:
-        check_base(root, params)
+    params, stages, todo = plan_run(root, push, targets, get_run_logger().info, get_run_logger().warning)
     with (
         fleet(root, params.run) as machines,
         started(task_runner("threads" if machines else params.run.runner, params.run.workers)) as runner,
@@ -315,29 +304,36 @@ def publish_results(root: Path) -> None:
     """Publish result table, gates' decision, links to the report and to MLflow's run, as far as there are any."""
     test, registration = root / layout.TEST, root / layout.REGISTRATION
     if test.exists():
-        create_markdown_artifact(results_table(read_test(test)), "results", "Test accuracy in %")
+        create_markdown_artifact(results_table(read_document(test, Test)), "results", "Test accuracy in %")
     report = root / layout.REPORT
     if report.exists():
         create_link_artifact(report.resolve().as_uri(), "report.html", "report", f"On the worker, {report.resolve()}")
     if registration.exists() and not registration_lost(root):
         from registry.store import connect
 
-        registered = read_registration(registration)
-        decision = registered["decision"] or {"promote": None, "reasons": []}
-        store = connect(project_root=root)
-        _publish(
-            registered["model"], registered["version"], registered["champion"], decision["promote"], decision["reasons"]
-        )
-        _link_run(store, registered["model"], registered["version"])
+        facts = read_document(registration, Registration)
+        decision = SimpleNamespace(**facts["decision"]) if facts["decision"] else None
+        publish_decision(connect(project_root=root), facts["model"], facts["version"], facts["champion"], decision)
 
 
-def publish_decision(
-    store: "Store", model: str, version: str, champion: str | None, decision: "Decision | None"
-) -> None:
-    """Publish the gates' decision on a version, with a link to its run."""
+def publish_decision(store: "Store", model: str, version: str, champion: str | None, decision: Any) -> None:
+    """Publish the gates' decision on a version, with a link to its run.
+
+    Args:
+        decision: its `promote` and `reasons`; None for a version that was champion already.
+    """
+    from registry.versions import find_version
+
     promote, reasons = (decision.promote, decision.reasons) if decision else (None, [])
-    _publish(model, version, champion, promote, reasons)
-    _link_run(store, model, version)
+    answer = {True: "passed the gates", False: "refused", None: "was champion already"}[promote]
+    lines = [f"**{model} version {version}: {answer}.**", "", *(f"- {reason}" for reason in reasons)]
+    lines += ["", f"Champion: version {champion}" if champion else "No champion."]
+    create_markdown_artifact("\n".join(lines), "decision", f"{model} version {version}: {answer}")
+    get_run_logger().info("%s version %s %s; champion is version %s", model, version, answer, champion)
+    run_id = find_version(store, model, version).run_id
+    if run_id and store.uri.startswith("http"):
+        page = f"{store.uri.rstrip('/')}/#/experiments/{store.experiment_id}/runs/{run_id}"
+        create_link_artifact(page, "the run in MLflow", "mlflow-run")
 
 
 def results_table(test: Test) -> str:
@@ -348,20 +344,3 @@ def results_table(test: Test) -> str:
     lines += [[task, *(f"{100 * row['accuracy'][task]:.1f}" for row in rows)] for task in test["tasks"]]
     lines += [[key, *(f"{100 * row[key]:.1f}" for row in rows)] for key in ("mean", "normalised")]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _publish(model: str, version: str, champion: str | None, promote: bool | None, reasons: list[str]) -> None:
-    answer = {True: "passed the gates", False: "refused", None: "was champion already"}[promote]
-    lines = [f"**{model} version {version}: {answer}.**", "", *(f"- {reason}" for reason in reasons)]
-    lines += ["", f"Champion: version {champion}" if champion else "No champion."]
-    create_markdown_artifact("\n".join(lines), "decision", f"{model} version {version}: {answer}")
-    get_run_logger().info("%s version %s %s; champion is version %s", model, version, answer, champion)
-
-
-def _link_run(store: "Store", model: str, version: str) -> None:
-    from registry.versions import find_version
-
-    run_id = find_version(store, model, version).run_id
-    if run_id and store.uri.startswith("http"):
-        page = f"{store.uri.rstrip('/')}/#/experiments/{store.experiment_id}/runs/{run_id}"
-        create_link_artifact(page, "the run in MLflow", "mlflow-run")

@@ -10,6 +10,7 @@ from mergeflow.errors import MergeflowError
 
 if TYPE_CHECKING:
     from registry.store import Store
+    from registry.versions import ModelVersion
 
 _SOURCE = "source"  # a file beside a fetched version's files: where they come from; written when they are all there
 
@@ -41,48 +42,43 @@ def _version_of_alias(root: Path, name: str, alias: str) -> str:
 def _weights(root: Path, name: str, which: str) -> Path:
     from mergeflow.modalities.served import WEIGHTS
     from registry.store import LOCK_SECONDS, connect, file_lock
-    from registry.versions import find_version
+    from registry.versions import find_stored
 
     store = connect(project_root=root)
-    number = find_version(store, name, which).version
-    # Not the number alone: a registry made anew, or another one, begins at 1 too.
-    source = str(store.client.get_model_version(name, number).source)
-    place = root / ".mergeflow" / "models" / f"{name}-{number}"
+    version = find_stored(store, name, which)
+    place = root / ".mergeflow" / "models" / f"{name}-{version.version}"
     with file_lock(root / ".mergeflow" / "locks", f"files of {place.name}", LOCK_SECONDS):
-        if not _holds(place, source) or not _is_whole(store, name, number, place):
-            _fetch(store, name, number, source, place)
+        if not _holds(place, version):
+            _fetch(store, version, place)
     return place / "model" / WEIGHTS
 
 
-def _holds(place: Path, source: str) -> bool:
-    """Return whether a folder holds the files of a version's source, all of them."""
+def _holds(place: Path, version: "ModelVersion") -> bool:
+    """Return whether a folder holds the files of a version, all of them and as they were registered."""
     from mergeflow.modalities.served import WEIGHTS
-
-    noted = place / _SOURCE
-    return noted.is_file() and noted.read_text() == source and (place / "model" / WEIGHTS).is_file()
-
-
-def _is_whole(store: "Store", name: str, number: str, place: Path) -> bool:
-    """Return whether the files that were fetched are those that were registered still."""
     from registry.artifacts import MODEL, check_part
 
+    noted = place / _SOURCE
+    # Not the number alone: a registry made anew, or another one, begins at 1 too.
+    if not (noted.is_file() and noted.read_text() == version.source and (place / "model" / WEIGHTS).is_file()):
+        return False
     try:
-        check_part(store.client.get_model_version(name, number), MODEL, place / "model")
+        check_part(version, MODEL, place / "model")
     except MergeflowError:
         return False
     return True
 
 
-def _fetch(store: "Store", name: str, number: str, source: str, place: Path) -> None:
+def _fetch(store: "Store", version: "ModelVersion", place: Path) -> None:
     """Fetch a version's files beside their place and put them there whole: others may be reading what was there."""
-    from registry.versions import download
+    from registry.versions import download_model
 
     scratch, former = (place.with_name(f".{place.name}.{state}") for state in ("new", "former"))
     for folder in (scratch, former):  # of a process that was killed
         shutil.rmtree(folder, ignore_errors=True)
     try:
-        download(store, name, number, scratch)
-        (scratch / _SOURCE).write_text(source)
+        download_model(store, version, scratch)
+        (scratch / _SOURCE).write_text(str(version.source))
         if place.exists():
             place.rename(former)
         scratch.rename(place)

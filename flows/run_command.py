@@ -1,5 +1,8 @@
 """Run the pipeline from the command line; Prefect is imported only if a stage is stale."""
 
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -17,16 +20,17 @@ from flows.status import own_traceback, print_summary, reported
 from mergeflow import layout
 from mergeflow.errors import MergeflowError
 from tasks.project.graph import load_graph
-from tasks.project.stage import STATE
+from tasks.project.parameters import Params
+from tasks.project.stage import STATE, Stage
 from tasks.project.validate_params import BASE, check_base, validate_params
 from tasks.running.progress import progress_bars
 from tasks.running.runner import check_disk
+from tasks.travel.store import forget_lost
 
 
 def run_pipeline(
     root: Path, console: Console, push: bool = False, report: Path | None = None, metrics: Path | None = None
 ) -> None:
-    """Bring the whole project up to date and print the result."""
     from tasks.report import write_report
 
     with reported(root, report, metrics) as ran:
@@ -46,15 +50,8 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     DVC is asked first; when nothing is stale, Prefect is not even imported. Otherwise the flow runs against the
     server of PREFECT_API_URL, or one inside this process.
     """
-    params = validate_params(root)
-    wait_for_dvc(root)
-    remove_stale_outputs(root, lambda text: console.print(text, highlight=False, markup=False))
-    stages = load_graph(root, studies=targets is not None)
-    todo = stages_to_run(root, stages, targets)
-    if push:
-        check_remote(root)
-    if BASE in todo:
-        check_base(root, params)
+    say = partial(console.print, highlight=False, markup=False)
+    params, stages, todo = plan_run(root, push, targets, say)
     if todo:
         if params.run.device != "cpu":
             from tasks.memory import print_device_memory  # torch comes with it
@@ -65,6 +62,28 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     else:
         record_outputs(root, [])  # a stage that this run does not ask for may have other code than dvc.lock says
     return todo
+
+
+def plan_run(
+    root: Path,
+    push: bool,
+    targets: list[str] | None,
+    say: Callable[[str], object],
+    warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+) -> tuple[Params, dict[str, Stage], list[str]]:
+    """Return the project's choices, its stages and the addresses to run, once no other DVC is at work."""
+    params = validate_params(root)  # first: a task whose name is mistyped takes the outputs of the right one away
+    if push:
+        check_remote(root)
+    wait_for_dvc(root, warn)
+    remove_stale_outputs(root, say)
+    if lost := forget_lost(root):
+        warn(f"no longer in the store, so made again: {', '.join(lost)}")
+    stages = load_graph(root, studies=targets is not None)
+    todo = stages_to_run(root, stages, targets)
+    if BASE in todo:
+        check_base(root, params)
+    return params, stages, todo
 
 
 def _run_flow(root: Path, console: Console, todo: list[str], push: bool, targets: list[str] | None) -> None:

@@ -23,7 +23,7 @@ from flows.dvc_commands import (
 from mergeflow import layout
 from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.commands.options import print_table
-from mergeflow.documents import Registration, Test, read_registration, read_selection, read_test
+from mergeflow.documents import Registration, Selection, Test, read_document
 from mergeflow.errors import MergeflowError, first_line, hide_passwords, without_passwords
 from mergeflow.layout import CODE
 from mergeflow.merging import configure
@@ -133,7 +133,6 @@ def reasons(entries: list[Any]) -> Iterator[str]:
 
 
 def _changed(entries: list[Any]) -> dict[str, Any]:
-    """The changed dependencies and outputs of one stage, with how each changed."""
     return {
         path: what
         for entry in entries
@@ -148,11 +147,10 @@ def _word(state: str) -> str:
 
 
 def print_summary(root: Path, console: Console) -> None:
-    """Print the results of the pipeline."""
     path = root / layout.TEST
     if not path.exists():
         raise MergeflowError(f"{path.name} is missing: run the pipeline first with `mergeflow run`.")
-    test = read_test(path)
+    test = read_document(path, Test)
     print_table(console, result_table(test))
     console.print(f"Chosen on validation: {chosen_arguments(test)}.", highlight=False)
     for line in grid_ends(root):
@@ -180,7 +178,7 @@ def print_summary(root: Path, console: Console) -> None:
         )
     registration = root / layout.REGISTRATION
     if registration.exists():
-        _print_registration(read_registration(registration), console)
+        _print_registration(read_document(registration, Registration), console)
     report = root / layout.REPORT
     if report.exists():
         console.print(f"[bold]Report[/]      {report.relative_to(root)}", highlight=False, soft_wrap=True)
@@ -218,7 +216,7 @@ def grid_ends(root: Path) -> Iterator[str]:
     if not path.exists():
         return
     grids = _section(root, "sweep")
-    for method, choice in read_selection(path)["methods"].items():
+    for method, choice in read_document(path, Selection)["methods"].items():
         for name in choice["at_grid_edge"]:
             grid = sorted(value for value in grids.get(method, {}).get(name, []) if isinstance(value, int | float))
             chosen = choice["args"][name]
@@ -289,12 +287,11 @@ def outcome(root: Path, ran: list[str]) -> str:
         return NOTHING
     if REGISTER not in ran:
         return DONE
-    decision = read_registration(root / layout.REGISTRATION)["decision"]
+    decision = read_document(root / layout.REGISTRATION, Registration)["decision"]
     return DONE if decision is None else CHAMPION if decision["promote"] else REFUSED
 
 
 def outcome_of(promoted: bool, refused: bool) -> str:
-    """Name the outcome of a promotion."""
     return CHAMPION if promoted else REFUSED if refused else NOTHING
 
 
@@ -349,16 +346,9 @@ def write_metrics(root: Path, report: Mapping[str, Any], file: Path) -> None:
 
 def _registered(root: Path) -> dict[str, Any]:
     path = root / layout.REGISTRATION
-    if not path.exists():
-        return {"model": None, "version": None, "champion": None, "reasons": []}
-    registered = read_registration(path)
-    reasons = registered["decision"]["reasons"] if registered["decision"] else []
-    return {
-        "model": registered["model"],
-        "version": registered["version"],
-        "champion": registered["champion"],
-        "reasons": reasons,
-    }
+    registered: Mapping[str, Any] = read_document(path, Registration) if path.exists() else {}
+    facts = {key: registered.get(key) for key in ("model", "version", "champion")}
+    return facts | {"reasons": (registered.get("decision") or {}).get("reasons", [])}
 
 
 def _failures(root: Path, since: float) -> dict[str, str]:
@@ -380,7 +370,7 @@ def publish_report(root: Path) -> None:
     from registry.store import connect
     from registry.versions import find_version
 
-    registered = read_registration(registration)
+    registered = read_document(registration, Registration)
     store = connect(project_root=root)
     version = find_version(store, registered["model"], registered["version"])
     if version.run_id:

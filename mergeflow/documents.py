@@ -5,9 +5,11 @@ Where each lies is in `mergeflow.layout`.
 
 import json
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, TypeVar, cast
 
 from mergeflow.errors import MergeflowError, first_line
+
+Document = TypeVar("Document")
 
 
 class Scores(TypedDict):
@@ -106,8 +108,8 @@ class Registration(TypedDict):
     decision: dict[str, Any] | None
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """Read a document that a stage wrote."""
+def read_document(path: Path, kind: type[Document]) -> Document:
+    """Read a document of a kind that a stage wrote."""
     try:
         document = json.loads(path.read_text("utf-8"))
         if not isinstance(document, dict):
@@ -116,32 +118,7 @@ def read_document(path: Path) -> dict[str, Any]:
         raise MergeflowError(
             f"{path.name} is not what its stage wrote ({first_line(error)}): `mergeflow run` makes it again."
         ) from None
-    return document
-
-
-def read_training(path: Path) -> Training:
-    """Return the record of an expert's training."""
-    return cast(Training, read_document(path))
-
-
-def read_sweep(path: Path) -> Sweep:
-    """Return the scored candidates of a method."""
-    return cast(Sweep, read_document(path))
-
-
-def read_selection(path: Path) -> Selection:
-    """Return the choices on validation."""
-    return cast(Selection, read_document(path))
-
-
-def read_test(path: Path) -> Test:
-    """Return the scores on test."""
-    return cast(Test, read_document(path))
-
-
-def read_registration(path: Path) -> Registration:
-    """Read the record of the winner's registration."""
-    return cast(Registration, read_document(path))
+    return cast(Document, document)
 
 
 def write_document(path: Path, document: Any) -> None:

@@ -66,7 +66,6 @@ def head(task: str) -> str:
 
 
 def expert(task: str) -> str:
-    """Return the folder of a task's expert."""
     return f"{EXPERTS}/{task}"
 
 
@@ -86,22 +85,18 @@ def expert_training(task: str) -> str:
 
 
 def vector(task: str) -> str:
-    """Return the file of a task vector."""
     return f"{VECTORS}/{task}.safetensors"
 
 
 def sweep(method: str) -> str:
-    """Return the scored candidates of a method."""
     return f"{SWEEPS}/{method}.json"
 
 
 def merge(method: str) -> str:
-    """Return the chosen merge of a method."""
     return f"{MERGED}/{method}.safetensors"
 
 
 def study(name: str) -> str:
-    """Return the folder of a study's result."""
     return f"{STUDIES}/{name}"
 
 

@@ -148,11 +148,9 @@ class Need:
 
     @property
     def total(self) -> int:
-        """The bytes of all of it."""
         return sum(self.parts().values())
 
     def parts(self) -> dict[str, int]:
-        """Return the bytes of each part, by its name."""
         return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "rows"}
 
     def in_words(self) -> str:
@@ -361,7 +359,6 @@ class Forecast:
 
     @classmethod
     def on(cls, device: str, *works: Work) -> Self:
-        """Return the forecast of work on one device: cpu, cuda, cuda:1 …"""
         return cls(device, None if device == "cpu" else free_bytes(device), works)
 
     def announce(self, console: Console | None = None) -> None:
@@ -371,7 +368,6 @@ class Forecast:
             self.refuse()
 
     def refuse(self) -> None:
-        """Refuse what cannot fit."""
         if self.free is not None:
             faults = [fault for work in self.works if (fault := work.fault(self.devices, self.free))]
             if faults:

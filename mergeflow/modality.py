@@ -131,7 +131,6 @@ class Network:
 
     @torch.no_grad()
     def load(self, state: State) -> None:
-        """Copy weights into the existing parameters."""
         expected = self.state()
         if state.keys() != expected.keys() or any(state[name].shape != expected[name].shape for name in expected):
             check_fit("the state", state, expected)
@@ -178,7 +177,6 @@ class Base:
     report: Callable[[str, int, int], None]
 
     def head(self, task: str) -> Path:
-        """Return the file of a task's head."""
         return self.heads / f"{task}.safetensors"
 
 

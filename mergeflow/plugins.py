@@ -88,7 +88,6 @@ def load_file(path: Path) -> ModuleType:
 
 
 def load_part(package: str, part: str, what: str) -> ModuleType:
-    """Load one module of a package."""
     name = f"{package}.{part}"
     try:
         return import_module(name)
@@ -101,7 +100,6 @@ def load_part(package: str, part: str, what: str) -> ModuleType:
 
 
 def loaded_from(module: ModuleType) -> str:
-    """Return the file of a loaded module, for messages."""
     return str(module.__file__ or module.__name__)
 
 
@@ -135,8 +133,6 @@ def _broken(what: str, home: Path, error: BaseException) -> MergeflowError:
 
 @dataclass(frozen=True)
 class Place:
-    """A line of Python."""
-
     file: Path
     line: int
     function: str
@@ -265,7 +261,6 @@ class Shelf(Generic[T]):
         return {name: self.get(name) for name in self.names()}
 
     def get(self, name: str) -> T:
-        """Return one thing."""
         outside = self._outside()
         if isinstance(name, str) and name in outside:
             return outside[name][0]
@@ -274,7 +269,6 @@ class Shelf(Generic[T]):
         return self._own_things[name]
 
     def origin(self, name: str) -> Origin:
-        """Return where a thing comes from."""
         self.get(name)
         outside = self._outside()
         return outside[name][1] if name in outside else OWN
@@ -406,7 +400,6 @@ class Parts(Generic[P]):
         return sorted(self._places())
 
     def get(self, name: str) -> P:
-        """Return the part of one package."""
         places = self._places()
         if name not in places:
             raise unknown_name(self.kind, name, places)
@@ -422,7 +415,6 @@ class Parts(Generic[P]):
         return declared[0]
 
     def folders(self) -> dict[str, Path]:
-        """Return the folder of each package by its name."""
         return {
             name: place if isinstance(place, Path) else _folder(place, name, self.kind)
             for name, place in sorted(self._places().items())

@@ -15,7 +15,6 @@ Seed = Annotated[int, Field(ge=0, le=_LARGEST_SEED, strict=True)]
 
 
 def check_seed(seed: object) -> None:
-    """Check a seed that Python code gives."""
     if type(seed) is not int or not 0 <= seed <= _LARGEST_SEED:
         raise MergeflowError(f"seed must be a whole number from 0 to {_LARGEST_SEED}, found {seed!r:.60}.")
 
@@ -60,7 +59,6 @@ def validated(model: type[Record], values: Any, origin: str) -> Record:
 
 
 def refusal(origin: str, faults: Iterable[str]) -> MergeflowError:
-    """Return the error for all faults of one thing."""
     lines = [fault.removesuffix(".") for fault in faults]
     if len(lines) == 1:
         return MergeflowError(f"{origin}: {lines[0]}.")

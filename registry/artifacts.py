@@ -35,7 +35,6 @@ UNREADABLE = (MlflowException, OSError, ValueError, SafetensorError)
 
 
 def digests_of(folder: Path) -> str:
-    """Write the text of a version's tag: the digest of each part of its folder."""
     return json.dumps({part: digest(folder / part) for part in (MODEL, EVIDENCE)})
 
 
@@ -81,7 +80,6 @@ def check_part(version: ModelVersion, part: str, folder: Path) -> None:
 
 @contextmanager
 def reading(version: ModelVersion) -> Iterator[None]:
-    """Read a version's files inside the block."""
     try:
         yield
     except MergeflowError:
@@ -171,7 +169,6 @@ class ModelFiles:
 
     @property
     def served(self) -> Served:
-        """The model's inputs and outputs."""
         return SERVED.get(self.model["modality"])
 
 
@@ -225,7 +222,6 @@ def _schema(columns: Mapping[str, Kind]) -> Any:
 
 
 def save_pyfunc(folder: Path, files: ModelFiles, metadata: Mapping[str, str] | None = None) -> None:
-    """Write the MLflow model folder."""
     with TemporaryDirectory(dir=folder.parent, prefix=".model-") as scratch:
         inside = Path(scratch) / "model"
         _copy_weights(inside, files)

@@ -133,7 +133,6 @@ def _add_history(group: typer.Typer, opened: Opened) -> None:
 
 
 def _print_version(shown: dict[str, Any], console: Console) -> None:
-    """Print what `registry.versions.show` says of a version."""
     args = in_words((shown["recipe"] or {}).get("args") or {})
     names = "".join(f" @{alias}" for alias in shown["aliases"])
     made = f", {shown['method']}{f' ({args})' if args else ''}" if shown["method"] else ""

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -26,8 +25,9 @@ from mergeflow.checkpoints.fingerprint import short
 from mergeflow.data import digest_of_split, load_manifest
 from mergeflow.errors import MergeflowError
 from mergeflow.yaml_text import in_words
+from registry.artifacts import fetched
 from registry.logging import ChildRecord, DatasetRecord, PipelineRecord
-from registry.store import Store, mlflow
+from registry.store import Store
 from registry.versions import CHAMPION, chosen_version, describe, read_documents
 from tasks.project.recorded import digest_as_dvc, locked_stages
 from tasks.project.stage import StageIO
@@ -103,7 +103,7 @@ def _processor() -> str:
 _CODE = ("mergeflow", "tasks", "registry", "flows", "suites", "params.yaml", "dvc.yaml")
 
 
-def pipeline_record(io: StageIO, selection: dict[str, Any]) -> PipelineRecord:
+def pipeline_record(io: StageIO, selection: dict[str, Any], origin: Mapping[str, Any]) -> PipelineRecord:
     """Return the pipeline's run: parameters, test figures, data sets, DVC's hashes, figures and results."""
     test = read_json(io, layout.TEST)
     metrics = {f"test/{row['name']}/{key}": row[key] for row in test["rows"] for key in ("mean", "normalised")}
@@ -116,9 +116,9 @@ def pipeline_record(io: StageIO, selection: dict[str, Any]) -> PipelineRecord:
         fingerprint=hashlib.sha256(json.dumps([selection, test], sort_keys=True).encode()).hexdigest(),
         params={**params, "seed": io.section("seed"), "tasks": ",".join(selection["tasks"])},
         metrics=metrics,
-        tags={"git_commit": git_commit(io.root), "winner": selection["winner"]},
+        tags={"git_commit": origin["git_commit"], "winner": selection["winner"]},
         dvc=dvc_hashes(io.root),
-        datasets=tuple(_datasets(io, selection["tasks"])),
+        datasets=dataset_records(origin),
         artifacts={
             "figures": tuple(map(str, files)),
             "series": tuple(str(path) for path in sorted(io.dep(layout.SERIES).glob("*.json"))),
@@ -127,22 +127,19 @@ def pipeline_record(io: StageIO, selection: dict[str, Any]) -> PipelineRecord:
     )
 
 
-def _datasets(io: StageIO, tasks: list[str]) -> Iterator[DatasetRecord]:
-    for task in tasks:
-        splits = read_json(io, layout.manifest(task))["splits"]
-        for split, facts in splits.items():
-            yield DatasetRecord(
-                task=task,
-                split=split,
-                digest=split_digest(io, task, split),
-                path=layout.split(split, task),
-                counts={"examples": facts["count"]},
-            )
-
-
-def split_digest(io: StageIO, task: str, split: str) -> str:
-    """Compute one SHA-256 for the arrays of a split."""
-    return digest_of_split(load_manifest(io.dep(layout.manifest_folder(task)))["splits"][split])
+def dataset_records(origin: Mapping[str, Any]) -> tuple[DatasetRecord, ...]:
+    """Return the splits that a provenance document names."""
+    splits = [(task, *split) for task, expert in origin["experts"].items() for split in expert["splits"].items()]
+    return tuple(
+        DatasetRecord(
+            task=task,
+            split=split,
+            digest=facts["sha256"],
+            path=facts["path"],
+            counts={"examples": facts["examples"]},
+        )
+        for task, split, facts in splits
+    )
 
 
 def child_records(io: StageIO, selection: dict[str, Any]) -> Iterator[ChildRecord]:
@@ -224,7 +221,7 @@ PROVENANCE = "provenance"
 SECTIONS = ("model", "finetune", "seed")
 
 
-def describe_origin(io: StageIO, selection: Mapping[str, Any], runs: Mapping[str, str]) -> dict[str, Any]:
+def describe_origin(io: StageIO, selection: Mapping[str, Any]) -> dict[str, Any]:
     """Write the document of a merge that the stage `select` made.
 
     Returns:
@@ -241,7 +238,7 @@ def describe_origin(io: StageIO, selection: Mapping[str, Any], runs: Mapping[str
             "dvc": _proven(io, layout.BASE, hashes),
             "fingerprint": recipe["base_fingerprint"],
         },
-        "experts": {task: describe_expert(io, task, hashes, commit, runs.get(task)) for task in selection["tasks"]},
+        "experts": {task: describe_expert(io, task, hashes, commit) for task in selection["tasks"]},
         "params": {key: _plain(io.section(key)) for key in SECTIONS},
         "git_commit": commit,
         "accepted": accepted(io.root),
@@ -262,15 +259,15 @@ def _lookup(digests: Any, key: str) -> Any:
     return digests.get(name, {}).get(item) if item else digests.get(name)
 
 
-def describe_expert(io: StageIO, task: str, hashes: Mapping[str, str], commit: str, run: str | None) -> dict[str, Any]:
+def describe_expert(io: StageIO, task: str, hashes: Mapping[str, str], commit: str) -> dict[str, Any]:
     """Return one expert's part of the document: weights, settings, seed, run, machine, and data."""
     summary = read_json(io, layout.expert_training(task))
     manifest_path = layout.manifest_folder(task)
-    manifest = read_json(io, f"{manifest_path}/manifest.json")
+    manifest = load_manifest(io.dep(manifest_path))
     splits = {
         split: {
             "path": layout.split(split, task),
-            "sha256": split_digest(io, task, split),
+            "sha256": digest_of_split(facts),
             "examples": facts["count"],
             "dvc": _proven(io, layout.split(split, task), hashes),
         }
@@ -283,7 +280,7 @@ def describe_expert(io: StageIO, task: str, hashes: Mapping[str, str], commit: s
         "validation_accuracy": summary["validation_accuracy"],
         "settings": summary["settings"],
         "seed": io.section("seed"),
-        "run": run,
+        "run": None,
         "host": io.cost(f"finetune@{task}").get("host"),
         "git_commit": commit,
         "source": manifest.get("source"),
@@ -314,11 +311,6 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
 
 
-def examples_of(split: Mapping[str, Any]) -> int:
-    """Return how many examples a split of a provenance document has; versions of before count `images`."""
-    return int(split["examples"] if "examples" in split else split["images"])
-
-
 @dataclass(frozen=True)
 class Node:
     """One ancestor, with its own ancestors."""
@@ -343,7 +335,10 @@ def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, A
     recipe, origin = _documents(store, version, missing)
     ancestors = {**origin.get("experts", {}), **origin.get("unlearned", {})}
     experts = [_expert(store, task, facts, missing) for task, facts in sorted(ancestors.items())]
-    run = _find_run(store, described.run_id, missing)
+    run = None if described.run_id is None else _find_run(store, described.run_id)
+    if run is None:
+        unknown = "the run that made it: the version was registered without one"
+        missing.append(unknown if described.run_id is None else f"the run {described.run_id} that made it")
     return {
         "model": name,
         "version": described.version,
@@ -355,7 +350,11 @@ def lineage(store: Store, name: str, which: str | int = CHAMPION) -> dict[str, A
         "recipe": recipe or None,
         "base": origin.get("base"),
         "experts": experts,
-        "run": None if run is None else _describe_run(run),
+        "run": run
+        and {
+            "id": run.info.run_id,
+            "params": {key: value for key, value in run.data.params.items() if not key.startswith("dvc/")},
+        },
         "git_commit": origin.get("git_commit"),
         "accepted": origin.get("accepted", []),
         "environment": origin.get("environment"),
@@ -421,13 +420,13 @@ def _expert_node(expert: dict[str, Any]) -> Node:
     manifest = expert["manifest"]
     source = Node(_tracked(f"data {expert['source']}, manifest {_short(manifest['sha256'])}", manifest))
     for split in expert["data"]:
-        text = f"{split['split']}, {examples_of(split)} examples, sha256 {_short(split['sha256'])}"
+        text = f"{split['split']}, {split['examples']} examples, sha256 {_short(split['sha256'])}"
         source.children.append(Node(_tracked(text, split)))
     return Node(_tracked(", ".join(words), expert), [source])
 
 
 def _expert(store: Store, task: str, expert: dict[str, Any], missing: list[str]) -> dict[str, Any]:
-    if expert["run"] is not None and not _exists(store, expert["run"]):
+    if expert["run"] is not None and _find_run(store, expert["run"]) is None:
         missing.append(f"the run {expert['run']} of the expert '{task}'")
     data = [{"split": split, **facts} for split, facts in expert["splits"].items()]
     rest = {key: value for key, value in expert.items() if key != "splits"}
@@ -443,36 +442,21 @@ def _documents(store: Store, version: ModelVersion, missing: list[str]) -> tuple
 
 
 def _requirements(store: Store, source: str, missing: list[str]) -> list[str]:
-    with TemporaryDirectory(prefix="mergeflow-lineage-") as scratch, store.active():
-        try:
-            got = mlflow.artifacts.download_artifacts(f"{source}/requirements.txt", dst_path=scratch)
-            lines = Path(got).read_text().splitlines()
-        except (MlflowException, OSError):
-            missing.append(f"the version's file {source}/requirements.txt")
-            return []
+    try:
+        with fetched(store, source, "requirements.txt") as path:
+            lines = path.read_text().splitlines()
+    except (MlflowException, OSError):
+        missing.append(f"the version's file {source}/requirements.txt")
+        return []
     return [line for line in lines if line and not line.startswith("#")]
 
 
-def _find_run(store: Store, run_id: str | None, missing: list[str]) -> Run | None:
-    if run_id is None:
-        missing.append("the run that made it: the version was registered without one")
-        return None
-    if not _exists(store, run_id):
-        missing.append(f"the run {run_id} that made it")
-        return None
-    return store.client.get_run(run_id)
-
-
-def _exists(store: Store, run_id: str) -> bool:
+def _find_run(store: Store, run_id: str) -> Run | None:
     try:
-        return bool(store.client.get_run(run_id).info.lifecycle_stage == "active")
+        run = store.client.get_run(run_id)
     except MlflowException:
-        return False
-
-
-def _describe_run(run: Run) -> dict[str, Any]:
-    params = {key: value for key, value in run.data.params.items() if not key.startswith("dvc/")}
-    return {"id": run.info.run_id, "params": params}
+        return None
+    return run if run.info.lifecycle_stage == "active" else None
 
 
 def _environment_text(environment: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
@@ -17,7 +18,7 @@ from pydantic import BeforeValidator, Field
 
 from mergeflow.errors import MergeflowError
 from mergeflow.schema import Frozen
-from registry.store import Store
+from registry.store import Store, every_page
 
 Scalar = str | int | float | bool | None
 Point = tuple[str, int, float]  # of a curve: metric, step, value
@@ -210,16 +211,7 @@ def _dataset(record: DatasetRecord) -> DatasetInput:
 
 def search_runs(store: Store, tag: str, value: str) -> list[Run]:
     """Return the experiment's living runs that carry the tag with this value."""
-    runs: list[Run] = []
-    token: str | None = None
-    while True:
-        page = store.client.search_runs(
-            [store.experiment_id], f"tags.`{tag}` = '{value}'", max_results=1000, page_token=token
-        )
-        runs += page
-        token = page.token
-        if not token:
-            return runs
+    return every_page(partial(store.client.search_runs, [store.experiment_id], f"tags.`{tag}` = '{value}'"))
 
 
 def _discard(store: Store, run_id: str) -> None:
@@ -230,7 +222,6 @@ def _discard(store: Store, run_id: str) -> None:
 
 
 def _key(name: str) -> str:
-    """Return the name with the characters that MLflow refuses replaced."""
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 

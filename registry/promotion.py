@@ -42,13 +42,11 @@ from registry.versions import (
     REMOVED,
     TASKS,
     Event,
-    ModelSnapshot,
     RegisteredVersion,
     Snapshot,
     State,
     describe,
     find_model,
-    find_snapshot,
     resolve,
     same_model,
     serves,
@@ -65,8 +63,6 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Force:
-    """A promotion against the gates."""
-
     who: str
     why: str
 
@@ -111,17 +107,20 @@ class Candidate:
 def register(store: Store, name: str, candidate: Candidate) -> RegisteredVersion:
     """Register the model once per fingerprint and point `candidate` at it, unless it is champion."""
     check_model_name(name)
-    with store.lock(f"model {name}"):
-        model, state = _repaired(store, name, find_snapshot(store, name) or Snapshot({}, {}))
-        version, new = ensure_version(store, name, candidate, model.versions)
-        aliases, number = dict(model.aliases), str(version.version)
-        if number != state.champion:
+
+    def attempt(change: _Change) -> RegisteredVersion:
+        change = change.mended()
+        version, new = _ensure_version(store, name, candidate, change.model.versions)
+        aliases, number = dict(change.model.aliases), str(version.version)
+        if number != change.state.champion:
             store.client.set_registered_model_alias(name, CANDIDATE, number)
             aliases[CANDIDATE] = number
         return describe(version, aliases, new=new)
 
+    return _locked(store, name, attempt, missing_ok=True)
 
-def ensure_version(
+
+def _ensure_version(
     store: Store, name: str, candidate: Candidate, versions: Mapping[str, ModelVersion]
 ) -> tuple[ModelVersion, bool]:
     """Find MLflow's version with the candidate's weights and tasks, or make it; the second value says which.
@@ -170,7 +169,7 @@ def _finished_upload(
 
 
 def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
-    with scratch_folder(store, name) as scratch:
+    with _scratch_folder(store, name) as scratch:
         folder = scratch / "model"
         save_pyfunc(folder, candidate.files, {"fingerprint": candidate.fingerprint})
         check_pyfunc(folder, candidate.files.served)
@@ -192,7 +191,7 @@ def _upload(store: Store, name: str, candidate: Candidate) -> LoggedModel:
 
 
 @contextmanager
-def scratch_folder(store: Store, name: str) -> Iterator[Path]:
+def _scratch_folder(store: Store, name: str) -> Iterator[Path]:
     """Open an empty folder on the project's disk; files of a killed holder of the lock are removed first."""
     folder = store.scratch / name
     try:
@@ -224,7 +223,7 @@ def promote(
     settings: GateSettings,
     *,
     evidence: Evidence | None = None,
-    reevaluate: Callable[[str], Evidence] | None = None,
+    reevaluate: Callable[[ModelVersion], Evidence] | None = None,
     force: Force | None = None,
     only_ask: bool = False,
     who: str | None = None,
@@ -236,8 +235,8 @@ def promote(
         evidence: the version's present evidence; None: the evidence registered with it. Weights that a run finds again
             are the version that was registered first, which may have been evaluated on other examples. The bounds of a
             version made to forget a task stay those it was registered with.
-        reevaluate: version number to its evidence on the present validation split; called for the champion when its
-            registered evidence is of other examples.
+        reevaluate: version to its evidence on the present validation split; called for the champion when its registered
+            evidence is of other examples.
         only_ask: log the gates' decision and leave the champion as it is.
         why: kept with the event, before the gates' reasons.
 
@@ -246,17 +245,14 @@ def promote(
     """
     number = str(version)
 
-    def attempt(check: Check) -> Promotion:
-        model, state = _repaired(store, name)
-        versions = model.versions
+    def attempt(change: _Change) -> Promotion:
+        change = change.mended()
+        versions, state = change.model.versions, change.state
         if number not in versions:
             raise unknown_name(f"version of '{name}'", number, versions)
         if state.champion == number:
             return Promotion(number, number, None, changed=False)
-        registered = read_evidence(
-            store, versions[number]
-        )  # its files must be there, and be those that were registered
-        check_model(store, versions[number])
+        registered = _checked_evidence(store, versions[number])
         judged = registered if evidence is None else _bounded(evidence, registered)
         champion, unreadable = None, ""
         if state.champion is not None:
@@ -264,7 +260,7 @@ def promote(
                 champion = _champion_evidence(store, versions[state.champion], judged, reevaluate)
             except MergeflowError as error:
                 unreadable = _unreadable(name, number, state.champion, error)
-        out = any(withdrawn(model.events, twin) for twin in _twins(versions, number))
+        out = any(withdrawn(change.model.events, twin) for twin in _twins(versions, number))
         removed = json.loads(versions[number].tags.get(REMOVED, "[]"))
         decision = decide(judged, champion, settings, withdrawn=out, removed_tasks=removed, unreadable=unreadable)
         _log_decision(store, versions[number], state, decision, force, judged)
@@ -273,7 +269,7 @@ def promote(
         past = (*state.line, state.champion) if state.champion is not None else ()
         by_the_gates = ("promote", who or _me(), "; ".join(filter(None, [why, *decision.reasons])))
         action, by, reason = by_the_gates if force is None else ("force", force.who, force.why)
-        _commit(store, model, name, state, _event(state, action, number, past, by, reason), check)
+        change.commit(change.event(action, number, past, by, reason))
         return Promotion(number, number, decision, changed=True)
 
     return _locked(store, name, attempt)
@@ -286,21 +282,18 @@ def rollback(store: Store, name: str, *, who: str | None = None, why: str = "") 
     the champion or its alias was deleted, the last existing champion is restored, and nothing else changes.
     """
 
-    def attempt(check: Check) -> RegisteredVersion:
-        model = snapshot(store, name)
-        state = resolve(model)
+    def attempt(change: _Change) -> RegisteredVersion:
+        model, state = change.model, change.state
         if model.aliases.get(CHAMPION) not in model.versions and state.champion is not None:
             target, line = state.champion, state.line
             before: str | None = model.events[model.last].version
         else:
-            model, state = _repaired(store, name, model)
-            (target, line), before = _step_back(name, state), state.champion
-        read_evidence(store, model.versions[target])  # its files must be there, and be those that were registered
-        check_model(store, model.versions[target])
+            change = change.mended()
+            (target, line), before = _step_back(name, change.state), change.state.champion
+        _checked_evidence(store, model.versions[target])
         if target != before:
-            event = _event(state, "rollback", target, line, who or _me(), why)
-            _commit(store, model, name, state, replace(event, before=before), check)
-        model, _ = _repaired(store, name, snapshot(store, name, model.versions))
+            change.commit(replace(change.event("rollback", target, line, who or _me(), why), before=before))
+        model = change.read_again().mended().model
         return describe(model.versions[target], model.aliases)
 
     return _locked(store, name, attempt)
@@ -318,8 +311,14 @@ def _step_back(name: str, state: State) -> tuple[str, tuple[str, ...]]:
 
 def repair(store: Store, name: str) -> State:
     """Finish or undo an interrupted change, record changes made by hand, and return the champion."""
-    with store.lock(f"model {name}"):
-        return _repaired(store, name, find_snapshot(store, name) or Snapshot({}, {}))[1]
+    return _locked(store, name, lambda change: change.mended().state, missing_ok=True)
+
+
+def _checked_evidence(store: Store, version: ModelVersion) -> Evidence:
+    """Read a version's evidence; all of its files must be there, and be those that were registered."""
+    evidence = read_evidence(store, version)
+    check_model(store, version)
+    return evidence
 
 
 def _bounded(evidence: Evidence, stored: Evidence) -> Evidence:
@@ -333,12 +332,10 @@ def _bounded(evidence: Evidence, stored: Evidence) -> Evidence:
 
 
 def _champion_evidence(
-    store: Store, champion: ModelVersion, candidate: Evidence, reevaluate: Callable[[str], Evidence] | None
+    store: Store, champion: ModelVersion, candidate: Evidence, reevaluate: Callable[[ModelVersion], Evidence] | None
 ) -> Evidence:
     registered = read_evidence(store, champion)
-    if reevaluate is None or comparable(candidate, registered):
-        return registered
-    return reevaluate(str(champion.version))
+    return registered if reevaluate is None or comparable(candidate, registered) else reevaluate(champion)
 
 
 def _unreadable(name: str, number: str, champion: str, error: MergeflowError) -> str:
@@ -359,88 +356,98 @@ def _twins(versions: Mapping[str, ModelVersion], number: str) -> list[str]:
     return same or [number]
 
 
-def _locked(store: Store, name: str, attempt: Callable[[Check], _T]) -> _T:
+@dataclass(frozen=True)
+class _Change:
+    """A change of a registered model under its lock, which goes by one snapshot of the registry."""
+
+    store: Store
+    name: str
+    check: Check
+    model: Snapshot
+
+    @property
+    def state(self) -> State:
+        return resolve(self.model)
+
+    def read_again(self) -> "_Change":
+        """Read aliases and events again; the versions stay as they are under the lock."""
+        return replace(self, model=snapshot(self.store, self.name, self.model.versions))
+
+    def event(self, action: str, version: str, line: tuple[str, ...], who: str, why: str) -> Event:
+        state, short, key = self.state, line[-_LONGEST_LINE:], uuid4().hex[:8]
+        return Event(state.sequence + 1, action, version, state.champion, short, who, why, _now(), key)
+
+    def commit(self, event: Event) -> None:
+        """Write the event and move the alias, if nobody else can have written since the snapshot.
+
+        Raises:
+            LockLost: somebody can have; nothing counts as changed.
+        """
+        client = self.store.client
+        self._check_unchanged()
+        client.set_registered_model_tag(self.name, event.key, event.to_json())  # the intent
+        try:
+            self._check_unchanged()
+        except LockLost:
+            client.delete_registered_model_tag(self.name, event.key)
+            raise
+        client.set_registered_model_alias(self.name, CHAMPION, event.version)  # the commit
+        with suppress(MlflowException):  # a server that went away now: whoever changes something next derives the rest
+            self.read_again()._mend()
+
+    def _check_unchanged(self) -> None:
+        self.check()
+        if self.read_again().state != self.state:
+            raise LockLost(f"the champion of '{self.name}' was changed by another process meanwhile: try again.")
+
+    def mended(self) -> "_Change":
+        """Bring the registry in line with the state that counts, whatever change was interrupted or made by hand."""
+        return self.read_again() if self._mend() else self
+
+    def _mend(self) -> bool:
+        writes = list(self._mending())
+        for write in writes:
+            write()
+        return bool(writes)
+
+    def _mending(self) -> Iterator[Callable[[], object]]:
+        """Yield the writes that bring events, aliases and the `last` tag in line with the state."""
+        client, name, model, state = self.store.client, self.name, self.model, self.state
+        aliases = model.aliases
+        uncommitted = [event.key for number, event in model.events.items() if number > state.sequence]
+        for key in (*uncommitted, *model.losers):
+            yield partial(client.delete_registered_model_tag, name, key)
+        if state.champion is None:
+            return
+        last = model.events.get(state.sequence)
+        if state.outside:
+            before = model.events[model.last].version if model.last in model.events else None
+            why = "the alias was moved outside mergeflow"
+            last = replace(self.event("outside", state.champion, state.line, _me(), why), before=before)
+            yield partial(client.set_registered_model_tag, name, last.key, last.to_json())
+        if aliases.get(CHAMPION) != state.champion:
+            yield partial(client.set_registered_model_alias, name, CHAMPION, state.champion)
+        if last is not None and model.last != last.sequence:
+            yield partial(client.set_registered_model_tag, name, LAST, last.last)
+        previous = state.line[-1] if state.line else None
+        if previous is None and PREVIOUS in aliases:
+            yield partial(client.delete_registered_model_alias, name, PREVIOUS)
+        elif previous is not None and aliases.get(PREVIOUS) != previous:
+            yield partial(client.set_registered_model_alias, name, PREVIOUS, previous)
+        if aliases.get(CANDIDATE) == state.champion:
+            yield partial(client.delete_registered_model_alias, name, CANDIDATE)
+
+
+def _locked(store: Store, name: str, attempt: Callable[[_Change], _T], *, missing_ok: bool = False) -> _T:
     """Run an attempt under the model's lock; one that loses the lock before its commit starts over."""
     for left in reversed(range(_ATTEMPTS)):
         try:
             with store.lock(f"model {name}") as check:
-                return attempt(check)
+                return attempt(_Change(store, name, check, snapshot(store, name, missing_ok=missing_ok)))
         except LockLost:
             if not left:
                 raise
     raise AssertionError
-
-
-def _commit(store: Store, model: ModelSnapshot, name: str, state: State, event: Event, check: Check) -> None:
-    """Write the event and move the alias, if nobody else can have written since the model was read.
-
-    Raises:
-        LockLost: somebody can have; nothing counts as changed.
-    """
-    _check_unchanged(store, model, name, state, check)
-    store.client.set_registered_model_tag(name, event.key, event.to_json())  # the intent
-    try:
-        _check_unchanged(store, model, name, state, check)
-    except LockLost:
-        store.client.delete_registered_model_tag(name, event.key)
-        raise
-    store.client.set_registered_model_alias(name, CHAMPION, event.version)  # the commit
-    with suppress(MlflowException):  # a server that went away now: whoever changes something next derives the rest
-        _mend(store, name, snapshot(store, name, model.versions))
-
-
-def _check_unchanged(store: Store, model: ModelSnapshot, name: str, state: State, check: Check) -> None:
-    check()
-    if resolve(snapshot(store, name, model.versions)) != state:
-        raise LockLost(f"the champion of '{name}' was changed by another process meanwhile: try again.")
-
-
-def _event(state: State, action: str, version: str, line: tuple[str, ...], who: str, why: str) -> Event:
-    short, key = line[-_LONGEST_LINE:], uuid4().hex[:8]
-    return Event(state.sequence + 1, action, version, state.champion, short, who, why, _now(), key)
-
-
-def _repaired(store: Store, name: str, model: ModelSnapshot | None = None) -> tuple[ModelSnapshot, State]:
-    """Mend what an interrupted change left; return what then holds."""
-    model = model or snapshot(store, name)
-    if _mend(store, name, model):
-        model = snapshot(store, name, model.versions)
-    return model, resolve(model)
-
-
-def _mend(store: Store, name: str, model: ModelSnapshot) -> bool:
-    """Bring the registry in line with the state that counts; return whether anything was written."""
-    writes = list(_mending(store, name, model, resolve(model)))
-    for write in writes:
-        write()
-    return bool(writes)
-
-
-def _mending(store: Store, name: str, model: ModelSnapshot, state: State) -> Iterator[Callable[[], object]]:
-    """Yield the writes that bring events, aliases and the `last` tag in line with the state."""
-    client, aliases = store.client, model.aliases
-    uncommitted = [event.key for number, event in model.events.items() if number > state.sequence]
-    for key in (*uncommitted, *model.losers):
-        yield partial(client.delete_registered_model_tag, name, key)
-    if state.champion is None:
-        return
-    last = model.events.get(state.sequence)
-    if state.outside:
-        before = model.events[model.last].version if model.last in model.events else None
-        why = "the alias was moved outside mergeflow"
-        last = replace(_event(state, "outside", state.champion, state.line, _me(), why), before=before)
-        yield partial(client.set_registered_model_tag, name, last.key, last.to_json())
-    if aliases.get(CHAMPION) != state.champion:
-        yield partial(client.set_registered_model_alias, name, CHAMPION, state.champion)
-    if last is not None and model.last != last.sequence:
-        yield partial(client.set_registered_model_tag, name, LAST, last.last)
-    previous = state.line[-1] if state.line else None
-    if previous is None and PREVIOUS in aliases:
-        yield partial(client.delete_registered_model_alias, name, PREVIOUS)
-    elif previous is not None and aliases.get(PREVIOUS) != previous:
-        yield partial(client.set_registered_model_alias, name, PREVIOUS, previous)
-    if aliases.get(CANDIDATE) == state.champion:
-        yield partial(client.delete_registered_model_alias, name, CANDIDATE)
 
 
 def _log_decision(
@@ -452,7 +459,7 @@ def _log_decision(
     document = {"model": name, "version": number, "against": against, "at": _now(), **asdict(decision)}
     document |= {"reasons": decision.reasons, "force": asdict(force) if force else None}
     document["judged_by"] = {"accuracy": dict(evidence.accuracy), "digests": dict(evidence.digests)}
-    with scratch_folder(store, name) as scratch:
+    with _scratch_folder(store, name) as scratch:
         path = scratch / f"{name}-v{number}-against-v{against}.json"
         path.write_text(json.dumps(document, indent=2, sort_keys=True))
         if version.run_id:

@@ -42,7 +42,6 @@ class MergedModel(PythonModel):
 
     @arithmetic()
     def answer(self, rows: pd.DataFrame) -> dict[str, list[Any]]:
-        """Return the answer's columns."""
         columns = {str(name): rows[name].tolist() for name in rows}
         return SERVED.get(self.loaded.modality.name).answer(self.loaded, columns)
 

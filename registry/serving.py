@@ -37,8 +37,6 @@ _PATHS = (*_PROBES, "/invocations", "/metrics")
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one request."""
-
     body: int = 32 * 2**20
     rows: int = 1024
 
@@ -126,7 +124,6 @@ def _print_access(request: Request, status: int, seconds: float) -> None:
 
 
 async def _body(request: Request, limits: Limits) -> bytes:
-    """Read a request's body, no more of it than the limit."""
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -161,7 +158,6 @@ def answer(model: Any, body: bytes, content_type: str, limits: Limits) -> str:
 
 
 def _rows(model: Any, body: bytes, content_type: str, limits: Limits) -> Any:
-    """Return a request's body as the model takes it."""
     kind, *options = (part.strip().lower().replace('"', "") for part in content_type.split(";"))
     if kind not in ("application/json", "text/csv") or set(options) - {"", "charset=utf-8", "charset=utf8"}:
         raise Refused(415, "the content type is not one that is read: send application/json, or text/csv, in UTF-8.")

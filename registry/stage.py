@@ -10,39 +10,39 @@ from typing import Any
 
 import numpy as np
 import torch
+from mlflow.entities.model_registry import ModelVersion
 
 from mergeflow import layout
 from mergeflow.analysis.provable.criteria import Criterion
 from mergeflow.checkpoints import matches, open_checkpoint
 from mergeflow.checkpoints.fingerprint import short
-from mergeflow.data import load_manifest
+from mergeflow.data import digest_of_split, load_manifest
 from mergeflow.documents import Registration, write_document
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import example_scores
 from mergeflow.evaluation.accuracy import read_scores
-from mergeflow.merging import make_recipe, merge
+from mergeflow.merging import Merged, make_recipe, merge
 from mergeflow.modalities.serving import read_model
 from mergeflow.training.arithmetic import arithmetic
-from mergeflow.training.settings import Precision
 from registry.artifacts import ModelFiles, read_evidence
 from registry.gates import Decision, Evidence
 from registry.lineage import (
     PROVENANCE,
     child_records,
+    dataset_records,
     describe_origin,
-    examples_of,
     expert_record,
     lineage,
     method_record,
     pipeline_record,
     read_json,
-    split_digest,
 )
-from registry.logging import ChildRecord, DatasetRecord, PipelineRecord, log_pipeline
+from registry.logging import ChildRecord, PipelineRecord, log_pipeline
 from registry.promotion import Candidate, Promotion, promote, register
 from registry.store import Store, connect
 from registry.versions import METHOD, REMOVED, RegisteredVersion, download_model, find_stored
 from tasks.models import expert_head_path
+from tasks.project.parameters import EvaluationSection
 from tasks.project.stage import StageIO
 
 PASSING = ("run", "id", "created", "host", "git_commit")  # in MLflow; `registry lineage` prints them
@@ -50,13 +50,10 @@ PASSING = ("run", "id", "created", "host", "git_commit")  # in MLflow; `registry
 
 def run(io: StageIO) -> None:
     """Write `outputs/registration.json`: the version, its aliases, its lineage and the gates' decision."""
-    model = io.section("registry").model
-    selection = json.loads(io.dep(layout.SELECTION).read_text())
-    store = connect(project_root=io.root)
-    logged = log_pipeline(store, pipeline_record(io, selection), list(child_records(io, selection)))
-    runs = {name: run_id for (kind, name), run_id in logged.children.items() if kind == "expert"}
-    origin = describe_origin(io, selection, runs)
-    version, promotion = register_merge(store, model, io, selection, origin, logged.run_id)
+    model, selection = io.section("registry").model, read_json(io, layout.SELECTION)
+    store, origin = connect(project_root=io.root), describe_origin(io, selection)
+    records = pipeline_record(io, selection, origin), list(child_records(io, selection))
+    version, promotion = _register(store, model, io, selection, origin, records)
     tree = lineage(store, model, version.version)
     registration: Registration = {
         "model": model,
@@ -83,24 +80,7 @@ def _lasting(tree: Any) -> Any:
     return [_lasting(value) for value in tree] if isinstance(tree, list) else tree
 
 
-@dataclass(frozen=True)
-class Replay:
-    """The outcome of a merge made again.
-
-    Attributes:
-        path: the new file.
-        fingerprint: of the new weights.
-        other_inputs: inputs ("base" or a task) whose fingerprint is not the recorded one, sorted.
-        seconds: wall time of the merge.
-    """
-
-    path: Path
-    fingerprint: str
-    other_inputs: tuple[str, ...]
-    seconds: float
-
-
-def replay(recipe: Mapping[str, Any], root: Path, out: Path) -> Replay:
+def replay(recipe: Mapping[str, Any], root: Path, out: Path) -> tuple[Merged, tuple[str, ...]]:
     """Merge by a recorded recipe, piece by piece, from inputs below `root`.
 
     The engine differs from that of the stage `select` (streaming against in memory), so equal bytes say more than that
@@ -110,14 +90,16 @@ def replay(recipe: Mapping[str, Any], root: Path, out: Path) -> Replay:
         recipe: `method`, `args`, `weights` where they are not all 1, `code` of methods from outside the package, `base`
             and `experts` (paths below `root`), `fingerprints` of the experts and `base_fingerprint`, as the stage
             `select` records them.
+
+    Returns:
+        The merge, and the inputs ("base" or a task) whose fingerprint is not the recorded one, sorted.
     """
     experts = {task: str(root / path) for task, path in recipe["experts"].items()}
     same = {key: recipe[key] for key in ("method", "args", "weights", "code") if key in recipe}
     again = make_recipe({**same, "base": str(root / recipe["base"]), "experts": experts}, "the version's recipe")
     recorded = {**recipe["fingerprints"], "base": recipe["base_fingerprint"]}
     made = merge(again, out)
-    other = sorted(name for name, fingerprint in made.inputs.items() if recorded[name] != fingerprint)
-    return Replay(made.path, made.fingerprint, tuple(other), made.seconds)
+    return made, tuple(sorted(name for name, fingerprint in made.inputs.items() if recorded[name] != fingerprint))
 
 
 def make_candidate(
@@ -133,7 +115,7 @@ def make_candidate(
     winner = selection["methods"][selection["winner"]]
     with open_checkpoint(io.dep(layout.BASE_MODEL)) as base:
         record = base.metadata
-    weights = io.dep(layout.merge(selection["winner"]))
+    weights, scores = io.dep(layout.merge(selection["winner"])), read_scores(io.dep(layout.WINNER_SCORES))
     _check_weights(weights, winner["fingerprint"])
     return Candidate(
         files=ModelFiles(
@@ -146,7 +128,14 @@ def make_candidate(
             transforms={task: manifest["transforms"] for task, manifest in manifests.items()},
             documents={"recipe": winner["recipe"], PROVENANCE: dict(origin)},
         ),
-        evidence=_evidence(io, selection, _replays(io, winner)),
+        evidence=Evidence(
+            accuracy=winner["validation"]["accuracy"],
+            expert_accuracy=selection["individual"],
+            scores={task: scores[task].astype(np.float32) for task in tasks},
+            digests={task: digest_of_split(manifests[task]["splits"]["validation"]) for task in tasks},
+            reproducible=_replays(io, winner),
+            criteria=[Criterion(**criterion) for criterion in winner.get("criteria", ())],
+        ),
         fingerprint=winner["fingerprint"],
         metrics={f"validation/{key}": winner["validation"][key] for key in ("mean", "normalised")},
         run_id=run_id,
@@ -167,34 +156,19 @@ def _check_weights(path: Path, chosen: str) -> None:
 def _replays(io: StageIO, winner: Mapping[str, Any]) -> bool:
     """Say whether the recipe, replayed from the files at hand, makes the weights that are to be registered."""
     io.scratch.mkdir(parents=True, exist_ok=True)
-    made = replay(winner["recipe"], io.root, io.scratch / "replayed.safetensors")
+    made, other_inputs = replay(winner["recipe"], io.root, io.scratch / "replayed.safetensors")
     made.path.unlink()
-    return made.fingerprint == winner["fingerprint"] and not made.other_inputs
-
-
-def _evidence(io: StageIO, selection: Mapping[str, Any], reproducible: bool) -> Evidence:
-    scores = read_scores(io.dep(layout.WINNER_SCORES))
-    return Evidence(
-        accuracy=selection["methods"][selection["winner"]]["validation"]["accuracy"],
-        expert_accuracy=selection["individual"],
-        scores={task: scores[task].astype(np.float32) for task in selection["tasks"]},
-        digests={task: split_digest(io, task, "validation") for task in selection["tasks"]},
-        reproducible=reproducible,
-        criteria=[
-            Criterion(**criterion) for criterion in selection["methods"][selection["winner"]].get("criteria", ())
-        ],
-    )
+    return made.fingerprint == winner["fingerprint"] and not other_inputs
 
 
 @arithmetic()
 def evaluate_version(
     store: Store,
-    name: str,
-    which: str | int,
+    version: ModelVersion,
     splits: Mapping[str, Path],
     candidate: Evidence,
+    judging: EvaluationSection,
     device: str | torch.device = "cpu",
-    precision: Precision = "float32",
 ) -> Evidence:
     """Evaluate a version on prepared validation splits, to compare it with a candidate.
 
@@ -203,9 +177,9 @@ def evaluate_version(
 
     Args:
         candidate: gives the experts' accuracies and the splits' digests of today.
+        judging: as the candidate was scored.
     """
     device = torch.device(device)
-    version = find_stored(store, name, which)
     registered = read_evidence(store, version)
     others = sorted(set(registered.accuracy) - set(candidate.accuracy))
     with TemporaryDirectory(prefix="mergeflow-version-") as scratch:
@@ -218,12 +192,12 @@ def evaluate_version(
         decoding = {key: manifest["decoding"].get(key) for key in loaded.decoding}
         if decoding != loaded.decoding:
             raise MergeflowError(
-                f"version {which} of '{name}' takes examples of {_in_words(loaded.decoding)}, task '{task}' is "
-                f"prepared with {_in_words(decoding)}: they cannot be compared. Register under another name, or "
-                "force it."
+                f"version {version.version} of '{version.name}' takes examples of {_in_words(loaded.decoding)}, "
+                f"task '{task}' is prepared with {_in_words(decoding)}: they cannot be compared. Register under "
+                "another name, or force it."
             )
         examples = loaded.modality.open(task, splits[task], "validation", head and head.to(device), device)
-        scores[task] = example_scores(loaded.model, examples, 256, precision)
+        scores[task] = example_scores(loaded.model, examples, judging.batch_size, judging.precision)
     return Evidence(
         accuracy={task: registered.accuracy[task] for task in others}
         | {task: float(hits.mean(dtype=np.float64)) for task, hits in scores.items()},
@@ -234,35 +208,39 @@ def evaluate_version(
     )
 
 
-def register_merge(
+def _register(
     store: Store,
     name: str,
     io: StageIO,
     selection: Mapping[str, Any],
-    origin: Mapping[str, Any],
-    run_id: str | None,
+    origin: dict[str, Any],
+    records: tuple[PipelineRecord, list[ChildRecord]],
     tags: Mapping[str, str] | None = None,
     *,
     only_ask: bool = False,
 ) -> tuple[RegisteredVersion, Promotion]:
-    """Register the chosen merge as candidate and ask the gates, for which the champion is evaluated where it has to be.
+    """Log the run, register the chosen merge as candidate and ask the gates.
+
+    The champion is evaluated where it has to be.
 
     Args:
+        origin: the provenance document; the experts' runs are filled in.
         only_ask: log the gates' answer and leave the champion as it is.
     """
-    candidate = make_candidate(io, selection, origin, run_id, tags)
+    logged = log_pipeline(store, *records)
+    for (kind, task), run_id in logged.children.items():
+        if kind == "expert":
+            origin["experts"][task]["run"] = run_id
+    candidate = make_candidate(io, selection, origin, logged.run_id, tags)
     version = register(store, name, candidate)
     splits = {task: io.dep(layout.split("validation", task)) for task in selection["tasks"]}
-    judged_in = io.params.evaluation.precision  # the candidate's scores, which are an input, were made with it
     promotion = promote(
         store,
         name,
         version.version,
         io.section("registry"),
         evidence=candidate.evidence,
-        reevaluate=lambda number: evaluate_version(
-            store, name, number, splits, candidate.evidence, precision=judged_in
-        ),
+        reevaluate=lambda champion: evaluate_version(store, champion, splits, candidate.evidence, io.params.evaluation),
         only_ask=only_ask,
     )
     return version, promotion
@@ -299,17 +277,14 @@ def register_rebuilt(
 
     Args:
         io: the register stage's view of the scratch project in which the merge was made.
-        origin: the provenance document, with `kind` and `parent`; the run of a newly trained expert is filled in.
+        origin: the provenance document, with `kind` and `parent`.
     """
-    selection = read_json(io, layout.SELECTION)
-    logged = log_pipeline(store, _record(origin, selection), list(_children(io, selection, trained)))
-    if trained is not None:
-        origin["experts"][trained]["run"] = logged.children["expert", trained]
-    parent = origin["parent"]
+    selection, parent = read_json(io, layout.SELECTION), origin["parent"]
+    records = _record(origin, selection), list(_children(io, selection, trained))
     removed = {*json.loads(find_stored(store, parent["model"], parent["version"]).tags.get(REMOVED, "[]"))}
     removed = (removed | {parent["task"]}) - set(selection["tasks"])  # an added one is there again
     tags = {REMOVED: json.dumps(sorted(removed))} if removed else {}
-    version, judged = register_merge(store, name, io, selection, origin, logged.run_id, tags, only_ask=not promote_it)
+    version, judged = _register(store, name, io, selection, origin, records, tags, only_ask=not promote_it)
     winner = selection["methods"][selection["winner"]]
     return Rebuilt(
         model=name,
@@ -343,20 +318,8 @@ def _record(origin: Mapping[str, Any], selection: Mapping[str, Any]) -> Pipeline
         },
         tags={"git_commit": origin["git_commit"], "winner": selection["winner"]},
         dvc={file["path"]: file["dvc"] for file in tracked if file["dvc"]},
-        datasets=tuple(_datasets(origin)),
+        datasets=dataset_records(origin),
     )
-
-
-def _datasets(origin: Mapping[str, Any]) -> Iterator[DatasetRecord]:
-    for task, expert in origin["experts"].items():
-        for split, facts in expert["splits"].items():
-            yield DatasetRecord(
-                task=task,
-                split=split,
-                digest=facts["sha256"],
-                path=facts["path"],
-                counts={"examples": examples_of(facts)},
-            )
 
 
 def _children(io: StageIO, selection: Mapping[str, Any], trained: str | None) -> Iterator[ChildRecord]:

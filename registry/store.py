@@ -91,7 +91,6 @@ AND (classid::bigint << 32 | objid::bigint) = CAST(:key AS bigint)
 
 
 def _acquired(engine: sqlalchemy.Engine, key: int, name: str, timeout: float) -> sqlalchemy.Connection:
-    """Return the connection that holds the lock."""
     wait = files.Wait(f"the registry's lock '{name}'")
     try:
         connection = engine.connect()
@@ -271,6 +270,17 @@ def connect(
         raise _cannot_open(uri, error) from error
     lock = os.environ.get("MERGEFLOW_LOCK_URI") or lock_uri or (uri if uri.startswith("postgresql") else None)
     return Store(uri, client, experiment_id, folder, lock_folder, lock, _scratch(root, lock_folder))
+
+
+def every_page(search: Callable[..., Any]) -> list[Any]:
+    entries: list[Any] = []
+    token: str | None = None
+    while True:
+        page = search(max_results=1000, page_token=token)
+        entries += page
+        token = page.token
+        if not token:
+            return entries
 
 
 def _lock_folder(uri: str) -> Path:

@@ -11,14 +11,14 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 from mlflow.exceptions import MlflowException
 
-from mergeflow import layout
-from mergeflow.documents import read_registration
+from mergeflow import documents, layout
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.modalities.served import WEIGHTS
 from registry.artifacts import (
@@ -33,7 +33,7 @@ from registry.artifacts import (
     reading,
 )
 from registry.logging import FINGERPRINT
-from registry.store import Store, connect, mlflow
+from registry.store import Store, connect, every_page, mlflow
 
 CANDIDATE, CHAMPION, PREVIOUS = "candidate", "champion", "previous"
 METRICS, DECISION, LOGGED_MODEL = "mergeflow.metrics", "mergeflow.decision", "mergeflow.logged_model"
@@ -81,26 +81,22 @@ class Event:
         return f"-{self.id}" if self.id else ""
 
     def to_json(self) -> str:
-        """Return the tag's text."""
         return json.dumps(asdict(self), sort_keys=True)
 
 
-Versions = TypeVar("Versions", bound=Collection[str])
-
-
 @dataclass(frozen=True)
-class Snapshot(Generic[Versions]):
+class Snapshot:
     """The registry's entries of one model at one moment.
 
     Args:
-        versions: the numbers of the versions that exist, or a mapping of them.
+        versions: MLflow's versions by number, oldest first.
         events: number to event, committed or not.
         last: number of the last event known to be committed; 0: none yet.
         losers: names of the tags of further events, of writers that had lost their lock.
     """
 
     aliases: Mapping[str, str]
-    versions: Versions
+    versions: Mapping[str, ModelVersion]
     events: Mapping[int, Event] = field(default_factory=dict)
     last: int = 0
     losers: tuple[str, ...] = ()
@@ -122,7 +118,9 @@ class State:
     outside: bool = False
 
 
-def read_snapshot(aliases: Mapping[str, str], versions: Versions, tags: Mapping[str, str]) -> Snapshot[Versions]:
+def read_snapshot(
+    aliases: Mapping[str, str], versions: Mapping[str, ModelVersion], tags: Mapping[str, str]
+) -> Snapshot:
     """Read a registered model's aliases, versions and tags.
 
     Of several events of one number that one counts which the last tag names, or which has moved the alias.
@@ -136,7 +134,7 @@ def read_snapshot(aliases: Mapping[str, str], versions: Versions, tags: Mapping[
     return Snapshot(aliases, versions, counting, int(last.partition("-")[0]), losers)
 
 
-def resolve(snapshot: Snapshot[Any]) -> State:
+def resolve(snapshot: Snapshot) -> State:
     """Compute the valid state, whatever change was interrupted or made by hand.
 
     1. The alias is where the last event put it: that is the state.
@@ -145,7 +143,7 @@ def resolve(snapshot: Snapshot[Any]) -> State:
     4. It is gone: the last champion counts again, or the nearest of its line that still exists.
 
     Example:
-        >>> resolve(Snapshot({"champion": "1"}, {"1"}))
+        >>> resolve(Snapshot({"champion": "1"}, {"1": ...}))
         State(champion='1', line=(), sequence=0, outside=True)
     """
     alias = snapshot.aliases.get("champion")
@@ -176,17 +174,13 @@ def withdrawn(events: Mapping[int, Event], version: str) -> bool:
     return answer
 
 
-def _line(past: tuple[str, ...], champion: str | None, snapshot: Snapshot[Any]) -> tuple[str, ...]:
+def _line(past: tuple[str, ...], champion: str | None, snapshot: Snapshot) -> tuple[str, ...]:
     """Return the past without versions that no longer exist, so that each step back is to another version."""
     line: list[str] = []
     for version in past:
         if version in snapshot.versions and (not line or line[-1] != version):
             line.append(version)
     return tuple(line[:-1] if line and line[-1] == champion else line)
-
-
-ModelSnapshot = Snapshot[dict[str, ModelVersion]]
-"""What one reading of the registry says of a model, with MLflow's versions by number, oldest first."""
 
 
 @dataclass(frozen=True)
@@ -224,46 +218,35 @@ def find_model(store: Store, name: str) -> RegisteredModel | None:
 
 def all_versions(store: Store, name: str) -> dict[str, ModelVersion]:
     """List the versions of a model by number, oldest first."""
-    versions: list[ModelVersion] = []
-    token: str | None = None
-    while True:
-        page = store.client.search_model_versions(f"name='{name}'", max_results=1000, page_token=token)
-        versions += page
-        token = page.token
-        if not token:
-            return {
-                str(version.version): version for version in sorted(versions, key=lambda version: int(version.version))
-            }
+    search = partial(store.client.search_model_versions, f"name='{name}'")
+    versions: list[ModelVersion] = sorted(every_page(search), key=lambda version: int(version.version))
+    return {str(version.version): version for version in versions}
 
 
-def find_snapshot(store: Store, name: str, versions: dict[str, ModelVersion] | None = None) -> ModelSnapshot | None:
-    """Read a model's aliases, events and versions once; None when there is no model of that name."""
-    model = find_model(store, name)  # first: its aliases are then of versions listed below
-    if model is None:
-        return None
-    aliases = {alias: str(number) for alias, number in model.aliases.items()}
-    return read_snapshot(aliases, all_versions(store, name) if versions is None else versions, model.tags)
-
-
-def snapshot(store: Store, name: str, versions: dict[str, ModelVersion] | None = None) -> ModelSnapshot:
+def snapshot(
+    store: Store, name: str, versions: Mapping[str, ModelVersion] | None = None, *, missing_ok: bool = False
+) -> Snapshot:
     """Read a model's aliases, events and versions once.
 
     Args:
         versions: as they were read under the same lock, which are not read again; None: they are read.
+        missing_ok: of a model that does not exist return an empty one.
     """
-    model = find_snapshot(store, name, versions)
-    if model is None:
-        names = [model.name for model in store.client.search_registered_models()]
-        if not names:
-            raise MergeflowError(
-                f"nothing is registered yet, so there is no '{name}': run the pipeline with `mergeflow run`."
-            )
-        raise unknown_name("registered model", name, names)
-    return model
+    model = find_model(store, name)  # first: its aliases are then of versions listed below
+    if model is not None:
+        aliases = {alias: str(number) for alias, number in model.aliases.items()}
+        return read_snapshot(aliases, all_versions(store, name) if versions is None else versions, model.tags)
+    if missing_ok:
+        return Snapshot({}, {})
+    names = [model.name for model in store.client.search_registered_models()]
+    if not names:
+        raise MergeflowError(
+            f"nothing is registered yet, so there is no '{name}': run the pipeline with `mergeflow run`."
+        )
+    raise unknown_name("registered model", name, names)
 
 
 def describe(version: ModelVersion, aliases: Mapping[str, Any], *, new: bool = False) -> RegisteredVersion:
-    """Return MLflow's version as a plain value."""
     names = sorted(alias for alias, number in aliases.items() if str(number) == str(version.version))
     return RegisteredVersion(
         name=str(version.name),
@@ -324,13 +307,12 @@ def current(store: Store, name: str) -> Current:
 
     An unknown name gives None three times.
     """
-    model = find_snapshot(store, name)
-    if model is None:
-        return Current(name, None, None, None)
+    model = snapshot(store, name, missing_ok=True)
     state = resolve(model)
 
     def described(number: str | None) -> RegisteredVersion | None:
-        return describe(model.versions[number], model.aliases) if number in model.versions else None
+        version = model.versions.get(number or "")
+        return None if version is None else describe(version, model.aliases)
 
     candidate = model.aliases.get(CANDIDATE)
     waiting = candidate if candidate != state.champion else None
@@ -342,34 +324,25 @@ def find_registered(
     store: Store, name: str, fingerprint: str | None, tasks: Collection[str]
 ) -> RegisteredVersion | None:
     """Return the version of these weights that serves exactly these tasks and whose files are there, if any."""
-    model = find_snapshot(store, name)
-    if model is None:
-        return None
+    model = snapshot(store, name, missing_ok=True)
     same = (version for version in model.versions.values() if same_model(store, version, fingerprint, tasks))
     return next((describe(version, model.aliases) for version in same), None)
 
 
 def is_registered(root: Path) -> bool:
     """Check whether the configured registry holds the version of `outputs/registration.json` with its files."""
-    noted = read_registration(root / layout.REGISTRATION)
+    noted = documents.read_document(root / layout.REGISTRATION, documents.Registration)
     tasks = [expert["task"] for expert in noted["lineage"]["experts"]]
     return find_registered(connect(project_root=root), noted["model"], noted["fingerprint"], tasks) is not None
 
 
 def list_models(store: Store) -> list[Current]:
     """List the registered models by name, each with its champion and candidate."""
-    names: list[str] = []
-    token: str | None = None
-    while True:
-        page = store.client.search_registered_models(max_results=1000, page_token=token)
-        names += [model.name for model in page]
-        token = page.token
-        if not token:
-            return [current(store, name) for name in sorted(names)]
+    names = [model.name for model in every_page(store.client.search_registered_models)]
+    return [current(store, name) for name in sorted(names)]
 
 
 def list_versions(store: Store, name: str) -> list[RegisteredVersion]:
-    """List all versions of a model, oldest first."""
     model = snapshot(store, name)
     return [describe(version, model.aliases) for version in model.versions.values()]
 
@@ -389,7 +362,6 @@ def find_stored(store: Store, name: str, which: str | int) -> ModelVersion:
 
 
 def chosen_version(store: Store, name: str, which: str | int) -> tuple[ModelVersion, Mapping[str, str]]:
-    """Return MLflow's version and the aliases of its model."""
     word = str(which).removeprefix("@")
     registered = find_model(store, name)
     if registered is not None:
@@ -491,7 +463,6 @@ def download(store: Store, name: str, which: str | int, folder: Path) -> Path:
 
 
 def download_model(store: Store, version: ModelVersion, folder: Path) -> Path:
-    """Fetch the files of MLflow's version, as `download` does."""
     folder.mkdir(parents=True, exist_ok=True)
     with reading(version), fetched(store, str(version.source), MODEL, folder) as got:
         check_part(version, MODEL, got)

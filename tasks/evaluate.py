@@ -5,7 +5,7 @@ from typing import Any
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
-from mergeflow.documents import Test, TestRow, read_selection, write_document
+from mergeflow.documents import Selection, Test, TestRow, read_document, write_document
 from mergeflow.evaluation import Judge, mean, normalised
 from mergeflow.modality import Examples
 from tasks.models import choose_device, load_for_experts, load_model
@@ -15,7 +15,7 @@ from tasks.project.stage import StageIO
 def run(io: StageIO) -> None:
     """Write `outputs/results/test.json` (a row per model) and `outputs/results/metrics.json` (for `dvc metrics`)."""
     device, tasks = choose_device(io), list(io.section("tasks"))
-    selection = read_selection(io.dep(layout.SELECTION))
+    selection = read_document(io.dep(layout.SELECTION), Selection)
     model = load_model(io, layout.BASE_MODEL, device)
     judge = Judge(model, **dict(io.section("evaluation")))
     data = load_for_experts(io, "test", tasks, device)

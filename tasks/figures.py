@@ -186,7 +186,6 @@ def accuracy(results: Results) -> Figure:
 
 
 def training(results: Results) -> Figure:
-    """Draw each expert's training loss and validation accuracy by epoch."""
     figure, (losses, scores) = panels(2, 2, 3.3)
     is_one_loss = not results.test.get("metrics")  # a task of numbers has the squared error, in no unit
     dress(losses, "Training loss", "epoch", "cross-entropy, nats" if is_one_loss else "loss")
@@ -234,5 +233,4 @@ def _model_style(results: Results, name: str) -> dict[str, Any]:
 
 
 def _on(row: Row, task: str | None) -> float:
-    """Return a model's accuracy on a task, or its mean over the tasks, in percent."""
     return 100 * (row["mean"] if task is None else row["accuracy"][task])

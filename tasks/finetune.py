@@ -5,7 +5,7 @@ import shutil
 from mergeflow import layout
 from mergeflow.training import TOGETHER
 from tasks.project.stage import StageIO
-from tasks.training import Workbench, train
+from tasks.training import train_in_stage
 
 
 def run(io: StageIO) -> None:
@@ -13,18 +13,8 @@ def run(io: StageIO) -> None:
 
     In a regime that trains the tasks together the expert was made by the stage `multitask`.
     """
-    task, settings = io.item, io.section("finetune")
-    folder = io.out(layout.expert(task))
-    if settings.regime in TOGETHER:
-        shutil.copytree(io.dep(f"{layout.MULTITASK}/{task}"), folder)
-        return
-    cost = train(
-        Workbench.open(io),
-        [task],
-        settings,
-        io.section("seed"),
-        io.scratch / "training",
-        folder,
-        lambda done, total: io.report("steps", done, total),
-    )
-    io.costs["training"] = cost.as_json()
+    folder = io.out(layout.expert(io.item))
+    if io.section("finetune").regime in TOGETHER:
+        shutil.copytree(io.dep(f"{layout.MULTITASK}/{io.item}"), folder)
+    else:
+        train_in_stage(io, [io.item], folder)

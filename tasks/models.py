@@ -7,7 +7,7 @@ import torch
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint, read_state
-from mergeflow.documents import Training, read_training
+from mergeflow.documents import Training, read_document
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import Head, read_head
 from mergeflow.modality import Examples, Modality, Model
@@ -33,7 +33,6 @@ def load_model(io: StageIO, checkpoint: str, device: torch.device) -> Model:
 
 
 def modality_of(io: StageIO) -> Modality:
-    """Return the project's modality."""
     return MODALITIES.get(io.section("model").modality)
 
 
@@ -50,7 +49,6 @@ def expert_head_path(io: StageIO, task: str) -> Path:
 
 
 def load_expert_head(io: StageIO, task: str, device: torch.device) -> Head | None:
-    """Return the head that came out of an expert's training."""
     head = read_head(expert_head_path(io, task))
     return None if head is None else head.to(device)
 
@@ -66,8 +64,7 @@ def load_for_experts(io: StageIO, split: str, tasks: Iterable[str], device: torc
 
 
 def expert_summary(io: StageIO, task: str) -> Training:
-    """Read the record of `finetune` about an expert."""
-    return read_training(io.dep(layout.expert_training(task)))
+    return read_document(io.dep(layout.expert_training(task)), Training)
 
 
 def load_states(

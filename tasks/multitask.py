@@ -10,7 +10,7 @@ import shutil
 from mergeflow import layout
 from mergeflow.training import TOGETHER
 from tasks.project.stage import StageIO
-from tasks.training import Workbench, head_file, train
+from tasks.training import head_file, train_in_stage
 
 
 def run(io: StageIO) -> None:
@@ -32,16 +32,7 @@ def _joint(io: StageIO, tasks: list[str]) -> None:
     """Train one model; every task's expert is this model."""
     model = io.scratch / "joint"
     shutil.rmtree(model, ignore_errors=True)
-    cost = train(
-        Workbench.open(io),
-        tasks,
-        io.section("finetune"),
-        io.section("seed"),
-        io.scratch / "training",
-        model,
-        lambda done, total: io.report("steps", done, total),
-    )
-    io.costs["training"] = cost.as_json()
+    train_in_stage(io, tasks, model)
     for task in tasks:
         expert = io.out(layout.MULTITASK) / task
         shutil.copytree(model, expert, ignore=shutil.ignore_patterns("heads"))

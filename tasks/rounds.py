@@ -43,7 +43,6 @@ def tune(io: StageIO, number: int, task: str) -> None:
 
 
 def tune_round(bench: Workbench, run: IterativeRun, number: int, task: str, report: Report) -> None:
-    """Tune one task in one round of an iterative run."""
     model, validate = bench.model(), bench.validation([task])
     run.tune(number, model, bench.examples(task), lambda: validate(model), report)
 

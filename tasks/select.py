@@ -7,7 +7,7 @@ from typing import Any
 
 from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
-from mergeflow.documents import Chosen, Selection, read_sweep, write_document
+from mergeflow.documents import Chosen, Selection, Sweep, read_document, write_document
 from mergeflow.evaluation import Judge, at_grid_edge, best_candidate, write_scores
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.catalog import code_record
@@ -28,7 +28,7 @@ def run(io: StageIO) -> None:
     folder.mkdir()
     chosen: dict[str, Chosen] = {}
     for done, (method, grid) in enumerate(grids.items(), start=1):
-        sweep = read_sweep(io.dep(layout.sweep(method)))
+        sweep = read_document(io.dep(layout.sweep(method)), Sweep)
         best = best_candidate(sweep["candidates"])
         call = configure(method, best["args"])
         merged = prepare(call, base, experts).at(call.scale)

@@ -52,7 +52,6 @@ def score_candidates(io: StageIO, strategy: Strategy) -> Iterator[Candidate]:
 
 
 def open_scorer(io: StageIO) -> CandidateScorer:
-    """Return the scorer of merges of all experts on validation."""
     device = choose_device(io)
     tasks = list(io.section("tasks"))
     base, experts = load_states(io, tasks)
@@ -67,6 +66,5 @@ def individual(io: StageIO) -> dict[str, float]:
 
 
 def write_rows(io: StageIO, path: Path, rows: list[Candidate]) -> None:
-    """Write the scored candidates of the stage's method."""
     sweep: Sweep = {"method": io.item, "split": "validation", "individual": individual(io), "candidates": rows}
     write_document(path, sweep)

@@ -56,11 +56,9 @@ class Workbench:
         return replace(self, heads={})
 
     def model(self) -> Model:
-        """Return a new model with the base's weights."""
         return load_model(self.io, layout.BASE_MODEL, self.device)
 
     def examples(self, task: str, split: str = "train") -> Examples:
-        """Return one split of one task."""
         return load_examples(self.io, split, task, self.device, self.head(task))
 
     def head(self, task: str) -> Head | None:
@@ -81,6 +79,17 @@ class Workbench:
         judging = self.io.section("evaluation")
         judged = partial(accuracies, tasks=data, batch_size=judging.batch_size, precision=judging.precision)
         return lambda model: sum(judged(model).values()) / len(data)
+
+
+def train_in_stage(io: StageIO, tasks: Sequence[str], folder: Path) -> None:
+    """Train one model by the settings of a stage, and note what it cost."""
+
+    def report(done: int, total: int) -> None:
+        io.report("steps", done, total)
+
+    settings, seed = io.section("finetune"), io.section("seed")
+    cost = train(Workbench.open(io), tasks, settings, seed, io.scratch / "training", folder, report)
+    io.costs["training"] = cost.as_json()
 
 
 def train(
@@ -171,7 +180,6 @@ def write_expert(
 
 
 def head_file(folder: Path, tasks: Sequence[str], task: str) -> Path:
-    """Return the file of a task's head in the folder of a model of `tasks`."""
     return folder / layout.HEAD_FILE if len(tasks) == 1 else folder / "heads" / f"{task}.safetensors"
 
 

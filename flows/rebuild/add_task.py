@@ -12,8 +12,6 @@ from flows.dvc_commands import record_outputs
 from flows.rebuild.scratch import (
     choose,
     lay_out,
-    link_files,
-    link_manifest,
     note_rebuild,
     register_view,
     stage_making,
@@ -24,7 +22,7 @@ from mergeflow.checkpoints.fingerprint import short
 from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.data import load_manifest
 from mergeflow.data.address import COLUMNS, parse_address
-from mergeflow.documents import read_training
+from mergeflow.documents import Training, read_document
 from mergeflow.errors import MergeflowError, check_name
 from mergeflow.modalities.preparing import find_preparation
 from mergeflow.training.settings import TOGETHER
@@ -34,11 +32,11 @@ from registry.store import Store
 from registry.versions import current, find_stored, read_documents
 from tasks.project.files import file_lock
 from tasks.project.graph import load_graph, upstream
-from tasks.project.new import add_task_line, remove_task_line, write_whole
+from tasks.project.new import add_line, remove_task_line, write_whole
 from tasks.project.parameters import Params, load_params
 from tasks.project.stage import STATE, Stage
 from tasks.running.runner import DiskFull, has_finished, remove_outputs, run_stage
-from tasks.running.scratch_project import scratch_project
+from tasks.running.scratch_project import link, scratch_project
 
 Report = Callable[[str], None]
 Watch = Callable[[list[str]], AbstractContextManager[None]]
@@ -116,14 +114,12 @@ def add_task(
                 addresses = _train(root, name, origin, watch)
                 _check_expert(root, name, source)
             record_outputs(root, addresses)
-            origin["experts"][name] = describe_expert(
-                register_view(root), name, dvc_hashes(root), origin["git_commit"], None
-            )
+            view, hashes = register_view(root), dvc_hashes(root)
+            origin["experts"][name] = describe_expert(view, name, hashes, origin["git_commit"])
             _join(root, scratch, name)
             near = None if full_sweep or recipe["method"] not in params.sweep else recipe
             choose(root, scratch, origin, params.sweep, report, near)
-            view = register_view(scratch)
-            return register_rebuilt(store, model, view, origin, promote_it=promote, trained=name)
+            return register_rebuilt(store, model, register_view(scratch), origin, promote_it=promote, trained=name)
 
 
 def _check(params: Params, origin: Mapping[str, Any], name: str, source: str) -> None:
@@ -155,7 +151,7 @@ def _line_in_params(root: Path, name: str, source: str) -> Iterator[None]:
     texts = _noted_texts(note, name, source)
     if load_params(path).tasks.get(name) != source:
         before = path.read_text(encoding="utf-8")
-        texts = (before, add_task_line(before, name, source))
+        texts = (before, add_line(before, "tasks", name, source))
         write_atomically(note, json.dumps({"name": name, "source": source, "texts": texts}))
         write_whole(path, texts[1])
     try:
@@ -207,7 +203,6 @@ def _stages_of_expert(name: str, stages: dict[str, Stage]) -> list[Stage]:
 
 
 def _train(root: Path, name: str, origin: Mapping[str, Any], watch: Watch) -> list[str]:
-    """Run the stages that the new expert needs."""
     order = _stages_of_expert(name, load_graph(root))
     addresses = [stage.address for stage in order]
     with watch(addresses):
@@ -222,7 +217,7 @@ def _check_expert(root: Path, name: str, source: str) -> None:
     """Refuse an expert that is no better than a guess: measured against it, any merge would look good."""
     from mergeflow.modalities.metrics import best_guess, metric_of  # here, because it imports torch
 
-    accuracy = read_training(root / layout.expert_training(name))["validation_accuracy"]
+    accuracy = read_document(root / layout.expert_training(name), Training)["validation_accuracy"]
     manifest = load_manifest(root / layout.split("validation", name))
     guess, count = best_guess(manifest, "validation"), manifest["splits"]["validation"]["count"]
     if accuracy <= guess + 0.5 / count:
@@ -248,8 +243,8 @@ def _check_base(root: Path, origin: Mapping[str, Any]) -> None:
 def _join(root: Path, scratch: Path, name: str) -> None:
     """Put the new task's expert, head and validation split beside the champion's."""
     for folder in (layout.expert(name), layout.split("validation", name)):
-        link_files(root / folder, scratch / folder, {path.name: path.name for path in (root / folder).iterdir()})
+        for path in (root / folder).iterdir():
+            link(path, scratch / folder / path.name)
     if not (root / layout.expert_head(name)).exists():  # what says that the task has none lies with the base
-        head = root / layout.head(name)
-        link_files(head.parent, scratch / layout.expert(name), {head.name: layout.HEAD_FILE})
-    link_manifest(root / layout.split("validation", name), scratch, name)
+        link(root / layout.head(name), scratch / layout.expert_head(name))
+    link(root / layout.split("validation", name) / layout.MANIFEST_FILE, scratch / layout.manifest(name))

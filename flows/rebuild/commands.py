@@ -65,11 +65,12 @@ def _add_unmerge(group: typer.Typer, opened: Opened, root: Path, console: Consol
     ) -> None:
         """Rebuild a version without one task and register the result as a candidate; exit status 1 if refused."""
         from flows.rebuild.unmerge import unmerge
+        from tasks.project.parameters import load_params
 
         store, model, version = opened(name, which)
         done = unmerge(root, store, model, version, task, promote=promote, report=_reporter(console))
         _print_rebuilt(console, done, promote)
-        if done.champion == done.version and task in _tasks(root):
+        if done.champion == done.version and task in load_params(root / "params.yaml").tasks:
             console.print(f"params.yaml still has the task '{task}': remove its line, or the next run merges it again.")
         raise typer.Exit(0 if done.decision is None or done.decision.promote else 1)
 
@@ -146,12 +147,6 @@ def _add_add_task(app: typer.Typer, opened: Opened, root: Path, console: Console
                 f"params.yaml keeps the task: the next run tries the whole sweep. To give it up, remove '{task}' there."
             )
         raise typer.Exit(1 if refused else 0)
-
-
-def _tasks(root: Path) -> set[str]:
-    from tasks.project.parameters import load_params
-
-    return set(load_params(root / "params.yaml").tasks)
 
 
 def _reproduction_lines(done: "Reproduction") -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flows.rebuild.scratch import base_of, expert_of, gather, link_files, split_of, stage_making
+from flows.rebuild.scratch import base_of, expert_of, gather, split_of, stage_making
 from mergeflow import layout
 from mergeflow.checkpoints import LazyStateDict, fingerprint, open_checkpoint
 from mergeflow.checkpoints.fingerprint import short
@@ -21,7 +21,7 @@ from registry.versions import describe, download_model, find_stored, head_files,
 from tasks.project.files import read_yaml
 from tasks.project.graph import load_graph
 from tasks.running.runner import run_stage
-from tasks.running.scratch_project import scratch_project, write_params
+from tasks.running.scratch_project import link, scratch_project, write_params
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def reproduce(
             _link_frozen_heads(registered, scratch)
             _retrain(root, scratch, origin, report)
         report(f"merging {len(origin['experts'])} experts by {recipe['method']}")
-        made = replay(recipe, scratch, scratch / "replayed.safetensors")
+        made, other_inputs = replay(recipe, scratch, scratch / "replayed.safetensors")
         same = made.fingerprint == digest
         return Reproduction(
             model=name,
@@ -85,7 +85,7 @@ def reproduce(
             same=same,
             fingerprint=made.fingerprint,
             registered=digest,
-            experts={task: task not in made.other_inputs for task in origin["experts"]} if from_data else {},
+            experts={task: task not in other_inputs for task in origin["experts"]} if from_data else {},
             differences={} if same else largest_differences(made.path, registered / WEIGHTS),
             environment=environment_changes(origin["environment"], environment()),
             places=places,
@@ -126,7 +126,7 @@ def _link_frozen_heads(registered: Path, scratch: Path) -> None:
     for task, path in head_files(registered).items():
         head = read_head(path)
         if head is None or not head.trained:
-            link_files(path.parent, scratch / layout.HEADS, {path.name: f"{task}.safetensors"})
+            link(path, scratch / layout.head(task))
 
 
 def _retrain(root: Path, scratch: Path, origin: dict[str, Any], report: Callable[[str], None]) -> None:
@@ -143,7 +143,6 @@ def _retrain(root: Path, scratch: Path, origin: dict[str, Any], report: Callable
 
 
 def _make(scratch: Path, path: str) -> None:
-    """Run the stage that makes a path, after the stages that make what it lacks."""
     stages = load_graph(scratch)
     maker = stage_making(path, stages)
     for dep in maker.deps:

@@ -46,7 +46,6 @@ def base_of(origin: dict[str, Any]) -> Ancestor:
 
 
 def expert_of(origin: dict[str, Any], task: str) -> Ancestor:
-    """Return one expert of a version's origin."""
     facts = origin["experts"][task]
     is_it = _weights(facts["fingerprint"])
     return Ancestor(f"the expert '{task}'", facts["path"], facts["dvc"], (layout.MODEL_FILE,), is_it)
@@ -76,7 +75,8 @@ def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, st
         if _proven(ancestor, root / ancestor.path):
             there = _all_files(root / ancestor.path)
             names = [name for name in ancestor.files if name in there] or there
-            link_files(root / ancestor.path, target / ancestor.path, {name: name for name in names})
+            for name in names:
+                link(root / ancestor.path / name, target / ancestor.path / name)
             places[ancestor.path] = "the project"
         else:
             absent.append(ancestor)
@@ -112,16 +112,6 @@ def _proven(ancestor: Ancestor, folder: Path) -> bool:
         return ancestor.is_it(folder)
     except (MergeflowError, OSError):  # missing or damaged is as good as another content
         return False
-
-
-def link_files(source: Path, target: Path, files: Mapping[str, str]) -> None:
-    """Link files of one folder into another.
-
-    Args:
-        files: name there to name here.
-    """
-    for name, new_name in files.items():
-        link(source / name, target / new_name)
 
 
 def _all_files(folder: Path) -> list[str]:
@@ -184,8 +174,8 @@ def lay_out(root: Path, store: Store, version: ModelVersion, origin: dict[str, A
     gather(root, wanted, scratch)
     heads = head_files(download_model(store, version, scratch / "registered"))
     for task, expert in tasks.items():
-        link_files(heads[task].parent, scratch / expert["path"], {heads[task].name: layout.HEAD_FILE})
-        link_manifest(scratch / layout.split("validation", task), scratch, task)
+        link(heads[task], scratch / expert["path"] / layout.HEAD_FILE)
+        link(scratch / layout.split("validation", task) / layout.MANIFEST_FILE, scratch / layout.manifest(task))
         summary = {key: expert[key] for key in ("fingerprint", "settings", "validation_accuracy")}
         (scratch / expert["path"] / "training.json").write_text(json.dumps({"task": task, **summary}))
 
@@ -211,11 +201,6 @@ def note_rebuild(
             )
     origin |= {"kind": kind, "parent": {"model": str(version.name), "version": str(version.version), "task": task}}
     origin |= {"git_commit": git_commit(root), "environment": environment()}
-
-
-def link_manifest(folder: Path, scratch: Path, task: str) -> None:
-    """Link the manifest of a split to the place where the stages look for manifests."""
-    link_files(folder, scratch / layout.manifest_folder(task), {"manifest.json": "manifest.json"})
 
 
 def choose(
@@ -256,5 +241,4 @@ def register_view(scratch: Path) -> StageIO:
 
 
 def stage_making(path: str, stages: Mapping[str, Stage]) -> Stage:
-    """Return the stage whose output `path` is, or lies in."""
     return next(stage for stage in stages.values() if any(covers(out, path) for out in stage.outs))

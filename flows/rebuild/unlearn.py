@@ -53,7 +53,6 @@ class Written(Protocol):
 
 
 def written(data: Mapping[str, Examples]) -> dict[str, Examples]:
-    """Return the tasks that are texts."""
     return {task: examples for task, examples in data.items() if isinstance(examples, Written)}
 
 
@@ -93,7 +92,6 @@ class Bounds:
     recited: float | None = None
 
     def check(self) -> None:
-        """Refuse bounds that contradict each other."""
         for names, allowed, limit in (
             (("--lose", "--at-most"), self.lose, self.at_most),
             (("--fall", "--recited"), self.fall, self.recited),
@@ -140,7 +138,6 @@ class Tried:
 
     @property
     def forgotten(self) -> int:
-        """How many of the criteria on the task to forget are met."""
         return sum(criterion.holds for criterion in self.criteria if not criterion.kept)
 
 
@@ -374,7 +371,6 @@ class _Work:
         self._call = configure(recipe["method"], recipe["args"])
 
     def close(self) -> None:
-        """Release the device."""
         self._io.holds.close()
 
     def merged(self, scale: float) -> dict[str, torch.Tensor]:
@@ -392,7 +388,6 @@ class _Work:
         return prepare(self._call, self._base, experts, weights=weights).at(self._call.scale)
 
     def figures(self, scale: float) -> Figures:
-        """Return the validation figures of that merge on every task."""
         return self._judged(self.merged(scale))
 
     def base_figures(self) -> Figures:

@@ -14,7 +14,6 @@ Out = Annotated[Path, typer.Option(help="The .safetensors file to make.")]
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     group = typer.Typer(help="Task vectors: τ = expert − base, and arithmetic on them.", no_args_is_help=True)
     app.add_typer(group, name="vector")
     for command in (extract, add, negate, analogy):

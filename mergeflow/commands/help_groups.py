@@ -95,12 +95,10 @@ class _InWords:
         return [piece.replace("{", "").replace("}", "") for piece in pieces]  # typer's sign of a required argument
 
 
-class Command(_InWords, TyperCommand):
-    """A command of the command line."""
+class Command(_InWords, TyperCommand): ...
 
 
-class Group(_InWords, TyperGroup):
-    """A group of commands."""
+class Group(_InWords, TyperGroup): ...
 
 
 def _name_value(parameter: Any) -> None:

@@ -28,7 +28,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
     app.command("perplexity")(perplexity)
     app.command("lm-eval")(lm_eval)
 

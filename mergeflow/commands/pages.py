@@ -28,7 +28,6 @@ _LIBRARY = "mergeflow.commands"
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add the command to the command line."""
     app.command("docs")(docs)
 
 
@@ -62,7 +61,6 @@ def docs(
 
 
 def page_of_code(name: str, command_line: Any) -> str:
-    """Write one of the pages that come from the code."""
     from mergeflow.commands.methods_page import methods_page
     from mergeflow.merging.architectures.page import architectures_page
 

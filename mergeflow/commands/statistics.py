@@ -24,7 +24,6 @@ Seed = Annotated[int, seed_option("Seed of the drawn examples (and labels).")]
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add the group `statistics` to the command line."""
     group = typer.Typer(help="Statistics of data for the methods that need them.", no_args_is_help=True)
     app.add_typer(group, name="statistics")
     group.command()(fisher)

@@ -27,7 +27,6 @@ _BATCH = 16  # samples per forward pass: of a language model each gives a vocabu
 
 
 def make_advice(inputs: ExpertInputs, samples: int) -> "Advice":
-    """Return the advice that the inputs allow."""
     from mergeflow.analysis.provable.advice import advise, not_computed
 
     count = len(inputs.several("advice is on a merge of at least two"))
@@ -102,8 +101,6 @@ class _Classes(_Outputs):
 
 
 def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
-    """Add the command `advise`."""
-
     @app.command("advise")
     def advise(
         context: typer.Context,

@@ -60,7 +60,6 @@ class ExpertInputs:
     recipe: "Recipe | None" = None
 
     def open(self, samples: int) -> OpenedExperts:
-        """Open models and samples."""
         paths = self.several("features of at least two are compared")
         base = self.base_path()
         base_state, experts = self.states
@@ -94,7 +93,6 @@ class ExpertInputs:
 
     @cached_property
     def params(self) -> "Params | None":
-        """The project's parameters; None outside of one."""
         if self.project is None:
             return None
         from tasks.project.parameters import load_params
@@ -103,18 +101,15 @@ class ExpertInputs:
 
     @property
     def tasks(self) -> list[str]:
-        """The project's tasks, whose names its experts have."""
         return list(self.params.tasks) if self.params else []
 
     def several(self, purpose: str) -> dict[str, str]:
-        """Return the experts' files by name, at least two."""
         experts = self.paths()
         if len(experts) < 2:
             raise MergeflowError(f"{'1 expert is' if experts else 'no expert is'} named; {purpose}.")
         return experts
 
     def paths(self) -> dict[str, str]:
-        """Return the experts' files by name."""
         if self.recipe is not None:
             return dict(self.recipe.experts)
         tasks = self.tasks
@@ -144,7 +139,6 @@ class ExpertInputs:
         return path
 
     def base_path(self) -> str:
-        """Return the base's file."""
         base = self.base if self.recipe is None else self.recipe.base
         if base is not None:
             return base

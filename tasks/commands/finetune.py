@@ -16,7 +16,7 @@ from rich.table import Table
 
 from mergeflow import layout
 from mergeflow.commands.options import read_pairs, seed_option
-from mergeflow.documents import read_training
+from mergeflow.documents import Training, read_document
 from mergeflow.errors import MergeflowError, unknown_name
 from tasks.project.files import file_lock
 from tasks.project.stage import STATE
@@ -32,8 +32,6 @@ _PIPELINE = (
 
 
 def add_commands(app: typer.Typer, root: Path) -> None:
-    """Add `finetune` for the project folder `root`."""
-
     @app.command("finetune")
     def finetune(
         tasks: Annotated[list[str] | None, typer.Argument(help="Tasks of params.yaml; all when none is named.")] = None,
@@ -183,7 +181,6 @@ def _view(root: Path, values: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _bring_inputs(root: Path, folder: Path, tasks: list[str], console: Console) -> None:
-    """Bring base and data up to date in the project, and link them."""
     from tasks.project.graph import load_graph, needed_for
     from tasks.running.progress import progress_bars
     from tasks.running.runner import run_stage
@@ -229,7 +226,7 @@ def _table(folder: Path, tasks: list[str], target: str) -> Table:
     for name in ("task", "regime", "steps", "validation %", "seconds", "examples/s"):
         table.add_column(name, justify="left" if name in ("task", "regime") else "right", no_wrap=True)
     for name in tasks:
-        summary = read_training(folder / layout.expert_training(name))
+        summary = read_document(folder / layout.expert_training(name), Training)
         cost = read_record(folder, f"{FINETUNE}@{name}").get("training")
         accuracy = f"{100 * summary['validation_accuracy']:.1f}"
         table.add_row(name, summary["settings"]["regime"], str(summary["steps"]), accuracy, *_cost(cost))

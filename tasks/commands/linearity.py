@@ -201,8 +201,6 @@ def _middle(pair: "Pair") -> Mapping[str, "Linearity"]:
 
 
 def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
-    """Add the command `linearity`."""
-
     @app.command("linearity")
     def linearity(
         context: typer.Context,

@@ -33,12 +33,10 @@ class Box:
 
     @property
     def height(self) -> float:
-        """Of its lines and the room around them."""
         return 2 * _PAD + _LINE * len(self.lines)
 
     @property
     def middle(self) -> float:
-        """Halfway between its edges."""
         return self.top + self.height / 2
 
 
@@ -50,7 +48,6 @@ def width_of(lines: Iterable[str]) -> float:
 def boxes_figure(
     boxes: Sequence[Box], links: Iterable[tuple[Box, Box]], headings: Iterable[tuple[float, str]] = ()
 ) -> Figure:
-    """Draw boxes and the links between them."""
     width, height = max(box.left + box.width for box in boxes) + 2, max(box.top + box.height for box in boxes) + 2
     figure = Figure(figsize=(width / 72, height / 72), facecolor=SURFACE)
     axes = figure.add_axes((0, 0, 1, 1))

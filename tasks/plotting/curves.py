@@ -89,7 +89,6 @@ def is_number(value: Any) -> bool:
 
 
 def _values(rows: list[Row], argument: str) -> list[float]:
-    """Return the distinct numbers that were tried for an argument, in order."""
     values = {row["args"].get(argument) for row in rows}
     return sorted(value for value in values if is_number(value))
 

@@ -79,7 +79,6 @@ def series_style(index: int) -> dict[str, Any]:
 
 
 def ring(axes: Axes, x: float, y: float, label: str) -> None:
-    """Mark the chosen point and say what it is."""
     axes.plot([x], [y], color=INK, marker="o", markersize=12, markerfacecolor="none", markeredgewidth=1.6)
     low, high = sorted(axes.transData.inverted().transform(axes.transAxes.transform([(0, 0), (1, 1)]))[:, 0])
     scale = axes.xaxis.get_transform()

@@ -17,7 +17,6 @@ PATIENCE = 10.0  # seconds of waiting for a lock before its holder is spoken of
 
 
 def read_yaml(path: Path) -> Any:
-    """Read one YAML file."""
     try:
         content = path.read_bytes()
         return parse_yaml(content.decode(), path.name)
@@ -64,11 +63,9 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
         return time.monotonic() - self._started
 
     def pause(self, seconds: float) -> None:
-        """Sleep before the next attempt."""
         if self.seconds > PATIENCE and not self._said:
             self._said = True
             say_waiting(self._what)
@@ -76,7 +73,6 @@ class Wait:
 
 
 def say_waiting(what: str) -> None:
-    """Say on stderr what is waited for."""
     print(f"Waiting for {what}, which another process holds.", file=sys.stderr, flush=True)
 
 

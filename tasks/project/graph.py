@@ -118,7 +118,6 @@ def _stage(file: str, name: str, item: str | None, body: dict[str, Any]) -> Stag
 
 
 def _regime(stage: Stage, values: Any, common: Any) -> str | None:
-    """Return the regime of a stage that trains."""
     settings = training_settings(stage, values, common)
     return None if settings is None else str(settings.get("regime"))
 

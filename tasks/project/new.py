@@ -19,20 +19,6 @@ from tasks.project.stage import CHOICES
 from tasks.project.studies import find_study_modules
 
 
-def add_task_line(text: str, name: str, source: str) -> str:
-    """Return the text of params.yaml with one more task, the last of `tasks`.
-
-    Example:
-        >>> print(add_task_line("tasks:\\n  a: suite:x  # drawn\\n\\nseed: 0\\n", "b", "folder:inputs/b"), end="")
-        tasks:
-          a: suite:x  # drawn
-          b: folder:inputs/b
-        <BLANKLINE>
-        seed: 0
-    """
-    return add_line(text, "tasks", name, source)
-
-
 def add_line(text: str, section: str, name: str, value: Any) -> str:
     """Return the text of a file of parameters with one more entry, the last of a section.
 
@@ -40,7 +26,9 @@ def add_line(text: str, section: str, name: str, value: Any) -> str:
         >>> add_line("studies: {}\\n", "studies", "mine", {"run": "experts"})
         'studies: {mine: {run: experts}}\\n'
     """
-    entries, entry = _section_node(text, section), _entry(name, value)
+    flow = None if isinstance(value, dict) else False  # a mapping as {…} on the entry's line
+    entry = yaml.safe_dump({name: value}, default_flow_style=flow, width=float("inf")).strip()
+    entries = _section_node(text, section)
     if entries.flow_style:
         at = entries.end_mark.index - 1
         changed = f"{text[:at].rstrip()}{', ' if entries.value else ''}{entry}{text[at:]}"
@@ -82,11 +70,6 @@ def write_whole(path: Path, text: str) -> None:
     mode = path.stat().st_mode
     write_text(path, text)
     os.chmod(path, mode)
-
-
-def _entry(name: str, value: Any) -> str:
-    flow = None if isinstance(value, dict) else False  # a mapping as {…} on the entry's line
-    return yaml.safe_dump({name: value}, default_flow_style=flow, width=float("inf")).strip()
 
 
 def _section_node(text: str, section: str) -> Any:
@@ -193,7 +176,9 @@ def new_project(folder: Path, modality: str, world: str | None = None) -> Path:
             text = choices.read_text(encoding="utf-8")
             _write(making, name, text.replace(f"  model: {world}\n", "  model: $NAME\n"))
         if folder.exists():  # it may be the shell's own folder, which a rename over it would take from below the shell
-            _fill(folder, making)
+            # params.yaml last: without it nothing takes the folder for a project
+            for path in sorted(making.iterdir(), key=lambda path: path.name == _CHOICES):
+                shutil.move(path, folder / path.name)
         else:
             making.rename(folder)
     finally:
@@ -209,12 +194,6 @@ def deployments(name: str) -> str:
         name: birds; name: birds; name: birds-nightly; name: birds-add-task; name: birds-gate
     """
     return re.sub(r"(?m)^([ -]*name: )mergeflow", rf"\g<1>{name}", (TEMPLATE / "prefect.yaml").read_text("utf-8"))
-
-
-def _fill(folder: Path, made: Path) -> None:
-    """Move what was made into an empty folder, params.yaml last: without it nothing takes the folder for a project."""
-    for path in sorted(made.iterdir(), key=lambda path: path.name == _CHOICES):
-        shutil.move(path, folder / path.name)
 
 
 def _copy_texts(world: Path, folder: Path) -> None:

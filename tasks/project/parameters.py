@@ -131,7 +131,6 @@ def _run(changes: Any, common: dict[str, Any]) -> Any:
 
 
 def load_params(path: Path) -> Params:
-    """Read and validate params.yaml."""
     raw = read_yaml(path)
     if not isinstance(raw, dict):
         raise MergeflowError(f"{path.name} must be a mapping of sections, found {kind_of(raw)}.")
@@ -169,7 +168,6 @@ def _check_default(keys: set[str]) -> None:
 
 
 def _method_faults(sweep: dict[str, dict[str, list[Any]]]) -> Iterator[str]:
-    """Yield the faults in the grids of the methods to sweep."""
     from mergeflow.search.candidates import grid_of  # here, because most stages depend on no merge method
 
     for method, grid in sweep.items():
@@ -181,7 +179,6 @@ def _method_faults(sweep: dict[str, dict[str, list[Any]]]) -> Iterator[str]:
 
 
 def _merge_faults(finetune: FineTuneSettings, place: str) -> Iterator[str]:
-    """Yield the faults in the merge between the rounds of training."""
     from mergeflow.training.between import merge_between  # here, because most stages depend on no merge method
 
     try:

@@ -42,7 +42,6 @@ def whole_stages(text: str) -> dict[str, Any] | None:
 
 
 def md5_of(path: Path) -> str:
-    """Return the MD5 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "md5").hexdigest()
 
@@ -80,7 +79,6 @@ class StoredFile:
 
     @classmethod
     def of(cls, path: Path) -> "StoredFile":
-        """Read a file's hashes and size."""
         return cls(sha256_of(path), md5_of(path), path.stat().st_size)
 
 
@@ -98,12 +96,10 @@ class StoredOutput:
 
 
 def listing_file(root: Path, out: str) -> Path:
-    """Return the file that lists an output in a store."""
     return root / STATE / "stored" / f"{quote(out, safe='')}.json"
 
 
 def write_listing(root: Path, out: str, stored: StoredOutput) -> None:
-    """Record that a store has an output."""
     path = listing_file(root, out)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(asdict(stored)))
@@ -169,7 +165,6 @@ def _is_file(file: Any) -> bool:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -289,7 +284,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _made_here(root: Path) -> dict[str, str]:
-    """Return the SHA-256 of each output that a stage has made in this folder."""
     digests: dict[str, str] = {}
     for path in (root / STATE / "manifests").glob("*.json"):
         digests |= _outs_of(path, path.stat().st_mtime_ns)

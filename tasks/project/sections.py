@@ -10,8 +10,7 @@ from mergeflow.schema import Frozen, Seed, validated
 from tasks.project.files import read_yaml
 
 
-class Section(Frozen, strict=True):
-    """A frozen part of params.yaml."""
+class Section(Frozen, strict=True): ...
 
 
 class GateSettings(Frozen, strict=True):

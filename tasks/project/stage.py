@@ -61,7 +61,6 @@ class Stage:
 
     @property
     def folder_name(self) -> str:
-        """The address as one path component."""
         return file_name(self.address)
 
 
@@ -102,7 +101,6 @@ class StageIO:
         return self.stage.item
 
     def dep(self, path: str) -> Path:
-        """Return the path of an input."""
         if not any(covers(dep, path) for dep in self.stage.deps):
             raise MergeflowError(
                 f"{self.stage.address} does not declare {path}, which it reads. A study names the runs and splits that "
@@ -134,7 +132,8 @@ class StageIO:
     def section(self, key: str) -> Any:
         """Return one section of the parameters by its dotted key, for example `sweep.cart`."""
         assert key in self.stage.params, f"{self.stage.address} does not declare the parameter {key}"
-        return _lookup(self.params, self.studies, key)
+        file, _, name = key.rpartition(":")
+        return (self.studies if file and self.studies else self.params).lookup(name)
 
 
 def covers(folder: str, path: str) -> bool:
@@ -150,11 +149,6 @@ def read_record(root: Path, address: str) -> dict[str, Any]:
     except (OSError, ValueError):  # there is none, or it is damaged: costs are for people alone
         return {}
     return record if isinstance(record, dict) else {}
-
-
-def _lookup(params: "Params", studies: "StudyParams | None", key: str) -> Any:
-    file, _, name = key.rpartition(":")
-    return studies.lookup(name) if file and studies else params.lookup(key)
 
 
 def named_inputs(values: Any) -> list[str]:

@@ -128,7 +128,6 @@ def study_text(root: Path, module: str) -> tuple[str, str]:
 
 
 def load_declaration(root: Path, module: str, name: str) -> Declaration:
-    """Load a study's declaration."""
     study = declared_study(load_module(root, module), name)
     if not isinstance(study, Declaration):
         raise MergeflowError(
@@ -162,17 +161,14 @@ class Study:
 
     @property
     def folder(self) -> Path:
-        """Where the result is."""
         return self.root / self.stage.outs[0]
 
     @property
     def text(self) -> tuple[str, str]:
-        """The title and the text of its module's docstring."""
         return study_text(self.root, self.stage.module)
 
     @property
     def is_embedded(self) -> bool:
-        """Whether all tasks of its project are of an embedded suite."""
         return is_embedded(self.root)
 
     @property

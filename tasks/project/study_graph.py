@@ -153,7 +153,6 @@ _JUDGING = ["tasks", "model", "evaluation"]
 
 
 def study_graph(root: Path, params: StudyParams) -> str:
-    """Return the text of studies/dvc.yaml."""
     chosen = check_study_options(root, params)
     stages = {study.name: _body(root, study, params.studies[study.name]) for study in chosen}
     training = {_TRAIN: _training()} if params.runs else {}  # DVC takes no `foreach` over nothing
@@ -213,7 +212,6 @@ def _body(root: Path, study: ChosenStudy, choices: object) -> dict[str, Any]:
 
 
 def _training() -> dict[str, Any]:
-    """Return the stage of the training runs that studies share."""
     return {
         "foreach": "${runs}",
         "do": {

@@ -40,7 +40,6 @@ class RunFiles:
 
 
 def read_run(root: Path) -> RunFiles:
-    """Read the run in the project folder `root`."""
     selection, test = _required(root, layout.SELECTION), _required(root, layout.TEST)
     _check_one_run(selection, test)
     tasks = selection["tasks"]
@@ -98,4 +97,4 @@ def _required(root: Path, path: str) -> Json:
 
 
 def _optional(path: Path) -> Json | None:
-    return read_document(path) if path.exists() else None
+    return read_document(path, dict) if path.exists() else None

@@ -66,7 +66,6 @@ def write_report(root: Path, target: Path) -> Path:
 
 
 def render(run: RunFiles, texts: Table | None = None, unlearned: Table | None = None) -> str:
-    """Return the page of a run."""
     environment = Environment(
         loader=FileSystemLoader(_PARTS),
         autoescape=True,
@@ -149,7 +148,6 @@ def _breakable(name: str) -> Markup:
 
 
 def _about(run: RunFiles) -> list[tuple[str, str]]:
-    """Describe the run in pairs of word and value."""
     model, tasks = run.params.get("model", {}), run.selection["tasks"]
     sources = sorted({str(source) for source in run.params.get("tasks", {}).values()})
     facts = [
@@ -164,7 +162,6 @@ def _about(run: RunFiles) -> list[tuple[str, str]]:
 
 
 def _embedded(run: RunFiles) -> list[str]:
-    """Return the embedded suites that the tasks come from."""
     sources = (str(source).partition(":") for source in run.params.get("tasks", {}).values())
     return sorted({name for kind, _, name in sources if kind == "suite"})
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mergeflow.checkpoints.fingerprint import short
+from tasks.plotting.curves import is_number
 from tasks.plotting.rows import base_row, model_name, task_title
 from tasks.report.files import Json, RunFiles
 
@@ -91,7 +92,7 @@ def candidates_table(run: RunFiles, method: str) -> Table:
     chosen = run.selection["methods"][method]["args"]
     names = list(rows[0]["args"])
     best = max(row["normalised"] for row in rows)
-    columns = [Column(name, numeric=all(_is_number(row["args"][name]) for row in rows)) for name in names]
+    columns = [Column(name, numeric=all(is_number(row["args"][name]) for row in rows)) for name in names]
     columns += [Column(task_title(run.test, task)) for task in tasks] + [Column("mean"), Column("normalised")]
     made = [
         Row(
@@ -159,7 +160,6 @@ def cost_table(run: RunFiles) -> Table:
 
 
 def gates_table(decision: Json) -> Table:
-    """Return the gates of a decision with their answers."""
     columns = [Column("gate", numeric=False), Column("answer", numeric=False), Column("reason", numeric=False)]
     rows = []
     for gate in decision.get("gates", ()):
@@ -227,12 +227,8 @@ def _absent() -> Cell:
 
 
 def _argument_cell(value: Any) -> Cell:
-    return Cell(_value_text(value), value if _is_number(value) else str(value))
+    return Cell(_value_text(value), value if is_number(value) else str(value))
 
 
 def _value_text(value: Any) -> str:
-    return f"{value:g}" if _is_number(value) else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return f"{value:g}" if is_number(value) else str(value).lower() if isinstance(value, bool) else str(value)

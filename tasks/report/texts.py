@@ -79,7 +79,6 @@ def unlearned_table(root: Path, run: RunFiles) -> Table | None:
 
 
 def keep_unlearned(root: Path, facts: Mapping[str, Any]) -> None:
-    """Keep what `unlearned_table` shows."""
     write_atomically(root / UNLEARNED_TEXTS, json.dumps(facts, indent=1) + "\n")
 
 
@@ -183,7 +182,6 @@ def changed_passages(root: Path, winner: str, tasks: Sequence[str]) -> list[Chan
 
 
 def _answers(opened: Any, folder: Path, task: str) -> list[_Answer]:
-    """Return a model's answers to the first examples."""
     import pyarrow.parquet as pq
     import torch
 

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,6 @@ def of_older_code(root: Path, key: str, digest: str) -> str:
 
 
 def read_accepted(root: Path) -> list[dict[str, str]]:
-    """Read the acceptances of a project, the oldest first."""
     path = root / ACCEPTED
     entries = read_yaml(path) if path.exists() else []
     fields = {"stage", "code", "outputs_of", "who", "because", "date"}
@@ -253,7 +252,6 @@ class Source:
 
 
 def read_source(text: bytes, package: str, is_package: bool = False) -> Source:
-    """Read the imports, names and meaning of a Python file."""
     tree = ast.parse(text)
     _leave_out_what_means_nothing(tree)
     _empty_messages(tree)
@@ -441,7 +439,6 @@ def _exports(tree: ast.Module, bound: dict[str, str]) -> dict[str, str] | None:
 
 
 def _defined(statement: ast.stmt) -> str:
-    """Return the name that a function or an assignment gives; "" of other statements."""
     if isinstance(statement, ast.FunctionDef):
         return statement.name
     return _last_name(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
@@ -667,18 +664,21 @@ class _Memory:
     """What files have said, by their content: to read the syntax of all takes seconds, to look it up a hundredth."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known: dict[str, Source] | None = None
+        self._path, self._is_new = path, False
         self._used: dict[str, Source] = {}
-        self._is_new = False
+
+    @cached_property
+    def _known(self) -> dict[str, Source]:
+        try:
+            return {key: Source(**source) for key, source in json.loads(self._path.read_text()).items()}
+        except (OSError, ValueError, TypeError):  # none yet, or of another version: read the files again
+            return {}
 
     def source(self, path: Path, name: str) -> Source:
         is_package, text = path.name == "__init__.py", path.read_bytes()
         package = name if is_package else name.rpartition(".")[0]
         rules = hash_once(Path(__file__), sha256_of)
         key = hashlib.sha256(f"{rules} {package} {is_package} ".encode() + text).hexdigest()
-        if self._known is None:
-            self._known = _read_memory(self._path)
         if key not in self._known:
             self._is_new = True
             try:
@@ -690,7 +690,7 @@ class _Memory:
 
     def write(self) -> None:
         """Keep what is known, if some of it is new; of very much only what this process has used."""
-        if self._is_new and self._known is not None:
+        if self._is_new:
             self._is_new = False
             remembered = self._known if len(self._known) < MOST else self._used
             write_atomically(self._path, json.dumps({key: asdict(source) for key, source in remembered.items()}))
@@ -699,13 +699,6 @@ class _Memory:
 @cache
 def _memory(path: Path) -> _Memory:
     return _Memory(path)
-
-
-def _read_memory(path: Path) -> dict[str, Source]:
-    try:
-        return {key: Source(**source) for key, source in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, TypeError):  # none yet, or of another version: read the files again
-        return {}
 
 
 def _top(name: str) -> Path | None:

@@ -29,7 +29,7 @@ from mergeflow.merging.streaming import counted
 from mergeflow.merging.vocabulary.companions import MORE
 from mergeflow.plugins import PRIVATE, texts_of
 from tasks.project.stage import INPUTS, STATE, file_name
-from tasks.running.parcel import Result, Sent, answered, current_folder
+from tasks.running.parcel import Result, Sent, answered, current_folder, digest_of_work
 from tasks.running.runner import progress_file, running_code
 from tasks.travel.store import Store, StoreError, hashes_of, remove_path
 
@@ -50,19 +50,9 @@ class MergeParcel(Sent):
     code: Sequence[Mapping[str, str]]
     files: Sequence[str] = ()
 
-    @property
-    def merge(self) -> str:
-        """What stands for the whole merge in the store."""
-        return f"merge-{self.digest(self.recipe, self.device, self.inputs, self.code)}"
-
-    @property
-    def key(self) -> str:
-        """What stands for the part in the store."""
-        return f"{self.merge}-{file_name(self.address)}"
-
     def document(self, file: str) -> str:
         """Return the name of the document that says where the store has a file of the result."""
-        return f"results/{self.merge}/{file}.json"
+        return f"results/merge-{self.work}/{file}.json"
 
     def missing(self, files: Sequence[str], store: Store) -> list[str]:
         """Return the files of the result that the store has not."""
@@ -98,7 +88,7 @@ def pack_merge(job: Job, files: Sequence[str], resolve: Resolve | None, store: S
         modules = dict.fromkeys(METHODS.get(name).home for name, _ in recipe.code or ())
         code = [texts_of(module) for module in modules if module.startswith(PRIVATE)]
         facts = public.record(), recipe.device.partition(":")[0], inputs, code
-        parcel = MergeParcel(store.uri, job.target.name, running_code(), *facts)
+        parcel = MergeParcel(store.uri, job.target.name, running_code(), digest_of_work(*facts), *facts)
         parcel = replace(parcel, files=parcel.missing(files, store))
         if parcel.files:
             store.send_files({md5: file for file, md5 in hashes.items()})

@@ -45,21 +45,24 @@ class Sent:
     Attributes:
         address: what the work is called in messages; of a stage its address.
         driver: the code and packages that it has to be done by.
+        work: digest of all that decides its outputs: the same make the same on any machine.
     """
 
     store: str
     address: str
     driver: Mapping[str, str]
+    work: str
 
     @property
     def key(self) -> str:
-        """What stands for the work in the store."""
-        raise NotImplementedError
+        """What stands for it in the store."""
+        return f"{file_name(self.address)}-{self.work}"
 
-    def digest(self, *facts: Any) -> str:
-        """Return a digest of facts and of the code, which with it make the same outputs on any machine."""
-        code = {name: value for name, value in self.driver.items() if name != HOST}
-        return hashlib.sha256(json.dumps([*facts, code], sort_keys=True).encode()).hexdigest()[:24]
+
+def digest_of_work(*facts: Any) -> str:
+    """Return a digest of facts and of the code that runs here."""
+    code = {name: value for name, value in running_code().items() if name != HOST}
+    return hashlib.sha256(json.dumps([*facts, code], sort_keys=True).encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True)
@@ -74,11 +77,6 @@ class Parcel(Sent):
     fingerprint: str
     texts: Mapping[str, str]
     inputs: Mapping[str, str]
-
-    @property
-    def key(self) -> str:
-        """What stands for the stage in the store: the same inputs, choices and code make the same outputs."""
-        return f"{file_name(self.address)}-{self.digest(self.address, self.fingerprint)}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +102,9 @@ def pack(io: StageIO, store: Store) -> Parcel:
     texts = {name: (root / name).read_text("utf-8") for name in _CHOICES if (root / name).exists()}
     bring(io.root, paths, unless_in=store.uri)
     inputs = {path: store.send(io.root / path) for path in paths}
-    return Parcel(store.uri, io.stage.address, running_code(), io.scratch.name, texts, inputs)
+    address, fingerprint = io.stage.address, io.scratch.name
+    work = digest_of_work(address, fingerprint)
+    return Parcel(store.uri, address, running_code(), work, fingerprint, texts, inputs)
 
 
 def _own_code(root: Path, stage: Stage) -> set[Path]:
@@ -139,7 +139,6 @@ def read_progress(store: Store, parcel: Sent) -> tuple[str, int, int] | None:
 
 
 def read_log(store: Store, parcel: Parcel) -> str:
-    """Read the last log of a stage on a worker."""
     return str((store.read(_log_name(parcel)) or {}).get("text", ""))
 
 
@@ -266,7 +265,6 @@ def _run(project: Path, stage: Stage, parcel: Parcel, store: Store) -> None:
 
 @contextmanager
 def current_folder(folder: Path) -> Iterator[None]:
-    """Work in a folder while the block runs."""
     before = Path.cwd()
     os.chdir(folder)
     try:

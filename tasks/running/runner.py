@@ -145,7 +145,6 @@ def _failure_noted(root: Path, address: str) -> Iterator[None]:
 
 
 def failure_note(root: Path, address: str) -> Path:
-    """Return the file that says why a stage failed when it was last tried."""
     return root / STATE / "failed" / f"{file_name(address)}.json"
 
 
@@ -175,8 +174,8 @@ def progress_file(state: Path, name: str) -> Iterator[Progress]:
     A file, because whoever shows the progress may be another process, whatever runner placed the stage. It is locked
     while the stage runs: what a killed one has left is not.
     """
-    path = _ready(state / "progress" / f"{name}.json")
-    last = 0.0
+    path, last = state / "progress" / f"{name}.json", 0.0
+    path.parent.mkdir(parents=True, exist_ok=True)
 
     def report(what: str, done: int, total: int) -> None:
         nonlocal last
@@ -223,7 +222,7 @@ def has_run(root: Path) -> set[str]:
 
 def _lookup_json(params: Params, studies: StudyParams | None, key: str) -> Any:
     file, _, name = key.rpartition(":")
-    return studies.lookup_json(name) if file and studies else params.lookup_json(key)
+    return (studies if file and studies else params).lookup_json(name)
 
 
 def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any], of_file: Callable[[Path], str]) -> str:
@@ -246,7 +245,6 @@ def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any], of_file
 
 
 def _inputs(root: Path, stage: Stage, lookup: Callable[[str], Any]) -> list[str]:
-    """Return the user's own files and folders that a stage's parameters name."""
     named = named_inputs({key: lookup(key) for key in stage.params}) if INPUTS in stage.deps else []
     return [path for path in named if (root / path).exists()]
 
@@ -375,11 +373,6 @@ def _forget_other_runs(scratch: Path) -> None:
         for other in scratch.parent.iterdir():
             if other != scratch:
                 shutil.rmtree(other)
-
-
-def _ready(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def _sync(path: Path) -> None:

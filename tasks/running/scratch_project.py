@@ -41,7 +41,6 @@ def scratch_project(root: Path, name: str, fresh: bool = True) -> Iterator[Path]
 
 
 def write_params(folder: Path, values: Mapping[str, Any]) -> None:
-    """Write the params.yaml of a scratch project."""
     (folder / "params.yaml").write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
 
 

@@ -65,7 +65,6 @@ _streams: tuple[TextIO, TextIO]
 
 
 def log_path(state: Path, name: str) -> Path:
-    """Return where a stage's log is; `name` is that of its files."""
     return state / "logs" / f"{name}.log"
 
 

@@ -50,7 +50,6 @@ def lease(store: Store, key: str, content: Callable[[], dict[str, Any]]) -> Iter
 
 
 def lease_name(key: str) -> str:
-    """Return the name of a lease's document."""
     return f"leases/{key}.json"
 
 
@@ -101,7 +100,6 @@ def mirrored(store: Store, key: str, scratch: Path) -> Iterator[None]:
 
 
 def forget_state(store: Store, key: str) -> None:
-    """Remove a stage's saved state from the store."""
     store.remove(f"{_state(key)}.json")
     _forget_others(store, key, set())
 
@@ -133,7 +131,6 @@ def _state(key: str) -> str:
 
 
 def _signature(scratch: Path) -> _Signature:
-    """Return size and time of each file of a saved state."""
     signature: _Signature = {}
     for name, path in files_of(scratch) if scratch.is_dir() else []:
         if name.partition("/")[0] not in _NOT_STATE and path.suffix != ".tmp":

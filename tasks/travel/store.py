@@ -110,7 +110,6 @@ class Store:
         self._fetch_files(files, f" and {md5}")
 
     def has(self, md5: str) -> bool:
-        """Whether an object is there."""
         with self._explained("does not answer"):
             return bool(self._fs.exists(self._object(md5)))
 
@@ -149,7 +148,6 @@ class Store:
         return False
 
     def put_file(self, path: Path, name: str) -> None:
-        """Put a file beside the documents."""
         self._put({self._document(name): path})
 
     def get_file(self, name: str, path: Path) -> None:
@@ -283,7 +281,6 @@ class Store:
 
 
 def remove_path(path: Path) -> None:
-    """Remove a file or a folder, if it is there."""
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
@@ -315,12 +312,10 @@ def forget_lost(root: Path) -> list[str]:
 
 
 def hashes_of(files: Iterable[Path]) -> dict[Path, str]:
-    """Return the MD5 of files, which are read several at once."""
     files = list(files)
     with ThreadPoolExecutor() as pool:
         return dict(zip(files, pool.map(hash_once, files), strict=True))
 
 
 def _is(path: Path, md5: str) -> bool:
-    """Whether a file is there with the bytes that its name says."""
     return path.exists() and md5_of(path) == md5

@@ -57,7 +57,7 @@ def test_a_replayed_recipe_names_inputs_that_are_not_those_recorded(tmp_path: Pa
     paths = {"base": str(tmp_path / "base.safetensors"), "experts": {"a": str(tmp_path / "expert.safetensors")}}
     before = merge({**values, **paths}, tmp_path / "before.safetensors")
     record = {**values, "base_fingerprint": before.inputs["base"], "fingerprints": {"a": before.inputs["a"]}}
-    made = replay(record, tmp_path, tmp_path / "again.safetensors")
-    assert (made.fingerprint, made.other_inputs) == (before.fingerprint, ())
+    made, other_inputs = replay(record, tmp_path, tmp_path / "again.safetensors")
+    assert (made.fingerprint, other_inputs) == (before.fingerprint, ())
     record["fingerprints"]["a"] = before.inputs["base"]
-    assert replay(record, tmp_path, tmp_path / "again.safetensors").other_inputs == ("a",)
+    assert replay(record, tmp_path, tmp_path / "again.safetensors")[1] == ("a",)

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from mergeflow.errors import MergeflowError
 from registry import commands as registry_commands
 from registry import stage as register_stage
 from registry.lineage import lineage
-from registry.stage import Replay, replay
+from registry.stage import replay
 from registry.store import Store, connect
 from registry.versions import current, history, show
 from tasks.project.graph import load_graph
@@ -124,12 +125,12 @@ class TestReproduce:
     def test_a_difference_is_shown_per_tensor_and_ends_with_1(
         self, command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def off(recipe: Any, root: Path, out: Path) -> Replay:
-            made = replay(recipe, root, out)
+        def off(recipe: Any, root: Path, out: Path) -> Any:
+            made, _ = replay(recipe, root, out)
             state = load_file(made.path)
             state["visual.proj"][0, 0] += 0.5
             save_file(state, made.path)
-            return Replay(made.path, "another", (), made.seconds)
+            return replace(made, fingerprint="another"), ()
 
         monkeypatch.setattr("flows.rebuild.reproduce.replay", off)
         monkeypatch.setattr(
@@ -161,9 +162,8 @@ class TestUnmerge:
     def test_a_recipe_that_does_not_replay_is_refused(
         self, home: Path, store: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def other(recipe: Any, root: Path, out: Path) -> Replay:
-            made = replay(recipe, root, out)
-            return Replay(made.path, "another", (), made.seconds)
+        def other(recipe: Any, root: Path, out: Path) -> Any:
+            return replace(replay(recipe, root, out)[0], fingerprint="another"), ()
 
         monkeypatch.setattr(register_stage, "replay", other)
         done = unmerge(home, store, MODEL, "champion", "red", promote=True)

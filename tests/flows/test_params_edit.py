@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mergeflow.errors import MergeflowError
-from tasks.project.new import add_task_line, remove_task_line, write_whole
+from tasks.project.new import add_line, remove_task_line, write_whole
 from tests.flows.small_project import ROOT
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,8}", fullmatch=True)
@@ -25,7 +25,7 @@ def test_a_task_goes_in_and_out_of_the_real_file(name: str, source: str) -> None
     params = yaml.safe_load(text)
     if name in params["tasks"]:
         return
-    longer = add_task_line(text, name, source)
+    longer = add_line(text, "tasks", name, source)
     assert yaml.safe_load(longer) == {**params, "tasks": {**params["tasks"], name: source}}
     assert len(longer.splitlines()) == len(text.splitlines()) + 1
     assert remove_task_line(longer, name) == text
@@ -44,7 +44,7 @@ def test_a_task_goes_in_and_out_of_the_real_file(name: str, source: str) -> None
     ],
 )
 def test_every_way_to_write_the_tasks(before: str, after: str | None) -> None:
-    edited = add_task_line(before, "b", "folder:b")
+    edited = add_line(before, "tasks", "b", "folder:b")
     assert after is None or edited == after
     assert yaml.safe_load(edited)["tasks"]["b"] == "folder:b"
 
@@ -56,7 +56,7 @@ def test_a_task_that_is_not_there_is_not_taken_out() -> None:
 
 def test_what_cannot_be_edited_is_left_to_the_person() -> None:
     with pytest.raises(MergeflowError, match="by hand"):
-        add_task_line("shared: &t {a: suite:x}\ntasks: *t\nother: *t\n", "b", "folder:b")
+        add_line("shared: &t {a: suite:x}\ntasks: *t\nother: *t\n", "tasks", "b", "folder:b")
     with pytest.raises(MergeflowError, match="by hand"):
         remove_task_line("tasks: {a: suite:x}\n", "a")
 

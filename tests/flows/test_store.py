@@ -596,7 +596,7 @@ class TestOutputsInTheStore:
         with chdir(remote):
             io, _ = open_stage(remote, stage_of(remote, "register"))
             bring(remote, io.stage.deps)
-            assert describe_expert(io, "left", {}, "", None)["host"] == "box-2"
+            assert describe_expert(io, "left", {}, "")["host"] == "box-2"
 
     def test_changes_are_seen_beside_what_is_not_here(self, remote: Path) -> None:
         with chdir(remote):

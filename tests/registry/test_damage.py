@@ -14,6 +14,8 @@ from registry.store import mlflow
 from registry.versions import current, download, history, load
 from tests.tasks.test_recorded import flip_a_bit
 
+from .test_promotion import champions
+
 GATES = GateSettings()
 FORCE = Force("ada", "it must go live")
 INSIDE = ["model.safetensors", "heads/000.safetensors", "model.json", "recipe.json"]
@@ -22,9 +24,7 @@ INSIDE = ["model.safetensors", "heads/000.safetensors", "model.json", "recipe.js
 @pytest.fixture
 def two(store, make_candidate):
     """A registry with two champions one after the other."""
-    for seed in (1, 2):
-        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
-        promote(store, "merged", seed, GATES)
+    champions(store, make_candidate, 2)
     return store
 
 

@@ -83,7 +83,7 @@ def test_the_same_weights_on_other_data_are_judged_by_them(
     (tmp_path / layout.SELECTION).write_text(json.dumps(SELECTION))
     monkeypatch.setattr("registry.stage.log_pipeline", lambda *_: Logged)
     monkeypatch.setattr("registry.stage.make_candidate", lambda *_: candidate)
-    monkeypatch.setattr("registry.stage.evaluate_version", lambda *_, precision: on_new_data(0.7))
+    monkeypatch.setattr("registry.stage.evaluate_version", lambda *_: on_new_data(0.7))
     monkeypatch.setattr("registry.stage.pipeline_record", lambda *_: None)
     monkeypatch.setattr("registry.stage.child_records", lambda *_: [])
     monkeypatch.setattr("registry.stage.describe_origin", lambda *_: {})

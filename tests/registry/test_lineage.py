@@ -22,7 +22,7 @@ RECIPE = {"method": "ties", "args": {"scale": 0.3}, "base_fingerprint": "ba5e", 
 
 
 def an_origin(run):
-    split = {"path": "outputs/data/train/digits", "sha256": "a" * 64, "images": 300, "dvc": "3c4d"}
+    split = {"path": "outputs/data/train/digits", "sha256": "a" * 64, "examples": 300, "dvc": "3c4d"}
     expert = {
         "path": "outputs/experts/digits",
         "dvc": "1a2b",

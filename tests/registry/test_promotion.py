@@ -34,6 +34,13 @@ from .conftest import CLASSES, make_evidence
 GATES = GateSettings()
 
 
+def champions(store, make_candidate, count):
+    """Register versions, each better than the one before, and promote them one after the other."""
+    for seed in range(1, count + 1):
+        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
+        promote(store, "merged", seed, GATES)
+
+
 def test_first_is_champion_and_a_better_one_replaces_it(store, make_candidate):
     first = register(store, "merged", make_candidate(1, 0.7))
     assert (first.version, first.aliases, first.new) == ("1", ("candidate",), True)
@@ -134,9 +141,7 @@ def test_lost_files_are_registered_again_under_a_new_number(store, make_candidat
 
 @pytest.mark.slow
 def test_a_withdrawn_model_does_not_come_back_under_a_new_number(store, make_candidate):
-    for seed in (1, 2):
-        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
-        promote(store, "merged", seed, GATES)
+    champions(store, make_candidate, 2)
     rollback(store, "merged")
     lose_files(store, "2")
     assert register(store, "merged", make_candidate(2, 0.8)).version == "3"
@@ -144,9 +149,7 @@ def test_a_withdrawn_model_does_not_come_back_under_a_new_number(store, make_can
 
 
 def test_a_withdrawn_version_returns_only_by_force(store, make_candidate):
-    for seed in (1, 2):
-        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
-        promote(store, "merged", seed, GATES)
+    champions(store, make_candidate, 2)
     rollback(store, "merged", who="ada", why="complaints")
     refused = promote(store, "merged", 2, GATES)
     assert not refused.changed
@@ -181,9 +184,7 @@ def test_an_alias_moved_by_hand_is_adopted(store, make_candidate):
 
 
 def test_a_lost_alias_or_a_deleted_champion_is_made_good(store, make_candidate):
-    for seed in (1, 2):
-        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
-        promote(store, "merged", seed, GATES)
+    champions(store, make_candidate, 2)
     store.client.delete_registered_model_alias("merged", "champion")
     assert repair(store, "merged").champion == "2"
     assert find_version(store, "merged", "champion").version == "2"
@@ -194,9 +195,7 @@ def test_a_lost_alias_or_a_deleted_champion_is_made_good(store, make_candidate):
 
 @pytest.mark.parametrize("gone", ["version", "alias"])
 def test_a_rollback_restores_a_champion_that_was_deleted_and_stops(store, make_candidate, gone):
-    for seed in (1, 2, 3):
-        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
-        promote(store, "merged", seed, GATES)
+    champions(store, make_candidate, 3)
     if gone == "version":
         store.client.delete_model_version("merged", "3")
     else:
@@ -219,9 +218,7 @@ def test_a_rollback_restores_a_champion_that_was_deleted_and_stops(store, make_c
 
 
 def test_compare_and_list(store, make_candidate):
-    for seed in (1, 2):
-        register(store, "merged", make_candidate(seed, 0.6 + seed / 10))
-        promote(store, "merged", seed, GATES)
+    champions(store, make_candidate, 2)
     rows = compare(store, "merged", 1, "champion")["accuracy"]
     assert rows["digits"]["change"] == pytest.approx(0.1)
     assert [model.name for model in list_models(store)] == ["merged"]

@@ -13,9 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fastapi.testclient import TestClient
 from mlflow.exceptions import MlflowException
-from mlflow.pyfunc import scoring_server
 from PIL import Image
 
 from mergeflow.checkpoints import write_checkpoint
@@ -89,6 +87,8 @@ def test_all_bad_rows_are_named_at_once(model):
     assert "row 3: the image cannot be decoded" in text
     with pytest.raises(MlflowException, match="text but not base64"):
         model.predict(rows(("%%%", "digits")))
+    with pytest.raises(MlflowException, match="row 0: the image is empty, or text that is not base64"):
+        model.predict(rows(("", "digits")))
 
 
 def test_base64_as_programs_write_it(model):
@@ -116,37 +116,6 @@ def test_a_broken_model_is_not_registered(store, real, tmp_path):
     assert current(store, "merged").candidate is None
     with pytest.raises(MergeflowError, match="missing"):
         replace(real.files, weights=tmp_path / "nowhere.safetensors")
-
-
-def request(image: bytes, task: str) -> dict[str, object]:
-    return {"dataframe_records": [{"image": base64.b64encode(image).decode(), "task": task}]}
-
-
-def test_scoring_over_http_in_process(model):
-    client = TestClient(scoring_server.init(model), raise_server_exceptions=False)
-    answer = client.post("/invocations", json=request(picture(1), "digits"))
-    assert answer.status_code == 200
-    row = answer.json()["predictions"][0]
-    expected = model.predict(rows((picture(1), "digits")))
-    assert row["label"] == expected["label"][0]
-    assert row["probabilities"] == pytest.approx(expected["probabilities"][0])
-    unknown = client.post("/invocations", json=request(picture(1), "digit"))
-    assert unknown.status_code == 400
-    assert "did you mean 'digits'" in unknown.json()["message"]
-    junk = client.post("/invocations", json=request(b"junk", "digits"))
-    assert junk.status_code == 400
-    assert "bytes are not an image of a known format" in junk.json()["message"]
-    for text in ("@@", ""):
-        empty = client.post("/invocations", json={"dataframe_records": [{"image": text, "task": "digits"}]})
-        assert empty.status_code == 400
-        assert "row 0: the image is empty, or text that is not base64" in empty.json()["message"]
-    for answer in (junk, empty):
-        assert " object at 0x" not in answer.text
-        assert "Restore the file" not in answer.text
-    null = {"dataframe_records": [{"image": None, "task": "digits"}]}  # refused by MLflow before the model is asked
-    assert client.post("/invocations", json=null).status_code == 400
-    assert client.post("/invocations", json={"dataframe_records": [{"task": "digits"}]}).status_code == 400
-    assert client.post("/invocations", content=b"{", headers={"content-type": "application/json"}).status_code == 400
 
 
 def test_it_loads_where_registry_is_not_installed_and_nobody_answers(real, tmp_path, monkeypatch, capfd):

@@ -19,12 +19,14 @@ from mergeflow.modalities.vision.preparation import image_decoding
 from registry.gates import Evidence, GateSettings
 from registry.promotion import promote, register
 from registry.stage import evaluate_version
-from registry.versions import load
+from registry.versions import find_stored, load
+from tasks.project.parameters import EvaluationSection
 
 from .conftest import CLASSES
 from .test_real_model import real
 
 __all__ = ["real"]
+JUDGING = EvaluationSection()
 
 
 def prepare(folder: Path, task: str, size: int = 32, names: list[str] | None = None) -> Path:
@@ -57,9 +59,9 @@ def test_promote_asks_anew_only_where_the_images_changed(store, real, tmp_path):
     promote(store, "merged", 1, GateSettings())
     asked = []
 
-    def reevaluate(number):
-        asked.append(number)
-        return evaluate_version(store, "merged", number, splits, today.evidence)
+    def reevaluate(version):
+        asked.append(str(version.version))
+        return evaluate_version(store, version, splits, today.evidence, JUDGING)
 
     same = replace(real, fingerprint="same", evidence=evidence(0.9, "old"))
     register(store, "merged", same)
@@ -76,7 +78,7 @@ def test_figures_are_those_of_the_model_itself(store, real, tmp_path):
 
     splits = {task: prepare(tmp_path / task, task) for task in CLASSES}
     register(store, "merged", real)
-    evidence_anew = evaluate_version(store, "merged", 1, splits, evidence(0.5, "today"))
+    evidence_anew = evaluate_version(store, find_stored(store, "merged", 1), splits, evidence(0.5, "today"), JUDGING)
     split, model = load_split(splits["digits"], "validation"), load(store, "merged", 1)
     rows = {"image": [encode_png(Image.fromarray(pixels)) for pixels in split.images], "task": ["digits"] * 12}
     labels = model.predict(pd.DataFrame(rows))["label"]
@@ -89,10 +91,11 @@ def test_other_classes_and_other_sizes(store, real, tmp_path):
     register(store, "merged", real)
     renamed = prepare(tmp_path / "a", "digits", names=["null", "one", "two"])
     changed = {"digits": renamed, "signs": prepare(tmp_path / "b", "signs")}
-    assert set(evaluate_version(store, "merged", 1, changed, evidence(0.5, "x")).accuracy) == {"signs"}
+    version = find_stored(store, "merged", 1)
+    assert set(evaluate_version(store, version, changed, evidence(0.5, "x"), JUDGING).accuracy) == {"signs"}
     small = {"signs": prepare(tmp_path / "c", "signs", size=16)}
     with pytest.raises(MergeflowError, match="takes examples of image_size 32"):
-        evaluate_version(store, "merged", 1, small, evidence(0.5, "x"))
+        evaluate_version(store, version, small, evidence(0.5, "x"), JUDGING)
 
 
 @pytest.mark.slow
@@ -103,9 +106,11 @@ def test_a_task_that_the_candidate_lacks_is_not_forgotten(store, real, tmp_path)
     one_task = Evidence({"digits": 1.0}, {"digits": 1.0}, {"digits": whole.scores["digits"]}, {"digits": "new"}, True)
     splits = {"digits": prepare(tmp_path / "digits", "digits")}
     register(store, "merged", replace(real, fingerprint="one", evidence=one_task))
-
-    def reevaluate(number: str) -> Evidence:
-        return evaluate_version(store, "merged", number, splits, one_task)
-
-    answer = promote(store, "merged", 2, GateSettings(), reevaluate=reevaluate)
+    answer = promote(
+        store,
+        "merged",
+        2,
+        GateSettings(),
+        reevaluate=lambda version: evaluate_version(store, version, splits, one_task, JUDGING),
+    )
     assert answer.decision.reasons == ["the candidate lacks tasks that the champion serves: signs"]

@@ -11,7 +11,7 @@ from flows.references import resolve_reference
 from mergeflow.errors import MergeflowError
 from registry.promotion import register
 from registry.store import connect
-from registry.versions import download
+from registry.versions import download_model
 from tests.tasks.test_recorded import flip_a_bit
 
 
@@ -41,12 +41,12 @@ def test_a_fetch_that_was_cut_short_is_not_taken_for_the_version(store, make_can
     register(store, "merged", candidate)
 
     def cut(*asked: object) -> Path:
-        folder = download(*asked)
+        folder = download_model(*asked)
         (folder / "model.safetensors").write_bytes(b"half")
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(registry.versions, "download", cut)
+        broken.setattr(registry.versions, "download_model", cut)
         with pytest.raises(KeyboardInterrupt):
             resolve_reference(tmp_path, "models:/merged/1")
     got = Path(resolve_reference(tmp_path, "models:/merged/1"))
@@ -78,9 +78,9 @@ def test_two_at_once_fetch_it_once(store, make_candidate, tmp_path, monkeypatch)
 
     def counted(*asked: object) -> Path:
         fetched.append(asked)
-        return download(*asked)
+        return download_model(*asked)
 
-    monkeypatch.setattr(registry.versions, "download", counted)
+    monkeypatch.setattr(registry.versions, "download_model", counted)
     asking = [threading.Thread(target=resolve_reference, args=(tmp_path, "models:/merged/1")) for _ in range(2)]
     for thread in asking:
         thread.start()

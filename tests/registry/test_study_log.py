@@ -72,9 +72,3 @@ def test_the_same_is_logged_once_and_other_code_again(store: Store, folder: Path
     other = LOCKED | {"params": {"outputs/code.yaml": {"lab": "another"}}}
     assert log_study(store, "lab", result(), folder, other) != first
     assert log_study(store, "lab", result(), folder, {}) != first  # a project without DVC
-
-
-def test_more_rows_than_one_request_takes(store: Store, folder: Path) -> None:
-    rows: list[dict[str, object]] = [{"seed": seed, "loss": seed / 7} for seed in range(1500)]
-    run = log_study(store, "lab", result(rows), folder, LOCKED)
-    assert len(store.client.get_metric_history(run, "rows/loss")) == 1500

@@ -26,6 +26,15 @@ def written(root, name="report.html"):
     return write_report(root, root / "outputs" / name).read_text(encoding="utf-8")
 
 
+def amend(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def amend_decision(root, **changes):
+    path = root / "outputs/registration.json"
+    amend(path, decision=json.loads(path.read_text())["decision"] | changes)
+
+
 class Tags(HTMLParser):
     """Collects the tags of a page, and complains about what closes out of order."""
 
@@ -151,8 +160,7 @@ def test_everything_optional_may_be_missing(make_run):
 
 def test_a_figure_other_than_the_accuracy_is_named_wherever_it_stands(make_run):
     root = make_run(["mood", "stars"])
-    path = root / "outputs/results/test.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "metrics": {"stars": "spearman"}}))
+    amend(root / "outputs/results/test.json", metrics={"stars": "spearman"})
     page = written(root)
     tables = 1 + len(json.loads((root / "outputs/results/selection.json").read_text())["methods"])
     assert page.count(">stars (spearman)<") == tables
@@ -163,29 +171,23 @@ def test_the_standard_error_stands_where_every_task_is_judged_by_its_accuracy(ma
     root = make_run(["mood", "stars"])
     assert "One standard error of the winner’s mean is" in written(root)
     path = root / "outputs/results/test.json"
-    test = json.loads(path.read_text().replace('"stars": 0.', '"stars": -0.'))  # a correlation
-    path.write_text(json.dumps({**test, "metrics": {"stars": "pearson"}}))
+    path.write_text(path.read_text().replace('"stars": 0.', '"stars": -0.'))  # a correlation
+    amend(path, metrics={"stars": "pearson"})
     assert "standard error" not in written(root)
 
 
 def test_blocks_of_a_causal_model_have_no_standard_error_of_single_answers(make_run):
     root = make_run(["ships", "trees"])
-    path = root / "outputs/results/test.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": {"modality": "causal"}, "sources": {}}))
+    amend(root / "outputs/results/test.json", model={"modality": "causal"}, sources={})
     assert "standard error" not in written(root)
 
 
 def test_base_data_and_seed_are_those_of_the_run_whatever_the_choices_say_by_now(make_run):
     root = make_run(["ships", "trees"])
-    path = root / "outputs/results/test.json"
-    changes = {
-        "model": {"modality": "vision", "pretrained": "ours"},
-        "sources": dict.fromkeys(["ships", "trees"], "suite:a"),
-    }
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    for task in ("ships", "trees"):
-        trained = root / f"outputs/experts/{task}/training.json"
-        trained.write_text(json.dumps(json.loads(trained.read_text()) | {"seed": 41}))
+    model, sources = {"modality": "vision", "pretrained": "ours"}, dict.fromkeys(["ships", "trees"], "suite:a")
+    amend(root / "outputs/results/test.json", model=model, sources=sources)
+    for task in sources:
+        amend(root / f"outputs/experts/{task}/training.json", seed=41)
     before = written(root)
     for words in ("pretrained ours", "suite:a", ">41<", "seed 41"):
         assert words in before
@@ -227,30 +229,19 @@ def test_a_choice_at_the_edge_of_the_grid_is_said(make_run):
 
 def test_a_refused_candidate_shows_the_reasons(make_run):
     root = make_run()
-    path = root / "outputs/registration.json"
-    record = json.loads(path.read_text())
-    record |= {"champion": "7", "aliases": ["candidate"]}
-    record["decision"] |= {"promote": False, "gates": [{"name": "margin", "passed": False, "reason": "no gain"}]}
-    path.write_text(json.dumps(record))
+    amend(root / "outputs/registration.json", champion="7", aliases=["candidate"])
+    amend_decision(root, promote=False, gates=[{"name": "margin", "passed": False, "reason": "no gain"}])
     page = written(root)
     assert "The gates refused it; the champion is version 7." in page
     assert "<strong>failed</strong>" in page
     assert "no gain" in page
 
 
-def changed(root, **decision):
-    path = root / "outputs/registration.json"
-    record = json.loads(path.read_text())
-    record["decision"] |= decision
-    path.write_text(json.dumps(record))
-    return record
-
-
 def test_the_decision_is_drawn_against_what_is_allowed(make_run):
     root = make_run()
     assert 'id="figure-decision"' not in written(root)  # the first champion is compared with nothing
     numbers = {"gain": 0.012, "interval": [0.003, 0.027], "settings": {"tolerance": 0.05, "margin": 0.0}}
-    changed(root, numbers={**numbers, "change": {"digits": 0.02, "land": -0.061, "signs": 0.0}})
+    amend_decision(root, numbers={**numbers, "change": {"digits": 0.02, "land": -0.061, "signs": 0.0}})
     page = written(root)
     Tags(page)
     picture = page.partition('id="figure-decision"')[2].partition("</svg>")[0]
@@ -273,7 +264,6 @@ def test_boxes_of_the_lineage_do_not_lie_on_each_other(make_run):
 
 def test_the_lineage_says_what_the_registry_knows(make_run):
     root = make_run()
-    path = root / "outputs/registration.json"
     environment = {"python": "3.11.7", "system": "Linux", "processor": "EPYC", "accelerator": None}
     lineage = {
         "git_commit": "3f2a9c7e51d0b8a64f1e with local changes",
@@ -282,7 +272,7 @@ def test_the_lineage_says_what_the_registry_knows(make_run):
         "experts": [{"task": "digits", "regime": "lora", "seed": 7}],
         "missing": ["the run 77 of the expert 'land'"],
     }
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"lineage": lineage}))
+    amend(root / "outputs/registration.json", lineage=lineage)
     page = unescape(written(root))
     for words in ("commit 3f2a9c7e51d0<", "3f2a9c7e51d0b8a64f1e with local changes", "8d3b", "lora · seed 7 · weights"):
         assert words in page
@@ -293,9 +283,8 @@ def test_the_lineage_says_what_the_registry_knows(make_run):
 def test_a_gpu_has_its_columns(make_run):
     root = make_run()
     assert "GPU seconds" not in written(root)
-    path = root / ".mergeflow/records/finetune@digits.json"
     cost = Cost(steps=10, examples=6400, seconds=10.0, gpu_seconds=9.5)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"training": cost.as_json()}))
+    amend(root / ".mergeflow/records/finetune@digits.json", training=cost.as_json())
     page = written(root)
     assert "GPU seconds" in page
     assert ">9.5<" in page
@@ -304,8 +293,7 @@ def test_a_gpu_has_its_columns(make_run):
 
 def test_a_registration_without_a_decision_is_shown(make_run):
     root = make_run()
-    path = root / "outputs/registration.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"decision": None}))
+    amend(root / "outputs/registration.json", decision=None)
     assert "It was champion already" in written(root)
 
 
