@@ -46,7 +46,9 @@ def mend_locks(root: Path) -> bool:
     for name in damaged:
         _restore(root, name)
     running = dvc_home(root) / RUNNING
-    if running.exists() and not _is_json(running.read_text("utf-8")):
+    try:
+        json.loads(running.read_text("utf-8") if running.exists() else "{}")
+    except ValueError:
         running.unlink()
         return True
     return bool(damaged)
@@ -69,14 +71,6 @@ def _restore(root: Path, name: str) -> None:
     print(f"{name} was cut off when DVC was killed: {outcome}; no results are lost.", file=sys.stderr)
 
 
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
 def is_whole(text: str) -> bool:
     """Check whether this is a whole lock file, which DVC can read."""
     return whole_stages(text) is not None
@@ -89,11 +83,6 @@ _DVC = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); fro
 def dvc(root: Path, *arguments: str) -> str:
     """Run a command of DVC's to its end and return its output."""
     return _run_dvc(root, ["--wait-for-lock", *arguments])
-
-
-def ask_dvc(root: Path, *arguments: str) -> str:
-    """Run a command of DVC's that only reads, at once, whatever stage another DVC runs."""
-    return _run_dvc(root, ["ask", "--wait-for-lock", *arguments])
 
 
 def _run_dvc(root: Path, arguments: list[str]) -> str:
@@ -163,7 +152,8 @@ def changes(root: Path, stages: dict[str, Stage]) -> dict[str, list[Any]]:
     if not writers(root):
         write_digests(root)
     files = {stage.file for stage in stages.values()}
-    status = json.loads(ask_dvc(root, "status", "--json", *sorted(files)) or "{}")
+    # It only reads, so it is answered at once, whatever stage another DVC runs.
+    status = json.loads(_run_dvc(root, ["ask", "--wait-for-lock", "status", "--json", *sorted(files)]) or "{}")
     return {address: said for address, said in status.items() if address in stages and not stages[address].frozen}
 
 
@@ -201,13 +191,9 @@ def _recorded_code(root: Path, stage: Stage) -> str:
 def record_outputs(root: Path, addresses: list[str]) -> None:
     """Put the outputs of finished stages into DVC's cache and dvc.lock, and the digests of code with them."""
     write_digests(root)
-    if addresses or not _code_is_recorded(root):
+    recorded = locked_stages(root).get(CODE_STAGE, {}).get("outs", [])
+    if addresses or md5_of(root / CODE) not in [out["md5"] for out in recorded]:
         dvc(root, "commit", "--force", CODE_STAGE, *addresses)
-
-
-def _code_is_recorded(root: Path) -> bool:
-    entry = locked_stages(root).get(CODE_STAGE, {})
-    return md5_of(root / CODE) in [out["md5"] for out in entry.get("outs", [])]
 
 
 def push_outputs(root: Path) -> None:

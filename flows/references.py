@@ -26,17 +26,15 @@ def resolve_reference(root: Path, path: str) -> str:
         name, separator, which = re.match(r"([^/@]*)([/@]?)(.*)", address).groups()  # type: ignore[union-attr]
         if not name.strip(".") or not which:
             raise MergeflowError(f"'{path}' names no version: write models:/NAME@ALIAS or models:/NAME/VERSION.")
-        return _version_of_alias(root, name, which) if separator == "@" else str(_weights(root, name, which))
+        if separator != "@":
+            return str(_weights(root, name, which))
+        from registry.store import connect
+        from registry.versions import find_version
+
+        return f"models:/{name}/{find_version(connect(project_root=root), name, which).version}"
     if "://" not in path and not Path(path).exists():
         fetch_output(root, Path(path))
     return path
-
-
-def _version_of_alias(root: Path, name: str, alias: str) -> str:
-    from registry.store import connect
-    from registry.versions import find_version
-
-    return f"models:/{name}/{find_version(connect(project_root=root), name, alias).version}"
 
 
 def _weights(root: Path, name: str, which: str) -> Path:

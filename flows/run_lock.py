@@ -5,14 +5,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID
 
-from filelock import Timeout
 from prefect import get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed
 
-from tasks.project.files import file_lock
+from tasks.project.files import file_lock, is_free
 from tasks.project.stage import STATE
 
 
@@ -49,17 +48,9 @@ def _signed_in(root: Path) -> Iterator[Path]:
 
 def _report_killed(this_run: Path) -> None:
     for other in this_run.parent.glob("*.lock"):
-        if other != this_run and _is_left(other):
+        if other != this_run and is_free(other):
             _report_crashed(other.stem)
             other.unlink(missing_ok=True)
-
-
-def _is_left(path: Path) -> bool:
-    try:
-        with file_lock(path, path.stem, timeout=0):
-            return True
-    except Timeout:
-        return False
 
 
 def _report_crashed(run_id: str) -> None:

@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from filelock import Timeout
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -28,7 +27,7 @@ from mergeflow.errors import MergeflowError, first_line, hide_passwords, without
 from mergeflow.layout import CODE
 from mergeflow.merging import configure
 from tasks.plotting.rows import experts_behind_base, task_title
-from tasks.project.files import file_lock, read_yaml
+from tasks.project.files import is_free, read_yaml
 from tasks.project.graph import downstream_closure, load_graph, upstream
 from tasks.project.stage import STATE, Stage
 from tasks.project.studies import EMBEDDED
@@ -90,11 +89,8 @@ def finished_stages(root: Path, stale: Sequence[str], stages: dict[str, Stage]) 
 def at_work(root: Path) -> Iterator[str]:
     """Yield each stage that a run in this folder works on, with its present work and progress."""
     for path in sorted((root / STATE / "progress").glob("*.json")):
-        try:
-            with file_lock(progress_lock(path), path.stem, timeout=0):
-                continue  # its run was killed
-        except Timeout:
-            pass
+        if is_free(progress_lock(path)):
+            continue  # its run was killed
         with suppress(OSError, ValueError):  # it ended just now
             progress = json.loads(path.read_text())
             yield f"{path.stem} · {progress['what']} ({progress['done']} of {progress['total']})"

@@ -99,10 +99,6 @@ def load_part(package: str, part: str, what: str) -> ModuleType:
         raise _broken(f"{part}.py of {what}", _home(package), error) from error
 
 
-def loaded_from(module: ModuleType) -> str:
-    return str(module.__file__ or module.__name__)
-
-
 def _home(package: str) -> Path:
     return Path(sys.modules[package].__path__[0]).resolve() if package in sys.modules else Path()
 
@@ -161,11 +157,6 @@ def origin_of(module: ModuleType, place: str) -> Origin:
         # The private package's name says where the folder lies on this machine, which does not count.
         whole.update(f"{name[top:]}\0{hashlib.sha256(sources[name]).hexdigest()}\0".encode())
     return Origin(place, whole.hexdigest())
-
-
-def entry_point_origin(point: EntryPoint) -> Origin:
-    """Return where things of an entry point come from, once it is loaded."""
-    return origin_of(sys.modules[point.module], f"{_distribution(point)} ({point.value})")
 
 
 def _distribution(point: EntryPoint) -> str:
@@ -333,7 +324,8 @@ class Shelf(Generic[T]):
                 things = self._things_of(loaded, loaded.__name__.partition(".")[0])
             else:
                 things = {loaded.name: loaded} if isinstance(loaded, self.declared) else {}
-            self._add(things_loaded, things, entry_point_origin(point))
+            origin = origin_of(sys.modules[point.module], f"{_distribution(point)} ({point.value})")
+            self._add(things_loaded, things, origin)
         in_project = python_files(project / self.folder) if project is not None else []
         for path in (*in_project, *(file for file in files if file not in in_project)):
             module = load_file(path)
@@ -409,8 +401,8 @@ class Parts(Generic[P]):
         declared = [value for value in vars(module).values() if isinstance(value, self.declared)]
         if len(declared) != 1:
             raise MergeflowError(
-                f"{loaded_from(module)} must hold one {self.declared.__name__} of the {self.kind} '{name}', "
-                f"found {len(declared)}."
+                f"{module.__file__ or module.__name__} must hold one {self.declared.__name__} of the {self.kind} "
+                f"'{name}', found {len(declared)}."
             )
         return declared[0]
 

@@ -257,7 +257,9 @@ def promote(
         champion, unreadable = None, ""
         if state.champion is not None:
             try:
-                champion = _champion_evidence(store, versions[state.champion], judged, reevaluate)
+                champion = read_evidence(store, versions[state.champion])
+                if reevaluate is not None and not comparable(judged, champion):
+                    champion = reevaluate(versions[state.champion])
             except MergeflowError as error:
                 unreadable = _unreadable(name, number, state.champion, error)
         out = any(withdrawn(change.model.events, twin) for twin in _twins(versions, number))
@@ -329,13 +331,6 @@ def _bounded(evidence: Evidence, stored: Evidence) -> Evidence:
         for criterion in stored.criteria
     ]
     return replace(evidence, criteria=bounds)
-
-
-def _champion_evidence(
-    store: Store, champion: ModelVersion, candidate: Evidence, reevaluate: Callable[[ModelVersion], Evidence] | None
-) -> Evidence:
-    registered = read_evidence(store, champion)
-    return registered if reevaluate is None or comparable(candidate, registered) else reevaluate(champion)
 
 
 def _unreadable(name: str, number: str, champion: str, error: MergeflowError) -> str:

@@ -48,11 +48,6 @@ def expert_head_path(io: StageIO, task: str) -> Path:
     return path if path.exists() else io.dep(layout.head(task))
 
 
-def load_expert_head(io: StageIO, task: str, device: torch.device) -> Head | None:
-    head = read_head(expert_head_path(io, task))
-    return None if head is None else head.to(device)
-
-
 def load_examples(io: StageIO, split: str, task: str, device: torch.device, head: Head | None) -> Examples:
     """Return one split of one task, judged with a head."""
     return modality_of(io).open(task, io.dep(layout.split(split, task)), split, head, device)
@@ -60,7 +55,8 @@ def load_examples(io: StageIO, split: str, task: str, device: torch.device, head
 
 def load_for_experts(io: StageIO, split: str, tasks: Iterable[str], device: torch.device) -> dict[str, Examples]:
     """Return one split of each task, judged with its expert's head."""
-    return {task: load_examples(io, split, task, device, load_expert_head(io, task, device)) for task in tasks}
+    heads = {task: read_head(expert_head_path(io, task)) for task in tasks}
+    return {task: load_examples(io, split, task, device, head and head.to(device)) for task, head in heads.items()}
 
 
 def expert_summary(io: StageIO, task: str) -> Training:

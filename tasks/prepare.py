@@ -8,7 +8,6 @@ from mergeflow.data import SPLITS
 from mergeflow.data.address import open_source
 from mergeflow.data.arrays import MANIFEST
 from mergeflow.data.prepare import prepare_task
-from mergeflow.data.task import Progress
 from mergeflow.modalities.preparing import find_preparation
 from tasks.project.stage import StageIO
 
@@ -18,13 +17,17 @@ def run(io: StageIO) -> None:
 
     The splits lie in folders of their own so that the graph shows who reads which: test is read by `evaluate` alone.
     """
+
+    def report(split: str, done: int, total: int | None) -> None:
+        io.report(split, done, total or done)
+
     preparation = find_preparation(io.section("model.modality"))
     source, seed = io.section(f"tasks.{io.item}"), io.params.seed
     raw = open_source(io.item, source, preparation.sources, preparation.transforms, seed, root=io.root)
     work = io.scratch / "prepared"
     shutil.rmtree(work, ignore_errors=True)
     decoding = preparation.decoding(io.section("data"), io.root)
-    for warning in prepare_task(raw, work, decoding, seed, _progress(io))["warnings"]:
+    for warning in prepare_task(raw, work, decoding, seed, report)["warnings"]:
         print(f"warning: task '{io.item}': {warning}", file=sys.stderr)
     for split in SPLITS:
         folder = io.out(layout.split(split, io.item))
@@ -35,10 +38,3 @@ def run(io: StageIO) -> None:
     manifests = io.out(layout.manifest_folder(io.item))
     manifests.mkdir()
     (work / MANIFEST).rename(manifests / MANIFEST)
-
-
-def _progress(io: StageIO) -> Progress:
-    def report(split: str, done: int, total: int | None) -> None:
-        io.report(split, done, total or done)
-
-    return report

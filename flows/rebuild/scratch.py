@@ -73,10 +73,11 @@ def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, st
     for ancestor in wanted:
         bring(root, [ancestor.path])
         if _proven(ancestor, root / ancestor.path):
-            there = _all_files(root / ancestor.path)
+            folder = root / ancestor.path
+            there = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
             names = [name for name in ancestor.files if name in there] or there
             for name in names:
-                link(root / ancestor.path / name, target / ancestor.path / name)
+                link(folder / name, target / ancestor.path / name)
             places[ancestor.path] = "the project"
         else:
             absent.append(ancestor)
@@ -112,10 +113,6 @@ def _proven(ancestor: Ancestor, folder: Path) -> bool:
         return ancestor.is_it(folder)
     except (MergeflowError, OSError):  # missing or damaged is as good as another content
         return False
-
-
-def _all_files(folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
 def _from_dvc(root: Path, wanted: list[Ancestor], target: Path) -> dict[str, str]:

@@ -55,6 +55,15 @@ def file_lock(path: Path, what: str, timeout: float = -1) -> Iterator[None]:
         lock.release()
 
 
+def is_free(path: Path) -> bool:
+    """Whether no process holds this lock file."""
+    try:
+        with file_lock(path, path.stem, timeout=0):
+            return True
+    except Timeout:
+        return False
+
+
 class Wait:
     """A wait, attempt by attempt, for what another process holds; whoever waits `PATIENCE` seconds is told for what."""
 

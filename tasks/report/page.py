@@ -123,8 +123,9 @@ def _facts(run: RunFiles) -> list[Fact]:
     rows = {row["name"]: row for row in run.test["rows"]}
     winner = rows[run.selection["winner"]]
     experts, base = rows["individual"], base_row(run.test["rows"])
+    name = Markup("_<wbr>").join(winner["name"].split("_"))  # a long one breaks there, not within a word
     facts = [
-        Fact("Best merge, by validation", _breakable(winner["name"]), arguments_text(winner["args"])),
+        Fact("Best merge, by validation", name, arguments_text(winner["args"])),
         Fact(
             "Mean test accuracy",
             f"{100 * winner['mean']:.1f} %",
@@ -140,11 +141,6 @@ def _facts(run: RunFiles) -> list[Fact]:
         gain = 100 * (winner["mean"] - rows["average"]["mean"])
         facts.append(Fact("Over averaging", f"{gain:+.1f} points".replace("-", "−"), "of mean test accuracy"))
     return facts
-
-
-def _breakable(name: str) -> Markup:
-    """Let a long name break after its underscores, not within a word."""
-    return Markup("_<wbr>").join(name.split("_"))
 
 
 def _about(run: RunFiles) -> list[tuple[str, str]]:

@@ -267,7 +267,7 @@ def read_source(text: bytes, package: str, is_package: bool = False) -> Source:
     exports = _exports(tree, bound) if is_package else None
     folders = sorted(folder for _, folder in shelves)
     parts = sorted(_made(tree, "Parts", {"package": 2, "folder": 3, "part": 4}))
-    methods = sorted(_declared_methods(tree))
+    methods = sorted(name for (name,) in _made(tree, "method", {"name": 0}) if name)
     return Source(meaning, sorted(names), sorted(whole), sorted(strings), folders, parts, methods, exports)
 
 
@@ -399,14 +399,6 @@ def _made(tree: ast.Module, name: str, wanted: dict[str, int]) -> Iterator[list[
             values = [given.get(argument, placed.get(place)) for argument, place in wanted.items()]
             if None not in values:  # else something else of that name
                 yield [str(value.value or "") if isinstance(value, ast.Constant) else "" for value in values]
-
-
-def _declared_methods(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _last_name(node.func) == "method" and node.args:
-            name = node.args[0]
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                yield name.value
 
 
 def _dotted(node: ast.Attribute, bound: dict[str, str]) -> str | None:

@@ -111,7 +111,9 @@ def run_stage(root: Path, stage: Stage, force: bool = False, work: Callable[[Sta
         if io.studies is not None:  # report a study's wrong options before its training runs start
             check_study_graph(root, io.studies)
         scratch = io.scratch
-        _forget_other_runs(scratch)
+        for other in scratch.parent.glob("*"):  # of other inputs or parameters
+            if other != scratch:
+                shutil.rmtree(other)
         done = scratch / "complete"
         if force or not done.exists():
             log = stage_log(log_path(state, stage.folder_name))
@@ -366,13 +368,6 @@ def _write_record(io: StageIO, started: float, before: float) -> None:
         **io.costs,
     }
     write_atomically(io.root / STATE / "records" / f"{io.stage.folder_name}.json", json.dumps(record, indent=1))
-
-
-def _forget_other_runs(scratch: Path) -> None:
-    if scratch.parent.exists():
-        for other in scratch.parent.iterdir():
-            if other != scratch:
-                shutil.rmtree(other)
 
 
 def _sync(path: Path) -> None:

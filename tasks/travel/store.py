@@ -271,13 +271,10 @@ class Store:
         except Exception as error:  # each file system has its own
             if isinstance(error, (MergeflowError, *passed)):
                 raise
-            raise self._unable(what, error) from error
-
-    def _unable(self, what: str, error: Exception) -> StoreError:
-        return StoreError(
-            f"the store {self.uri} {what} ({type(error).__name__}: {first_line(error)}). Nothing half-written is left, "
-            "and finished work counts: run again when that is mended."
-        )
+            raise StoreError(
+                f"the store {self.uri} {what} ({type(error).__name__}: {first_line(error)}). Nothing half-written is "
+                "left, and finished work counts: run again when that is mended."
+            ) from error
 
 
 def remove_path(path: Path) -> None:
