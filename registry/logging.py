@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run
 from mlflow.exceptions import MlflowException
@@ -230,33 +230,14 @@ def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-class Finding(Protocol):
-    """The finding of a study about one system of a paper."""
-
-    @property
-    def system(self) -> str: ...
-    @property
-    def claim(self) -> str: ...
-    @property
-    def verdict(self) -> str: ...
-
-
-class Result(Protocol):
-    """The result of a study."""
-
-    @property
-    def findings(self) -> Sequence[Finding]: ...
-    @property
-    def rows(self) -> Sequence[Mapping[str, Any]]: ...
-
-
-def log_study(store: Store, name: str, result: Result, folder: Path, locked: Mapping[str, Any]) -> str:
+def log_study(store: Store, name: str, result: Any, folder: Path, locked: Mapping[str, Any]) -> str:
     """Log a study's result, once: the same files from the same inputs again give the same run.
 
     A column `c` of numbers becomes the metric `rows/c`, whose step is the number of the row, counted from 0: all values
     of a row have one step, and the file rows.parquet, which is among the run's files, says what the row is of.
 
     Args:
+        result: its `findings`, with `system`, `claim` and `verdict` each, and its `rows`.
         locked: the study's entry in DVC's lock file, empty where DVC has recorded none. Its parameters (seeds, choices,
             the digest of the code) become the run's, and so do the hashes of its inputs and outputs.
     """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -360,7 +360,7 @@ class _Change:
     check: Check
     model: Snapshot
 
-    @property
+    @cached_property
     def state(self) -> State:
         return resolve(self.model)
 

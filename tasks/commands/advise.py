@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from mergeflow.commands.options import print_table
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
-from tasks.commands.expert_inputs import ExpertInputs, OpenedExperts, SamplesError
+from tasks.commands.expert_inputs import Architecture, ExpertInputs, OpenedExperts, SamplesError
 
 if TYPE_CHECKING:
     from mergeflow.analysis.provable.advice import Advice
@@ -114,10 +114,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
                 help="Samples without labels, once for all experts or once for each: suite:NAME/TASK, folder:PATH …",
             ),
         ] = None,
-        architecture: Annotated[
-            str | None,
-            typer.Option(help="open_clip's name, pocket-clip, torchvision:NAME, or a folder with config.json."),
-        ] = None,
+        architecture: Architecture = None,
         samples: Annotated[int, typer.Option(min=2, help="Samples of each source, at most.")] = 200,
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     ) -> None:

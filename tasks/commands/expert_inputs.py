@@ -5,7 +5,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 
 State = Mapping[str, Any]
+Architecture = Annotated[
+    str | None, typer.Option(help="open_clip's name, pocket-clip, torchvision:NAME, or a folder with config.json.")
+]
 
 
 class SamplesError(MergeflowError):

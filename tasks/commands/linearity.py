@@ -13,7 +13,7 @@ from rich.table import Column, Table
 
 from mergeflow.commands.options import print_table
 from mergeflow.errors import MergeflowError
-from tasks.commands.expert_inputs import ExpertInputs
+from tasks.commands.expert_inputs import Architecture, ExpertInputs
 
 if TYPE_CHECKING:
     from mergeflow.linearity.affine import Linearity
@@ -217,10 +217,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
                 metavar="SOURCE", help="suite:, folder:, parquet: … or text:FILE; repeat. In a project each one's task."
             ),
         ] = None,
-        architecture: Annotated[
-            str | None,
-            typer.Option(help="open_clip's name, pocket-clip, torchvision:NAME, or a folder with config.json."),
-        ] = None,
+        architecture: Architecture = None,
         layer: Annotated[list[str] | None, typer.Option(help="A submodule, repeatable; all blocks by default.")] = None,
         alpha: Annotated[list[float] | None, typer.Option(help="α, repeatable; 0.25, 0.5, 0.75 by default.")] = None,
         samples: Annotated[int, typer.Option(min=1, help="Samples of each source, at most.")] = 128,
