@@ -441,10 +441,10 @@ class TestParcel:
         refused = carry_out({**parcel, "driver": other})
         assert isinstance(refused, MergeflowError)
         assert "1.0" in str(refused)
-        elsewhere = carry_out({**parcel, "fingerprint": "0" * 16})
-        assert "is another stage on" in str(elsewhere)
         broken = carry_out({**parcel, "texts": {}})
         assert isinstance(broken, MergeflowError)
+        elsewhere = carry_out({**parcel, "fingerprint": "0" * 16})
+        assert "is another stage on" in str(elsewhere)
 
     def test_the_driver_takes_hashes_and_record(self, toy: Path, worker: Path, tmp_path: Path) -> None:
         store, out = Store(f"file://{tmp_path}/store"), "outputs/experts/right"
