@@ -5,6 +5,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,12 @@ def print_status(root: Path, console: Console, studies: bool = False) -> list[st
     """Print which stages are stale for the present code, parameters and data, with the reason for each."""
     from tasks.project.validate_params import validate_params  # here, because `results` needs no torch
 
+    say = partial(console.print, highlight=False, soft_wrap=True)
     validate_params(root)
     for pid, words in writers(root):
-        console.print(
-            f"`dvc {words.partition(' ')[2]}` (process {pid}) is at work here; what it runs now counts as stale.",
-            highlight=False,
-        )
+        say(f"`dvc {words.partition(' ')[2]}` (process {pid}) is at work here; what it runs now counts as stale.")
     for line in at_work(root):
-        console.print(f"[bold]At work:[/] {line}", highlight=False, soft_wrap=True)
+        say(f"[bold]At work:[/] {line}")
     stages = load_graph(root, studies)
     causes = {address: list(reasons(entries)) for address, entries in changes(root, stages).items()}
     stale = downstream_closure(set(causes), stages)
@@ -58,18 +57,14 @@ def print_status(root: Path, console: Console, studies: bool = False) -> list[st
     if not stale and not todo:
         console.print("[bold]Nothing changed:[/] every stage is up to date.")
         return []
-    console.print(f"[bold]{len(todo)} of {len(stages)} stages to run[/]", highlight=False)
+    say(f"[bold]{len(todo)} of {len(stages)} stages to run[/]")
     for address in todo:
         why = causes.get(address) or [f"after {above}" for above in upstream(stages[address], stages) if above in todo]
         why = [*last_failure(root, address), *why]
         more = [f"{len(why) - SHOWN} more"] if len(why) > SHOWN else []
-        console.print(f"  {address:<26} {', '.join([*why[:SHOWN], *more])}", highlight=False, soft_wrap=True)
+        say(f"  {address:<26} {', '.join([*why[:SHOWN], *more])}")
     if finished:
-        console.print(
-            f"[bold]{len(finished)} more have finished:[/] {', '.join(finished)}. DVC records them when a run ends.",
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(f"[bold]{len(finished)} more have finished:[/] {', '.join(finished)}. DVC records them when a run ends.")
     return todo
 
 
@@ -148,36 +143,33 @@ def print_summary(root: Path, console: Console) -> None:
         raise MergeflowError(f"{path.name} is missing: run the pipeline first with `mergeflow run`.")
     test = read_document(path, Test)
     print_table(console, result_table(test))
-    console.print(f"Chosen on validation: {chosen_arguments(test)}.", highlight=False)
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    say(f"Chosen on validation: {chosen_arguments(test)}.")
     for line in grid_ends(root):
-        console.print(f"[bold yellow]At the end of its grid:[/] {line}", highlight=False, soft_wrap=True)
+        say(f"[bold yellow]At the end of its grid:[/] {line}")
     behind = experts_behind_base(test["rows"])
     if behind:
         figures = ", ".join(
             f"{task} ({100 * expert:.1f} against {100 * base:.1f})" for task, (expert, base) in behind.items()
         )
-        console.print(
+        say(
             f"[bold yellow]Experts no better than the base on test:[/] {figures}. Look at how they were trained: the "
             "report shows their courses.",
-            highlight=False,
-            soft_wrap=True,
         )
     sources = _section(root, "tasks")
     drawn = [task for task in test["tasks"] if str(sources.get(task)).startswith(EMBEDDED)]
     if drawn:
         which = "Embedded suite" if len(drawn) == len(test["tasks"]) else f"Embedded suite ({', '.join(drawn)})"
-        console.print(
+        say(
             f"[dim]{which}: examples drawn by this project. They show mechanisms; do not compare these numbers "
             "with tables of papers.[/]",
-            highlight=False,
-            soft_wrap=True,
         )
     registration = root / layout.REGISTRATION
     if registration.exists():
         _print_registration(read_document(registration, Registration), console)
     report = root / layout.REPORT
     if report.exists():
-        console.print(f"[bold]Report[/]      {report.relative_to(root)}", highlight=False, soft_wrap=True)
+        say(f"[bold]Report[/]      {report.relative_to(root)}")
 
 
 def result_table(test: Test) -> Table:
@@ -265,13 +257,14 @@ def _print_registration(registration: Registration, console: Console) -> None:
     alias = f"as {names}" if names else "without an alias"
     version = f"{registration['model']} version {registration['version']}"
     text = f"[bold]Registered[/]  {version} {alias}, method {registration['method']}"
-    console.print(text, highlight=False, soft_wrap=True)
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    say(text)
     decision = registration["decision"]
     if decision and not decision["promote"]:
         over = f" over version {registration['champion']}" if registration["champion"] else ""
-        console.print(f"[bold]The run did not promote it[/]{over}:", highlight=False)
+        say(f"[bold]The run did not promote it[/]{over}:")
         for reason in decision["reasons"]:
-            console.print(f"  · {reason}", highlight=False, soft_wrap=True)
+            say(f"  · {reason}")
 
 
 NOTHING, CHAMPION, REFUSED, DONE, FAILED = "Nothing to do", "New champion", "Refused", "Done", "Failed"

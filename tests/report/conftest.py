@@ -43,18 +43,6 @@ def finished(make_run: MakeRun, drawn: dict[str, bytes]) -> Path:
     return place(make_run(), drawn)
 
 
-@pytest.fixture
-def draw_figures() -> Callable[[Path, Path], dict[str, bytes]]:
-    """Return a function that runs the stage `figures` on a run, with a scratch folder, and returns its files."""
-    return draw
-
-
-@pytest.fixture
-def place_figures() -> Callable[[Path, dict[str, bytes]], Path]:
-    """Return a function that puts figures where the stage would."""
-    return place
-
-
 def draw(root: Path, scratch: Path) -> dict[str, bytes]:
     from mergeflow import layout
     from tasks.figures import run

@@ -19,6 +19,8 @@ from tasks.report.files import read_run
 from tasks.report.pictures import inline, lineage_figure
 from tests.project_folder import change_params
 
+from .conftest import place
+
 HOSTILE = "<script>alert('x')</script>\"&"
 
 
@@ -297,10 +299,10 @@ def test_a_registration_without_a_decision_is_shown(make_run):
     assert "It was champion already" in written(root)
 
 
-def test_hostile_names_stay_text(make_run, draw_figures, place_figures, tmp_path):
+def test_hostile_names_stay_text(make_run, tmp_path):
     grids = {"cart": {"matrices": [HOSTILE], "scale": [0.5, 1.0, 2.0]}}
     root = make_run(["<b>bold</b>", "b"], grids, source=f"folder:{HOSTILE}")
-    place_figures(root, draw_figures(root, tmp_path / "scratch"))
+    place(root(root, tmp_path / "scratch"))
     record = json.loads((root / "outputs/registration.json").read_text())
     record["decision"]["gates"][0]["reason"] = record["model"] = HOSTILE
     (root / "outputs/registration.json").write_text(json.dumps(record))
