@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil  # type: ignore[import-untyped]  # DVC needs it too
 
@@ -29,7 +29,10 @@ from tasks.project.recorded import (
 from tasks.project.stage import MAIN, STATE, STUDIES, Stage, covers
 from tasks.running.digests import CODE_STAGE, accept, digest_key, strict_digest, write_digests
 from tasks.running.runner import has_run, remove_output
-from tasks.travel.store import bring
+from tasks.travel.store import bring, forget_lost
+
+if TYPE_CHECKING:
+    from tasks.project.parameters import Params
 
 RUNNING = ".dvc/tmp/rwlock"  # DVC's list of which process reads and writes which paths
 
@@ -303,6 +306,30 @@ def stages_to_run(root: Path, stages: dict[str, Stage], targets: Iterable[str] |
         todo = [address for address in todo if address in wanted]
     lost = REGISTER not in todo and are_results_wanted(targets, stages) and registration_lost(root)
     return [*todo, REGISTER] if lost else todo
+
+
+def plan_run(
+    root: Path,
+    push: bool,
+    targets: list[str] | None,
+    say: Callable[[str], object],
+    warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
+) -> tuple["Params", dict[str, Stage], list[str]]:
+    """Return the project's choices, its stages and the addresses to run, once no other DVC is at work."""
+    from tasks.project.validate_params import BASE, check_base, validate_params  # here: `results` needs none of it
+
+    params = validate_params(root)  # first: a task whose name is mistyped takes the outputs of the right one away
+    if push:
+        check_remote(root)
+    wait_for_dvc(root, warn)
+    remove_stale_outputs(root, say)
+    if lost := forget_lost(root):
+        warn(f"no longer in the store, so made again: {', '.join(lost)}")
+    stages = load_graph(root, studies=targets is not None)
+    todo = stages_to_run(root, stages, targets)
+    if BASE in todo:
+        check_base(root, params)
+    return params, stages, todo
 
 
 def are_results_wanted(targets: Iterable[str] | None, stages: dict[str, Stage]) -> bool:

@@ -23,13 +23,13 @@ from prefect.task_runners import TaskRunner
 from flows.dvc_commands import (
     REGISTER,
     are_results_wanted,
+    plan_run,
     push_outputs,
     record_outputs,
     registration_lost,
 )
 from flows.ephemeral_server import is_server_chosen
 from flows.fleet import Fleet, fleet
-from flows.run_command import plan_run
 from flows.run_lock import tracked_run
 from flows.runners import task_runner
 from flows.signals import started

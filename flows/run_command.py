@@ -1,31 +1,18 @@
 """Run the pipeline from the command line; Prefect is imported only if a stage is stale."""
 
-import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import typer
 from rich.console import Console
 
-from flows.dvc_commands import (
-    check_remote,
-    push_outputs,
-    record_outputs,
-    remove_stale_outputs,
-    stages_to_run,
-    wait_for_dvc,
-)
+from flows.dvc_commands import plan_run, push_outputs, record_outputs
 from flows.status import own_traceback, print_summary, reported
 from mergeflow import layout
 from mergeflow.errors import MergeflowError
-from tasks.project.graph import load_graph
-from tasks.project.parameters import Params
-from tasks.project.stage import STATE, Stage
-from tasks.project.validate_params import BASE, check_base, validate_params
+from tasks.project.stage import STATE
 from tasks.running.progress import progress_bars
 from tasks.running.runner import check_disk
-from tasks.travel.store import forget_lost
 
 
 def run_pipeline(
@@ -62,28 +49,6 @@ def bring_up_to_date(root: Path, console: Console, push: bool = False, targets: 
     else:
         record_outputs(root, [])  # a stage that this run does not ask for may have other code than dvc.lock says
     return todo
-
-
-def plan_run(
-    root: Path,
-    push: bool,
-    targets: list[str] | None,
-    say: Callable[[str], object],
-    warn: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
-) -> tuple[Params, dict[str, Stage], list[str]]:
-    """Return the project's choices, its stages and the addresses to run, once no other DVC is at work."""
-    params = validate_params(root)  # first: a task whose name is mistyped takes the outputs of the right one away
-    if push:
-        check_remote(root)
-    wait_for_dvc(root, warn)
-    remove_stale_outputs(root, say)
-    if lost := forget_lost(root):
-        warn(f"no longer in the store, so made again: {', '.join(lost)}")
-    stages = load_graph(root, studies=targets is not None)
-    todo = stages_to_run(root, stages, targets)
-    if BASE in todo:
-        check_base(root, params)
-    return params, stages, todo
 
 
 def _run_flow(root: Path, console: Console, todo: list[str], push: bool, targets: list[str] | None) -> None:

@@ -50,6 +50,10 @@ class MergeParcel(Sent):
     code: Sequence[Mapping[str, str]]
     files: Sequence[str] = ()
 
+    @property
+    def key(self) -> str:
+        return f"merge-{self.work}-{file_name(self.address)}"
+
     def document(self, file: str) -> str:
         """Return the name of the document that says where the store has a file of the result."""
         return f"results/merge-{self.work}/{file}.json"

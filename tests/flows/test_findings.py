@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.dvc_commands import stale_stages
+from flows.dvc_commands import changes
 from tasks.project.graph import load_graph
 from tests.flows.small_project import ROOT, run_in
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # three minutes: the whole
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project after `make demo`: this one when it has run and nothing is stale, else a copy that is run here."""
-    if not stale_stages(ROOT, load_graph(ROOT)):
+    if not changes(ROOT, load_graph(ROOT)):
         return ROOT
     target = tmp_path_factory.mktemp("demo")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -20,7 +20,7 @@ def stages() -> dict[str, Stage]:
 
 
 def todo(monkeypatch: pytest.MonkeyPatch, stages: dict[str, Stage], stale: set[str], **asked: Any) -> list[str]:
-    monkeypatch.setattr(dvc_commands, "stale_stages", lambda root, locked: stale)
+    monkeypatch.setattr(dvc_commands, "changes", lambda root, locked: stale)
     return dvc_commands.stages_to_run(ROOT, stages, **asked)
 
 
