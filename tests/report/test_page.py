@@ -19,7 +19,7 @@ from tasks.report.files import read_run
 from tasks.report.pictures import inline, lineage_figure
 from tests.project_folder import change_params
 
-from .conftest import place
+from .conftest import draw, place
 
 HOSTILE = "<script>alert('x')</script>\"&"
 
@@ -302,7 +302,7 @@ def test_a_registration_without_a_decision_is_shown(make_run):
 def test_hostile_names_stay_text(make_run, tmp_path):
     grids = {"cart": {"matrices": [HOSTILE], "scale": [0.5, 1.0, 2.0]}}
     root = make_run(["<b>bold</b>", "b"], grids, source=f"folder:{HOSTILE}")
-    place(root(root, tmp_path / "scratch"))
+    place(root, draw(root, tmp_path / "scratch"))
     record = json.loads((root / "outputs/registration.json").read_text())
     record["decision"]["gates"][0]["reason"] = record["model"] = HOSTILE
     (root / "outputs/registration.json").write_text(json.dumps(record))
