@@ -258,5 +258,4 @@ on_cards = pytest.mark.parametrize("real", CARDS)
 
 
 def on(real: bool) -> AbstractContextManager[Any]:
-    """Return a context in which there is a card: a real one, or the one of this file."""
     return nullcontext() if real else card()

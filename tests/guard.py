@@ -28,14 +28,12 @@ def guarded(command: Sequence[str], user: str = "") -> list[str]:
 
 
 def end_below(pid: int) -> None:
-    """kill -9 of all processes below one."""
     for below in descendants(pid):
         with suppress(ProcessLookupError):
             os.kill(below, signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes below one, at any depth."""
     try:
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):
@@ -48,7 +46,6 @@ def wait_with(other: int, pid: int) -> None:
 
     Args:
         other: a descriptor that can be read when the other has ended.
-        pid: of the child.
     """
     child = os.pidfd_open(pid)
     if other in select.select([child, other], [], [])[0]:

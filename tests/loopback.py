@@ -71,7 +71,6 @@ def wait_until_up(address: str, process: "subprocess.Popen[bytes]", log: Path) -
 
 
 def post(address: str, body: object) -> tuple[int, dict]:
-    """Ask a scoring server; status and answer."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     call = urllib.request.Request(f"{address}/invocations", data, {"Content-Type": "application/json"})
     try:

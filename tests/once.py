@@ -13,8 +13,6 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
     """Return a folder that `make` has made, in this process or in another one of the same run.
 
     Args:
-        factory: pytest's; one of a worker has its folder in that of the run.
-        name: of the folder, unique in the run.
         make: makes the folder whose path it gets, which is not there yet.
     """
     base = factory.getbasetemp()

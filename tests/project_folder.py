@@ -42,7 +42,6 @@ def change_params(folder: Path, changes: Mapping[str, Any], file: str = "params.
 
 
 def link_code(folder: Path) -> None:
-    """Link a folder of choices to this checkout's graph and code."""
     for name in ("dvc.yaml", "mergeflow", "tasks", "registry"):
         (folder / name).symlink_to(ROOT / name)
     remember_code(folder)

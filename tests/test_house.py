@@ -97,7 +97,6 @@ def test_every_part_of_the_library_has_its_row() -> None:
 
 @cache
 def files() -> dict[str, Path]:
-    """Return all files by their modules' names."""
     paths = (path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
@@ -172,7 +171,6 @@ def test_front_doors_name_what_they_have() -> None:
 
 
 def _bound(node: ast.AST) -> list[str]:
-    """Return the names that a statement gives a module."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [alias.asname or alias.name for alias in node.names]
     if isinstance(node, ast.FunctionDef | ast.ClassDef):

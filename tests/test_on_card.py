@@ -81,26 +81,22 @@ def toy(folder: Path, device: str) -> Path:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy project whose whole pipeline ran on the card."""
     with card():
         return toy(tmp_path_factory.mktemp("card") / "project", "cuda")
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Base, experts and data of images, as the commands of the library take them."""
     return shared_world(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The outputs of a project of texts."""
     return text_project(tmp_path_factory) / "outputs"
 
 
 @pytest.fixture(scope="module")
 def tales(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The outputs of a project of causal models."""
     return causal_project(tmp_path_factory) / "outputs"
 
 
@@ -223,7 +219,6 @@ def adapt_texts(outputs: Path, out: Path, device: str) -> Any:
 
 
 def answer_texts(outputs: Path, out: Path, device: str) -> Any:
-    """Answer as a server of texts does."""
     record = dict(open_checkpoint(outputs / "base/model.safetensors").metadata)
     heads = {task: outputs / f"experts/{task}/head.safetensors" for task in TEXTS}
     manifests = {task: load_manifest(outputs / f"data/manifests/{task}") for task in TEXTS}
@@ -255,7 +250,6 @@ def tell_tales(outputs: Path, out: Path, device: str) -> Any:
 
 
 def ask_for_perplexity(outputs: Path, out: Path, device: str) -> Any:
-    """Measure a prepared split by the command."""
     base, data = str(outputs / "base/model.safetensors"), str(outputs / "data/validation/trees")
     words = ["perplexity", base, "--base", base, "--data", data, "--device", device, "--json"]
     done = invoke(language.add_commands, *words, catch_exceptions=False)
@@ -271,7 +265,6 @@ CAUSAL_USES: list[Callable[[Path, Path, str], Any]] = [tell_tales, ask_for_perpl
 def on_card(
     project: Path, world: Path, texts: Path, tales: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What everything that takes a device gives on the card, by name."""
     with card():
         serve(project)
         judge_again(project)

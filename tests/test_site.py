@@ -29,7 +29,6 @@ const frame = document.getElementById("page"), faults = [];
 
 
 def build(html: Path, *options: str) -> None:
-    """Build the site with warnings as errors."""
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet", *options]
     command += ["-d", str(html.with_name("doctrees")), "docs", str(html)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)

@@ -55,7 +55,6 @@ def parameters(node: Function) -> list[ast.arg]:
 
 
 def functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
-    """Yield the public functions and methods of a module."""
     waiting: list[tuple[str, ast.stmt]] = [("", statement) for statement in tree.body]
     while waiting:
         prefix, node = waiting.pop()
@@ -66,13 +65,11 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, Function]]:
 
 
 def explained(docstring: str) -> set[str]:
-    """Return the names that a docstring's `Args` explain."""
     body = re.split(r"^\S", docstring.partition("Args:\n")[2], maxsplit=1, flags=re.MULTILINE)[0]
     return {name for names in ENTRY.findall(body) for name in names.split(", ")}
 
 
 def faults(tree: ast.Module, declared: Known) -> Iterator[str]:
-    """Yield what docstrings lack, or say of parameters that are not there."""
     for name, node in functions(tree):
         given = parameters(node)
         types = [ast.unparse(argument.annotation) for argument in given if argument.annotation]
@@ -115,7 +112,6 @@ def declared(trees: dict[Path, ast.Module]) -> Known:
 
 
 def habits(tree: ast.Module) -> Iterator[str]:
-    """Yield each use of a word of the budget."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) | ast.ExceptHandler(name=name):
@@ -161,7 +157,6 @@ def test_every_way_to_name_a_value_is_counted(text: str) -> None:
 
 
 def messages(tree: ast.Module) -> Iterator[str]:
-    """Yield a module's texts other than docstrings."""
     documented = [node.body for node in ast.walk(tree) if isinstance(node, Function | ast.ClassDef | ast.Module)]
     docstrings = {id(body[0].value) for body in documented if body and isinstance(body[0], ast.Expr)}
     for node in ast.walk(tree):

@@ -37,7 +37,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess
 
 @pytest.fixture
 def project(finished: tuple[Path, Any], tmp_path: Path) -> Path:
-    """A copy of the finished project."""
     target = tmp_path / "project"
     shutil.copytree(finished[0], target, symlinks=True)
     return target
@@ -45,7 +44,6 @@ def project(finished: tuple[Path, Any], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator["ThreadedMotoServer"]:
-    """A server that speaks S3, with a bucket."""
     with serve_bucket() as (server, variables):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
@@ -54,5 +52,4 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator["ThreadedMotoServer"]
 
 @pytest.fixture
 def s3(s3_server: "ThreadedMotoServer") -> str:
-    """The address of a server that speaks S3."""
     return os.environ["AWS_ENDPOINT_URL"]

@@ -21,10 +21,8 @@ class Hosts:
     """Machines by their names; each runs one command.
 
     Args:
-        folder: where their homes are made.
         hidden: a folder that none of them sees, where this system lets a process have mounts of its own.
         forked: start them in a moment, from a process that has imported torch; they then see all folders.
-        variables: what their environment has besides.
     """
 
     def __init__(self, folder: Path, hidden: Path, forked: bool = False, **variables: str) -> None:
@@ -33,7 +31,6 @@ class Hosts:
         self._processes: dict[str, subprocess.Popen[bytes] | Forked] = {}
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        """Start a host, or start it again."""
         home = self.home(name)
         home.mkdir(parents=True, exist_ok=True)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -52,7 +49,6 @@ class Hosts:
             )
 
     def home(self, name: str) -> Path:
-        """Return a host's home."""
         return self.folder / name
 
     def kill(self, name: str) -> None:
@@ -68,12 +64,10 @@ class Hosts:
         process.wait()
 
     def end(self) -> None:
-        """Kill all of them."""
         for name in list(self._processes):
             self.kill(name)
 
     def log(self, name: str) -> str:
-        """Read a host's log."""
         return (self.folder / f"{name}.log").read_text()
 
     def at_work(self, stage: str) -> list[str]:
@@ -89,11 +83,7 @@ def without_servers(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 class Machines:
-    """A cluster of Dask or Ray: the host `head`, which is one of Ray's workers too, and others by their names.
-
-    Args:
-        runner: `dask` or `ray`.
-    """
+    """A cluster of Dask or Ray: the host `head`, which is one of Ray's workers too, and others by their names."""
 
     def __init__(self, runner: str, hosts: Hosts, port: int, workers: Sequence[str]) -> None:
         self.hosts, self.workers, place = hosts, workers, f"127.0.0.1:{port}"
@@ -128,7 +118,6 @@ class Machines:
 
 @contextmanager
 def machines(runner: str, hosts: Hosts, port: int, workers: Sequence[str]) -> Iterator[Machines]:
-    """Start a cluster; end it with the block."""
     cluster = Machines(runner, hosts, port, workers)
     try:
         cluster.start()

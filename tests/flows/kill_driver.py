@@ -39,7 +39,6 @@ PROJECTS: dict[str, Callable[[Path], Path]] = {"toy": make_toy_repository, "imag
 
 
 def empty(folder: Path) -> None:
-    """Take away all that runs have made."""
     for name in MADE:
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -83,7 +82,6 @@ def session(leader: int) -> dict[int, str]:
 
 
 def wait_for(what: Callable[[], object], seconds: float) -> bool:
-    """Whether it came true in time."""
     end = time.monotonic() + seconds
     while not what():
         if time.monotonic() > end:
@@ -133,8 +131,6 @@ def kill_at_random(folder: Path, kills: int, span: float, seed: int, expected: d
     """Start drivers by lot and kill each at a random moment; a project that is finished is emptied and begins again.
 
     Args:
-        folder: of a project of `PROJECTS`.
-        kills: how many.
         span: the moments are drawn uniformly from the first `span` seconds.
         seed: of drivers, moments, and whether children die too.
         expected: the `hashes` of an undisturbed run, which every finished run must have.

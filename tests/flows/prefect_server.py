@@ -60,11 +60,9 @@ class Server:
         return rows
 
     def start_worker(self) -> "subprocess.Popen[bytes]":
-        """Start a process worker of the pool."""
         return self.start("prefect", "worker", "start", "--pool", "mergeflow", "--limit", "1")
 
     def start(self, *command: str) -> "subprocess.Popen[bytes]":
-        """Start a command in the project folder that goes on in the background."""
         with (self.project.parent / f"background{len(self.started)}.log").open("w") as sink:
             process = subprocess.Popen(
                 guarded(command), cwd=self.project, env=self.env, stdout=sink, stderr=sink, start_new_session=True

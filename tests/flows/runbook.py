@@ -27,7 +27,6 @@ class Block:
 
     @property
     def commands(self) -> list[list[str]]:
-        """The block's commands, one a line, in words."""
         return [words for line in self.text.splitlines() if (words := shlex.split(line, comments=True))]
 
 

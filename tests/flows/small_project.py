@@ -55,7 +55,6 @@ def registry_template() -> Path:
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder that is made once for all processes of a parallel test run."""
     above = run_folder()
     with FileLock(above / f"{name}.lock"):
         if not (above / name).exists():
@@ -85,7 +84,6 @@ def run_in(
 
 
 def commit(folder: Path, what: str = "--all") -> None:
-    """Commit a file of a git repository, or all."""
     who = ("-c", "user.name=test", "-c", "user.email=test@example.org")
     for command in (("add", what), (*who, "commit", "--quiet", "--message", "a run")):
         done = run_in(folder, "git", *command)

@@ -219,7 +219,6 @@ def test_models_are_asked_as_they_answer_in_use(tmp_path: Path) -> None:
 
 
 def language_recipe(folder: Path, **more: Any) -> list[str]:
-    """Write a small Llama, an expert of it whose head has changed most, and a LoRA adapter."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -28,7 +28,6 @@ def dvc(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def committed(finished: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The finished project with everything that git should know committed."""
     folder = tmp_path_factory.mktemp("committed") / "project"
     shutil.copytree(finished[0], folder, symlinks=True)
     commit(folder)
@@ -37,7 +36,6 @@ def committed(finished: tuple[Path, Any], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def clone(committed: Path, tmp_path: Path) -> Path:
-    """A copy of the committed project that a test may change."""
     return Path(shutil.copytree(committed, tmp_path / "project", symlinks=True))
 
 

@@ -45,7 +45,6 @@ SPAN, OUTAGE = 15.0, 30.0  # seconds of which the lot chooses: until a kill, and
 
 
 def with_store(folder: Path, store: str = BUCKET, *, runner: str = "dask", **finetune: Any) -> Path:
-    """Make a toy project whose stages travel."""
     make_toy_repository(folder, runner, **finetune)
     change_params(folder, {"run.store": store})
     return folder
@@ -69,7 +68,6 @@ def reference(factory: pytest.TempPathFactory, name: str, **finetune: int) -> di
 
 @pytest.fixture(scope="module")
 def threads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What dvc.lock says after a run with threads."""
     return reference(tmp_path_factory, "threads")
 
 
@@ -199,7 +197,6 @@ def started(folder: Path, cluster: Machines) -> "subprocess.Popen[str]":
 
 
 def saved(stage: str) -> Callable[[], bool]:
-    """Ask whether the bucket has a saved state of a stage."""
     store = Store(BUCKET)
 
     def ask() -> bool:

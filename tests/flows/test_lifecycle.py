@@ -62,14 +62,12 @@ def store(home: Path) -> Store:
 
 @pytest.fixture
 def command(home: Path) -> Callable[..., Any]:
-    """Run a command of the project in this process; return exit status and output."""
     app = typer.Typer()
     rebuild_commands.add_commands(app, *registry_commands.add_commands(app, home), home)
     return lambda *words: CliRunner().invoke(app, list(words))
 
 
 def files(home: Path, *folders: str) -> dict[str, tuple[int, bytes]]:
-    """Time and content of every file below the folders."""
     below = [path for folder in folders for path in sorted((home / folder).rglob("*")) if path.is_file()]
     return {str(path.relative_to(home)): (path.stat().st_mtime_ns, path.read_bytes()) for path in below}
 

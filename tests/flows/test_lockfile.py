@@ -22,7 +22,6 @@ WHOLE = (ROOT / "dvc.lock").read_text()
 
 
 def dvc_reads(text: str) -> bool:
-    """Whether DVC's own parser and schema take it."""
     try:
         COMPILED_LOCKFILE_SCHEMA(YAML(typ="safe").load(text))
     except (YAMLError, Invalid):

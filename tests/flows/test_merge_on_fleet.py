@@ -91,7 +91,6 @@ class Box:
 
 @pytest.fixture
 def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
-    """A cluster, and a current folder with models."""
     made = Box(tmp_path / "boxes", monkeypatch)
     monkeypatch.setattr(fleet, "cluster", lambda *_: nullcontext(made))
     # One thread: the workers of this process change its folder and environment.
@@ -352,5 +351,4 @@ def test_workers_behind_a_bucket_write_the_bits_of_one_machine(
 
 
 def written(store: Store) -> list[str]:
-    """The files of results that a store has."""
     return store.names("results")

@@ -27,7 +27,6 @@ SILENCE = "mergeflow: no nightly run has completed for 26 hours"
 
 @contextmanager
 def receiver() -> Iterator[tuple[str, list[Any]]]:
-    """Run an HTTP server that takes JSON; its address, and what it was sent."""
     received: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):

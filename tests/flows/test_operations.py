@@ -125,7 +125,6 @@ def test_the_other_commands_are_parsed_by_their_programs(stand: Path) -> None:
 
 
 def parse(command: Any, words: list[str]) -> None:
-    """Let a click command, or the group it is in, read its words."""
     context = command.make_context(command.name, list(words))
     if hasattr(command, "resolve_command"):
         name, below, rest = command.resolve_command(context, [*context._protected_args, *context.args])
@@ -152,7 +151,6 @@ def test_with_servers(stand: Path) -> None:
 
 
 def follow_in_shell(script: str, folder: Path, variables: dict[str, str] | None = None) -> str:
-    """Run a script, which must succeed, and end its servers; return what it printed."""
     log = folder.parent / f"{folder.name}.log"
     with log.open("w") as sink:
         shell = guarded(["bash", "-eu", "-c", script])

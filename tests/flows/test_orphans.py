@@ -38,7 +38,6 @@ def make(folder: Path, tasks: list[str], methods: list[str], evidence: str) -> P
 
 
 def write_lock(folder: Path, *addresses: str) -> None:
-    """Write what DVC's lock has after a run of these stages."""
     stages = load_graph(folder)
     locked = {
         name: {"cmd": "run", "outs": [{"path": out, "md5": recorded(folder / out, name)} for out in stages[name].outs]}

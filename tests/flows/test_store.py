@@ -295,7 +295,6 @@ class TestSavedState:
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toy project up to its base."""
     folder = make_toy_project(tmp_path_factory.mktemp("driver") / "toy")
     (folder / "methods").mkdir()
     write_method(folder / "methods/mine.py", helpers="_help")
@@ -664,8 +663,6 @@ def refuse(io: StageIO) -> None:
 
 
 class Here:
-    """A cluster of this process."""
-
     def has_devices(self) -> bool:
         return False
 

@@ -21,7 +21,6 @@ OURS = ("mergeflow", "tasks", "registry", "suites", "studies")
 
 @cache
 def modules(root: Path) -> dict[str, Path]:
-    """Return every module below `root` by its dotted name."""
     paths = {}
     for package in OURS:
         for path in (root / package).rglob("*.py"):
@@ -31,7 +30,6 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def closure(root: Path, start: str) -> set[str]:
-    """Return the modules that count for the module `start`."""
     paths, met, queue = modules(root), set[str](), [start, "tasks.running.determinism"]
     while queue:
         name = queue.pop()

@@ -58,7 +58,6 @@ def stale_after(copy: Path, path: str, added: bytes = b"_EDITED = 1\n") -> set[s
 
 @cache
 def untouched(copy: Path, choices: str) -> dict[str, str]:
-    """Return the digests of a copy whose code is as it was, by its params.yaml."""
     return digests(copy)
 
 

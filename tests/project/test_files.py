@@ -13,7 +13,6 @@ from tasks.project.files import file_lock
 
 @pytest.fixture
 def held(tmp_path: Path):
-    """Hold a lock in another thread for a moment; give its path."""
     path, taken = tmp_path / "locks/stage.lock", threading.Event()
 
     def hold() -> None:

@@ -22,7 +22,6 @@ TEXTS, PICTURES = ("supersense", "isa", "section"), ("digits", "scans", "greek")
 
 
 def make_inputs(root: Path, *words: str) -> None:
-    """Fill a project's inputs by its own command."""
     done = subprocess.run(
         [sys.executable, "inputs/make.py", *words], cwd=root, capture_output=True, text=True, check=False
     )

@@ -84,7 +84,6 @@ class Forker:
     """Runs work in child processes that share nothing with this one but the open registry's address."""
 
     def start(self, store: Store, work: Callable[[], object]) -> int:
-        """Start a child; return its process id."""
         child = os.fork()
         if child:
             return child
@@ -97,7 +96,6 @@ class Forker:
             os._exit(1)
 
     def run(self, store: Store, work: Callable[[], object]) -> int:
-        """Run a child to its end; return its wait status."""
         return os.waitpid(self.start(store, work), 0)[1]
 
 
@@ -122,7 +120,6 @@ def quiet(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """The address of a PostgreSQL of our own."""
     pytest.importorskip("psycopg2", reason="psycopg2, MLflow's driver for PostgreSQL, is not installed")
     if not POSTGRES:
         pytest.skip("Debian's package postgresql is not installed")

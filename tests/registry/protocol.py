@@ -38,7 +38,6 @@ class MortalClient:
 
 
 def mortal(store: Store, last: int) -> Store:
-    """The same store with a client that dies at its writing call number `last`."""
     return replace(store, client=MortalClient(store.client, last))  # type: ignore[arg-type]
 
 

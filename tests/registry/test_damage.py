@@ -23,7 +23,6 @@ INSIDE = ["model.safetensors", "heads/000.safetensors", "model.json", "recipe.js
 
 @pytest.fixture
 def two(store, make_candidate):
-    """A registry with two champions one after the other."""
     champions(store, make_candidate, 2)
     return store
 

@@ -17,8 +17,6 @@ from registry.versions import compare, current, history, list_versions, show
 
 
 class Counting:
-    """MLflow's client, which counts its calls."""
-
     def __init__(self, client: Any) -> None:
         self._client, self.calls = client, Counter[str]()
 

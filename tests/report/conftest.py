@@ -32,14 +32,12 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 @pytest.fixture(scope="session")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The figures of the run that `make_run()` writes."""
     folder = tmp_path_factory.mktemp("drawn")
     return draw(write_run(folder), folder / "scratch")
 
 
 @pytest.fixture
 def finished(make_run: MakeRun, drawn: dict[str, bytes]) -> Path:
-    """A finished run with its figures in place."""
     return place(make_run(), drawn)
 
 

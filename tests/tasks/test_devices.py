@@ -25,7 +25,6 @@ NAMES = ("cuda:0", "cuda:1")
 
 
 def hold(locks: Path, names: tuple[str, ...], note: Path, seconds: float) -> None:
-    """Hold a slot in a process of its own, and leave its name in a file."""
     with device_slot(names, locks) as name:
         note.write_text(name)
         time.sleep(seconds)

@@ -40,7 +40,6 @@ def flip_a_bit(path: Path) -> None:
 
 
 def files_read_by(project: Path, address: str) -> list[Path]:
-    """One file of each output that a stage reads."""
     graph = load_graph(project)
     deps = graph[address].deps
     outs = [
