@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import update_bn
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.modules import own_generator
@@ -89,7 +90,6 @@ def on_pixels(module: nn.Module, images: Tensor) -> Tensor:
     return logits
 
 
-@torch.no_grad()
 def recompute_statistics(module: nn.Module, batches: Sequence[Tensor]) -> None:
     """Set BatchNorm's running mean and variance to those over batches of the module's inputs.
 
@@ -97,16 +97,7 @@ def recompute_statistics(module: nn.Module, batches: Sequence[Tensor]) -> None:
 
     Source: Izmailov et al. 2018, Averaging weights leads to wider optima, Section 3.2.
     """
-    norms = [part for part in module.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
     if not batches:
         raise MergeflowError("BatchNorm's statistics are computed from samples, and there are none.")
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # the plain mean over batches
-        norm.train()
-    for batch in batches:
-        module(batch)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
+    update_bn(batches, module)
     module.eval()

@@ -27,6 +27,7 @@ from torch import Tensor
 from mergeflow.checkpoints import LazyStateDict, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.files.output import copy_companions, weights_stem
+from mergeflow.plugins import last_place
 from mergeflow.search.sweep_file import CommandScore, FunctionScore, LmEvalScore, ScorePart, name_of
 from mergeflow.training.arithmetic import arithmetic
 
@@ -124,13 +125,13 @@ class CheckedScorer:
         except MergeflowError as error:
             raise self._fault(str(error)) from None
         except Exception as error:  # a user's scorer may raise anything
-            raise self._fault(f"it raised {type(error).__name__}: {error}{_place_of(error)}") from error
+            place = last_place(error, lambda frame: True)
+            raise self._fault(f"it raised {type(error).__name__}: {error} ({place})") from error
         scores = self._numbers(output)
         if self.tasks and set(scores) != set(self.tasks):
-            difference = (
-                f"it returned the tasks {', '.join(sorted(scores))}, and before {', '.join(sorted(self.tasks))}"
-            )
-            raise self._fault(f"{difference}: every model is scored on the same tasks")
+            returned, before = (", ".join(sorted(tasks)) for tasks in (scores, self.tasks))
+            fault = f"it returned the tasks {returned}, and before {before}: every model is scored on the same tasks"
+            raise self._fault(fault)
         self.tasks = self.tasks or tuple(scores)
         return scores if only is None else {only: scores[only]}
 
@@ -159,14 +160,6 @@ def _number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
-
-
-def _place_of(error: BaseException) -> str:
-    """Return the innermost file and line that an error came from."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
 
 
 # Score with a command that prints a JSON object of scores by task.

@@ -344,18 +344,16 @@ def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]], references: Map
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns: dict[str, Any] = {
-        "trial": pa.array([row["trial"] for row in rows], pa.int64()),
-        "method": pa.array([row["method"] for row in rows], pa.string()),
-        "args": pa.array([json.dumps(row["args"], sort_keys=True) for row in rows], pa.string()),
-    }
-    for task in rows[0]["accuracy"]:
-        columns[f"{prefix}.{task}"] = pa.array([row["accuracy"][task] for row in rows], pa.float64())
-    for name in ("mean", "normalised", "objective"):
-        columns[name] = pa.array([row[name] for row in rows], pa.float64())
-    table = pa.table(columns).replace_schema_metadata({"mergeflow.references": json.dumps(dict(references))})
+    scores = [{f"{prefix}.{task}": value for task, value in row["accuracy"].items()} for row in rows]
+    flat = [
+        {**row, "args": json.dumps(row["args"], sort_keys=True), **of_tasks}
+        for row, of_tasks in zip(rows, scores, strict=True)
+    ]
+    columns = [("trial", pa.int64()), ("method", pa.string()), ("args", pa.string())]
+    columns += [(name, pa.float64()) for name in (*scores[0], "mean", "normalised", "objective")]
+    schema = pa.schema(columns, metadata={"mergeflow.references": json.dumps(dict(references))})
     content = pa.BufferOutputStream()
-    pq.write_table(table, content)
+    pq.write_table(pa.Table.from_pylist(flat, schema=schema), content)
     write_atomically(path, content.getvalue().to_pybytes())
 
 

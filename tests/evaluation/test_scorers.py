@@ -232,7 +232,7 @@ def test_an_expert_that_is_a_task_vector_is_scored_as_a_model(models: Path):
 
 FAULTS = {
     "scorer.py:raises": r"candidate ties \(scale 0\.5, keep .*\): score function 'scorer.py:raises': it raised "
-    r"ZeroDivisionError: no data \(scorer.py, line 19\)\.",
+    r"ZeroDivisionError: no data \(line 19 of scorer.py\)\.",
     "scorer.py:not_a_number": "returned nan for task 'ones', expected a finite number",
     "scorer.py:no_mapping": r"base: .*no_mapping': it returned \[0.5\], expected a mapping of tasks to numbers",
     "scorer.py:text": "returned '0.5' for task 'ones'",
