@@ -153,16 +153,11 @@ class Scoreboard:
     def __init__(self, sweep: Sweep, inputs: SweepInputs, journal: Journal, folder: Path) -> None:
         self._sweep, self._inputs, self._journal, self._folder = sweep, inputs, journal, folder
         checkpoints = inputs.checkpoints
-        self._merger = CandidateMerger(
+        self.merger = CandidateMerger(
             checkpoints.base, checkpoints.experts, statistics=checkpoints.data, device=sweep.device
         )
         self.scored = 0
         remove_leftovers(folder)
-
-    @property
-    def prepared(self) -> int:
-        """Directions computed so far."""
-        return self._merger.prepared
 
     def references(self) -> tuple[Score, dict[str, float] | None]:
         """Return the base's score on all tasks, and each task's expert on its own task."""
@@ -182,11 +177,9 @@ class Scoreboard:
         return score_of(base, whole), whole
 
     def _individual(self, task: str, expert: str) -> float:
-        def compute() -> dict[str, float]:
-            return dict(self._score(self._expert(expert), Candidate(expert), task))
-
         with _named(f"expert {expert}"):
-            return self._known(f"expert {expert} on {task}", compute)[task]
+            key = f"expert {expert} on {task}"
+            return self._known(key, lambda: self._score(self._expert(expert), Candidate(expert), task))[task]
 
     def _expert(self, name: str) -> Mapping[str, Tensor]:
         """Return an expert's own weights, also where its file holds differences from the base."""
@@ -206,14 +199,11 @@ class Scoreboard:
             checked = call
             try:
                 with _named(f"candidate {_in_words(method, args)}"):
-                    self._merger.check(call)
+                    self.merger.check(call)
             except MergeflowError as error:
                 faults[method] = str(error)
         if faults:
             raise MergeflowError("\n".join(faults.values()))
-
-    def start(self, method: str, space: Space) -> None:
-        self._merger.renew_cache(largest_rank_ratio(method, space))
 
     def candidate(self, call: MethodCall) -> dict[str, float]:
         return self._of(call, _with_code(candidate_key(call), call), "validation")
@@ -231,7 +221,6 @@ class Scoreboard:
 
     def look_at_test(self, call: MethodCall) -> Score:
         """Return the winner's score on test, which is looked at once."""
-        self.check_choice(call)
         return score_of(self._of(call, _test_key(call), "test"), None)
 
     def _of(self, call: MethodCall, key: str, split: str) -> dict[str, float]:
@@ -239,7 +228,7 @@ class Scoreboard:
         # Only the scorer of images keeps its model on the sweep's device: all others are given files or functions.
         judged_on = torch.device("cpu" if self._sweep.score is not None else self._sweep.device)
         with _named(f"candidate {_in_words(call.name, call.args)}" + " on test" * (split == "test")):
-            return self._known(key, lambda: self._score(self._merger.merge_for(call, judged_on), candidate))
+            return self._known(key, lambda: self._score(self.merger.merge_for(call, judged_on), candidate))
 
     def _score(self, state: Mapping[str, Tensor], candidate: Candidate, only: str | None = None) -> Mapping[str, float]:
         checkpoints = self._inputs.checkpoints
@@ -423,9 +412,8 @@ def run_sweep(
         to_folder = is_folder or sweep.tokenizer is not None or sweep.chat_template is not None
         out = place / ("merged" if to_folder else "merged.safetensors")
         recipe = sweep.recipe(winner.method, winner.args, out=str(out))
-        result = SweepResult(
-            sweep, place, tuple(trials), winner, recipe, base, individual, None, board.scored, board.prepared, 0.0
-        )
+        counts = (board.scored, board.merger.prepared)
+        result = SweepResult(sweep, place, tuple(trials), winner, recipe, base, individual, None, *counts, seconds=0.0)
         prefix = "accuracy" if sweep.score is None else "score"
         write_parquet(place / TABLE, result.rows(), {"base": base.accuracy, "individual": individual}, prefix)
         write_winner(place / WINNER, result)
@@ -445,7 +433,7 @@ def _trials(sweep: Sweep, board: Scoreboard, individual: dict[str, float] | None
 
     number = 0
     for method, space in sweep.methods.items():
-        board.start(method, space)
+        board.merger.renew_cache(largest_rank_ratio(method, space))
         strategy = grid(method, values_of(space))
         if sweep.search is not None:
             strategy = optuna_search(method, space, sweep.search, sweep.seed)
