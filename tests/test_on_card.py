@@ -149,7 +149,7 @@ def judge(world: Path, out: Path, device: str) -> Any:
     return (
         accuracies(model, tasks, 4),
         losses(model, tasks, 4),
-        entropies(model, tasks, base, 4),
+        entropies(model, tasks, base),
         gradient_of_entropy,
         plain,
         scores,
@@ -239,7 +239,7 @@ def tell_tales(outputs: Path, out: Path, device: str) -> Any:
     model.module.whole.tie_weights()  # `to` makes two of one weight: tensors here are a class of their own
     places = {task: outputs / f"data/validation/{task}" for task in TALES}
     tasks = {task: modality.open(task, places[task], "validation", None, torch.device(device)) for task in TALES}
-    measures = accuracies(model, tasks, 4), losses(model, tasks, 4), entropies(model, tasks, model.state(), 4)
+    measures = accuracies(model, tasks, 4), losses(model, tasks, 4), entropies(model, tasks, model.state())
     text = tasks["trees"]
     assert isinstance(text, PackedText)
     surprise = perplexity(model, text)
