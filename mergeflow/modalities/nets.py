@@ -36,7 +36,7 @@ class SmallResNet(nn.Module):
     Source: He et al. 2016, Deep residual learning, Section 4.2.
     """
 
-    def __init__(self, classes: int, width: int = 16, seed: int = 0) -> None:
+    def __init__(self, classes: int, width: int = 16, blocks: int = 3, seed: int = 0) -> None:
         from torchvision.models.resnet import BasicBlock, conv1x1
 
         super().__init__()
@@ -49,7 +49,7 @@ class SmallResNet(nn.Module):
             inputs = width
             for stage in range(3):
                 outputs, parts = width * 2**stage, []
-                for number in range(3):
+                for number in range(blocks):
                     stride = 2 if stage and not number else 1
                     shortcut = None
                     if inputs != outputs:
