@@ -37,6 +37,8 @@ _CACHED = re.compile(r"(?:^|/)models--([\w][\w.-]*?)--([\w][\w.-]*)/snapshots/")
 _FILES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".json", ".yaml", ".yml", ".gguf")
 _WEIGHTS = ("*.safetensors", "*.bin")
 COMPANIONS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "*.bpe", "*.py", "LICENSE*", "README.md")
+# Steps of sentence-transformers, such as 1_Pooling, and more chat templates.
+_COMPANION_FOLDERS = re.compile(r"(?:\d+_\w+|additional_chat_templates)/[^/]+$")
 
 
 def from_hub(name: str) -> Path:
@@ -107,9 +109,11 @@ def _downloaded(repo: str, revision: str | None) -> Path:
         import huggingface_hub as hub
 
         model = hub.model_info(repo, revision=revision, timeout=10)
-        files = [file.rfilename for file in model.siblings or () if "/" not in file.rfilename]
+        listed = [file.rfilename for file in model.siblings or ()]
+        files = [file for file in listed if "/" not in file]
         weights = _WEIGHTS[0] if any(file.endswith(".safetensors") for file in files) else _WEIGHTS[1]
         wanted = [file for file in files if any(fnmatchcase(file, pattern) for pattern in (weights, *COMPANIONS))]
+        wanted += [file for file in listed if _COMPANION_FOLDERS.match(file)]
         return Path(hub.snapshot_download(repo, revision=model.sha, allow_patterns=wanted))
     except ImportError:
         raise MergeflowError(

@@ -583,7 +583,11 @@ _COMPANIONS = {
     **dict.fromkeys(("preprocessor_config.json", "video_preprocessor_config.json"), "preprocessing"),
     "processor_config.json": "preprocessing",
     # Longest text, prompts.
-    **dict.fromkeys(("sentence_bert_config.json", "config_sentence_transformers.json"), "preprocessing"),
+    **{
+        f"sentence_{kind}_config.json": "preprocessing"
+        for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+    },
+    "config_sentence_transformers.json": "preprocessing",
     "tokenizer_config.json": "tokenizer",
     "generation_config.json": "generation",  # what ends an answer
 }

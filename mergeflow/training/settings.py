@@ -23,6 +23,7 @@ class IterativeSettings(Frozen, strict=True):
         merge: the catalog method between the rounds. `average` is MIMA; `task_arithmetic` with a scale is ATM. It is
             checked by `training.between.merge_between`, because these settings are those of every regime, and most
             regimes depend on no merge method.
+        args: the method's arguments.
         optimiser: what becomes of a task's optimiser state at a merge: `kept` or `reset`.
         schedule: the learning rate's course: once over the `whole` budget, or anew `per_round`.
     """
@@ -39,6 +40,8 @@ class LoraSettings(Frozen, strict=True):
     """Low-rank adapters W + (alpha/rank)·B·A on weight matrices of the model.
 
     Attributes:
+        rank: of B·A, at least 1.
+        alpha: scale of the update, at least 1.
         targets: endings of the names of the modules that get an adapter; by default those of open_clip's towers.
     """
 
@@ -60,6 +63,8 @@ class FineTuneSettings(Frozen, strict=True):
         epochs: passes over the examples for `epochs` and `full_batch_gd`.
         batch_size: examples per step and task, at least 1. The last batch of an epoch is smaller when it has to be.
         accumulate: parts into which a batch is split to save memory; their gradients are summed in a fixed order.
+        optimiser: `adamw`, or `sgd` with `momentum`.
+        momentum: of SGD, in [0, 1).
         learning_rate: its peak.
         weight_decay: decoupled for AdamW, of the gradient for SGD.
         warmup: share of the steps with a linearly rising learning rate.

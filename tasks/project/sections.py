@@ -21,6 +21,8 @@ class GateSettings(Frozen, strict=True):
         tolerance: largest loss in accuracy on any one task, a fraction (0.05 = 5 points).
         confidence: level of the paired bootstrap interval of the gain, whose lower end must be above 0;
             None: no interval is asked for.
+        resamples: of that bootstrap.
+        seed: of that bootstrap.
         require_reproducible: the recipe must have been replayed to the same bytes.
     """
 

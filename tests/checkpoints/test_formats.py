@@ -5,6 +5,7 @@ import shutil
 from argparse import Namespace
 from collections import OrderedDict
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
+from mergeflow.checkpoints.formats import from_hub
 from mergeflow.checkpoints.header import DTYPES, dtype_of
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
@@ -211,3 +213,21 @@ def test_the_version_of_a_module_that_its_class_asks_for_is_told(tmp_path, keys)
     mnasnet0_5(num_classes=3).load_state_dict(scope["state"])
     save_file(scope["state"], tmp_path / "plain.safetensors")
     assert not open_checkpoint(tmp_path / "plain.safetensors").notes
+
+
+def test_folders_that_a_model_of_the_hub_names_are_downloaded_too(tmp_path, monkeypatch):
+    hub, asked = pytest.importorskip("huggingface_hub"), []
+    steps = ["modules.json", "1_Pooling/config.json", "additional_chat_templates/tools.jinja"]
+    listed = ["model.safetensors", "pytorch_model.bin", "config.json", *steps, "onnx/model.onnx", "onnx/1_a/b.json"]
+
+    def download(*_, allow_patterns=None, local_files_only=False, **__):
+        if local_files_only:
+            raise FileNotFoundError
+        asked.extend(allow_patterns)
+        return str(tmp_path)
+
+    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in listed], sha="0")
+    monkeypatch.setattr(hub, "model_info", lambda *_, **__: info)
+    monkeypatch.setattr(hub, "snapshot_download", download)
+    assert from_hub("someone/a-model") == tmp_path
+    assert sorted(asked) == sorted(["model.safetensors", "config.json", *steps])

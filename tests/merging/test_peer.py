@@ -142,12 +142,7 @@ def results(peer: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
                 for source in (generator, common):
                     value.add_(0.1 * torch.randn(value.shape, generator=source, dtype=value.dtype))
         model.save_pretrained(folder / name)
-    jobs = {}
-    for which, config in configurations().items():
-        config = {**with_paths(config, folder), "dtype": "float64"}
-        (folder / f"{which}.yml").write_text(yaml.safe_dump(config, sort_keys=False))
-        jobs[which] = str(folder / f"{which}.yml"), str(folder / f"{which}-theirs")
-    return folder, run_peer(peer, folder, jobs)
+    return folder, merged_there(peer, folder, configurations())
 
 
 def compare(folder: Path, which: str) -> str:
@@ -233,10 +228,8 @@ def test_modules_that_are_merged_in_different_ways(peer: str, tmp_path: Path, ki
         {"models": both[:1]},
     ]
     config = {"merge_method": "ties", "base_model": "base", "parameters": {"weight": 0.5, "normalize": False}}
-    config |= {"modules": dict(zip(modules, parts, strict=True)), "dtype": "float64"}
-    (tmp_path / "modules.yml").write_text(yaml.safe_dump(with_paths(config, tmp_path), sort_keys=False))
-    jobs = {"modules": (str(tmp_path / "modules.yml"), str(tmp_path / "modules-theirs"))}
-    assert run_peer(peer, tmp_path, jobs) == {}
+    config["modules"] = dict(zip(modules, parts, strict=True))
+    assert merged_there(peer, tmp_path, {"modules": config}) == {}
     assert compare(tmp_path, "modules") == "equal"
 
 
@@ -256,12 +249,8 @@ def test_slices_that_move_layers(peer: str, tmp_path: Path, kind: str) -> None:
     family, modules = MOVED[kind]
     for seed, name in enumerate(("base", "a", "b", "c")):
         save_random(tmp_path / name, kind, family, seed)
-    jobs = {}
-    for seed in range(40):
-        config = with_paths(Generator(seed, modules).configuration(), tmp_path) | {"dtype": "float64"}
-        jobs[which] = str(tmp_path / f"{(which := f'generated {seed}')}.yml"), str(tmp_path / f"{which}-theirs")
-        Path(jobs[which][0]).write_text(yaml.safe_dump(config, sort_keys=False))
-    counts = counted(tmp_path, run_peer(peer, tmp_path, jobs))
+    configs = {f"generated {seed}": Generator(seed, modules).configuration() for seed in range(40)}
+    counts = counted(tmp_path, merged_there(peer, tmp_path, configs))
     assert counts["equal"] + counts["noted"] >= 30, counts
 
 
@@ -327,6 +316,16 @@ def save_random(folder: Path, kind: str, family: str, seed: int) -> None:
     model.save_pretrained(folder)
 
 
+def merged_there(peer: str, folder: Path, configs: dict[str, Any]) -> dict[str, str]:
+    """Write configurations and merge them by the peer, in float64; return what went wrong there, by name."""
+    jobs = {}
+    for which, config in configs.items():
+        jobs[which] = str(folder / f"{which}.yml"), str(folder / f"{which}-theirs")
+        text = yaml.safe_dump(with_paths(config, folder) | {"dtype": "float64"}, sort_keys=False)
+        Path(jobs[which][0]).write_text(text)
+    return run_peer(peer, folder, jobs)
+
+
 def run_peer(peer: str, folder: Path, jobs: dict[str, tuple[str, str]], script: str = RUN) -> dict[str, str]:
     """Merge all configurations by the peer: name → (configuration, result); return what went wrong there, by name."""
     (folder / "jobs.json").write_text(json.dumps(jobs))
@@ -350,19 +349,15 @@ def test_vocabularies_have_the_peer_s_rows(peer: str, tmp_path: Path) -> None:
     for seed, (name, vocabulary) in enumerate(made.items()):
         save(tmp_path / name, llama(made["base"].get_vocab_size() + 6, seed).double(), vocabulary)
     models = [{"model": name, "parameters": {"weight": share}} for name, share in (("a", 0.6), ("b", 0.4))]
-    sum_of = {"merge_method": "task_arithmetic", "base_model": "base", "models": models, "dtype": "float64"}
-    mean_of = {"merge_method": "linear", "models": models, "dtype": "float64"}
+    sum_of = {"merge_method": "task_arithmetic", "base_model": "base", "models": models}
+    mean_of = {"merge_method": "linear", "models": models}
     chosen = {
         "union": sum_of | {"tokenizer_source": "union"},
         "base": sum_of | {"tokenizer_source": "base"},
         "b": mean_of | {"tokenizer_source": str(tmp_path / "b")},
         "tokens": mean_of | {"tokenizer": {"source": "union", "tokens": with_sources(TOKENS, tmp_path)}},
     }
-    jobs = {}
-    for which, config in chosen.items():
-        (tmp_path / f"{which}.yml").write_text(yaml.safe_dump(with_paths(config, tmp_path)))
-        jobs[which] = str(tmp_path / f"{which}.yml"), str(tmp_path / f"{which}-theirs")
-    assert run_peer(peer, tmp_path, jobs) == {}
+    assert merged_there(peer, tmp_path, chosen) == {}
     for which in chosen:
         recipe, _ = converted([yaml.safe_load((tmp_path / f"{which}.yml").read_text())])
         ours = by_token(merge(make_recipe({**recipe, "out": str(tmp_path / f"{which}-ours")})).path)
