@@ -123,7 +123,7 @@ def as_stored(expert: str, base: LazyStateDict, state: LazyStateDict, notes: lis
     ties = tied_copies(config, base) if strange else {}
     biases = {name: ties[name] for name in strange if name in ties and ties[name] not in state}
     state = view(state, rename=biases) if biases else state
-    state = _turned(config, _as_in_memory(config, base, state))
+    state = _turned(config, _as_linear(config, base, _as_in_memory(config, base, state)))
     placed = renamed(config, base, state)
     for name, (_, _, parts) in placed.items():
         whole = state.absolute.intersection(parts) if state.is_task_vector and len(parts) > 1 else ()
@@ -160,6 +160,17 @@ def _as_in_memory(config: Mapping[str, object], base: LazyStateDict, state: Lazy
     wanted, loads = names_in_memory(config, base), names_in_memory(config, strange)
     names = {name: wanted[loaded] for loaded, name in loads.items() if wanted.get(loaded, name) not in state}
     return view(state, rename=names) if names else state
+
+
+def _as_linear(config: Mapping[str, Any], base: LazyStateDict, state: LazyStateDict) -> LazyStateDict:
+    """Return an adapter that says fan_in_fan_out without the turning of linear modules that the base's file fuses."""
+    said = [name for name, lora in _linear(state).items() if lora.transposed and name not in base]
+    entries, infos = dict(state.entries), dict(state.infos)
+    for name in said:
+        if _by_class(config, name) is False:
+            entries[name] = _reoriented(entries[name], False)
+            infos[name] = TensorInfo(infos[name].shape[::-1], infos[name].dtype)
+    return view(state, entries=entries, infos=infos) if said else state
 
 
 def _turned(config: Mapping[str, object], state: LazyStateDict) -> LazyStateDict:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mergeflow.checkpoints.fingerprint import blocks
 from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.lora import AddedEntry, DoraEntry, LoraEntry, TokensEntry
+from mergeflow.checkpoints.lora import AddedEntry, DoraEntry, LoraEntry, TokensEntry, is_target
 from mergeflow.checkpoints.names import may_be_tied
 from mergeflow.checkpoints.quantised import check_not_quantised
 from mergeflow.checkpoints.reader import LazyStateDict
@@ -195,12 +195,9 @@ def _inside(names: Iterable[str], modules: object) -> list[str]:
 
 
 def _without_factors(config: Mapping[str, Any], absent: Iterable[str], adapted: Collection[str]) -> list[str]:
-    """Return the targets without factors where the same weight of another block has them, and no setting says which."""
-    targets = config.get("target_modules")
-    chosen = any(config.get(key) for key in ("layers_to_transform", "exclude_modules", "target_parameters"))
-    ends = tuple(f".{target}.weight" for target in targets) if isinstance(targets, list) and not chosen else ()
-    alike = {pattern_of(name) for name in adapted} if ends else set()
-    return [name for name in absent if pattern_of(name) in alike and f".{name}".endswith(ends)]
+    """Return the targets without factors where the same weight of another block has them."""
+    alike = {pattern_of(name) for name in adapted} if config.get("target_modules") else set()
+    return [name for name in absent if pattern_of(name) in alike and is_target(config, name.removesuffix(".weight"))]
 
 
 def check_copied(tensor: str, info: TensorInfo, expert: str, base: Tensor, values: Tensor) -> None:

@@ -225,8 +225,8 @@ READ = {
 HARMLESS = {
     "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "modules_to_save", "bias",
-    "lora_dropout", "megatron_config", "megatron_core", "runtime_config", "ensure_weight_tying", "qalora_group_size",
-    "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config",
+    "lora_dropout", "merge_weights", "megatron_config", "megatron_core", "runtime_config", "ensure_weight_tying",
+    "qalora_group_size", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config",
 }  # fmt: skip
 # Ways to start an adapter that leave the base as it is; all others move the base's weight, so that B A is not the
 # whole difference from it.
@@ -244,6 +244,7 @@ _TOKENS = ".token_adapter.trainable_tokens_delta"
 # In memory PEFT's names say which adapter a tensor is of; `save_pretrained` takes that out of them.
 _OF_ADAPTER = re.compile(r"\.(?:lora_A\.([^.]+)\.weight|(?:lora_embedding_A|trainable_tokens_delta)\.([^.]+))$")
 _NAMED = r"(\.(?:lora_\w+|modules_to_save|trainable_tokens_delta))\.{}(?=\.|$)"
+ALL_LINEAR = "all-linear"  # PEFT's word for all linear modules but the head
 INNER = ".base_layer.out_proj"  # of `nn.MultiheadAttention`, which PEFT adapts as one module
 # Stacks of a mixture's experts, in the order in which transformers' classes hold them: PEFT wraps a module once for
 # each parameter that it adapts, the first of them innermost.
@@ -253,12 +254,9 @@ EXPERT_STACKS = ("gate_up_proj", "down_proj")
 def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path], LazyStateDict]) -> LazyStateDict:
     """Open a PEFT LoRA adapter folder, with its `adapter_config.json`, as a task vector over the base's names."""
     _refuse(folder, config)
-    weights = [folder / name for name in (ADAPTER_WEIGHTS, ADAPTER_PICKLE) if (folder / name).exists()]
-    if not weights:
-        raise MergeflowError(f"adapter folder '{folder}' holds neither {ADAPTER_WEIGHTS} nor {ADAPTER_PICKLE}.")
-    file = open_file(weights[0])
+    file = open_file(_weights_in(folder))
     unwrap(file)
-    stored = _as_saved(file, config)
+    stored, notes = _as_saved(file, config)
     entries: dict[str, Entry] = {}
     infos: dict[str, TensorInfo] = {}
     for name in sorted(stored):
@@ -286,7 +284,7 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
     _check_factors(folder, config, entries, set(stored))
     absolute = frozenset(name for name, entry in entries.items() if not _is_difference(entry))
     files = file.detach_files()
-    return LazyStateDict(str(folder), entries, infos, stored.metadata, files, True, absolute=absolute)
+    return LazyStateDict(str(folder), entries, infos, stored.metadata, files, True, absolute=absolute, notes=notes)
 
 
 def _is_difference(entry: Entry) -> bool:
@@ -294,8 +292,50 @@ def _is_difference(entry: Entry) -> bool:
     return isinstance(entry, LoraEntry | ExpertsEntry) or (isinstance(entry, BiasEntry) and entry.stored is None)
 
 
-def _as_saved(stored: LazyStateDict, config: Mapping[str, Any]) -> LazyStateDict:
-    """Return an adapter's tensors as PEFT saves them, of a `state_dict()` that names the adapter and holds the base."""
+def _weights_in(folder: Path) -> Path:
+    files = [folder / name for name in (ADAPTER_WEIGHTS, ADAPTER_PICKLE) if (folder / name).exists()]
+    if not files:
+        others = sorted(str(path.relative_to(folder)) for path in folder.rglob("adapter_model*"))
+        raise MergeflowError(
+            f"adapter folder '{folder}' holds neither {ADAPTER_WEIGHTS} nor {ADAPTER_PICKLE}, but "
+            f"{', '.join(others[:3]) or 'no weights'}: name the folder that has one, and join shards in one file."
+        )
+    return files[0]
+
+
+def _as_saved(stored: LazyStateDict, config: Mapping[str, Any]) -> tuple[LazyStateDict, tuple[str, ...]]:
+    """Return an adapter's tensors as PEFT saves them, and notes on what it would not find in the file as it is.
+
+    A `state_dict()` names the adapter and may hold the base; other programs leave PEFT's prefix out.
+    """
+    notes = []
+    if config.get("target_modules") in (None, ALL_LINEAR) and not _parameters(config):
+        what = json.dumps(config.get("target_modules"))
+        notes.append(
+            f"adapter_config.json of '{stored.path}' lists no modules (target_modules = {what}): all factors of the "
+            "file are merged, whichever of them PEFT would load"
+        )
+    bare = [name for name in stored if not name.startswith(PREFIX)]
+    if twice := next((name for name in bare if PREFIX + name in stored), None):
+        raise MergeflowError(f"'{stored.path}' holds '{twice}' with and without PEFT's prefix '{PREFIX}'.")
+    if bare:
+        notes.append(f"{len(bare)} names of '{stored.path}' lack PEFT's prefix '{PREFIX}', such as '{bare[0]}': added")
+        stored = view(stored, rename={name: PREFIX + name for name in bare})
+    for name, info in stored.infos.items():
+        if ".lora_" in name and not info.dtype.is_floating_point:
+            raise MergeflowError(
+                f"adapter '{stored.path}': '{name}' is of {info.dtype}, expected floating-point numbers."
+            )
+    # PEFT takes a weight that is stored whole, and not the factors beside it.
+    modules = {name: name.partition(".lora_")[0] for name in stored if ".lora_" in name}
+    passed = {name for name, module in modules.items()
+              if f"{module}.weight" in stored and _is_saved(config, module.removeprefix(PREFIX))}  # fmt: skip
+    stored = view(stored, [name for name in stored if name not in passed]) if passed else stored
+    return _of_one_adapter(stored, config), tuple(notes)
+
+
+def _of_one_adapter(stored: LazyStateDict, config: Mapping[str, Any]) -> LazyStateDict:
+    """Return the tensors of an adapter under names that do not say which one it is."""
     adapters = sorted({match[1] or match[2] for name in stored if (match := _OF_ADAPTER.search(name))})
     if not adapters:
         return stored
@@ -376,8 +416,12 @@ def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, info: TensorIn
         if name is not None and name in stored and stored.infos[name].shape != shape:
             actual = list(stored.infos[name].shape)
             raise MergeflowError(f"adapter '{stored.path}': '{name}' has shape {actual}, expected {list(shape)}.")
-    if dora and magnitude is None:
-        raise MergeflowError(f"adapter '{stored.path}' says it is a DoRA, but '{module}' has no magnitudes.")
+    if dora != (magnitude is not None):
+        says, has = ("a DoRA", "no magnitudes") if dora else ("no DoRA", "magnitudes, which PEFT would pass over")
+        raise MergeflowError(
+            f"adapter '{stored.path}' says it is {says} (use_dora), but '{module}' has {has}: copy both of its files "
+            "again."
+        )
     weight = stored.entries.get(copy)
     if magnitude is not None:
         return DoraEntry(stored.entries[magnitude], lora, weight)
@@ -391,7 +435,7 @@ def _weight_name(module: str, stored: LazyStateDict) -> str:
     return f"{module.removesuffix(INNER)}.out_proj.weight" if module.endswith(INNER) else f"{module}.weight"
 
 
-def _parameters(config: dict[str, Any]) -> list[str]:
+def _parameters(config: Mapping[str, Any]) -> list[str]:
     """Return the parameters that an adapter adapts without their module; most have none."""
     parameters = config.get("target_parameters") or []
     return [str(name) for name in parameters] if isinstance(parameters, list | tuple) else [str(parameters)]
@@ -437,7 +481,9 @@ def _refuse(folder: Path, config: dict[str, Any]) -> None:
             f"{', '.join(_STARTS[3:])} are known not to), so it is not the difference from your base. "
             "Convert it when it is saved (PEFT's path_initial_model_for_weight_conversion), or merge it first."
         )
-    acting = sorted(key for key, value in config.items() if key not in READ | HARMLESS and value)
+    # An empty configuration of a part, such as `kasa_config: {}`, stands for its defaults.
+    unread = {key: value for key, value in config.items() if key not in READ | HARMLESS}
+    acting = sorted(key for key, value in unread.items() if value or (value == {} and key.endswith("_config")))
     if acting:
         listed = ", ".join(f"{key} = {json.dumps(config[key], ensure_ascii=False):.60}" for key in acting)
         raise MergeflowError(
@@ -464,6 +510,8 @@ def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]
         )
     weight = f"{module}.weight"
     owner = weight if _adapts(config, weight) else module.removesuffix(INNER)
+    if owner != weight:
+        _check_target(stored, config, owner, up[0] if not embedding else down[1])
     rank, factor = _rank_and_factor(config, owner, down[0])
     if rank != down[0]:
         raise MergeflowError(f"adapter '{stored.path}': '{name}' has rank {down[0]}, its configuration says {rank}.")
@@ -473,6 +521,78 @@ def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]
     transposed = embedding or (not placed and _inputs_first(stored, module, shape, said))
     info = TensorInfo((shape[1], shape[0]) if transposed else (up[0], *down[1:]), FLOAT32)
     return LoraEntry(stored.entries[name], stored.entries[partner], shape, down[0], factor, transposed, placed), info
+
+
+# Settings that say which modules PEFT adapts.
+_TARGETS = ("target_modules", "exclude_modules", "modules_to_save", "layers_to_transform", "layers_pattern")
+
+
+def _check_target(stored: LazyStateDict, config: Mapping[str, Any], module: str, rows: int) -> None:
+    """Check that the settings name a module that has factors; PEFT adds those of tables that it was to tie.
+
+    Args:
+        rows: Of its weight [out, in].
+    """
+    if is_target(config, module):
+        return
+    tables = [info.shape[-1:] for name, info in stored.infos.items() if name.endswith(_EMBEDDING_A)]
+    if not config.get("ensure_weight_tying") or (rows,) not in tables:
+        settings = {key: config[key] for key in _TARGETS if config.get(key) not in (None, [])}
+        raise MergeflowError(
+            f"adapter '{stored.path}' holds factors of '{module}', which its adapter_config.json does not adapt "
+            f"({json.dumps(settings, ensure_ascii=False):.200}), so that PEFT would pass over them: name the module "
+            "there, or take its factors out of the file."
+        )
+
+
+def is_target(config: Mapping[str, Any], module: str) -> bool:
+    """Whether PEFT adapts a module by its name; of one that lists no modules, each that has factors."""
+    targets = _names(config, "target_modules")
+    if _is_saved(config, module) or _ends(config, "exclude_modules", module):
+        return False
+    if targets == ALL_LINEAR or config.get("target_modules") is None:
+        return not _parameters(config)
+    if isinstance(targets, str) or module in targets:  # then PEFT looks at no layers
+        return _ends(config, "target_modules", module)
+    return _ends(config, "target_modules", module) and _is_in_layers(config, module)
+
+
+def _is_saved(config: Mapping[str, Any], module: str) -> bool:
+    """Whether a module is one of `modules_to_save`, or inside one."""
+    names = _names(config, "modules_to_save")
+    return any(_match(rf"(^|.*\.){name}($|\..*)", module, "modules_to_save") for name in names)
+
+
+def _ends(config: Mapping[str, Any], key: str, module: str) -> bool:
+    """Whether a module's name fits the expression, or ends in one of the names, that a setting gives."""
+    names = _names(config, key)
+    if isinstance(names, str):
+        return _match(rf"({names})\Z", module, key) is not None
+    return any(f".{module}".endswith(f".{name}") for name in names)
+
+
+def _is_in_layers(config: Mapping[str, Any], module: str) -> bool:
+    layers, patterns = config.get("layers_to_transform"), _names(config, "layers_pattern")
+    if layers is None or layers == []:
+        return True
+    starts = [rf"(?:^|.*?\.){name}" for name in ([patterns] if isinstance(patterns, str) else patterns)]
+    starts = [rf"{start}\.(\d+)\." for start in starts or [r".*?\.[^.]*"]]
+    match = next(filter(None, (_match(start, module, "layers_pattern") for start in starts)), None)
+    return match is not None and int(match[match.lastindex or 0]) in (layers if isinstance(layers, list) else [layers])
+
+
+def _names(config: Mapping[str, Any], key: str) -> str | list[str]:
+    names = config.get(key) or []
+    if not isinstance(names, str | list) or any(not isinstance(name, str) for name in names):
+        raise MergeflowError(f"the adapter's configuration gives {key} = {names!r:.60}, expected names of modules.")
+    return names
+
+
+def _match(expression: str, module: str, key: str) -> re.Match[str] | None:
+    try:
+        return re.match(expression, module)
+    except (re.error, RecursionError) as error:
+        raise MergeflowError(f"the adapter's {key} has an invalid expression, {expression!r:.60}: {error}.") from None
 
 
 def _bias(stored: LazyStateDict, name: str, config: dict[str, Any]) -> tuple[BiasEntry, TensorInfo]:
@@ -538,13 +658,7 @@ def _number(config: dict[str, Any], pattern: str, key: str, module: str, default
     if not isinstance(patterns, dict):
         raise MergeflowError(f"the adapter's configuration gives {pattern} = {patterns!r:.60}, expected a mapping.")
     for expression, number in patterns.items():
-        try:
-            matches = re.match(rf"(.*\.)?({expression})$", module)
-        except (re.error, RecursionError) as error:
-            raise MergeflowError(
-                f"the adapter's {pattern} has an invalid expression, {expression!r:.60}: {error}."
-            ) from None
-        if matches:
+        if _match(rf"(.*\.)?({expression})$", module, pattern):
             value = number
             break
     least = 0.0 if pattern == "rank_pattern" else -1e9  # PEFT takes any alpha, 0 and negative ones too

@@ -182,7 +182,9 @@ def _adapted(adapter: Path, base: str | None) -> Opened:
     with TemporaryDirectory(prefix="mergeflow-adapter-") as made:
         out = str(Path(made) / ("model.safetensors" if is_recorded(base) else "model"))
         added = {"method": "task_arithmetic", "args": {"scale": 1.0}, "experts": {"adapter": str(adapter)}}
-        merge({**added, "base": base, "out": out})
+        merged = merge({**added, "base": base, "out": out})
+        for line in (*merged.notes, *merged.warnings):
+            typer.echo(line, err=True)
         if not is_recorded(base):
             return open_language(out, Path())
         opened = open_language(base, Path())

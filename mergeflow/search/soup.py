@@ -128,7 +128,7 @@ def _made(
     made = merge(_recipe(places, chosen, out), force=force, resume=True)
     total = sum(chosen.values())
     shares = {name: chosen[name] / total for name in places if name in chosen}
-    return Soup(made.path, made.fingerprint, shares, scores, (*made.warnings, *warnings))
+    return Soup(made.path, made.fingerprint, shares, scores, (*made.notes, *made.warnings, *warnings))
 
 
 def _recipe(places: Mapping[str, Path], chosen: Mapping[str, float], out: str | Path) -> Recipe:

@@ -257,6 +257,10 @@ def test_an_adapter_is_judged_on_the_base_of_a_project(run: Run, project: Path, 
     path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": None}))
     report = run("perplexity", tmp_path / "adapter", BASE, "--json")
     assert report[str(tmp_path / "adapter")]["ships"]["loss"] != report[BASE]["ships"]["loss"]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "target_modules": None}))
+    result = command("perplexity", tmp_path / "adapter", "--json")
+    assert json.loads(result.stdout)[str(tmp_path / "adapter")] == report[str(tmp_path / "adapter")]
+    assert "lists no modules" in result.stderr
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from mergeflow.merging import check_recipe
 from tests.checkpoints.test_peft import added, check, classifier, gpt2, llama, trained
 
 peft = pytest.importorskip("peft")
+tuners = pytest.importorskip("peft.tuners.tuners_utils")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 FIELDS = {field.name: field for field in dataclasses.fields(peft.LoraConfig)}
@@ -55,12 +56,121 @@ def test_no_setting_of_peft_is_unknown():
 @pytest.mark.parametrize("key", ACTING)
 def test_a_setting_that_changes_what_an_adapter_computes_is_refused_by_name(adapter, key):
     open_checkpoint(adapter).close()
-    for nothing in (None, False, {}, []):
+    defaults = [{}] * key.endswith("_config")  # of a part that is switched on
+    for nothing in (None, False, [], *([] if defaults else [{}])):
         change(adapter, **{key: nothing})
         open_checkpoint(adapter).close()
-    change(adapter, **{key: ACTING[key]})
-    with pytest.raises(MergeflowError, match=f"more than plain LoRA, or are unknown: {key} = "):
+    for value in (ACTING[key], *defaults):
+        change(adapter, **{key: value})
+        with pytest.raises(MergeflowError, match=f"more than plain LoRA, or are unknown: {key} = "):
+            open_checkpoint(adapter)
+
+
+Q = "model.layers.1.self_attn.q_proj"
+NAMED = ["q_proj", "lm_head"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"target_modules": ["q_proj"]},
+        {"target_modules": [Q, "head"]},
+        {"target_modules": r".*\.1\..*q_proj|lm_.*"},
+        {"target_modules": ["oj", "nothing"]},
+        {"target_modules": None, "target_parameters": ["experts.down_proj"]},
+        {"exclude_modules": ["self_attn.q_proj"]},
+        {"exclude_modules": ".*layers.1.*"},
+        {"modules_to_save": ["self_attn"]},
+        {"modules_to_save": ["head"]},
+        {"layers_to_transform": [1, 7]},
+        {"layers_to_transform": 0},
+        {"layers_to_transform": [1], "layers_pattern": "layers"},
+        {"layers_to_transform": [1], "layers_pattern": ["h", "blocks"]},
+        {"layers_to_transform": [0], "target_modules": [Q]},
+        {"layers_to_transform": [], "layers_pattern": []},
+    ],
+    ids=str,
+)
+def test_factors_that_peft_passes_over_are_refused(adapter, settings):
+    settings = {"target_modules": NAMED, **settings}
+    change(adapter, **settings)
+    for module in (Q, Q.replace("1", "0"), "layers.1.q_proj", "lm_head", "head.q_proj"):
+        tensors = {f"base_model.model.{module}.lora_{side}.weight": torch.ones(2, 2) for side in "AB"}
+        save_file(tensors, adapter / "adapter_model.safetensors")
+        if tuners.check_target_module_exists(peft.LoraConfig(**settings), module):
+            open_checkpoint(adapter).close()
+        else:
+            with pytest.raises(
+                MergeflowError, match=rf"factors of '{module}', which its adapter_config\.json does not"
+            ):
+                open_checkpoint(adapter)
+
+
+@pytest.mark.parametrize("key", ["target_modules", "exclude_modules", "modules_to_save"])
+def test_names_of_modules_of_another_type_are_refused(adapter, key):
+    for value in (3, {"mlp": 1}, [1], True):
+        change(adapter, **{key: value})
+        with pytest.raises(MergeflowError, match=rf"gives {key} = .*, expected names of modules"):
+            open_checkpoint(adapter)
+
+
+@pytest.mark.parametrize("targets", [None, "all-linear"])
+def test_an_adapter_that_lists_no_modules_is_merged_whole_with_a_note(adapter, targets):
+    change(adapter, target_modules=targets)
+    with open_checkpoint(adapter) as state:
+        assert list(state) == ["mlp.weight"]
+        assert "all factors of the file are merged" in state.notes[0]
+
+
+def test_names_without_peft_s_prefix_are_noted_and_two_of_one_tensor_refused(adapter):
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    bare = {name.removeprefix("base_model.model."): value + 1 for name, value in tensors.items()}
+    with open_checkpoint(adapter) as state:
+        assert not state.notes
+    save_file(tensors | bare, file)
+    with pytest.raises(MergeflowError, match="with and without PEFT's prefix"):
         open_checkpoint(adapter)
+    save_file(bare, file)
+    with open_checkpoint(adapter) as state:
+        assert list(state) == ["mlp.weight"]
+        assert "lack PEFT's prefix 'base_model.model.'" in state.notes[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.complex64])
+def test_factors_of_codes_or_complex_numbers_are_refused(adapter, dtype):
+    file = adapter / "adapter_model.safetensors"
+    save_file({name: value.to(dtype) for name, value in load_file(file).items()}, file)
+    with pytest.raises(MergeflowError, match=r"lora_A\.weight' is of .*, expected floating-point numbers"):
+        open_checkpoint(adapter)
+
+
+@pytest.mark.parametrize("place", ["adapter_model-00001-of-00002.safetensors", "default/adapter_model.safetensors"])
+def test_weights_in_shards_or_a_folder_below_are_named(adapter, place):
+    (adapter / "default").mkdir()
+    (adapter / "adapter_model.safetensors").rename(adapter / place)
+    with pytest.raises(MergeflowError, match=rf"holds neither .*, but {place}: name the folder that has one"):
+        open_checkpoint(adapter)
+
+
+def test_magnitudes_of_an_adapter_that_says_it_is_no_dora_are_refused(tmp_path):
+    trained(llama(), tmp_path, target_modules=["q_proj"], use_dora=True)
+    change(tmp_path / "adapter", use_dora=False)
+    with pytest.raises(MergeflowError, match=r"says it is no DoRA \(use_dora\), but .* has magnitudes"):
+        open_checkpoint(tmp_path / "adapter")
+
+
+def test_a_weight_that_is_stored_whole_counts_and_not_the_factors_beside_it(tmp_path):
+    base = llama()
+    trained(base, tmp_path, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    file = tmp_path / "adapter/adapter_model.safetensors"
+    head = "base_model.model.lm_head"
+    factors = {f"{head}.lora_A.weight": torch.ones(4, 32), f"{head}.lora_B.weight": torch.ones(40, 4)}
+    save_file(load_file(file) | factors, file)
+    plain = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    expected = peft.PeftModel.from_pretrained(plain, tmp_path / "adapter").merge_and_unload().lm_head.weight
+    with open_checkpoint(tmp_path / "adapter") as state:
+        assert torch.equal(state["lm_head.weight"], expected)
 
 
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "of_next_year", 3])

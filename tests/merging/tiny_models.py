@@ -153,6 +153,7 @@ NAMES = (*CAUSAL, *MASKED, *OTHERS)
 OTHERS |= {  # not of NAMES
     **dict.fromkeys(("marian", "m2m_100"), ("AutoModelForSeq2SeqLM", _BART)),
     "umt5": ("AutoModelForSeq2SeqLM", _T5),
+    "resnet": ("AutoModel", {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "layer_type": "basic"}),
     **{
         name: (
             "AutoModelForImageTextToText",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeflow.checkpoints.checks import all_finite
+from mergeflow.checkpoints.checks import all_finite, not_finite
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.lora import EXPERT_STACKS, AddedEntry, ExpertsEntry, LoraEntry
 from mergeflow.checkpoints.names import PartEntry
@@ -79,12 +79,12 @@ class Reduction:
     def _sum(self, name: str, stored: str, transposed: bool) -> None:
         states = self.engine.stacks.experts
         coefficients = zip(self.engine.model.experts, self.engine.coefficients(stored), strict=True)
-        scale = self.scale
-        terms = [
-            (scale * c, stored_factors(states[name], stored, transposed))
-            for name, c in coefficients
-            if stored in states[name]
-        ]
+        terms = []
+        for expert, coefficient in coefficients:
+            factors = stored_factors(states[expert], stored, transposed) if stored in states[expert] else []
+            if not all(all_finite(side.reshape(-1)) for part in factors for side in (part.down, part.up)):
+                raise not_finite(expert, name)
+            terms += [(self.scale * coefficient, factors)] if factors else []
         for at, part in enumerate(self._parts(name, stored)):
             self._sum_part(part, [(c, factors[at]) for c, factors in terms if c])
 

@@ -165,28 +165,55 @@ def _save_adapted(source: Path, folder: Path) -> None:
             f"the base of '{source}', {where}, is not on this machine: say in adapter_config.json "
             "(base_model_name_or_path) where it is."
         )
-    import torch
     import transformers
-    from peft import PeftConfig, PeftModel, get_peft_model_state_dict
 
     classes = read_json_if_whole(base / "config.json").get("architectures") or ["AutoModel"]
-    plain = (config.get("auto_mapping") or {}).get("base_model_class", classes[0])
-    cls = getattr(transformers, _CLASSES.get(str(config.get("task_type")), plain), transformers.AutoModel)
+    mapping = config.get("auto_mapping")
+    plain = mapping.get("base_model_class", classes[0]) if isinstance(mapping, dict) else classes[0]
+    cls = getattr(transformers, _CLASSES.get(str(config.get("task_type")), str(plain)), transformers.AutoModel)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("error", "Found missing adapter keys")
-            if PeftConfig.from_pretrained(str(source)).is_prompt_learning:
-                raise ValueError("prompts and prefixes are no change of weights")
-            model, loading = cls.from_pretrained(base, dtype=torch.float32, output_loading_info=True)
-            adapted = PeftModel.from_pretrained(model, source, torch_device="cpu")
-            stored = get_peft_model_state_dict(adapted)
-            if drawn := sorted(name for name in loading["missing_keys"] if PREFIX + name not in stored):
-                raise ValueError(f"the base lacks '{drawn[0]}'")
-            adapted.merge_and_unload(safe_merge=True).save_pretrained(folder)
+            for start in ("Found missing adapter keys", "Unexpected keyword arguments"):
+                warnings.filterwarnings("error", start)
+            _save_merged(source, cls, base, folder)
     except Exception as error:  # its classes raise whatever they meet
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise MergeflowError(f"PEFT cannot make '{source}', of the type {kind}, part of its base: {reason}") from error
     copy_companions(base, folder, config=read_json(folder / "config.json"))
+
+
+def _save_merged(source: Path, cls: Any, base: Path, folder: Path) -> None:
+    """Save what PEFT makes of an adapter and its base.
+
+    Args:
+        cls: The base's class in transformers.
+
+    Raises:
+        ValueError: No weights can hold the adapter, or PEFT passes over a part of it.
+    """
+    import torch
+    from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+
+    config = PeftConfig.from_pretrained(str(source))
+    if config.is_prompt_learning or config.is_adaption_prompt:
+        raise ValueError("prompts and prefixes are no change of weights")
+    if config.peft_type == "XLORA" or getattr(config, "sample_at_inference", False):
+        raise ValueError("its change depends on the input or is drawn anew each time, so that no weights can hold it")
+    model, loading = cls.from_pretrained(base, dtype=torch.float32, output_loading_info=True)
+    names = set(model.state_dict())
+    adapted = PeftModel.from_pretrained(model, source, torch_device="cpu")
+    if unread := adapted.load_adapter(source, "default", torch_device="cpu").unexpected_keys:
+        raise ValueError(f"its file holds '{unread[0]}', which its settings do not name, so that PEFT passes over it")
+    stored = get_peft_model_state_dict(adapted)
+    if drawn := sorted(name for name in loading["missing_keys"] if PREFIX + name not in stored):
+        raise ValueError(f"the base lacks '{drawn[0]}'")
+    merged = adapted.merge_and_unload(safe_merge=True)
+    # Some kinds leave modules that are saved whole in their wrappers.
+    whole = {name: value for name, value in merged.state_dict().items() if ".original_module." not in name}
+    state = {name.replace(".modules_to_save.default.", "."): value for name, value in whole.items()}
+    if strange := sorted(names ^ state.keys()):
+        raise ValueError(f"it leaves '{strange[0]}', which is no weight of the base, or takes it away")
+    merged.save_pretrained(folder, state_dict=state)
 
 
 class _Job:

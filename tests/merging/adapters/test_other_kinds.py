@@ -21,7 +21,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "BOFT": ("llama", {**BOTH, "boft_block_size": 4}),
     "HRA": ("llama", BOTH),
     "IA3": ("llama", {"target_modules": ["k_proj", "down_proj"], "feedforward_modules": ["down_proj"]}),
-    "LNTuning": ("llama", {"target_modules": ["input_layernorm"]}),
+    "LNTuning": ("llama", {"target_modules": ["input_layernorm"], "modules_to_save": ["lm_head"]}),
     "LoHa": ("gpt_neox", {"target_modules": ["query_key_value", "dense_4h_to_h"], "task_type": "CAUSAL_LM"}),
     "LoKr": ("qwen2", {**BOTH, "modules_to_save": ["lm_head"]}),
     "OFT": ("llama", {**BOTH, "r": 0, "oft_block_size": 8}),
@@ -71,6 +71,8 @@ def test_an_adapter_that_is_no_change_of_weights_or_not_whole_is_refused(tmp_pat
             convert(tmp_path / "adapter", tmp_path / "whole")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
 
+    refused("Unexpected keyword arguments", of_next_year=1)
+    refused("which its settings do not name, so that PEFT passes over it", target_modules=["query_key_value"])
     refused("is not on this machine: say in adapter_config.json", base_model_name_or_path="models/none")
     refused("Found missing adapter keys", target_modules=["query_key_value", "dense_4h_to_h", "dense"])
     weights = read_state(tmp_path / "base")
@@ -82,3 +84,6 @@ def test_an_adapter_that_is_no_change_of_weights_or_not_whole_is_refused(tmp_pat
     peft.get_peft_model(base, prompts).save_pretrained(tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     refused("of the type PROMPT_TUNING, part of its base: prompts and prefixes are no change of weights")
+    peft.XLoraConfig(hidden_size=8, adapters={"a": "a"}).save_pretrained(tmp_path / "adapter")
+    config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    refused("its change depends on the input", base_model_name_or_path=str(tmp_path / "base"))

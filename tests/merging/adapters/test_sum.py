@@ -5,6 +5,7 @@ import struct
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
@@ -196,3 +197,15 @@ def test_adapters_that_cancel_leave_nothing(tmp_path, llama):
     given = recipe(tmp_path, experts={"x": str(tmp_path / "a"), "y": str(tmp_path / "a")}, weights=[1, -1], adapter=8)
     with pytest.raises(MergeflowError, match="nothing for an adapter to hold"):
         merge(given)
+
+
+@pytest.mark.parametrize(("side", "value"), [("A", float("inf")), ("B", float("nan"))])
+def test_factors_that_are_not_finite_are_refused_by_the_name_of_their_adapter(tmp_path, llama, side, value):
+    trained(tmp_path, llama, "a", 1, target_modules=["q_proj"])
+    file = tmp_path / "a/adapter_model.safetensors"
+    factors = load_file(file)
+    factors[min(name for name in factors if f"lora_{side}" in name)][0, 0] = value
+    save_file(factors, file)
+    for form in ({}, {"adapter": 4}):
+        with pytest.raises(MergeflowError, match=r"'a' holds NaN or infinity in tensor 'model\.layers\.0.*q_proj"):
+            merge(recipe(tmp_path, experts={"a": str(tmp_path / "a")}, **form))
