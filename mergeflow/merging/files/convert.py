@@ -197,7 +197,8 @@ def _save_merged(source: Path, cls: Any, base: Path, folder: Path) -> None:
     config = PeftConfig.from_pretrained(str(source))
     if config.is_prompt_learning or config.is_adaption_prompt:
         raise ValueError("prompts and prefixes are no change of weights")
-    if config.peft_type == "XLORA" or getattr(config, "sample_at_inference", False):
+    unseeded = getattr(config, "proj_seed", 0) is None and not getattr(config, "save_indices", False)
+    if config.peft_type == "XLORA" or getattr(config, "sample_at_inference", False) or unseeded:
         raise ValueError("its change depends on the input or is drawn anew each time, so that no weights can hold it")
     model, loading = cls.from_pretrained(base, dtype=torch.float32, output_loading_info=True)
     names = set(model.state_dict())

@@ -191,12 +191,12 @@ def test_no_setting_of_another_kind_makes_a_converted_model_silently_another(tmp
     made, config = Adapted(tmp_path, family), KINDS[peft.PeftType(kind)]
     modules, task = (["q_proj", "v_proj"], "CAUSAL_LM") if family == "llama" else (["query", "output.dense"], None)
     defaults = {"target_modules": modules, "num_virtual_tokens": 3, "task_type": task}
-    fields = {field.name for field in dataclasses.fields(config)}
+    fields = {field.name: field.default for field in dataclasses.fields(config)}
     settings = {key: value for key, value in defaults.items() if key in fields} | NEEDED.get(kind, {})
-    keys = fields - {"peft_type", "base_model_name_or_path", "task_type"}
+    keys = fields.keys() - {"peft_type", "base_model_name_or_path", "task_type"}
     silent, merged = [], 0
     for key in sorted(keys - ({"init_weights"} if kind == "TINYLORA" else set())):  # whose memory is not set then
-        for value in others(key, settings.get(key, getattr(config(), key, None)), modules[0]):
+        for value in others(key, settings.get(key, fields[key]), modules[0]):
             try:
                 content = made.train(config(**{**settings, key: value}))
             except Exception:  # PEFT makes none
