@@ -99,6 +99,6 @@ def test_serving_nothing_tells_no_address(store, make_candidate, command):
 
 def test_serving_tells_the_version_and_not_the_alias_that_may_move(store, make_candidate, command, monkeypatch):
     register(store, "merged", make_candidate(1))
-    served = lambda store, name, which, host, port, ready, **_: ready(f"http://{host}:{port}, {which}")  # noqa: E731
+    served = lambda store, name, which, host, port, ready, **_: ready("1", f"http://{host}:{port}")  # noqa: E731
     monkeypatch.setattr("registry.serving.serve", served)
-    assert command("serve", "merged@candidate").output == "merged version 1 on http://127.0.0.1:5001, 1\n"
+    assert command("serve", "merged@candidate").output == "merged version 1 on http://127.0.0.1:5001\n"
