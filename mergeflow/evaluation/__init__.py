@@ -25,8 +25,13 @@ __all__ = [
     "read_scores",
     "write_scores",
 ]
-_OF_ACCURACY = ("Judge", "accuracies", "example_scores", "losses", "read_scores", "write_scores")
-__getattr__ = late_names(
-    __name__,
-    {"CandidateScorer": "mergeflow.evaluation.scoring"} | dict.fromkeys(_OF_ACCURACY, "mergeflow.evaluation.accuracy"),
-)
+_HOMES = {  # a literal: digests of code read from it what a name leads to
+    "CandidateScorer": "mergeflow.evaluation.scoring",
+    "Judge": "mergeflow.evaluation.accuracy",
+    "accuracies": "mergeflow.evaluation.accuracy",
+    "example_scores": "mergeflow.evaluation.accuracy",
+    "losses": "mergeflow.evaluation.accuracy",
+    "read_scores": "mergeflow.evaluation.accuracy",
+    "write_scores": "mergeflow.evaluation.accuracy",
+}
+__getattr__ = late_names(__name__, _HOMES)

@@ -120,7 +120,7 @@ ROUNDS = {f"train.{name}" for name, run in RUNS.items() if run["regime"] == "ite
 @pytest.mark.parametrize(
     ("path", "trained", "swept"),
     [
-        ("mergeflow/merging/methods/rows.py", set(), set()),
+        ("mergeflow/merging/methods/sphere.py", set(), set()),
         ("mergeflow/merging/methods/ties.py", set(), {"ties"}),
         ("mergeflow/merging/methods/linear.py", ROUNDS, {"average", "task_arithmetic"}),
         ("mergeflow/merging/execution/engine.py", ROUNDS, {"average", "task_arithmetic", "ties", "cart"}),
