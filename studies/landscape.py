@@ -13,6 +13,8 @@ experts of all tasks; it lies off the plane, which holds the mean of the two. Th
 (DTD, SUN397), its N 1, 4 and 8. Each grid is fitted to its own three models, so that it is narrower where they lie
 closer together: part of what turn and distance lose with N is that. ± is over seeds: the order of the batches.
 
+`texts_landscape` is the same with two pairs of real tasks on a pre-trained encoder (worlds/real-texts).
+
 **Source.** MIMA, Section 5.3, Figures 7 and 12; the plane is that of Izmailov et al. 2018.
 """
 
@@ -265,3 +267,5 @@ STUDY = Study(
     figures=figures,
     notes=notes,
 )
+
+STUDIES = {"landscape": STUDY, "texts_landscape": STUDY}
