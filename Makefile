@@ -29,9 +29,9 @@ test: lint test-fast
 test-fast: $(INSTALLED)
 	@$(PYTEST) -m "not slow and not nightly"
 
-# Only files with slow tests are read: collecting all takes each worker seconds. Many wait for servers: one worker more.
+# Only files with slow tests are read: collecting all takes each worker seconds.
 test-slow: $(INSTALLED)
-	@$(PYTEST) -n 4 -m "slow and not nightly" `grep -rl --include='test_*.py' 'mark\.slow' tests | sort`
+	@$(PYTEST) -m "slow and not nightly" `grep -rl --include='test_*.py' 'mark\.slow' tests | sort`
 
 test-all: lint
 	@$(PYTEST) -m "not real"
