@@ -85,6 +85,7 @@ PLANES: dict[str, Any] = {
 }
 
 
+@pytest.mark.nightly
 def test_many_tasks_measures_every_model_at_every_count(many_lab: Path, tmp_path: Path) -> None:
     result = run_result(many_lab, "many_tasks", tmp_path, **MANY)
     absolute = result.tables["Mean test accuracy, %"]
@@ -347,6 +348,7 @@ def test_a_rate_at_an_end_of_those_tried_is_named() -> None:
     assert note(0.01) == []
 
 
+@pytest.mark.nightly
 def test_interference_covers_experts_layers_and_kinds(many_lab: Path, tmp_path: Path) -> None:
     result = run_result(many_lab, "interference", tmp_path, **LAYERS)
     lower, course, _ = result.tables.values()

@@ -56,6 +56,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.nightly
 def test_the_table_has_every_model_with_its_heads(lab: Path, tmp_path: Path) -> None:
     result = run_result(lab, "glue", tmp_path, **SMALL)
     rows = result.rows
