@@ -71,8 +71,8 @@ _RULES = """\
 
 ## What is missing
 
-- On real texts there are C1 to C3, C5 to C7, C9, L6, L7, M2, M3, M5, M6 and what their N allow of M4: three seeds, a tenth
-  to a third of the papers' steps. C4, M1, M7 and G5 to G9 are of drawn data alone.
+- On real texts there are C1 to C3, C5 to C7, C9, L6, L7, M2, M3, M5, M6 and what their N allow of M4: three seeds, a
+  tenth to a third of the papers' steps. C4, M1, M7 and G5 to G9 are of drawn data alone.
 - P18 to P21 have generated books; `worlds/real-books` has the choices for real ones, two hours a seed, and was not run.
 - C1 and C2's bell are measured on four bases, C3 to C8 on one. M4, M6 and M7 have S = 240, and 480 for some N, of the
   paper's 2,000. Methods differ in how many candidates and rates validation chooses among; the lines above say where.
