@@ -1,7 +1,7 @@
 """The flows that prefect.yaml deploys, on a schedule or on demand, and the pages that they publish.
 
 Each works in a project folder, one run after the other: `root` is that folder or lies in it; by default the folder
-that prefect.yaml's pull step goes to.
+that prefect.yaml's pull step goes to. Prefect shows beside each parameter what `Args` says of it.
 """
 
 from dataclasses import asdict
@@ -35,7 +35,14 @@ from tasks.project.parameters import load_params
 def nightly(
     root: str = ".", push: bool = False, targets: list[str] | None = None, metrics: str | None = None
 ) -> list[str]:
-    """Bring the project up to date: stages with changed data, parameters or code run again, then the gates decide."""
+    """Bring the project up to date: stages with changed data, parameters or code run again, then the gates decide.
+
+    Args:
+        metrics: a file for Prometheus about the run, from the project folder; None: none is written.
+
+    Returns:
+        The addresses of the stages that were submitted.
+    """
     folder = project_folder(root)
     cancel_missed_runs()
     with exclusive_run(folder), reported(folder, None, folder / metrics if metrics else None) as ran:
@@ -47,7 +54,17 @@ def nightly(
 def add_task(
     source: str, name: str | None = None, promote: bool = True, full_sweep: bool = False, root: str = "."
 ) -> dict[str, Any]:
-    """Add a task to the champion: one expert, a new merge, the gates, promotion; nothing else is touched."""
+    """Add a task to the champion: one expert, a new merge, the gates, promotion; nothing else is touched.
+
+    Args:
+        source: a folder of images or Parquet files, or KIND:ADDRESS as in params.yaml.
+        name: of the task; None takes the last part of the source.
+        promote: make the result champion if the gates let it.
+        full_sweep: try every candidate of params.yaml, as a run does.
+
+    Returns:
+        What was registered, and the gates' decision.
+    """
     from flows.rebuild import add_task as adding
     from registry.store import connect
 
@@ -63,7 +80,15 @@ def add_task(
 
 @flow(name="gate")
 def gate(version: str | int = "candidate", model: str | None = None, root: str = ".") -> dict[str, Any]:
-    """Ask the gates of params.yaml about a registered version, and make it champion if they let it."""
+    """Ask the gates of params.yaml about a registered version, and make it champion if they let it.
+
+    Args:
+        version: its number or an alias.
+        model: the registered model; None for params.yaml's.
+
+    Returns:
+        The version, the champion now, whether it changed; a refused version is not an error.
+    """
     from registry.promotion import promote
     from registry.store import connect
     from registry.versions import find_version

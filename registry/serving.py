@@ -37,8 +37,8 @@ _PATHS = (*_PROBES, "/invocations", "/metrics")
 
 @dataclass(frozen=True)
 class Limits:
-    body: int = 32 * 2**20
-    rows: int = 1024
+    body: int = 32 * 2**20  # bytes of a request
+    rows: int = 1024  # examples of a request
 
 
 class Refused(Exception):
@@ -259,6 +259,7 @@ def serve(
     Args:
         ready: told the version and the address once the model is loaded and the port is ours.
         limits: of one request; None: 32 MiB and 1024 rows.
+        foreign: serve a version that another program registered, and so execute what lies in its files.
     """
     with _bound(host, port) as listener:  # before the model, which may take long to load
         token = os.environ.get(TOKEN, "")

@@ -480,6 +480,9 @@ def load(store: Store, name: str, which: str | int = CHAMPION, *, foreign: bool 
 
     The weights are compared with what was registered, and read by this library's code. Whoever can write into the
     registry's files can put code among them, which MLflow's own way of loading executes.
+
+    Args:
+        foreign: load a version that another program registered, and so execute code in its files.
     """
     version = find_stored(store, name, which)
     with reading(version):
