@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from studies.lab.claims import Finding
     from studies.lab.study import Result
     from tasks.project.studies import Study
 
@@ -229,21 +230,32 @@ def _write_pages(root: Path, studies: Mapping[str, "Study"], figures: bool) -> N
 def _print(title: str, result: "Result", console: Console) -> None:
     console.print(f"\n[bold]{escape(title)}[/]", highlight=False)
     for heading, table in result.tables.items():
-        console.print(_rich(heading, table))
+        console.print(escape(heading), highlight=False)
+        console.print(_rich(table))
     for finding in result.findings:
-        mark = f"[{_COLOURS[finding.verdict]}]{finding.verdict}[/]"
-        setting = f" ({finding.setting})" if finding.setting else ""
-        needs = f"\n      needs {finding.needs}; {finding.has}" if finding.needs else ""
-        said = escape(f"{finding.claim}{setting}\n      {finding.measured}{needs}")
-        console.print(f"{escape(finding.system)}  {mark}  {said}", highlight=False)
+        _print_finding(finding, console)
     for note in result.notes:
         console.print(f"[dim]{escape(note)}[/]", highlight=False)
 
 
-def _rich(title: str, table: "pd.DataFrame") -> RichTable:
+def _print_finding(finding: "Finding", console: Console) -> None:
+    mark = f"[{_COLOURS[finding.verdict]}]{finding.verdict}[/]"
+    setting = f" ({finding.setting})" if finding.setting else ""
+    says = f"{finding.claim}{setting}{' (a claim of this project)' if finding.ours else ''}"
+    console.print(f"{escape(finding.system)}  {mark}  {escape(says)}", highlight=False)
+    needs = f"{finding.needs}; {finding.has}" if finding.needs else ""
+    lines = {"here": finding.measured, "rule": finding.rule, "paper": finding.paper, "needs": needs}
+    grid = RichTable.grid(padding=(0, 2, 0, 0))
+    for name, text in lines.items():
+        if text:
+            grid.add_row(f"    [dim]{name}[/]", escape(text))
+    console.print(grid, highlight=False)
+
+
+def _rich(table: "pd.DataFrame") -> RichTable:
     from studies.lab.pages import cells_of
 
-    drawn = RichTable(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     heads, *rows = cells_of(table)
     for heading, cell in zip(heads, rows[0], strict=True):
         drawn.add_column(escape(heading), justify="left" if cell[:1].isalpha() else "right")

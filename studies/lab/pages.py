@@ -290,6 +290,11 @@ def markdown_table(table: pd.DataFrame) -> str:
 
 def cells_of(table: pd.DataFrame) -> list[list[str]]:
     """Return the texts of a table, its headings first; its index is the first columns unless it is only counted."""
-    whole = table if isinstance(table.index, pd.RangeIndex) else table.reset_index()
+    counts = {  # rows that lack a number made them floats
+        name: column.astype(int)
+        for name, column in table.index.to_frame(index=False).items()
+        if column.dtype.kind == "f" and (column % 1 == 0).all()
+    }
+    whole = table if isinstance(table.index, pd.RangeIndex) else table.reset_index().assign(**counts).astype(object)
     heads = [" ".join(map(str, name)).strip() if isinstance(name, tuple) else str(name) for name in whole.columns]
     return [heads, *(["" if pd.isna(cell) else str(cell) for cell in row] for row in whole.to_numpy())]

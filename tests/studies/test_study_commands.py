@@ -99,4 +99,6 @@ def test_a_study_without_a_record_does_not_keep_others_from_being_judged(
     with pytest.raises(MergeflowError) as raised:
         _show_records(tmp_path, chosen, STUDIES, judge)
     assert [line.split()[1] for line in str(raised.value).splitlines()] == ["mima", "gradients"]
-    assert ("Study `cart_landscape` (C8)" if judge else "cart_landscape: measured") in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert ("Study `cart_landscape` (C8)" if judge else "cart_landscape: measured") in printed
+    assert [word in printed for word in ("    here", "    rule")] == [judge, judge]
