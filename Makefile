@@ -17,7 +17,7 @@ export DO_NOT_TRACK := true
 export DVC_NO_ANALYTICS := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-fast test-slow test-all test-real mutants lint install lock site release clean
+.PHONY: demo test test-fast test-slow test-both test-all test-real mutants lint install lock site release clean
 
 demo: $(INSTALLED)
 	@mergeflow run
@@ -32,6 +32,10 @@ test-fast: $(INSTALLED)
 # Only files with slow tests are read: collecting all takes each worker seconds.
 test-slow: $(INSTALLED)
 	@$(PYTEST) -m "slow and not nightly" `grep -rl --include='test_*.py' 'mark\.slow' tests | sort`
+
+# Both in one: each worker imports the libraries, reads the tests and makes what they share once.
+test-both: $(INSTALLED)
+	@$(PYTEST) -m "not nightly"
 
 test-all: lint
 	@$(PYTEST) -m "not real"
