@@ -50,7 +50,7 @@ def test_kill_at_every_write_of_a_rollback(store, forker, make):
     assert protocol.survives_kills_while_rolling_back(store, forker, make, "rollback") >= 4
 
 
-@pytest.mark.parametrize("kill_after", [None, 0.05, 0.2, 0.4])
+@pytest.mark.parametrize("kill_after", [None, 0.2, *(pytest.param(s, marks=pytest.mark.nightly) for s in (0.05, 0.4))])
 def test_two_promoters_at_once(store, forker, make, kill_after):
     protocol.best_of_two_promoters_wins(store, forker, make, "both", kill_after)
 
@@ -82,6 +82,7 @@ def on_postgres(postgres: str, tmp_path: Path) -> Store:
     return connect(postgres, tmp_path)
 
 
+@pytest.mark.nightly
 def test_postgres_kill_at_every_write_of_a_promotion(on_postgres, forker, make):
     assert on_postgres.lock_uri is not None
     assert protocol.survives_kills_while_promoting(on_postgres, forker, make, "promote") >= 11
@@ -91,7 +92,7 @@ def test_postgres_kill_at_every_write_of_a_rollback(on_postgres, forker, make):
     assert protocol.survives_kills_while_rolling_back(on_postgres, forker, make, "rollback") >= 4
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", [0, 3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (1, 2, 4, 5))])
 def test_postgres_two_promoters_at_once(on_postgres, forker, make, number):
     kill_after = None if number < 2 else 0.1 * (number - 1)
     protocol.best_of_two_promoters_wins(on_postgres, forker, make, f"both-{number}", kill_after)
