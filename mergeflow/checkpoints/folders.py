@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -43,7 +44,8 @@ def named_folders(folder: Path | None) -> list[str]:
         with suppress(OSError, ValueError, RecursionError):  # what cannot be read names nothing
             texts += _texts(json.loads(file.read_bytes()))
     tops = {text.removeprefix("./").partition("/")[0] for text in texts}
-    return sorted(name for name in tops if name not in ("", ".", "..") and (folder / name).is_dir())
+    # Path.is_dir raises where a text is too long for a name.
+    return sorted(name for name in tops if name not in ("", ".", "..") and os.path.isdir(folder / name))
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -307,6 +307,7 @@ _INDEX_SUFFIX = ".index.json"
 _SHARD = re.compile(r"-\d+-of-\d+\.safetensors$")
 _DESCRIBED = ("config.json", ADAPTER_CONFIG)  # what tells a folder with a model or an adapter
 _MAX_INDEX_BYTES = 100_000_000
+_MAX_DEPTH = 100
 
 
 def open_checkpoint(path: str | Path) -> LazyStateDict:
@@ -484,10 +485,23 @@ def read_json(path: Path) -> dict[str, Any]:
         raise MergeflowError(f"cannot read '{path}': {error.strerror}. Check the path.") from None
     try:
         parsed = json.loads(content)
+        if b"\\ud" in content.lower():  # an escape of half a character cannot be written again
+            json.dumps(parsed, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         if other := mistaken(content[:256], "JSON"):
             raise MergeflowError(f"'{path}' {other}.") from None
         raise MergeflowError(f"'{path}' is not a readable JSON file ({type(error).__name__}). Copy it again.") from None
     if not isinstance(parsed, dict):
         raise MergeflowError(f"'{path}' holds a {type(parsed).__name__}, not an object.")
+    if _is_deeper(parsed):
+        raise MergeflowError(f"'{path}' is nested more than {_MAX_DEPTH} levels deep: it is damaged. Copy it again.")
     return parsed
+
+
+def _is_deeper(value: Any) -> bool:
+    """Whether JSON is nested so deep that functions which call themselves on its parts might fail."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        nested = [each for each in level if isinstance(each, (dict, list))]
+        level = [inner for each in nested for inner in (each.values() if isinstance(each, dict) else each)]
+    return bool(level)

@@ -662,6 +662,7 @@ def _modules(folder: Path) -> list[str]:
     steps: Any = []
     with suppress(OSError, ValueError, RecursionError):
         steps = json.loads((folder / "modules.json").read_bytes())
+    steps = steps if isinstance(steps, list) else []
     return [str(step.get("type")).rpartition(".")[2] for step in steps if isinstance(step, dict)]
 
 

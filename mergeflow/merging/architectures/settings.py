@@ -65,12 +65,12 @@ def filled(config: Config) -> tuple[Config, str] | None:
         return None
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    kind = config.get("model_type")
+    kind = str(config.get("model_type"))
     if kind not in CONFIG_MAPPING:
         return None
     with quiet("transformers", logging.CRITICAL):
         try:
-            made = CONFIG_MAPPING[str(kind)].from_dict(class_settings(config))
+            made = CONFIG_MAPPING[kind].from_dict(class_settings(config))
             return json.loads(json.dumps(made.to_dict(), default=str)), type(made).__name__
         except Exception:  # whatever a class says of settings that it does not like: then they are compared as they are
             return None
@@ -108,6 +108,6 @@ def _rotary(config: Config) -> dict[str, Any]:
     kind = given.pop("rope_type", scaling.get("type", "default"))
     without = {"rope_theta": None} if "rope_theta" in scaling else {}  # null: no rotary embedding (OLMo Hybrid)
     return {
-        **(without if theta is None else {"rope_theta": float(theta)}),
+        **(without if theta is None else {"rope_theta": theta}),
         "rope_scaling": kind if not given else {"rope_type": kind, **dict(sorted(given.items()))},
     }

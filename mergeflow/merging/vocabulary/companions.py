@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError, model_validator
 
 from mergeflow.checkpoints.formats import read_json, read_json_if_whole
 from mergeflow.checkpoints.writer import write_text
@@ -99,20 +99,57 @@ class Vocabulary:
         return max(self.ids.values(), default=-1) + 1
 
 
+_Row = Annotated[int, Field(strict=True, ge=0, lt=2**26)]  # a slip of more rows would take all memory
+_Rows = dict[str, _Row]
+
+
+class _Token(BaseModel):
+    """What is read of an added token in tokenizer_config.json."""
+
+    content: str
+
+
+class _Added(_Token):
+    """The same in tokenizer.json."""
+
+    id: _Row
+
+
+class _Model(BaseModel):
+    """The model of tokenizer.json."""
+
+    vocab: _Rows | list[tuple[str, Annotated[float, Field(strict=True)]]]
+    merges: list[str | tuple[str, str]] = []
+
+
+class _Content(BaseModel):
+    """What is read of tokenizer.json."""
+
+    model: _Model
+    added_tokens: list[_Added] | None = None
+
+
+def _check_tokens(kind: Any, content: Any, of_what: str) -> None:
+    """Check that a file has tokens and their rows where these are read."""
+    try:
+        TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"])) or "all of it"
+        raise MergeflowError(
+            f"{of_what} holds no vocabulary of tokens with ids ({place}: {first['msg']}). Save the tokenizer again."
+        ) from None
+
+
 def read_vocabulary(folder: Path | None, owner: str, path: str) -> Vocabulary:
     """Read the tokenizer of a model's folder, None where the model is a file; `owner` is what the merge calls it."""
     if folder is None or not (folder / TOKENIZER).is_file():
         raise _none(folder, owner, path)
     content = read_json(folder / TOKENIZER)
-    try:
-        vocab = content["model"]["vocab"]  # a mapping, or a list of pieces with scores
-        ids = dict(vocab) if isinstance(vocab, dict) else {piece: row for row, (piece, _) in enumerate(vocab)}
-        ids |= {token["content"]: int(token["id"]) for token in added_tokens(content)}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise MergeflowError(
-            f"'{folder / TOKENIZER}' of '{owner}' holds no vocabulary of tokens with ids ({type(error).__name__}: "
-            f"{error}). Save the tokenizer again."
-        ) from None
+    _check_tokens(_Content, content, f"'{folder / TOKENIZER}' of '{owner}'")
+    vocab = content["model"]["vocab"]  # a mapping, or a list of pieces with scores
+    ids = dict(vocab) if isinstance(vocab, dict) else {piece: row for row, (piece, _) in enumerate(vocab)}
+    ids |= {token["content"]: token["id"] for token in added_tokens(content)}
     return Vocabulary(folder, content, ids)
 
 
@@ -127,8 +164,10 @@ def listed_tokens(folder: Path) -> tuple[Vocabulary, str | None]:
     else:
         ids = read_json_if_whole(folder / source)
     listed = settings_of(folder).get("added_tokens_decoder")
-    added = {token["content"]: int(row) for row, token in listed.items()} if isinstance(listed, dict) else {}
+    _check_tokens(dict[int, _Token] | None, listed, f"'{folder / SETTINGS}'")
+    added = {token["content"]: int(row) for row, token in (listed or {}).items()}
     tokens = {**ids, **read_json_if_whole(folder / "added_tokens.json"), **added}
+    _check_tokens(_Rows, tokens, f"'{folder}'")
     return Vocabulary(folder, {}, tokens), source if ids else None
 
 
@@ -192,8 +231,8 @@ def marked_in_settings(folder: Path | None) -> dict[str, Any]:
     settings, marks = special_settings(folder), {}
     for key in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder", ""):
         part = settings.get(key) if key else settings
-        for token in part.values() if isinstance(part, dict) else part or ():
-            if isinstance(token, dict) and "content" in token:
+        for token in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+            if isinstance(token, dict) and isinstance(token.get("content"), str):
                 marks[token["content"]] = _flags(token)
             elif key and isinstance(token, str):
                 marks[token] = {"special": True}
