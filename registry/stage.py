@@ -68,7 +68,7 @@ def run(io: StageIO) -> None:
     write_document(io.out(layout.REGISTRATION), json.loads(json.dumps(registration, default=str)))
 
 
-def _plain(decision: Any) -> dict[str, Any]:
+def _plain(decision: Any) -> Any:
     plain: dict[str, Any] = json.loads(json.dumps(asdict(decision)))
     return {**plain, "reasons": decision.reasons}
 

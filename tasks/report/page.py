@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from mergeflow.checkpoints.writer import write_atomically
-from mergeflow.errors import MergeflowError, first_line
 from tasks.plotting.drawing import to_svg
 from tasks.plotting.palette import DARK, LIGHT
 from tasks.plotting.rows import base_row, experts_behind_base, model_name
 from tasks.project.recorded import check_outputs
-from tasks.project.stage import STATE
 from tasks.report.files import READ, RunFiles, read_run
 from tasks.report.pictures import base_facts, decision_figure, drawings, inline, lineage_figure, origin
 from tasks.report.tables import (
@@ -51,16 +49,8 @@ def write_report(root: Path, target: Path) -> Path:
     bytes. Figures, cost records and the registration are shown where they exist.
     """
     check_outputs(root, "the report", READ)
-    try:
-        run = read_run(root)
-        page = render(run, texts_table(root, run), unlearned_table(root, run))
-    except MergeflowError:
-        raise
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError) as error:
-        raise MergeflowError(
-            f"the report cannot be made: a file of {', '.join(READ)}, of the experts or of {STATE} is not what its "
-            f"stage wrote ({type(error).__name__}: {first_line(error)}). Remove it; `mergeflow run` makes it again."
-        ) from error
+    run = read_run(root)
+    page = render(run, texts_table(root, run), unlearned_table(root, run))
     write_atomically(target, page)
     return target
 

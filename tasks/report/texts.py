@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ConfigDict, with_config
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
 from mergeflow import layout
 from mergeflow.checkpoints.writer import write_atomically
+from mergeflow.documents import Document, Number, read_document
+from mergeflow.errors import MergeflowError
 from tasks.project.recorded import digest
 from tasks.project.stage import STATE
 from tasks.report.files import RunFiles
@@ -19,7 +24,6 @@ PASSAGES, PASSAGES_SHOWN = 24, 3  # of causal models: two seconds for half a mil
 LARGEST = 1 << 30  # bytes of weights: a page is written on the processor, where a larger model is asked for minutes
 OF_TEXTS = ("text", "causal")
 UNLEARNED_TEXTS = f"{STATE}/unlearned_texts.json"  # written by `mergeflow unlearn`
-UNLEARNED = ("task", "text", "right", "before", "after")
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def texts_table(root: Path, run: RunFiles) -> Table | None:
     cache = root / STATE / "report_texts.json"
     made_of = {"merge": run.selection["methods"][winner]["fingerprint"]}  # of these experts and no others
     made_of |= {str(path.relative_to(root)): digest(path) for path in others}
-    record = _read_kept(cache)
+    record = _read_kept(cache, _Answered)
     if record.get("made_of") != made_of:
         if modality == "causal":
             changed = changed_passages(root, winner, tasks)
@@ -66,7 +70,7 @@ def texts_table(root: Path, run: RunFiles) -> Table | None:
 
 def unlearned_table(root: Path, run: RunFiles) -> Table | None:
     """Return how the newest version that has unlearned a task of texts goes on, beside the version it was made of."""
-    record = _read_kept(root / UNLEARNED_TEXTS)
+    record = _read_kept(root / UNLEARNED_TEXTS, _Unlearned)
     if run.registration is None or not record or record["model"] != run.registration["model"]:
         return None
     caption = (
@@ -74,7 +78,12 @@ def unlearned_table(root: Path, run: RunFiles) -> Table | None:
         f"from held-out passages; compared with version {record['parent']}, of which it was made"
     )
     titles = ("task", "text", "its own next words", "before", "after")
-    rows = [Row([Cell(text[name], text[name]) for name in UNLEARNED]) for text in record["texts"]]
+    rows = [
+        Row(
+            [Cell(value, value) for value in (text["task"], text["text"], text["right"], text["before"], text["after"])]
+        )
+        for text in record["texts"]
+    ]
     return Table(caption, [Column(title, numeric=False) for title in titles], rows)
 
 
@@ -82,13 +91,48 @@ def keep_unlearned(root: Path, facts: Mapping[str, Any]) -> None:
     write_atomically(root / UNLEARNED_TEXTS, json.dumps(facts, indent=1) + "\n")
 
 
-def _read_kept(path: Path) -> dict[str, Any]:
+@with_config(ConfigDict(extra="forbid"))
+class _Text(TypedDict):
+    task: str
+    text: str
+    text_pair: str | None
+    right: str
+    expert: str
+    merge: str
+
+
+class _Answered(TypedDict):
+    """What `report_texts.json` holds: the texts, and digests of what they were made of."""
+
+    made_of: dict[str, str]
+    texts: list[_Text]
+
+
+class _Continued(TypedDict):
+    task: str
+    text: str
+    right: str
+    before: str
+    after: str
+
+
+class _Unlearned(TypedDict):
+    """What `unlearned_texts.json` holds: a version, the task that it unlearned, and how it goes on."""
+
+    model: str
+    version: str | int
+    parent: str | int
+    task: str
+    weight: Number
+    texts: list[_Continued]
+
+
+def _read_kept(path: Path, kind: type[Document]) -> Document | dict[str, Any]:
     """Read the texts that were written for reports; nothing where there is no such file, or one that cannot be read."""
     try:
-        record = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, ValueError):  # cut off by a kill, by a version that did not write it whole
+        return read_document(path, kind)
+    except (FileNotFoundError, MergeflowError):  # cut off by a kill, by a version that did not write it whole
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 def _weights(root: Path, winner: str, tasks: list[str]) -> list[Path]:

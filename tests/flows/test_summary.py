@@ -18,7 +18,8 @@ def printed(root: Path, signs: float) -> str:
     ]
     path = root / layout.TEST
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"tasks": ["signs", "land"], "rows": rows, "winner": "average"}))
+    test = {"split": "test", "tasks": ["signs", "land"], "examples": {"signs": 9, "land": 9}, "winner": "average"}
+    path.write_text(json.dumps({**test, "rows": rows}))
     (root / "params.yaml").write_text("tasks: {signs: 'imagefolder:signs', land: 'imagefolder:land'}\n")
     console = Console(width=200)
     with console.capture() as shown:
@@ -64,11 +65,18 @@ def test_an_expert_that_is_no_better_than_its_base_is_named(tmp_path: Path, sign
     assert (line in printed(tmp_path, signs)) is named
 
 
+def choose(root: Path, **methods: dict[str, object]) -> None:
+    scores = {"accuracy": {"signs": 0.5}, "mean": 0.5, "normalised": 0.5}
+    rest = {"recipe": {}, "fingerprint": "00", "candidates": 1, "validation": scores}
+    chosen = {name: {**rest, **choice} for name, choice in methods.items()}
+    path = root / layout.SELECTION
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"tasks": ["signs"], "winner": "cart", "individual": {"signs": 0.5}, "methods": chosen}))
+
+
 def test_an_argument_at_the_end_of_its_grid_is_named_with_values_to_add(tmp_path: Path) -> None:
     chosen = {"args": {"scale": 0.4, "rank_ratio": 1.0}, "at_grid_edge": ["scale", "rank_ratio"]}
-    path = tmp_path / layout.SELECTION
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"methods": {"cart": chosen, "ties": {"args": {"keep": 0.2}, "at_grid_edge": []}}}))
+    choose(tmp_path, cart=chosen, ties={"args": {"keep": 0.2}, "at_grid_edge": []})
     grid = "{scale: [0.1, 0.2, 0.3, 0.4], rank_ratio: [0.25, 0.5, 1.0]}"
     (tmp_path / "params.yaml").write_text(f"sweep: {{cart: {grid}, ties: {{keep: [0.2]}}}}\n")
     assert list(grid_ends(tmp_path)) == [
@@ -78,10 +86,7 @@ def test_an_argument_at_the_end_of_its_grid_is_named_with_values_to_add(tmp_path
 
 
 def test_near_the_bound_of_an_argument_the_value_halfway_is_named(tmp_path: Path) -> None:
-    path = tmp_path / layout.SELECTION
-    path.parent.mkdir(parents=True)
-    chosen = {"args": {"rank_ratio": 0.64}, "at_grid_edge": ["rank_ratio"]}
-    path.write_text(json.dumps({"methods": {"cart": chosen}}))
+    choose(tmp_path, cart={"args": {"rank_ratio": 0.64}, "at_grid_edge": ["rank_ratio"]})
     (tmp_path / "params.yaml").write_text("sweep: {cart: {rank_ratio: [0.16, 0.32, 0.64]}}\n")
     assert list(grid_ends(tmp_path)) == [
         "cart rank_ratio 0.64 of 0.16 … 0.64; add 0.96 to sweep.cart.rank_ratio",

@@ -1,10 +1,12 @@
 """The page: what it says, what it leaves out when a file is missing, and that nobody's name becomes markup."""
 
 import json
+import math
 import re
 from html import unescape
 from html.parser import HTMLParser
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,7 +16,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.recipe import make_recipe
 from mergeflow.training.trajectory import Cost
 from tasks.project.recorded import sha256_of
-from tasks.report import write_report
+from tasks.report import page, write_report
 from tasks.report.files import read_run
 from tasks.report.pictures import inline, lineage_figure
 from tests.project_folder import change_params
@@ -85,15 +87,34 @@ def test_the_page_is_whole_and_needs_no_network(finished):
         ("outputs/registration.json", ["decision", "gates"], [{}]),
         ("outputs/results/geometry.json", ["relative_norm"], {"digits": "x"}),
         ("outputs/results/selection.json", ["individual"], {}),
+        ("outputs/results/test.json", ["rows", 0, "name"], "x"),
+        ("outputs/results/test.json", ["rows", 1, "mean"], math.nan),
+        ("outputs/sweeps/cart.json", ["candidates"], []),
+        ("outputs/sweeps/cart.json", ["candidates", 0, "accuracy"], {}),
+        ("params.yaml", ["model"], []),
     ],
 )
 def test_a_damaged_file_is_an_error_that_says_so(finished, file, place, value):
-    content = part = json.loads((finished / file).read_text())
+    content = part = yaml.safe_load((finished / file).read_text())
     for key in place[:-1]:
         part = part[key]
     part[place[-1]] = value
     (finished / file).write_text(json.dumps(content))
-    with pytest.raises(MergeflowError, match=r"the report cannot be made: a file of .*is not what its stage wrote"):
+    words = r"is not what its stage wrote|lacks a task or a model of this run|is no mapping of sections"
+    with pytest.raises(MergeflowError, match=rf"{Path(file).name} ({words})"):
+        written(finished)
+
+
+def test_a_fault_of_the_page_blames_no_file(finished, monkeypatch):
+    monkeypatch.setattr(page, "lineage_table", lambda run: run.absent)
+    with pytest.raises(AttributeError, match="absent"):
+        written(finished)
+
+
+def test_a_figure_that_was_cut_off_is_named(finished):
+    figure = finished / "outputs/results/figures/radar.svg"
+    figure.write_text(figure.read_text()[:-20])
+    with pytest.raises(MergeflowError, match=r"radar\.svg is not what its stage wrote"):
         written(finished)
 
 
