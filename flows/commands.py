@@ -1,31 +1,15 @@
 """The project's commands, which `mergeflow` offers inside a project folder."""
 
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from flows.rebuild import commands as rebuild_commands
 from mergeflow import layout
-from mergeflow.commands import merging, sweep
-from registry import commands as registry_commands
-from tasks.commands import advise, finetune, linearity
-from tasks.project.new import new_project
 
 if TYPE_CHECKING:
     from mergeflow.search.sweep import SweepResult
-
-# Nothing this project starts reports home. The word "true": Prefect does not take "1".
-QUIET = {
-    "DO_NOT_TRACK": "true",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DVC_NO_ANALYTICS": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 
 
 def new(
@@ -42,19 +26,15 @@ def new(
     ] = None,
 ) -> None:
     """Make a new project: a folder of choices that runs as it is. No code is copied."""
+    from tasks.project.new import new_project
+
     made = new_project(Path.cwd() / folder, modality, world)
     then = "python inputs/make.py" if world else "edit params.yaml"
     last = "mergeflow run" if (made / "params.yaml").exists() else "mergeflow sweep sweep.yaml"
     typer.echo(f"Made {made}. Next: cd {folder}; {then}; {last}")
 
 
-def add_commands(app: typer.Typer, root: Path, project: bool = True) -> None:
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    rebuild_commands.add_commands(app, *registry_commands.add_commands(app, root), root)
-    finetune.add_commands(app, root)
-    linearity.add_commands(app, root, project)
-    advise.add_commands(app, root, project)
+def add_commands(app: typer.Typer, root: Path) -> None:
     _add_accept(app, root)
     _add_release(app)
     _add_stages(app, root)
@@ -182,28 +162,10 @@ def _add_release(app: typer.Typer) -> None:
             write_equivalents({proof.newer: proof.older for proof in proofs if not proof.faults})
 
 
-def connect_library(app: typer.Typer, root: Path) -> Callable[[str], str]:
-    """Let the library's commands know the project: sweeps are logged in its MLflow, recipes may name its models."""
-    sweep.add_commands(app, log=lambda result: _log_sweep(root, result))
-    merging.add_check(app, lambda wanted: _check_project(root, wanted))
-
-    def resolve(path: str) -> str:
-        from flows.references import resolve_reference
-
-        return resolve_reference(root, path)
-
-    return resolve
-
-
-def _check_project(root: Path, wanted: str | None) -> None:
-    from tasks.memory import check_project
-
-    check_project(root, wanted, Console())
-
-
-def _log_sweep(root: Path, result: "SweepResult") -> str:
-    from registry.logging import log_sweep
+def log_sweep(root: Path, result: "SweepResult") -> str:
+    """Log a finished sweep in the project's MLflow; return what to print."""
+    from registry import logging
     from registry.store import connect
 
-    run_id = log_sweep(connect(project_root=root), result.folder.name, result.rows(), result.folder)
+    run_id = logging.log_sweep(connect(project_root=root), result.folder.name, result.rows(), result.folder)
     return f"Logged in MLflow as run {run_id}."

@@ -16,6 +16,7 @@ from rich.table import Table as RichTable
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.options import print_table
 from mergeflow.yaml_text import in_words
+from registry import commands as registry_commands
 from registry.commands import Name, Opened, Which
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
     from registry.stage import Rebuilt
 
 
-def add_commands(app: typer.Typer, group: typer.Typer, opened: Opened, root: Path) -> None:
-    """Add `registry reproduce`, `registry unmerge`, `unlearn` and `add-task`."""
+def add_commands(app: typer.Typer, root: Path) -> None:
+    """Add the group `registry` with `reproduce` and `unmerge`; `unlearn` and `add-task`."""
+    group, opened = registry_commands.add_commands(app, root)
     console = Console(soft_wrap=True, highlight=False)
     _add_reproduce(group, opened, root, console)
     _add_unmerge(group, opened, root, console)

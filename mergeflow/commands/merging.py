@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import DownloadColumn, TransferSpeedColumn
 from rich.table import Table
 
-from mergeflow.application import call
+from mergeflow.application import call, find_project
 from mergeflow.checkpoints.fingerprint import short
 from mergeflow.commands.allocation import reuse_freed_memory
 from mergeflow.commands.options import Force, checked, local, print_remarks, print_table, progress_bars
@@ -21,7 +21,6 @@ from mergeflow.errors import MergeflowError
 if TYPE_CHECKING:
     from mergeflow.merging import Merged, Recipe
 
-CheckProject = Callable[[str | None], None]
 RecipePath = Annotated[Path, typer.Argument(help="A recipe: YAML or JSON.")]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value, e.g. args.scale=0.5.")
@@ -34,7 +33,7 @@ FromFiles = Annotated[
 def add_commands(app: typer.Typer) -> None:
     """Add the commands to the command line. The context's object resolves references such as models:/name@alias."""
     app.command("merge")(merge)
-    add_check(app)
+    app.command("check")(check)
     app.command("methods")(methods)
     app.command("push")(push)
     app.command("diff")(diff)
@@ -119,41 +118,37 @@ def _recipe_and_parts(recipe: Path, join: list[Path], more: list[Path]) -> tuple
     return recipes[0], [*join, *(path for path in named if path.is_dir())]
 
 
-def add_check(app: typer.Typer, check_project: CheckProject | None = None) -> None:
-    """Add `check`; inside a project it checks the project where no recipe is named."""
+def check(
+    context: typer.Context,
+    recipe: Annotated[Path | None, typer.Argument(help="A recipe: YAML or JSON; none for the project.")] = None,
+    overrides: Overrides = None,
+    force: Force = False,
+    files: FromFiles = None,
+    wanted: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            help="cpu, cuda, cuda:1 ... instead of the recipe's, or run.device.",
+            callback=checked,
+        ),
+    ] = None,
+) -> None:
+    """Check a recipe and print its plan; in a project, check params.yaml and predict the memory of training."""
+    from mergeflow.merging import check_recipe, load_recipe
 
-    @app.command("check")
-    def check(
-        context: typer.Context,
-        recipe: Annotated[Path | None, typer.Argument(help="A recipe: YAML or JSON; none for the project.")] = None,
-        overrides: Overrides = None,
-        force: Force = False,
-        files: FromFiles = None,
-        wanted: Annotated[
-            str | None,
-            typer.Option(
-                "--device",
-                metavar="DEVICE",
-                help="cpu, cuda, cuda:1 ... instead of the recipe's, or run.device.",
-                callback=checked,
-            ),
-        ] = None,
-    ) -> None:
-        """Check a recipe and print its plan; in a project, check params.yaml and predict the memory of training."""
-        from mergeflow.merging import check_recipe, load_recipe
-
-        if recipe is not None:
-            _add_files(files)
-            changes = [*(overrides or []), *([f"device={wanted}"] if wanted else [])]
-            loaded = load_recipe(recipe, changes)
-            for line in check_recipe(loaded, context.obj, force=force).lines():
-                typer.echo(line)
-            if loaded.device != "cpu":
-                _say_device(loaded, context)
-        elif check_project is None:
-            raise MergeflowError("`mergeflow check` takes a recipe; without one it checks a project, from inside it.")
-        else:
-            check_project(wanted)
+    if recipe is not None:
+        _add_files(files)
+        changes = [*(overrides or []), *([f"device={wanted}"] if wanted else [])]
+        loaded = load_recipe(recipe, changes)
+        for line in check_recipe(loaded, context.obj, force=force).lines():
+            typer.echo(line)
+        if loaded.device != "cpu":
+            _say_device(loaded, context)
+    elif project := find_project(Path.cwd()):
+        call("tasks.memory", "check_project", project, wanted, Console())
+    else:
+        raise MergeflowError("`mergeflow check` takes a recipe; without one it checks a project, from inside it.")
 
 
 def _say_device(recipe: "Recipe", context: typer.Context) -> "Recipe":

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 from rich.table import Table
 
+from mergeflow.application import call, find_project
 from mergeflow.commands.allocation import reuse_freed_memory
 from mergeflow.commands.options import progress_bars
 
@@ -18,56 +19,51 @@ if TYPE_CHECKING:
     from mergeflow.search.sweep import SweepResult, Trial
     from mergeflow.search.sweep_file import Sweep
 
-SweepLogger = Callable[["SweepResult"], str]
-"""Logs a finished sweep somewhere and says where; the project half supplies one."""
-
 # Candidates of one method that the table shows, and the columns that method, arguments and summary need.
 _SHOWN = 3
 _COMMON_WIDTH = 74
 
 
-def add_commands(app: typer.Typer, log: SweepLogger | None = None) -> None:
-    """Add `sweep` to the command line. With `log`, a finished sweep is also handed to it when --log is given.
+def add_commands(app: typer.Typer) -> None:
+    app.command("sweep")(sweep)
 
-    A second call replaces the command, so that a project can add its logger to the library's own command.
-    """
 
-    @app.command("sweep")
-    def sweep(
-        context: typer.Context,
-        file: Annotated[
-            Path,
-            typer.Argument(metavar="SWEEP", help="The sweep file (YAML): what to merge, how to score, what to try."),
-        ],
-        out: Annotated[
-            Path | None, typer.Option(help="Folder for the results; sweeps/NAME by default, NAME the file's.")
-        ] = None,
-        to_log: Annotated[bool, typer.Option("--log", help="Log all trials to the project's tracking server.")] = False,
-    ) -> None:
-        """Score many merges on validation, a grid or an Optuna search; a stopped sweep continues."""
-        from mergeflow.errors import MergeflowError
-        from mergeflow.search.sweep import WINNER
-        from mergeflow.search.sweep_file import SourceError, load_sweep
+def sweep(
+    context: typer.Context,
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="SWEEP", help="The sweep file (YAML): what to merge, how to score, what to try."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; sweeps/NAME by default, NAME the file's.")
+    ] = None,
+    to_log: Annotated[bool, typer.Option("--log", help="Log all trials to the project's tracking server.")] = False,
+) -> None:
+    """Score many merges on validation, a grid or an Optuna search; a stopped sweep continues."""
+    from mergeflow.errors import MergeflowError
+    from mergeflow.search.sweep import WINNER
+    from mergeflow.search.sweep_file import SourceError, load_sweep
 
-        if to_log and log is None:
-            raise MergeflowError("--log needs a project's tracking server: run the command in a project folder.")
-        reuse_freed_memory()
-        loaded = load_sweep(file)
-        console = Console()
-        if not console.is_terminal:  # a file or pipe: whole names, whatever the width of the screen
-            console = Console(width=160)
-        try:
-            result = _run(loaded, out or Path("sweeps") / file.stem, context.obj, console)
-        except SourceError as error:
-            raise MergeflowError(f"sweep '{file}', {error}") from None
-        console.print(result_table(result, console.width))
-        for line in remarks(result):
-            console.print(line, highlight=False, soft_wrap=True)
-        winner = result.folder / WINNER
-        console.print(f"[bold]{winner}[/], for `mergeflow merge {winner}`:", highlight=False, soft_wrap=True)
-        console.print(winner.read_text(), highlight=False, soft_wrap=True, markup=False)
-        if to_log and log is not None:
-            console.print(log(result), highlight=False, soft_wrap=True)
+    project = find_project(Path.cwd())
+    if to_log and project is None:
+        raise MergeflowError("--log needs a project's tracking server: run the command in a project folder.")
+    reuse_freed_memory()
+    loaded = load_sweep(file)
+    console = Console()
+    if not console.is_terminal:  # a file or pipe: whole names, whatever the width of the screen
+        console = Console(width=160)
+    try:
+        result = _run(loaded, out or Path("sweeps") / file.stem, context.obj, console)
+    except SourceError as error:
+        raise MergeflowError(f"sweep '{file}', {error}") from None
+    console.print(result_table(result, console.width))
+    for line in remarks(result):
+        console.print(line, highlight=False, soft_wrap=True)
+    winner = result.folder / WINNER
+    console.print(f"[bold]{winner}[/], for `mergeflow merge {winner}`:", highlight=False, soft_wrap=True)
+    console.print(winner.read_text(), highlight=False, soft_wrap=True, markup=False)
+    if to_log:
+        console.print(call("flows.commands", "log_sweep", project, result), highlight=False, soft_wrap=True)
 
 
 def _run(sweep: "Sweep", folder: Path, resolve: Callable[[str], str] | None, console: Console) -> "SweepResult":

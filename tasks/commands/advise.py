@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from mergeflow.application import find_project
 from mergeflow.commands.options import print_table
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
@@ -100,7 +101,7 @@ class _Classes(_Outputs):
         return self.outputs(model, rows).log_softmax(1)
 
 
-def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
+def add_commands(app: typer.Typer, root: Path) -> None:
     @app.command("advise")
     def advise(
         context: typer.Context,
@@ -121,9 +122,9 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
         """Suggest λ for a sum of task vectors, and show how tasks are related."""
         torch.set_num_threads(1)
         chosen = None if recipe is None else _read_recipe(recipe)
-        if recipe is None and not project:
+        if recipe is None and find_project(root) is None:
             raise MergeflowError("name a recipe with `base` and `experts`, or run the command in a project folder.")
-        inputs = ExpertInputs(root if project else None, [], None, data or [], architecture, context.obj, chosen)
+        inputs = ExpertInputs(find_project(root), [], None, data or [], architecture, context.obj, chosen)
         advice = make_advice(inputs, samples)
         if as_json:
             typer.echo(json.dumps(advice.as_json(), indent=1, ensure_ascii=False))

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
+from mergeflow.application import find_project
 from mergeflow.commands.options import print_table
 from mergeflow.errors import MergeflowError
 from tasks.commands.expert_inputs import Architecture, ExpertInputs
@@ -200,7 +201,7 @@ def _middle(pair: "Pair") -> Mapping[str, "Linearity"]:
     return pair.samples[min(pair.samples, key=lambda alpha: abs(alpha - 0.5))]
 
 
-def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
+def add_commands(app: typer.Typer, root: Path) -> None:
     @app.command("linearity")
     def linearity(
         context: typer.Context,
@@ -235,7 +236,7 @@ def add_commands(app: typer.Typer, root: Path, project: bool) -> None:
         alphas = alpha or [0.25, 0.5, 0.75]
         if wrong := [alpha for alpha in alphas if not 0 < alpha < 1]:
             raise MergeflowError(f"--alpha {wrong[0]:g} is not between 0 and 1.")
-        inputs = ExpertInputs(root if project else None, experts or [], base, data or [], architecture, context.obj)
+        inputs = ExpertInputs(find_project(root), experts or [], base, data or [], architecture, context.obj)
         opened = inputs.open(samples)
         for name, state in {"base": opened.base, **opened.experts}.items():
             check_finite(name, state)

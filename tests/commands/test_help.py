@@ -8,8 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mergeflow.cli import add_all_commands, app
-from mergeflow.commands.help_groups import EXAMPLES, GROUPS
+from mergeflow.cli import EXAMPLES, GROUPS, add_all_commands, app
 from mergeflow.commands.pages import every_command
 
 add_all_commands(Path(__file__).parents[2])

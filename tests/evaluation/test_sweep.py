@@ -14,7 +14,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-import typer
 import yaml
 
 from mergeflow.checkpoints import open_checkpoint
@@ -212,17 +211,12 @@ def test_a_source_that_cannot_be_prepared_is_told_with_its_task(world: Path, tmp
 
 
 def test_the_command_prints_the_table_and_the_recipe(world: Path, grid: SweepResult, tmp_path: Path):
-    def twice(app: typer.Typer) -> None:  # how a project adds its logger to the library's command
-        add_commands(app)
-        add_commands(app, log=lambda result: f"logged {len(result.rows())} trials")
-
     place = write_file(world, tmp_path)
-    done = invoke(twice, "sweep", place, "--out", grid.folder, "--log", env={"COLUMNS": "140"})
+    done = invoke(add_commands, "sweep", place, "--out", grid.folder, env={"COLUMNS": "140"})
     assert done.exit_code == 0, done.output
     assert f"{grid.winner.method} *" in done.output
     assert "scale 0.6!" in done.output
     assert (grid.folder / "winner.yaml").read_text().strip() in done.output
-    assert "logged 10 trials" in done.output
 
 
 @pytest.mark.parametrize("width", [80, 200])

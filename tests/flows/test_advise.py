@@ -23,7 +23,7 @@ from tests.linearity.checkpoints import WORDS, noisy, texts, word_tokenizer
 
 
 def run(*arguments: str, root: Path | None = None, columns: int = 100) -> Any:
-    add = partial(advise_commands.add_commands, root=root or Path("/"), project=root is not None)
+    add = partial(advise_commands.add_commands, root=root or Path("/"))
     return invoke(add, "advise", *arguments, env={"COLUMNS": f"{columns}"})
 
 

@@ -13,7 +13,7 @@ import prefect
 import pytest
 import yaml
 
-from flows.commands import QUIET
+from mergeflow.cli import QUIET
 from tests.flows.kill_driver import make_toy_repository
 from tests.flows.prefect_server import Server, prefect_server, wait_for
 from tests.flows.small_project import ROOT

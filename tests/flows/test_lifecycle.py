@@ -26,7 +26,6 @@ from flows.rebuild.add_task import add_task, read_address
 from flows.rebuild.reproduce import largest_differences, reproduce
 from flows.rebuild.unmerge import unmerge
 from mergeflow.errors import MergeflowError
-from registry import commands as registry_commands
 from registry import stage as register_stage
 from registry.lineage import lineage
 from registry.stage import replay
@@ -63,7 +62,7 @@ def store(home: Path) -> Store:
 @pytest.fixture
 def command(home: Path) -> Callable[..., Any]:
     app = typer.Typer()
-    rebuild_commands.add_commands(app, *registry_commands.add_commands(app, home), home)
+    rebuild_commands.add_commands(app, home)
     return lambda *words: CliRunner().invoke(app, list(words))
 
 

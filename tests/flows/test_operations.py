@@ -20,6 +20,7 @@ import yaml
 from cyclopts import CycloptsError
 from typer.testing import CliRunner
 
+from mergeflow.cli import add_all_commands, app
 from tests.flows.runbook import PAGE, Block, read_blocks
 from tests.flows.small_project import ROOT, environment, run_in
 from tests.guard import guarded
@@ -75,10 +76,7 @@ def test_without_servers(stand: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def follow(folder: Path, words: list[str]) -> tuple[int, str]:
     """Run one command; mergeflow's own in this process, but for `run`: each start of it costs seconds."""
     if words[0] == "mergeflow" and words[1] != "run":
-        from flows.commands import add_commands
-
-        app = typer.Typer()
-        add_commands(app, folder)
+        add_all_commands(folder)
         done = CliRunner().invoke(app, words[1:])
         if done.exception and not isinstance(done.exception, SystemExit):
             raise done.exception
@@ -92,10 +90,7 @@ def test_the_other_commands_are_parsed_by_their_programs(stand: Path) -> None:
     from dvc.cli.parser import get_main_parser
     from prefect.cli._app import _app as prefect
 
-    from flows.commands import add_commands
-
-    app = typer.Typer()
-    add_commands(app, stand)
+    add_all_commands(stand)
     parsers: dict[str, Callable[[list[str]], Any]] = {
         "dvc": get_main_parser().parse_args,
         "mergeflow": lambda words: parse(typer.main.get_command(app), words),

@@ -27,7 +27,7 @@ ROWS = len(WORDS) + 2
 
 
 def run(*arguments: str, root: Path | None = None, columns: int = 160) -> Any:
-    add = partial(linearity_commands.add_commands, root=root or Path("/"), project=root is not None)
+    add = partial(linearity_commands.add_commands, root=root or Path("/"))
     return invoke(add, "linearity", *arguments, env={"COLUMNS": f"{columns}"})
 
 
