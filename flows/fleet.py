@@ -18,11 +18,11 @@ from rich.filesize import decimal
 from flows.dvc_commands import remote_address
 from flows.runners import Cluster, cluster
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.files.job import Job, Part, check_parts
 from mergeflow.merging.files.output import OutputFolder
+from mergeflow.merging.files.parts import Part, check_parts
 from mergeflow.merging.files.plan import check_target, make_plan, open_inputs
 from mergeflow.merging.files.recipe import Recipe, Resolve
-from mergeflow.merging.streaming import Merged, merge
+from mergeflow.merging.streaming import Job, Merged, merge
 from mergeflow.plugins import project_folder
 from mergeflow.schema import validated
 from tasks.project.sections import ADDRESS, RunSection

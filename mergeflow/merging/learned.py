@@ -18,7 +18,7 @@ from mergeflow.checkpoints.checks import check_compatible
 from mergeflow.checkpoints.reader import LazyStateDict, open_safetensors
 from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.architectures.cuts import Form
+from mergeflow.merging.architectures.architecture import Form
 from mergeflow.merging.catalog import MethodCall
 from mergeflow.merging.execution.device import check_device
 from mergeflow.merging.execution.reader import Stacks, model_of

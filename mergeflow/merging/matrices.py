@@ -12,9 +12,15 @@ from pydantic import BeforeValidator, Field
 
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.errors import MergeflowError, together
-from mergeflow.merging.architectures.architecture import Architecture, Selected
-from mergeflow.merging.architectures.families import LOOKS_FUSED, UNKNOWN, family_of
-from mergeflow.merging.architectures.roles import ROLES, TREATED
+from mergeflow.merging.architectures.architecture import (
+    LOOKS_FUSED,
+    ROLES,
+    TREATED,
+    UNKNOWN,
+    Architecture,
+    Selected,
+    family_of,
+)
 
 
 def _selection(value: Any) -> Any:

@@ -25,9 +25,9 @@ from mergeflow.checkpoints.formats import read_json_if_whole
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.blocks import BLOCK, COUNTS
+from mergeflow.merging.catalog import MERGEKIT, is_configuration
 from mergeflow.merging.files.recipe import make_recipe
 from mergeflow.merging.files.steps import ASSEMBLED, PREFIX, ModelOfStacks
-from mergeflow.merging.mergekit_names import METHODS, is_configuration
 from mergeflow.merging.vocabulary.companions import NAMED
 from mergeflow.schema import faults_of
 from mergeflow.yaml_text import read_documents
@@ -380,9 +380,9 @@ def _note_unread(theirs: str, sources: Sequence[_Source], shared: Scope, notes: 
     """Note the parameters that mergekit does not read for this method, or not of one model."""
     of_one = dict.fromkeys(key for source in sources for key in source.parameters)
     for key in {**of_one, **shared}:
-        if key not in METHODS[theirs].reads:
+        if key not in MERGEKIT[theirs].reads:
             notes.append(f"mergekit's {theirs} does not read `{key}`: it is left out")
-        elif key in of_one and key not in METHODS[theirs].by_model:
+        elif key in of_one and key not in MERGEKIT[theirs].by_model:
             notes.append(f"mergekit's {theirs} does not read `{key}` of one model: there it is left out")
 
 
@@ -536,7 +536,7 @@ class _Conversion:
         """Return one document as a recipe."""
         if isinstance(document, _Mixture):
             return self._mixture(document)
-        if document.merge_method not in METHODS:
+        if document.merge_method not in MERGEKIT:
             self.faults.append(f"merge_method '{document.merge_method}'")
             return {}
         modules = document.modules or {"default": document}
@@ -703,7 +703,7 @@ class _Merging:
     def __init__(self, work: _Conversion, part: _Part) -> None:
         self.work, self.document, self.shared = work, part.document, part.shared
         self.note, self.fault = work.notes.append, work.faults.append
-        self.theirs, self.here = self.document.merge_method, METHODS[self.document.merge_method]
+        self.theirs, self.here = self.document.merge_method, MERGEKIT[self.document.merge_method]
         layers = [source.layer_range and work.layers(source, part.stack) for source in part.sources]
         paths = [work.step([of], "layers") if of else work.path(source.model)
                  for of, source in zip(layers, part.sources, strict=True)]  # fmt: skip

@@ -19,8 +19,7 @@ from pydantic import Field, PrivateAttr
 from mergeflow.checkpoints.checks import all_finite, not_finite
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
-from mergeflow.merging.architectures.architecture import Architecture
-from mergeflow.merging.architectures.cuts import Form
+from mergeflow.merging.architectures.architecture import Architecture, Form
 from mergeflow.merging.matrices import Selection
 from mergeflow.schema import Frozen
 

@@ -21,10 +21,9 @@ from mergeflow.checkpoints.formats import cached_id, open_checkpoint, other_weig
 from mergeflow.checkpoints.reader import FileEntry, LazyStateDict, TensorEntry
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
-from mergeflow.merging.architectures.cuts import Config
-from mergeflow.merging.architectures.settings import comparable, flattened, harmless
+from mergeflow.merging.architectures.architecture import Config
+from mergeflow.merging.architectures.blocks import comparable, flattened, harmless, vocab_sizes
 from mergeflow.merging.execution.direction import RUNNING
-from mergeflow.merging.vocabulary.alignment import vocab_sizes
 from mergeflow.merging.vocabulary.companions import (
     SETTINGS,
     TOKENIZER,

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.architectures.depth import block_of
+from mergeflow.merging.architectures.blocks import block_of
 from mergeflow.merging.method import Args
 from mergeflow.schema import NUMERIC, lines_of
 

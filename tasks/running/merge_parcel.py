@@ -21,11 +21,10 @@ from mergeflow.merging import make_recipe
 from mergeflow.merging.catalog import METHODS
 from mergeflow.merging.execution.engine import BUFFER
 from mergeflow.merging.files.card import published
-from mergeflow.merging.files.job import Job
 from mergeflow.merging.files.output import OutputFolder, held_digests
 from mergeflow.merging.files.plan import make_plan, open_inputs
 from mergeflow.merging.files.recipe import Recipe, Resolve, local_path, with_paths
-from mergeflow.merging.streaming import counted
+from mergeflow.merging.streaming import Job, counted
 from mergeflow.merging.vocabulary.companions import MORE
 from mergeflow.plugins import PRIVATE, texts_of
 from tasks.project.stage import INPUTS, STATE, file_name

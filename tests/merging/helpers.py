@@ -123,7 +123,7 @@ def recipe(folder: Path, **changes: Any) -> Recipe:
 _KILLED = """
 import sys, time
 from mergeflow.merging import make_recipe, merge
-import mergeflow.merging.files.job as module
+import mergeflow.merging.streaming as module
 real = module.StreamWriter.__enter__
 def slow(self):
     writer = real(self)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from mergeflow.merging.mergekit_names import METHODS
+from mergeflow.merging.catalog import MERGEKIT as METHODS
 
 LAYERS = 5
 FILTERS = ("self_attn", "mlp", "q_proj", "norm", "embed", "lm_head", "*")

@@ -17,8 +17,8 @@ from mergeflow.checkpoints import fingerprint, open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from mergeflow.merging.files import output as module
-from mergeflow.merging.files.job import StreamWriter
 from mergeflow.merging.files.output import RECORD, OutputFolder, lock_file
+from mergeflow.merging.streaming import StreamWriter
 from tests.merging.helpers import recipe
 
 

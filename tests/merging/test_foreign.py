@@ -8,7 +8,7 @@ import torch
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, load_recipe, make_recipe, merge, methods
-from mergeflow.merging.mergekit_names import OTHER_NAMES as METHODS
+from mergeflow.merging.catalog import OTHER_NAMES as METHODS
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -6,9 +6,7 @@ from torch import Tensor
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, configure, prepare
-from mergeflow.merging.architectures.architecture import architecture_of
-from mergeflow.merging.architectures.cuts import COLUMNS, ROWS, Cut, Form
-from mergeflow.merging.architectures.families import FAMILIES
+from mergeflow.merging.architectures.architecture import COLUMNS, FAMILIES, ROWS, Cut, Form, architecture_of
 from tests.merging.tiny_models import tiny
 
 IDS = torch.tensor([[3, 7, 1, 9, 5]])

@@ -7,7 +7,7 @@ import torch
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import configure, prepare
-from mergeflow.merging.architectures.depth import depth
+from mergeflow.merging.architectures.blocks import depth
 from tests.merging.helpers import draw, single_tensor
 
 

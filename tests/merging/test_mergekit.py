@@ -15,8 +15,8 @@ import yaml
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import load_recipe, make_recipe, merge
+from mergeflow.merging.catalog import MERGEKIT as METHODS
 from mergeflow.merging.mergekit import converted, write_recipe
-from mergeflow.merging.mergekit_names import METHODS
 from tests.merging.model_folders import llama, save, tokenizer
 
 LAYERS = 5

@@ -16,8 +16,8 @@ from mergeflow.commands.merging import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, make_recipe, merge
 from mergeflow.merging.files.card import push
-from mergeflow.merging.files.job import Part
 from mergeflow.merging.files.output import RECORD, OutputFolder
+from mergeflow.merging.files.parts import Part
 from tests.command import invoke
 from tests.merging.helpers import recipe
 

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 from mergeflow.checkpoints import write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
-from mergeflow.merging.architectures import settings
+from mergeflow.merging.architectures import blocks
 from mergeflow.merging.architectures.blocks import check_alike
 from mergeflow.merging.preflight import config_findings, merged_licence
 from mergeflow.merging.vocabulary.companions import NAMED
@@ -134,7 +134,7 @@ def test_a_number_left_out_that_is_no_meaning_is_warned_of(kind, setting, value,
 
 def test_a_setting_whose_default_nobody_here_knows_is_told(monkeypatch):
     pair = {"model_type": "llama"}, {"a": {"model_type": "llama", "rope_theta": 1e6, "custom": 3}}
-    monkeypatch.setattr(settings, "find_spec", lambda name: None)
+    monkeypatch.setattr(blocks, "find_spec", lambda name: None)
     findings = config_findings(*pair, {})
     assert [finding.text for finding in findings] == [
         "rope_theta: 'a' 1000000.0; base leaves it out: not compared, no transformers here that knows the default",

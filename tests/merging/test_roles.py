@@ -10,10 +10,15 @@ from transformers import AutoConfig
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, configure, merge, prepare
-from mergeflow.merging.architectures.architecture import Architecture, architecture_of
-from mergeflow.merging.architectures.families import FAMILIES, UNKNOWN, family_of
+from mergeflow.merging.architectures.architecture import (
+    FAMILIES,
+    ROLES,
+    UNKNOWN,
+    Architecture,
+    architecture_of,
+    family_of,
+)
 from mergeflow.merging.architectures.page import architectures_page
-from mergeflow.merging.architectures.roles import ROLES
 from mergeflow.merging.matrices import is_matrix
 from tests.merging.tiny_models import CAUSAL, MASKED, NAMES, tiny
 
@@ -265,7 +270,7 @@ def test_the_page_of_architectures_has_every_family_and_role():
 
 
 def test_lines_places_heads_last_and_embeddings_first():
-    from mergeflow.merging.architectures.depth import depth
+    from mergeflow.merging.architectures.blocks import depth
 
     shapes = {"embed_out.weight": (9, 4), "gpt_neox.embed_in.weight": (9, 4)}
     shapes |= {f"gpt_neox.layers.{i}.mlp.w.weight": (4, 4) for i in range(3)}

@@ -11,8 +11,8 @@ from torch import nn
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
+from mergeflow.merging.architectures.architecture import family_of
 from mergeflow.merging.architectures.blocks import ENCODERS, STACKED
-from mergeflow.merging.architectures.families import family_of
 from mergeflow.merging.mergekit import converted
 from tests.merging.tiny_models import CAUSAL, loaded, perturb, tiny
 

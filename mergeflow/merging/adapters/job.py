@@ -45,12 +45,12 @@ from mergeflow.merging.vocabulary.companions import copy_tokenizer
 
 @dataclass(frozen=True)
 class Made:
-    """An adapter that was written.
+    """A result that was written: a merge's or a part's, or an adapter.
 
     Attributes:
         fingerprint: Of its tensors.
         inputs: Fingerprint of every input that was read whole.
-        notes: What it holds and loses, a line each.
+        notes: What an adapter holds and loses, a line each.
     """
 
     fingerprint: str

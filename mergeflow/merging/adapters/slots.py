@@ -15,8 +15,7 @@ from mergeflow.checkpoints.lora import EXPERT_STACKS, INNER, PREFIX
 from mergeflow.checkpoints.names import in_out_experts, module_in_memory, module_of, stores_inputs_first
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.factors import Factors
-from mergeflow.merging.architectures.architecture import Architecture
-from mergeflow.merging.architectures.roles import Role
+from mergeflow.merging.architectures.architecture import Architecture, Role
 
 _PIECE = re.compile(r"^(?P<stack>.+)\[(?P<expert>\d+)\](?:\.(?P<half>gate|up))?$")
 

@@ -1,8 +1,7 @@
 """The page of architectures, written from the tables: `mergeflow docs architectures`."""
 
+from mergeflow.merging.architectures.architecture import BARE, FAMILIES, ROLES, TREATED, VOCABULARY, Family
 from mergeflow.merging.architectures.blocks import ENCODERS, PAIRS, STACKED, TOWERS
-from mergeflow.merging.architectures.families import BARE, FAMILIES, Family
-from mergeflow.merging.architectures.roles import ROLES, TREATED, VOCABULARY
 
 _HEAD = """# Architectures
 

@@ -16,7 +16,7 @@ from mergeflow.checkpoints.reader import FileEntry, LazyStateDict, tied_names
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import architecture_of
-from mergeflow.merging.architectures.depth import depth
+from mergeflow.merging.architectures.blocks import depth
 from mergeflow.merging.linalg.spectra import FactorCache
 from mergeflow.merging.method import Model, Stack
 from mergeflow.merging.values import at

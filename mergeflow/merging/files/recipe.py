@@ -19,6 +19,7 @@ from mergeflow.merging.catalog import (
     check_known,
     code_of,
     configure,
+    is_configuration,
     methods,
     weights_by_name,
 )
@@ -44,7 +45,6 @@ from mergeflow.merging.files.steps import (
     parse_steps,
     step_named,
 )
-from mergeflow.merging.mergekit_names import is_configuration
 from mergeflow.merging.values import varies
 from mergeflow.merging.vocabulary.companions import TokenizerChoice, read_template, tokenizer_choice
 from mergeflow.schema import Frozen, faults_of, frozen, refusal, thawed

@@ -21,10 +21,8 @@ from mergeflow.checkpoints.names import tied_weights
 from mergeflow.checkpoints.reader import ComputedEntry, Entry, LazyStateDict, TensorEntry
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.late import torch
-from mergeflow.merging.architectures.architecture import architecture_of
-from mergeflow.merging.architectures.blocks import BLOCK, check_alike, count_key, settings_of, stacked_config
-from mergeflow.merging.architectures.cuts import Config
-from mergeflow.merging.architectures.depth import depth
+from mergeflow.merging.architectures.architecture import Config, architecture_of
+from mergeflow.merging.architectures.blocks import BLOCK, check_alike, count_key, depth, settings_of, stacked_config
 from mergeflow.merging.architectures.mixtures import TARGETS, Target, mixture_config
 from mergeflow.merging.execution.direction import cast
 from mergeflow.merging.files.fields import Location, shown

@@ -13,8 +13,7 @@ from pydantic import Field
 
 from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
-from mergeflow.merging.architectures.architecture import Architecture
-from mergeflow.merging.architectures.cuts import Form
+from mergeflow.merging.architectures.architecture import Architecture, Form
 from mergeflow.merging.linalg.spectra import truncate
 from mergeflow.merging.matrices import Matrices, Selection, SplitQkv, rank_of
 from mergeflow.merging.method import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from mergeflow.checkpoints.header import DType
-from mergeflow.merging.architectures.depth import depth
+from mergeflow.merging.architectures.blocks import depth
 from mergeflow.merging.matrices import Selection
 from mergeflow.merging.method import Args, Copies, Method, Model, Parts, Pass, Stack, method
 from mergeflow.schema import frozen, thawed

@@ -16,6 +16,7 @@ from mergeflow.checkpoints.reader import Entry, LazyStateDict, view
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.late import np, torch
 from mergeflow.merging.architectures.architecture import Architecture, architecture_of
+from mergeflow.merging.architectures.blocks import vocab_sizes
 from mergeflow.merging.vocabulary.companions import (
     BASE,
     TOKENIZER,
@@ -234,12 +235,6 @@ def rows_of(state: LazyStateDict, architecture: Architecture, owner: str) -> int
             f"'{owner}' ({state.path}) has no embeddings of tokens: `tokenizer` is for language models. Remove it."
         )
     return declared[0] if declared else max(lengths)
-
-
-def vocab_sizes(config: Mapping[str, Any]) -> list[int]:
-    """Return every `vocab_size` of config.json, those of its parts too."""
-    sizes = [config["vocab_size"]] if isinstance(config.get("vocab_size"), int) else []
-    return sizes + [size for part in config.values() if isinstance(part, dict) for size in vocab_sizes(part)]
 
 
 def token_axes(state: LazyStateDict, architecture: Architecture, rows: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from mergeflow.late import torch
-from mergeflow.merging.architectures.cuts import ROWS, Cut, Form
+from mergeflow.merging.architectures.architecture import ROWS, Cut, Form
 from mergeflow.merging.compression.compressor import CompressArgs, Named, Payload, Stored, compressor
 from mergeflow.merging.linalg.spectra import is_zero, low_rank_factors
 from mergeflow.merging.matrices import Matrices, SplitQkv, rank_of
