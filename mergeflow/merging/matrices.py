@@ -45,10 +45,9 @@ SplitQkv = Annotated[
 ]
 
 
-def is_matrix(name: str, shape: Sequence[int], selection: Selection, architecture: Architecture | None = None) -> bool:
-    """Whether a selection takes a tensor as a matrix; without an architecture its name alone decides."""
-    family = architecture or Architecture(family_of(None, [name]))
-    return family.treats(name, shape, selection)
+def is_matrix(name: str, shape: Sequence[int], selection: Selection) -> bool:
+    """Whether a selection takes a tensor as a matrix, by its name alone."""
+    return Architecture(family_of(None, [name])).treats(name, shape, selection)
 
 
 def rank_of(shape: Sequence[int], ratio: float, rounding: Literal["ceil", "floor"]) -> int:

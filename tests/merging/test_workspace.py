@@ -10,7 +10,7 @@ from mergeflow.merging import configure, methods, prepare
 from mergeflow.merging.execution import engine, reader
 from mergeflow.merging.execution.engine import BUFFER, Engine, sampled_units, treats_elements_alone, unit_bytes
 from mergeflow.merging.execution.reader import Stacks, Unit, model_of
-from mergeflow.merging.linalg import outside, spectra
+from mergeflow.merging.linalg import spectra
 from mergeflow.merging.methods import dropout, optimised, sparse, sphere, subspace, ties
 from studies.theory.peak_memory import peak_tensor_bytes
 from tests.merging.helpers import EDGE, fitting
@@ -97,8 +97,7 @@ def test_a_spectral_method_holds_three_tensors_beside_those_of_its_experts(name,
     """Bytes of tensors, LAPACK's work among them, from reading a matrix to its merged form; rows pass 32 at a time."""
     for module in (spectra, subspace, optimised):
         monkeypatch.setattr(module, "_ROWS", 32)
-    for module in (subspace, outside):
-        monkeypatch.setattr(module, "ROWS", 8)
+    monkeypatch.setattr(subspace, "_FEW", 8)
     monkeypatch.setattr(optimised, "_WIDTH", 32)
     monkeypatch.setattr(ties, "BLOCK", 4096)
     shape = (256, 1024) if wide else (1024, 256)

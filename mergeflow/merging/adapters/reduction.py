@@ -22,7 +22,7 @@ from mergeflow.merging.adapters.slots import Slot
 from mergeflow.merging.execution.engine import Engine, default_workers, single_threaded
 from mergeflow.merging.execution.reader import Unit
 from mergeflow.merging.files.fields import AdapterOptions
-from mergeflow.merging.linalg.lapack import one_thread
+from mergeflow.merging.linalg.spectra import one_thread
 from mergeflow.merging.method import Stack
 
 # Adapters that cancel leave a sum of this share of them by rounding alone.

@@ -33,7 +33,7 @@ from mergeflow.merging.execution.device import (
     with_torch,
 )
 from mergeflow.merging.execution.reader import Stacks, Unit, piece_of
-from mergeflow.merging.linalg.lapack import one_thread
+from mergeflow.merging.linalg.spectra import one_thread
 from mergeflow.merging.method import Copies, Model, Pass, Stack
 from mergeflow.merging.values import resolved
 

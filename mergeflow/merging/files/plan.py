@@ -41,7 +41,7 @@ from mergeflow.merging.execution.reader import Stacks, Unit, model_of
 from mergeflow.merging.files.output import check_place, lock_output, output_infos, shard_names, writing
 from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe, local_path
 from mergeflow.merging.files.steps import Mixture, Slices, mixed, stacked, step_named
-from mergeflow.merging.linalg.lapack import one_thread
+from mergeflow.merging.linalg.spectra import one_thread
 from mergeflow.merging.matrices import Treatment, survey
 from mergeflow.merging.method import Model, Pass
 from mergeflow.merging.preflight import adapter_findings, check_findings, compare, running_findings
