@@ -17,25 +17,23 @@ export DO_NOT_TRACK := true
 export DVC_NO_ANALYTICS := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test test-fast test-slow test-both test-all test-real mutants lint install lock site release clean
+.PHONY: demo test test-fast test-slow test-all test-real mutants lint install lock site release clean
 
 demo: $(INSTALLED)
 	@mergeflow run
 
 PYTEST := pytest -n 3 --dist loadfile --no-loadscope-reorder
 
+# CI takes TESTS="not nightly", quick and slow ones in one go: each worker reads the tests and makes what they share once.
+TESTS := not slow and not nightly
 test: lint test-fast
 
 test-fast: $(INSTALLED)
-	@$(PYTEST) -m "not slow and not nightly"
+	@$(PYTEST) -m "$(TESTS)"
 
 # Only files with slow tests are read: collecting all takes each worker seconds.
 test-slow: $(INSTALLED)
 	@$(PYTEST) -m "slow and not nightly" `grep -rl --include='test_*.py' 'mark\.slow' tests | sort`
-
-# Both in one: each worker imports the libraries, reads the tests and makes what they share once.
-test-both: $(INSTALLED)
-	@$(PYTEST) -m "not nightly"
 
 test-all: lint
 	@$(PYTEST) -m "not real"
