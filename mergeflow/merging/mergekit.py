@@ -22,6 +22,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from mergeflow.checkpoints import open_checkpoint
 from mergeflow.checkpoints.formats import read_json_if_whole
+from mergeflow.checkpoints.names import names_in_memory
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.architectures.blocks import BLOCK, COUNTS
@@ -440,7 +441,27 @@ def _pattern(module: str, model_type: str) -> str:
     patterns |= {name: f"*{name}.*" for name in apart}
     if model_type.startswith("qwen"):
         patterns |= {"vision_tower": "*visual.*", "multi_modal_projector": "*visual.*merger*"}
-    return patterns.get(module, f"{module}.*" if "." in module else "")
+    return patterns.get(module, "")
+
+
+def _patterns(modules: Iterable[str], path: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the patterns of modules, empty where none is known; the last that fits a tensor decides."""
+    patterns = {
+        name: _pattern(name, str(config.get("model_type")))
+        or (_inferred(name, path, config) if "." in name and config else "")
+        for name in modules
+    }
+    return dict(sorted(patterns.items(), key=lambda item: (item[1] != "*", "merger" in item[1])))
+
+
+def _inferred(module: str, path: str, config: Mapping[str, Any]) -> str:
+    """Return the pattern of a module that mergekit infers, which it calls as transformers has it in memory."""
+    state = open_checkpoint(Path(path).expanduser())
+    ends = {name: memory[len(module) :] for memory, name in names_in_memory(config, state).items()
+            if memory.startswith(f"{module}.")}  # fmt: skip
+    places = {name.removesuffix(end) for name, end in ends.items() if name.endswith(end)}
+    places = places or {module for name in state if name.startswith(f"{module}.")}
+    return f"{places.pop()}.*" if len(places) == 1 else ""
 
 
 def _laid(parts: Sequence[_Part], model: str, pattern: str) -> Iterator[tuple[list[str], _Part]]:
@@ -576,11 +597,11 @@ class _Conversion:
         """Return modules that are merged in different ways: merges of whole models, laid over each other."""
         first = document.base_model or next(iter(modules.values()))[0].sources[0].model
         config = _config(first)
-        patterns = {name: _pattern(name, str(config.get("model_type"))) for name in modules}
-        order = sorted(modules, key=lambda name: (patterns[name] != "*", "merger" in patterns[name]))
-        patterns = {name: patterns[name] for name in order}
+        patterns = _patterns(modules, first, config)
+        order = list(patterns)
         moved = {name: ("", "") for name in order if not _in_place(modules[name], _counts(config))}
-        reasons = [f"'{name}' is no module that is known here" for name in modules if not patterns[name]]
+        unknown = [name for name in modules if not patterns[name] and (config or "." not in name)]
+        reasons = [f"'{name}' is no module that is known here" for name in unknown]
         if not config:
             reasons.append(f"the config.json of '{first}' is not here, and says what they are called")
         try:

@@ -221,6 +221,25 @@ def test_modules_of_mergekit_whose_slices_move_layers(name, method, tmp_path):
         torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_modules_that_mergekit_infers_are_called_as_in_memory(tmp_path):
+    """LLaVA's files call them otherwise; mergekit has no table of it, and takes the names of its class."""
+    models = [saved(tmp_path / place, "llava", seed) for seed, place in enumerate("ab")]
+    shares = {"model.language_model.layers": 0.3, "model.vision_tower.encoder.layers": 0.6, "default": 0.9}
+
+    def mean(share):
+        weights = {"a": share, "b": 1 - share}
+        return {"models": [{"model": f"{tmp_path}/{m}", "parameters": {"weight": weights[m]}} for m in weights]}
+
+    modules = {module: mean(share) for module, share in shares.items()}
+    recipe, _ = converted([{"merge_method": "linear", "modules": modules}])
+    merge(recipe, tmp_path / "out")
+    made = loaded(tmp_path / "out", type(models[0])).state_dict()
+    a, b = (model.state_dict() for model in models)
+    for name, tensor in made.items():
+        share = next((share for module, share in shares.items() if name.startswith(f"{module}.")), 0.9)
+        torch.testing.assert_close(tensor, share * a[name] + (1 - share) * b[name])
+
+
 @pytest.mark.parametrize(
     ("name", "modules", "message"),
     [
