@@ -239,13 +239,15 @@ _MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
 # PEFT also stores the weight of an adapted embedding or head, and stores biases under the wrapper's name.
 _WRAPPED = ".base_layer."
 # With a vocabulary that was extended PEFT stores retrained tables three times: plainly, in a wrapper, and as before.
-_RETRAINED, _BEFORE = ".modules_to_save.", re.compile(r"\.original_module\.|\.token_adapter\.base_layer\.")
+_BEFORE = re.compile(r"\.original_module\.|\.token_adapter\.base_layer\.weight$")
+_WRAPPERS = re.compile(r"\.(?:base_layer|token_adapter|modules_to_save)(?=\.)")
 _TOKENS = ".token_adapter.trainable_tokens_delta"
 # In memory PEFT's names say which adapter a tensor is of; `save_pretrained` takes that out of them.
 _OF_ADAPTER = re.compile(r"\.(?:lora_A\.([^.]+)\.weight|(?:lora_embedding_A|trainable_tokens_delta)\.([^.]+))$")
 _NAMED = r"(\.(?:lora_\w+|modules_to_save|trainable_tokens_delta))\.{}(?=\.|$)"
 ALL_LINEAR = "all-linear"  # PEFT's word for all linear modules but the head
 INNER = ".base_layer.out_proj"  # of `nn.MultiheadAttention`, which PEFT adapts as one module
+TWICE = "the change of out_proj in torch's own attention counts once; PEFT up to 0.21 moves it twice as far (peft 3774)"
 # Stacks of a mixture's experts, in the order in which transformers' classes hold them: PEFT wraps a module once for
 # each parameter that it adapts, the first of them innermost.
 EXPERT_STACKS = ("gate_up_proj", "down_proj")
@@ -257,6 +259,7 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
     file = open_file(_weights_in(folder))
     unwrap(file)
     stored, notes = _as_saved(file, config)
+    _check_pairs(folder, set(stored))
     entries: dict[str, Entry] = {}
     infos: dict[str, TensorInfo] = {}
     for name in sorted(stored):
@@ -281,7 +284,7 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
             plain = _whole_name(stored, target)
             if plain not in entries:  # else it is part of an adapted weight
                 entries[plain], infos[plain] = stored.entries[name], stored.infos[name]
-    _check_factors(folder, config, entries, set(stored))
+    _check_entries(folder, config, entries)
     absolute = frozenset(name for name, entry in entries.items() if not _is_difference(entry))
     files = file.detach_files()
     return LazyStateDict(str(folder), entries, infos, stored.metadata, files, True, absolute=absolute, notes=notes)
@@ -315,6 +318,9 @@ def _as_saved(stored: LazyStateDict, config: Mapping[str, Any]) -> tuple[LazySta
             f"adapter_config.json of '{stored.path}' lists no modules (target_modules = {what}): all factors of the "
             "file are merged, whichever of them PEFT would load"
         )
+    # What the regime `lora` trains and saves here, with neither, moves it once.
+    if (config.get("task_type") or config.get("auto_mapping")) and any(name.endswith(INNER + _A) for name in stored):
+        notes.append(f"'{stored.path}': {TWICE}")
     bare = [name for name in stored if not name.startswith(PREFIX)]
     if twice := next((name for name in bare if PREFIX + name in stored), None):
         raise MergeflowError(f"'{stored.path}' holds '{twice}' with and without PEFT's prefix '{PREFIX}'.")
@@ -370,15 +376,26 @@ def _tied_tokens(stored: LazyStateDict, names: Collection[str], config: Mapping[
     return copies
 
 
-def _check_factors(
-    folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry], stored: Collection[str]
-) -> None:
-    """Check that there are whole pairs of factors, and that those of tables that PEFT was to tie make one change."""
-    ends = {_B: _A, _EMBEDDING_B: _EMBEDDING_A} | dict.fromkeys(_MAGNITUDES, _A)
+# What belongs to each end of a name: one of these.
+_NEEDS: dict[str, tuple[str, ...]] = {
+    _A: (_B,),
+    _B: (_A,),
+    _EMBEDDING_A: (_EMBEDDING_B,),
+    _EMBEDDING_B: (_EMBEDDING_A,),
+    **dict.fromkeys(_MAGNITUDES, (_A, _EMBEDDING_A)),
+}
+
+
+def _check_pairs(folder: Path, stored: Collection[str]) -> None:
     for name in stored:
-        end = next((end for end in ends if name.endswith(end)), None)
-        if end is not None and name.removesuffix(end) + ends[end] not in stored:
-            raise MergeflowError(f"adapter '{folder}' holds '{name}' without its lora_A: copy the adapter again.")
+        end = next((end for end in _NEEDS if name.endswith(end)), "")
+        if end and not any(name.removesuffix(end) + need in stored for need in _NEEDS[end]):
+            lacking = _NEEDS[end][0].removeprefix(".").removesuffix(".weight")
+            raise MergeflowError(f"adapter '{folder}' holds '{name}' without its {lacking}: copy the adapter again.")
+
+
+def _check_entries(folder: Path, config: Mapping[str, Any], entries: Mapping[str, Entry]) -> None:
+    """Check that there are some, and that factors of tables that PEFT was to tie make one change."""
     if not entries:
         raise MergeflowError(f"adapter '{folder}' holds no LoRA weights.")
     if not config.get("ensure_weight_tying"):
@@ -403,7 +420,7 @@ def _whole_name(stored: LazyStateDict, target: str) -> str:
             f"adapter '{stored.path}' holds '{target}': only LoRA and DoRA of linear weights, convolutions and "
             "embeddings can be merged. Merge the adapter into its base first."
         )
-    return target.replace(_WRAPPED, ".").replace(_RETRAINED, ".")
+    return _WRAPPERS.sub("", target)
 
 
 def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, info: TensorInfo, dora: bool) -> Entry:
@@ -463,6 +480,11 @@ def _stack_name(module: str, stored: LazyStateDict, config: dict[str, Any]) -> s
 
 def _refuse(folder: Path, config: dict[str, Any]) -> None:
     kind = config.get("peft_type")
+    if not isinstance(kind, str):
+        raise MergeflowError(
+            f"adapter_config.json of '{folder}' says peft_type = {json.dumps(kind):.60}, expected a type of PEFT's "
+            'such as "LORA": copy the adapter again, or say there what it is.'
+        )
     if kind != "LORA":
         raise MergeflowError(
             f"adapter '{folder}' is of the type {kind!r}; only LORA is merged as it is. Make it part of its base: "
@@ -499,8 +521,7 @@ def _entry(stored: LazyStateDict, name: str, module: str, config: dict[str, Any]
         raise MergeflowError(
             f"adapter '{stored.path}' is a DoRA of the embedding '{module}'. Merge it into its base first."
         )
-    down = stored.infos[name].shape
-    up = stored.infos[partner].shape if partner in stored else ()
+    down, up = stored.infos[name].shape, stored.infos[partner].shape
     kernel = down[2:]  # of a convolution; B's is 1 everywhere
     if len(down) < 2 or len(up) != len(down) or up[1] != down[0] or any(size != 1 for size in up[2:]):
         grouped = ", but of a grouped convolution, which PEFT cannot merge either" if kernel and len(up) > 2 else ""
@@ -615,8 +636,7 @@ def _inputs_first(stored: LazyStateDict, module: str, shape: tuple[int, int], sa
 def _experts(stored: LazyStateDict, name: str, stack: str, config: dict[str, Any]) -> tuple[ExpertsEntry, TensorInfo]:
     """Return the factors of stacked experts, and the stack's shape [experts, out, in]."""
     partner = name.removesuffix(_A) + _B
-    down = stored.infos[name].shape
-    up = stored.infos[partner].shape if partner in stored else ()
+    down, up = stored.infos[name].shape, stored.infos[partner].shape
     rank, factor = _rank_and_factor(config, stack, down[0] if down else 1)
     if len(down) != 2 or len(up) != 2 or up[1] != down[0] or down[0] % rank:
         raise MergeflowError(
@@ -661,10 +681,10 @@ def _number(config: dict[str, Any], pattern: str, key: str, module: str, default
         if _match(rf"(.*\.)?({expression})$", module, pattern):
             value = number
             break
-    least = 0.0 if pattern == "rank_pattern" else -1e9  # PEFT takes any alpha, 0 and negative ones too
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least < value < 1e9:
+    # PEFT takes any alpha, 0 and negative ones too.
+    least, kinds, expected = (0, int, "positive whole number") if key == "r" else (-1e9, int | float, "number")
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least < value < 1e9:
         raise MergeflowError(
-            f"the adapter's configuration gives {key} = {value!r:.60} for '{module}', expected a "
-            f"{'positive ' if least == 0 else ''}number."
+            f"the adapter's configuration gives {key} = {value!r:.60} for '{module}', expected a {expected}."
         )
     return float(value)

@@ -197,6 +197,9 @@ def test_a_start_that_leaves_the_base_is_merged_and_velora_is_plain_once_trained
     ("values", "message"),
     [
         ({"peft_type": "IA3"}, "only LORA is merged as it is"),
+        ({"peft_type": None}, 'says peft_type = null, expected a type of PEFT\'s such as "LORA"'),
+        ({"peft_type": 3}, "says peft_type = 3, expected a type"),
+        ({"r": 2.0}, "r = 2.0 for 'mlp', expected a positive whole number"),
         ({"use_dora": True}, "DoRA"),
         ({"r": 3}, "has rank 2, its configuration says 3"),
         ({"lora_alpha": None}, "lora_alpha = None .* expected a number"),
@@ -220,11 +223,20 @@ def test_any_alpha_is_a_factor_however_the_difference_is_read(adapter, alpha):
         assert torch.equal(opened.read("mlp.weight", 3, 9), opened["mlp.weight"].reshape(-1)[3:9])
 
 
-@pytest.mark.parametrize("end", ["lora_B.weight", "lora_embedding_B", "lora_magnitude_vector"])
-def test_half_of_a_pair_of_factors_is_refused(adapter, end):
+@pytest.mark.parametrize(
+    ("end", "lacking"),
+    [
+        ("lora_A.weight", "lora_B"),
+        ("lora_B.weight", "lora_A"),
+        ("lora_embedding_A", "lora_embedding_B"),
+        ("lora_embedding_B", "lora_embedding_A"),
+        ("lora_magnitude_vector", "lora_A"),
+    ],
+)
+def test_half_of_a_pair_of_factors_is_refused(adapter, end, lacking):
     stored = load_file(adapter / "adapter_model.safetensors")
     save_file(stored | {f"base_model.model.attn.{end}": torch.ones(4, 2)}, adapter / "adapter_model.safetensors")
-    with pytest.raises(MergeflowError, match=rf"holds 'base_model.model.attn.{end}' without its lora_A"):
+    with pytest.raises(MergeflowError, match=rf"holds 'base_model.model.attn.{end}' without its {lacking}: copy"):
         open_checkpoint(adapter)
 
 

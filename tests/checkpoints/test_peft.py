@@ -20,7 +20,10 @@ peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-llama, gpt2, t5, bart, bert, roberta = (partial(tiny, name) for name in "llama gpt2 t5 bart bert roberta".split())  # noqa: SIM905
+llama, gpt2, t5, bart, bert, roberta, distilbert = (
+    partial(tiny, name)
+    for name in "llama gpt2 t5 bart bert roberta distilbert".split()  # noqa: SIM905
+)
 llama_tied = partial(tiny, "llama", tie_word_embeddings=True)
 
 
@@ -100,6 +103,7 @@ def whole(base, state):
         (llama, {"target_modules": ["q_proj"], "trainable_token_indices": [7, 3]}),
         (llama, {"target_modules": ["q_proj"], "trainable_token_indices": {"embed_tokens": [3], "lm_head": [39, 4]}}),
         (gpt2, {"target_modules": ["c_attn"], "trainable_token_indices": [0, 39], "fan_in_fan_out": True}),
+        (distilbert, {"target_modules": ["q_lin"], "bias": "all", "trainable_token_indices": {"word_embeddings": [3]}}),
         (classifier, {"target_modules": ["c_proj", "score"]}),
         (classifier, {"target_modules": ["c_proj", "score"], "use_dora": True}),
         (gpt2, {"target_modules": ["c_proj", "c_attn"], "fan_in_fan_out": False}),
@@ -112,7 +116,7 @@ def whole(base, state):
                  "rank_pattern": {r"layers\.\d\.self_attn\.q": 3}, "alpha_pattern": {r"^model.layers.0.*v_proj": 5}}),
     ],
     ids=["dora", "dora-all", "head", "dora-head", "embedding", "both", "dora-gpt2", "wte", "bias-all", "bias-lora",
-         "tokens", "tokens-head", "tokens-tied", "square", "square-dora", "said-wrongly", "parameters",
+         "tokens", "tokens-head", "tokens-tied", "tokens-biases", "square", "square-dora", "said-wrongly", "parameters",
          "parameters-and-modules", "lora-bias", "lora-bias-and-bias", "gpt2-within", "patterns"],
 )  # fmt: skip
 def test_dora_heads_embeddings_and_biases(tmp_path, model, config):

@@ -110,7 +110,7 @@ def _saver(source: Path) -> Callable[[Path, Path], None] | None:
         with source.open("rb") as file:
             return _save_gguf if file.read(len(GGUF)) == GGUF else None
     kind = read_json(source / ADAPTER_CONFIG).get("peft_type") if (source / ADAPTER_CONFIG).is_file() else "LORA"
-    return None if kind == "LORA" else _save_adapted
+    return _save_adapted if isinstance(kind, str) and kind != "LORA" else None
 
 
 def _check_packages(source: Path, what: str, extra: str, *packages: str) -> None:
@@ -165,6 +165,7 @@ def _save_adapted(source: Path, folder: Path) -> None:
             f"the base of '{source}', {where}, is not on this machine: say in adapter_config.json "
             "(base_model_name_or_path) where it is."
         )
+    import peft
     import transformers
 
     classes = read_json_if_whole(base / "config.json").get("architectures") or ["AutoModel"]
@@ -175,6 +176,8 @@ def _save_adapted(source: Path, folder: Path) -> None:
         with warnings.catch_warnings():
             for start in ("Found missing adapter keys", "Unexpected keyword arguments"):
                 warnings.filterwarnings("error", start)
+            if kind not in peft.PeftType.__members__:
+                raise ValueError(f"PEFT {peft.__version__} knows no such type")
             _save_merged(source, cls, base, folder)
     except Exception as error:  # its classes raise whatever they meet
         reason = " ".join(str(error).split())[:300] or type(error).__name__

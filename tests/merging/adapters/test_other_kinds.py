@@ -72,6 +72,8 @@ def test_an_adapter_that_is_no_change_of_weights_or_not_whole_is_refused(tmp_pat
         assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "base"]
 
     refused("Unexpected keyword arguments", of_next_year=1)
+    refused(r"of the type loha, part of its base: PEFT \S+ knows no such type", peft_type="loha")
+    refused("expected a type of PEFT", peft_type=None)
     refused("which its settings do not name, so that PEFT passes over it", target_modules=["query_key_value"])
     refused("is not on this machine: say in adapter_config.json", base_model_name_or_path="models/none")
     refused("Found missing adapter keys", target_modules=["query_key_value", "dense_4h_to_h", "dense"])
