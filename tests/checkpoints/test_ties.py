@@ -103,6 +103,15 @@ def test_one_of_two_tied_weights_changed_by_an_adapter_stays_changed_alone(tmp_p
     torch.testing.assert_close(loaded.eval()(TOKENS).logits, wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_an_adapter_of_tables_that_stay_tied_changes_both(tmp_path):
+    """Factors of the embedding alone were written, which PEFT does not tie to the head: they are stored whole."""
+    cls, wanted = trained(tmp_path, True, target_modules=["q_proj", "embed_tokens"], ensure_weight_tying=True)
+    recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base"), "adapter": 8}
+    merge({**recipe, "experts": {"a": str(tmp_path / "adapter")}, "out": str(tmp_path / "out")})
+    loaded = peft.PeftModel.from_pretrained(cls.from_pretrained(tmp_path / "base"), tmp_path / "out").eval()
+    torch.testing.assert_close(loaded(TOKENS).logits, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["T5", "LongT5", "Pop2Piano"])
 def test_an_untied_t5_scales_as_before_also_where_an_older_file_does_not_say_it(tmp_path, name):
     model = small(f"{name}ForConditionalGeneration")

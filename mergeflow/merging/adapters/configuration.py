@@ -79,7 +79,10 @@ def _next(value: float, way: int) -> float:
 def _task(model: Mapping[str, Any]) -> str | None:
     classes = model.get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
-    return next((task for end, task in _TASKS.items() if name.endswith(end)), None)
+    task = next((task for end, task in _TASKS.items() if name.endswith(end)), None)
+    # PEFT's class of a task passes on `input_ids`, also to a model of sounds.
+    reads = task and getattr(module_in_memory(model, ""), "main_input_name", "input_ids")
+    return task if reads == "input_ids" else None
 
 
 def _ends(modules: Iterable[str], names: Collection[str]) -> dict[str, str]:

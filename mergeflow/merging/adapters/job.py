@@ -14,7 +14,7 @@ from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint
 from mergeflow.checkpoints.folders import config_of, folder_of, named_base
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PREFIX
+from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, INNER, PREFIX, TWICE
 from mergeflow.checkpoints.names import module_in_memory, names_in_memory, tied_copies, unknown_in_memory
 from mergeflow.checkpoints.reader import infos_of_file
 from mergeflow.checkpoints.writer import StreamWriter, write_text
@@ -154,9 +154,8 @@ class AdapterJob:
             summed = linear and only_factors(self.inputs.base, states, self.stored[name])
             roles = () if summed else whole_roles(reduction.options.embeddings)
             slot = slot_of(name, shape, model.architecture, self.stored, roles, summed)
-            # PEFT merges two adapters of one tied weight into it twice, so a tied one is stored whole.
-            tied = not summed and name in self.copies.values()
-            if slot is not None and not tied and name not in self.moved:
+            # PEFT adapts one of two tied weights alone, and merges adapters of both twice: a tied one is stored whole.
+            if slot is not None and name not in {*self.copies.values(), *self.moved}:
                 slots[name] = slot
                 (algebra if summed else others).append(name)
         check_known_experts(self._concerned(), slots, model.architecture)
@@ -253,7 +252,8 @@ class AdapterJob:
         size = sum(self.infos[self._source(name)].nbytes for name in keys)
         whole = [f"stored whole: {_listed(sorted(modules))}, {size / 1e6:.2f} MB"] if modules else []
         held = [f"biases of {len(list(biases))} adapted modules"] if biases else []
-        return (*lines(self.found.losses.values()), *whole, *held, *taken)
+        twice = [TWICE] if any(slot.module.endswith(INNER) for slot in slots.values()) else []
+        return (*lines(self.found.losses.values()), *whole, *held, *taken, *twice)
 
     def _complete(self, partial: Path, made: str, inputs: Mapping[str, str], notes: tuple[str, ...]) -> None:
         """Write all that the folder holds beside weights and configuration."""
