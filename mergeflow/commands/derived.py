@@ -170,7 +170,7 @@ def compress(
     from mergeflow.merging.compression.suite_file import compress as run
     from mergeflow.merging.files.output import check_file
     from mergeflow.merging.files.plan import open_base
-    from mergeflow.merging.preflight import compare, counter_findings
+    from mergeflow.merging.preflight import warnings_of
     from mergeflow.yaml_text import parse_yaml
 
     changes = read_pairs(overrides or [], "--set")
@@ -184,9 +184,7 @@ def compress(
         fitted = fit_inputs(origin, experts)
         small = run(call, origin, fitted.experts)
         small.write(out)
-        notes = [note for state in (origin, *experts.values()) for note in state.notes]
-        findings = (*compare(fitted.base, fitted.experts), *counter_findings(fitted.base, fitted.experts))
-        print_remarks(fitted.notes, [*notes, *(finding.text for finding in findings)])
+        print_remarks(fitted.notes, warnings_of((origin, *experts.values()), fitted))
     share = small.stored_bits / small.expert_bits
     typer.echo(f"{out}: {small.stored_bits / 8e6:.2f} MB, {share:.1%} of the experts' {small.expert_bits / 8e6:.2f} MB")
 

@@ -26,11 +26,11 @@ def print_table(console: Console, table: Table) -> None:
     console.print(table, crop=False)
 
 
-def print_remarks(notes: Iterable[str], warnings: Iterable[str]) -> None:
-    """Print what was done to make inputs fit, and what to know of them, as `check` does."""
+def print_remarks(notes: Iterable[str], warnings: Iterable[str], err: bool = False) -> None:
+    """Print what was done to make inputs fit, and what to know of them, as `check` does; to standard error if asked."""
     for kind, lines in (("note", notes), ("warning", warnings)):
         for line in lines:
-            typer.echo(f"{kind:<13s} {line}")
+            typer.echo(f"{kind:<13s} {line}", err=err)
 
 
 def progress_bars(console: Console, *columns: ProgressColumn) -> Progress:

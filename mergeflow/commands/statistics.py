@@ -1,6 +1,6 @@
 """Commands that get from data what some methods need: statistics fisher, statistics gram, adamerge."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, TimeElapsedColumn
 
 from mergeflow.checkpoints.fingerprint import short
-from mergeflow.commands.options import Device, Force, progress_bars, read_pairs, seed_option
+from mergeflow.commands.options import Device, Force, print_remarks, progress_bars, read_pairs, seed_option
 
 Expert = Annotated[Path, typer.Argument(help="The expert's weights.")]
 Task = Annotated[Path, typer.Option(help="The prepared folder of the expert's task.")]
@@ -117,8 +117,12 @@ def adamerge(
     check_learned_place(out, loaded, {"recipe": str(recipe), **named}, force)
     if loaded.device != "cpu":
         estimate_coefficients_memory(order, loaded.device).announce()
+    said: list[tuple[Sequence[str], Sequence[str]]] = []
     with progress_bar("adamerging") as progress:
-        learned = learn_coefficients(loaded, order, out, resolve=context.obj, progress=progress)
+        learned = learn_coefficients(
+            loaded, order, out, resolve=context.obj, progress=progress, remark=lambda *lines: said.append(lines)
+        )
+    print_remarks(*said[0])
     for name, values in learned.coefficients.items():
         numbers = list(values.values())
         mean = sum(numbers) / len(numbers)

@@ -1,6 +1,6 @@
 """The command `sweep`: many recipes scored on validation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mergeflow.application import call, find_project
 from mergeflow.commands.allocation import reuse_freed_memory
-from mergeflow.commands.options import progress_bars
+from mergeflow.commands.options import print_remarks, progress_bars
 
 if TYPE_CHECKING:
     from mergeflow.evaluation.scoring import Score
@@ -75,14 +75,18 @@ def _run(sweep: "Sweep", folder: Path, resolve: Callable[[str], str] | None, con
 
         check_device(sweep.device)
         estimate_sweep_memory(sweep, resolve).announce(console)
+    said: list[tuple[Sequence[str], Sequence[str]]] = []
     with progress_bars(console, MofNCompleteColumn(), TimeElapsedColumn()) as bars:
         bar = bars.add_task("sweep", total=None)
-        return run_sweep(
+        result = run_sweep(
             sweep,
             folder,
             resolve=resolve,
             progress=lambda what, done, total: bars.update(bar, description=what, completed=done, total=total),
+            remark=lambda *lines: said.append(lines),
         )
+    print_remarks(*said[0])
+    return result
 
 
 def result_table(result: "SweepResult", width: int) -> Table:

@@ -15,6 +15,7 @@ from mergeflow.merging.execution.device import check_device
 from mergeflow.merging.files.plan import open_inputs
 from mergeflow.merging.files.recipe import recipe_text
 from mergeflow.merging.learned import Learned, learn
+from mergeflow.merging.preflight import Remark
 from mergeflow.modalities.catalog import is_recorded, open_recorded
 from mergeflow.modalities.classification import Labelled
 from mergeflow.modalities.heads import load_head, read_head
@@ -156,6 +157,7 @@ def learn_coefficients(
     *,
     resolve: Callable[[str], str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    remark: Remark = lambda _notes, _warnings: None,
 ) -> Learned:
     """Learn AdaMerging's coefficients and write one file per expert, and `recipe.yaml`, the recipe that uses them.
 
@@ -168,6 +170,7 @@ def learn_coefficients(
     model, opened = open_judged(order.architecture, recipe.device)
     tasks = {task: opened(task, folder, order.split, order.heads.get(task)) for task, folder in order.tasks.items()}
     with open_inputs(recipe, resolve) as inputs:
+        remark(inputs.notes, inputs.warnings)
         model.load(inputs.base)
         place.mkdir(parents=True, exist_ok=True)
         learned = learn(

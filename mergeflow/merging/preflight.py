@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from filecmp import cmp
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from mergeflow.checkpoints.align_names import Fitted
 from mergeflow.checkpoints.checks import same_values
 from mergeflow.checkpoints.folders import NamedBase, code_files, config_of, folder_of, named_base, named_folders
 from mergeflow.checkpoints.formats import cached_id, open_checkpoint, other_weights, read_json_if_whole
@@ -530,6 +531,20 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return same_values(a.to(narrow), b.to(narrow))
 
 
+Remark = Callable[[Sequence[str], Sequence[str]], None]
+"""Told what was done to make inputs fit, and what to know of them."""
+
+
+def warnings_of(opened: Iterable[LazyStateDict], fit: Fitted) -> list[str]:
+    """List the findings of models that are read where nothing is refused: files, settings, tokens, licences."""
+    findings = (
+        *compare(fit.base, fit.experts),
+        *adapter_findings(fit.base, fit.experts),
+        *counter_findings(fit.base, fit.experts),
+    )
+    return [*(note for state in opened for note in state.notes), *(finding.text for finding in findings)]
+
+
 def compare(
     base: LazyStateDict, experts: Mapping[str, LazyStateDict], tokenizer: str | None = None, *, templated: bool = False
 ) -> list[Finding]:
@@ -618,11 +633,16 @@ def preprocessing_findings(base: Path | None, experts: Folders) -> list[Finding]
     findings = []
     for file, subject in _COMPANIONS.items():
         settings = {name: _companion(folder, file) for name, folder in experts.items() if _settings(folder, file)}
-        base_settings = _companion(base, file)
+        base_settings, source = _companion(base, file), file if _settings(base, file) else "config.json"
+        if subject == "generation":  # transformers then takes what config.json says
+            said = {*base_settings, *(key for given in settings.values() for key in given)}
+            lacking = {name: _settings(folder, "config.json") for name, folder in experts.items()}
+            settings = {name: _chosen(config, said) for name, config in lacking.items() if config} | settings
+            base_settings = base_settings or _chosen(_settings(base, "config.json"), said)
         for key, value in base_settings.items():
             unlike = {name: given[key] for name, given in settings.items() if key in given and given[key] != value}
             if unlike:
-                way_out = f"; the result has the base's {file}"
+                way_out = f"; the result has the base's {source}"
                 findings.append(difference(f"{subject}.{key}", value, unlike, way_out=way_out))
         for name, given in settings.items():
             alone = [key for key in sorted(given.keys() ^ base_settings.keys()) if not harmless(key)]
@@ -632,6 +652,12 @@ def preprocessing_findings(base: Path | None, experts: Folders) -> list[Finding]
                 lone = f"{subject}: '{name}' has a {file} ({keys}), and the base and the result have none"
                 findings.append(Finding(subject, text if _settings(base, file) else lone))
     return findings
+
+
+def _chosen(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    inner = config.get("text_config")
+    settings = {**(inner if isinstance(inner, dict) else {}), **config}
+    return {key: settings[key] for key in keys if settings.get(key) is not None}
 
 
 def _settings(folder: Path | None, file: str) -> dict[str, Any]:

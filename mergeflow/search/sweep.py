@@ -23,6 +23,7 @@ from mergeflow.merging.execution.device import check_device
 from mergeflow.merging.execution.direction import CandidateMerger
 from mergeflow.merging.files.plan import Inputs, open_inputs
 from mergeflow.merging.files.recipe import recipe_text
+from mergeflow.merging.preflight import Remark
 from mergeflow.search.candidates import (
     Journal,
     Space,
@@ -374,6 +375,7 @@ def run_sweep(
     *,
     resolve: Callable[[str], str] | None = None,
     progress: Progress | None = None,
+    remark: Remark = lambda _notes, _warnings: None,
 ) -> SweepResult:
     """Score every candidate of a sweep on validation and write the results.
 
@@ -394,6 +396,7 @@ def run_sweep(
         Journal(place / JOURNAL) as journal,
         open_sweep(sweep, place, resolve, lambda what: tell(what, 0, total)) as inputs,
     ):
+        remark(inputs.checkpoints.notes, inputs.checkpoints.warnings)
         journal.begin(inputs.record)
         board = Scoreboard(sweep, inputs, journal, place)
         if sweep.search is None:

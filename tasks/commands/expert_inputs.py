@@ -11,6 +11,7 @@ import typer
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
+from mergeflow.commands.options import print_remarks
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.late import torch
 from tasks.travel.store import bring
@@ -78,11 +79,12 @@ class ExpertInputs:
     def states(self) -> tuple[State, dict[str, State]]:
         """Base and experts as a merge takes them: names are the base's, adapters and task vectors are added to it.
 
-        Tensors that the recipe leaves out are the base's.
+        Tensors that the recipe leaves out are the base's. What a merge would say of them goes to standard error.
         """
         from mergeflow.checkpoints.align_names import fit_inputs
         from mergeflow.merging.files.plan import check_whole
         from mergeflow.merging.files.recipe import local_path
+        from mergeflow.merging.preflight import warnings_of
 
         recipe = self.recipe
         chosen = (recipe.ignore or (), recipe.only or (), recipe.missing or "refuse") if recipe is not None else ()
@@ -93,6 +95,7 @@ class ExpertInputs:
             )
             check_whole(self.base_path(), base)
             fit = fit_inputs(base, dict(zip(self.paths(), experts, strict=True)), *chosen)
+            print_remarks(fit.notes, warnings_of((base, *experts), fit), err=True)
             start = {name: fit.base[name].clone() for name in fit.base}
             return start, {name: _whole(start, state, fit.base_only) for name, state in fit.experts.items()}
 

@@ -12,7 +12,7 @@ import yaml
 from click.testing import Result
 from torch import Tensor, nn
 
-from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints import open_checkpoint, read_state
 from mergeflow.commands.statistics import add_commands
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
@@ -157,9 +157,14 @@ def test_it_learns_without_tf32_from_python_too(world: Path, tmp_path: Path):
 
 
 def test_the_command_prints_and_writes(world: Path, tmp_path: Path):
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe_values(world)))
+    recipe = recipe_values(world)
+    state = read_state(recipe["experts"]["red"])
+    torch.save({"state_dict": state, "ema": {name: v + 1 for name, v in state.items()}}, tmp_path / "red.pt")
+    recipe["experts"] |= {"red": str(tmp_path / "red.pt")}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     done = adamerge(world, tmp_path / "recipe.yaml", tmp_path / "out")
     assert done.exit_code == 0, done.output
+    assert "'ema', not read" in done.output
     assert "red  0.298" in done.output
     assert "entropy" in done.output
     assert load_recipe(tmp_path / "out/recipe.yaml").call().args["steps"] == 2

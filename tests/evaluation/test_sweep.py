@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints import open_checkpoint, read_state
 from mergeflow.commands.sweep import add_commands
 from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
@@ -217,6 +217,12 @@ def test_the_command_prints_the_table_and_the_recipe(world: Path, grid: SweepRes
     assert f"{grid.winner.method} *" in done.output
     assert "scale 0.6!" in done.output
     assert (grid.folder / "winner.yaml").read_text().strip() in done.output
+    state = read_state(world / "experts/red.safetensors")
+    torch.save({"state_dict": state, "ema": {name: v + 1 for name, v in state.items()}}, tmp_path / "red.pt")
+    values = yaml.safe_load(place.read_text())
+    values["experts"]["red"] = str(tmp_path / "red.pt")
+    place.write_text(yaml.safe_dump(values, sort_keys=False))
+    assert "'ema', not read" in invoke(add_commands, "sweep", place, "--out", grid.folder).output
 
 
 @pytest.mark.parametrize("width", [80, 200])

@@ -94,6 +94,18 @@ def test_without_an_architecture_the_weights_alone_are_judged(folder: Path) -> N
     assert "! α̂, and with it the verdicts: not computed. --architecture is missing" in said
 
 
+def test_what_a_merge_says_of_its_inputs_goes_to_standard_error(folder: Path, tmp_path: Path) -> None:
+    state = load_file(folder / "c.safetensors")
+    torch.save({"state_dict": {f"model.{name}": v for name, v in state.items()}, "ema": state}, tmp_path / "c.pt")
+    recipe = yaml.safe_load((folder / "ac.yaml").read_text())
+    recipe["experts"]["c"] = str(tmp_path / "c.pt")
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    done = run(str(tmp_path / "r.yaml"), "--json")
+    assert json.loads(done.stdout)["scales"]
+    assert "'ema', not read" in done.stderr
+    assert "'c' are taken without their prefix" in done.stderr
+
+
 @pytest.mark.parametrize("names", ["ab", "ae"])  # the second but for a hundredth: its λ would be 80 to 160
 def test_task_vectors_that_cancel_have_no_suggestion(folder: Path, names: str) -> None:
     advice = json.loads(run(str(folder / f"{names}.yaml"), "--json").output)

@@ -297,6 +297,15 @@ def test_what_ends_an_answer_is_compared(pair):
     (line,) = said(pair)
     assert "generation.eos_token_id: base 2; 'a' [2, 7]; the result has the base's generation_config.json" in line
     assert said(pair, tokenizer_source="a") == []  # the result has that of 'a'
+    (pair / "base/generation_config.json").write_text('{"eos_token_id": 2, "temperature": 0.5}')
+    (pair / "a/generation_config.json").unlink()  # then transformers takes what config.json says
+    edit(pair / "a/config.json", eos_token_id=2)
+    assert "generation_config.json of 'a' and the base do not both say temperature" in said(pair)[-1]
+    (pair / "base/generation_config.json").rename(pair / "a/generation_config.json")
+    edit(pair / "base/config.json", eos_token_id=2)
+    assert "'a' has a generation_config.json (temperature), and the base and the result have none" in said(pair)[-1]
+    (pair / "a/generation_config.json").write_text('{"eos_token_id": 7}')
+    assert "generation.eos_token_id: base 2; 'a' 7; the result has the base's config.json" in said(pair)[-1]
 
 
 def test_tokens_without_tokenizer_json_are_compared(pair):

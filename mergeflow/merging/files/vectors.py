@@ -1,6 +1,6 @@
 """Arithmetic of task vectors in files: extract, add, negate, scale, analogy. Streaming, like every merge."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from math import isfinite
 from pathlib import Path
@@ -17,7 +17,7 @@ from mergeflow.checkpoints.writer import StreamWriter
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.output import check_file
 from mergeflow.merging.files.plan import another_base, no_task_vector, open_base
-from mergeflow.merging.preflight import compare, counter_findings
+from mergeflow.merging.preflight import Remark, warnings_of
 
 Pathlike = str | Path
 
@@ -28,7 +28,7 @@ def extract(
     out: Pathlike,
     *,
     force: bool = False,
-    remark: Callable[[Sequence[str], Sequence[str]], None] = lambda _notes, _warnings: None,
+    remark: Remark = lambda _notes, _warnings: None,
 ) -> str:
     """Write the task vector of an expert.
 
@@ -51,8 +51,7 @@ def extract(
         fitted.check()
         tuned = fitted.experts["expert"]
         check_all_copied(origin, tuned.path, tuned)
-        findings = (*compare(fitted.base, fitted.experts), *counter_findings(origin, fitted.experts))
-        remark(fitted.notes, (*origin.notes, *opened.notes, *(finding.text for finding in findings)))
+        remark(fitted.notes, warnings_of((origin, opened), fitted))
         origin_digest, taken = fingerprint(origin), tuned.metadata.get(BASE)
         if tuned.is_task_vector and taken and not matches(origin, taken, origin_digest):
             raise another_base(tuned.path, taken, origin_digest)
