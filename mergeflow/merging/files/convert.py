@@ -38,6 +38,7 @@ from mergeflow.merging.files.output import (
     weights_stem,
     write_index,
 )
+from mergeflow.merging.vocabulary.companions import write_json
 
 
 @dataclass(frozen=True)
@@ -293,4 +294,4 @@ def _forget_quantisation(config: Path) -> None:
     if config.is_file():
         values = json.loads(config.read_bytes())
         if values.pop("quantization_config", None) is not None:
-            write_text(config, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+            write_json(config, values)

@@ -32,7 +32,7 @@ from mergeflow.checkpoints.names import tied_weights, untied_config
 from mergeflow.checkpoints.reader import KIND, LazyStateDict, open_safetensors
 from mergeflow.checkpoints.writer import sync_folder, write_text
 from mergeflow.errors import MergeflowError
-from mergeflow.merging.vocabulary.companions import MORE
+from mergeflow.merging.vocabulary.companions import MORE, write_json
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
@@ -458,13 +458,13 @@ def copy_companions(
         if (base / name).is_dir():
             shutil.copytree(base / name, folder / name, dirs_exist_ok=True)
     if config is not None:
-        write_text(folder / "config.json", json.dumps(dict(config), indent=2, ensure_ascii=False) + "\n")
+        write_json(folder / "config.json", config)
     for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
         _forget_paths(folder / name)
     config = read_json_if_whole(folder / "config.json")
     key = next((key for key in ("dtype", "torch_dtype") if key in config), None)
     if dtype is not None and key is not None and config[key] != dtype:
-        write_text(folder / "config.json", json.dumps({**config, key: dtype}, indent=2, ensure_ascii=False) + "\n")
+        write_json(folder / "config.json", {**config, key: dtype})
 
 
 def untie(config: Path, loaded: Mapping[str, Any], before: Mapping[str, str], after: Mapping[str, str]) -> None:
@@ -482,7 +482,7 @@ def untie(config: Path, loaded: Mapping[str, Any], before: Mapping[str, str], af
         copy in before and before[copy] == before.get(origin) and after[copy] != after[origin]
         for copy, origin in ties.items()
     ):
-        write_text(config, json.dumps(untied_config(read_json_if_whole(config)), indent=2, ensure_ascii=False) + "\n")
+        write_json(config, untied_config(read_json_if_whole(config)))
 
 
 def _forget_paths(path: Path) -> None:
@@ -494,4 +494,4 @@ def _forget_paths(path: Path) -> None:
         if isinstance(value, str) and _PATHS.fullmatch(key) and Path(value).expanduser().is_absolute()
     }
     if local:
-        write_text(path, json.dumps({**config, **local}, indent=2, ensure_ascii=False) + "\n")
+        write_json(path, {**config, **local})

@@ -268,9 +268,9 @@ def _none(folder: Path | None, owner: str, path: str) -> MergeflowError:
     )
 
 
-def as_text(content: Mapping[str, Any]) -> str:
-    """Return a tokenizer, or its settings, as the text of a file."""
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a tokenizer, or settings of a model, as transformers writes its files."""
+    write_text(path, json.dumps(dict(content), indent=2, ensure_ascii=False) + "\n")
 
 
 _START = "{%- for turn in messages -%}"
@@ -377,7 +377,7 @@ def write_templates(templates: Templates, folder: Path) -> None:
     """Give a model folder these chat templates and no others."""
     settings = settings_of(folder)
     if settings.pop(KEY, None) is not None:
-        write_text(folder / SETTINGS, as_text(settings))
+        write_json(folder / SETTINGS, settings)
     for path in (folder / FILE, folder / _PROCESSOR, *(folder / MORE).glob("*.jinja")):
         path.unlink(missing_ok=True)
     for name, text in templates.items():
@@ -426,7 +426,7 @@ class TokenizerFiles:
                 config = _with_ids(config, their_config, tokens, self.result.ids)
             config = _resized(config, old, new)
             if config != before:
-                write_text(path, as_text(config))
+                write_json(path, config)
 
 
 def _files(folder: Path, *patterns: Sequence[str]) -> list[Path]:
@@ -452,14 +452,14 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 
 def _extend(result: Vocabulary, folder: Path) -> None:
     """Write a new tokenizer.json; older forms of the tokenizer that would disagree with it are removed."""
-    write_text(folder / TOKENIZER, as_text(result.content))
+    write_json(folder / TOKENIZER, result.content)
     for file in _files(folder, _DERIVED):
         file.unlink()
     settings = settings_of(folder)
     if isinstance(settings.get("added_tokens_decoder"), dict):
         added = {str(token["id"]): dict(token) for token in added_tokens(result.content)}
         new = {row: {key: value for key, value in token.items() if key != "id"} for row, token in added.items()}
-        write_text(folder / SETTINGS, as_text({**settings, "added_tokens_decoder": new}))
+        write_json(folder / SETTINGS, {**settings, "added_tokens_decoder": new})
 
 
 _SIZES = ("vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input")
