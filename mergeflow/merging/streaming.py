@@ -146,7 +146,7 @@ def merge(
 
         def finish(opened: Inputs, fingerprints: dict[str, str]) -> Made:
             if recipe.adapter is not None:
-                return AdapterJob(recipe, opened, plan, on_read, workers, buffer, version(), fingerprints).write(target)
+                return AdapterJob(recipe, opened, plan, on_read, workers, buffer, fingerprints).write(target)
             last = job if opened is inputs else job.like(recipe, opened, plan, target, fingerprints)
             return last.run(resume, some, joined, fill)
 
@@ -408,7 +408,7 @@ class Job:
         write_text(partial / "README.md", self._card(result, inputs))
 
     def _card(self, result: str, inputs: Mapping[str, str]) -> str:
-        return model_card(self.recipe, self.plan, self.inputs, result, inputs, version())
+        return model_card(self.recipe, self.plan, self.inputs, result, inputs)
 
 
 Fill = Callable[[Job, OutputFolder], None]

@@ -40,7 +40,8 @@ from mergeflow.merging.files.output import RECORD, Digests, OutputFolder, remove
 from mergeflow.merging.files.plan import Inputs, Plan, output_infos
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.method import Stack
-from mergeflow.merging.vocabulary.companions import copy_tokenizer
+from mergeflow.merging.vocabulary.companions import copy_tokenizer, write_json
+from mergeflow.version import version
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,11 @@ class AdapterJob:
         on_read: Callable[[int], None],
         workers: int | None,
         buffer: int,
-        version: str,
         fingerprints: Mapping[str, str] | None = None,
     ) -> None:
         assert recipe.adapter is not None
         self.given_fingerprints = dict(fingerprints or {})
-        self.recipe, self.inputs, self.plan, self.version = recipe, inputs, plan, version
+        self.recipe, self.inputs, self.plan = recipe, inputs, plan
         self.digests = Digests()
         stacks = Stacks(
             inputs.base, inputs.experts, inputs.model, recipe.device, on_piece=self.digests.add, on_read=on_read
@@ -121,7 +121,7 @@ class AdapterJob:
             config = adapter_config(held, modules, bool(biases), names, self.config, *self._base(), in_out)
             shapes = {key: tuple(part.shape) for key, part in held.tensors.items()}
             shapes |= {key: self.infos[self._source(name)].shape for name, key in keys.items()}
-            write_text(folder.partial / ADAPTER_CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+            write_json(folder.partial / ADAPTER_CONFIG, config)
             inputs, notes = self._input_fingerprints(), self._notes(modules, biases, keys, slots)
             resized = [key for name, key in keys.items() if self.copies.get(name, name) in self.moved]
             notes += tuple(loading_notes(self.config, config, shapes, resized))
@@ -186,7 +186,7 @@ class AdapterJob:
         for name, key in keys.items():
             sources.setdefault(self._source(name), []).append(key)
             infos[key] = self.infos[self._source(name)]
-        notes = {"format": "pt", "mergeflow.version": self.version, "mergeflow.recipe": published(self.recipe).record()}
+        notes = {"format": "pt", "mergeflow.version": version(), "mergeflow.recipe": published(self.recipe).record()}
         with StreamWriter(path, infos, notes) as writer:
             for key, tensor in tensors.items():
                 flat = tensor.reshape(-1)
@@ -263,7 +263,7 @@ class AdapterJob:
             self.inputs.write_tokenizer(partial)
         write_licences(self.recipe, self.inputs, partial)
         record = {
-            "version": self.version,
+            "version": version(),
             "recipe": json.loads(published(self.recipe).record()),
             "fingerprint": made,
             "inputs": dict(inputs),
@@ -271,9 +271,7 @@ class AdapterJob:
             "files": sorted({RECORD, "README.md", *(path.name for path in partial.iterdir())}),
         }
         write_text(partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
-        write_text(
-            partial / "README.md", model_card(self.recipe, self.plan, self.inputs, made, inputs, self.version, notes)
-        )
+        write_text(partial / "README.md", model_card(self.recipe, self.plan, self.inputs, made, inputs, notes))
 
 
 def _check_in_memory(config: Mapping[str, Any], names: Iterable[str]) -> None:

@@ -22,6 +22,7 @@ from mergeflow.merging.files.plan import Inputs, Plan
 from mergeflow.merging.files.recipe import Recipe, with_paths
 from mergeflow.merging.files.steps import PREFIX, step_named
 from mergeflow.merging.preflight import front_matter, licence_files, licence_of, licence_paths, merged_licence
+from mergeflow.version import version
 from mergeflow.yaml_text import in_words
 
 _ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
@@ -163,13 +164,7 @@ def _below(path: str) -> str | None:
 
 
 def model_card(
-    recipe: Recipe,
-    plan: Plan,
-    opened: Inputs,
-    result: str,
-    inputs: Mapping[str, str],
-    version: str,
-    notes: Iterable[str] = (),
+    recipe: Recipe, plan: Plan, opened: Inputs, result: str, inputs: Mapping[str, str], notes: Iterable[str] = ()
 ) -> str:
     """Return the card: what was merged, how, with which fingerprints, and how to make it again; further notes."""
     method, public = plan.call.method, published(recipe)
@@ -194,7 +189,7 @@ Source: {" ".join(method.section("Source").split())}
 {_table(public, recipe, opened, inputs)}
 
 Fingerprint of the result: `{result}`.
-{plan.tensors} tensors, {plan.parameters:,} parameters. Made by mergeflow {version}.
+{plan.tensors} tensors, {plan.parameters:,} parameters. Made by mergeflow {version()}.
 {treatment}{more}
 {warnings if opened.warnings else ""}\
 To make it again, save this as `recipe.json` in a folder that has the inputs by these names, and run
