@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import Field, PrivateAttr
 
@@ -207,6 +207,23 @@ class Pass:
             observe=lambda total, stack, args: self.observe(total, stack, inner(args)),
             finish=lambda total, model, args: self.finish(total, model, inner(args)),
         )
+
+
+V = TypeVar("V")
+ByUnit = dict[tuple[str, int], V]
+"""A value of each unit that was read, by its tensor and first element."""
+
+
+def gathering(
+    name: str, value: Callable[[Stack, Any], V], finish: Callable[[ByUnit[V], Model, Any], Any], **more: Any
+) -> Pass:
+    """Return a pass that gathers (stack, args) → a value of each unit, for `finish`; `more` are fields of `Pass`."""
+
+    def observe(values: ByUnit[V], stack: Stack, args: Any) -> ByUnit[V]:
+        values[stack.name, stack.start] = value(stack, args)
+        return values
+
+    return Pass(name, lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish, **more)
 
 
 NORMALIZE = "divide the sum by that of the weights, where this is not 0"

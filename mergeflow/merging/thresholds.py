@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import FLOAT32, DType
 from mergeflow.late import np, torch
-from mergeflow.merging.method import Elementwise, Model, Pass, Stack
+from mergeflow.merging.method import ByUnit, Elementwise, Model, Pass, Stack, gathering
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -359,17 +359,12 @@ class _Windows:
     floor: Tensor
 
 
-def _sampled(samples: dict[Any, Tensor], stack: Stack, args: Any) -> dict[Any, Tensor]:
-    samples[stack.name, stack.start] = stack.taus.flatten(1).abs().cpu()
-    return samples
-
-
 def _sample_bytes(model: Model, elements: int, _workers: int) -> int:
     """Return the bytes of the runs, of those of all experts side by side, and of one expert's while they are sorted."""
     return (2 * len(model.experts) + 2) * elements * model.dtype.itemsize
 
 
-def _windows(samples: dict[Any, Tensor], model: Model, args: Any, rank: Rank) -> _Windows:
+def _windows(samples: ByUnit[Tensor], model: Model, args: Any, rank: Rank) -> _Windows:
     runs = [samples[key].numpy() for key in sorted(samples)]
     starts = np.cumsum([0, *(run.shape[1] for run in runs)])[:-1]
     k = rank(args, model.numel)
@@ -527,11 +522,9 @@ def trimming_passes(rank: Rank) -> tuple[Pass, ...]:
 
     Both are known afterwards, as `threshold` (a float64 tensor [T], +∞ where k = 0) and `majority`, or not at all.
     """
-    sample = Pass(
+    sample = gathering(
         "threshold.sample",
-        lambda model, args: {},
-        _sampled,
-        lambda a, b: {**a, **b},
+        lambda stack, args: stack.taus.flatten(1).abs().cpu(),
         partial(_windows, rank=rank),
         sampled=True,
         held=_sample_bytes,

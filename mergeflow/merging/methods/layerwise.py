@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, m
 from mergeflow.checkpoints.header import DType
 from mergeflow.merging.architectures.blocks import depth
 from mergeflow.merging.matrices import Selection
-from mergeflow.merging.method import Args, Copies, Method, Model, Parts, Pass, Stack, method
+from mergeflow.merging.method import Args, ByUnit, Copies, Method, Model, Parts, Pass, Stack, gathering, method
 from mergeflow.schema import frozen, thawed
 
 if TYPE_CHECKING:
@@ -69,24 +69,20 @@ def _square(part: Tensor) -> float:
     return float(part.double().square().sum())
 
 
-_Squares = dict[tuple[str, int], tuple[float, float]]
-"""‖Στ‖² and ‖direction‖² of a unit, by its tensor and first element."""
-
-
 def _length_pass() -> Pass:
     """Return the pass that finds ‖Στ‖ / (T ‖direction‖) over the whole model; its sums are exact in any order."""
 
-    def observe(squares: _Squares, stack: Stack, args: LinesArgs) -> _Squares:
+    def squares_of(stack: Stack, args: LinesArgs) -> tuple[float, float]:
+        """Return ‖Στ‖² and ‖direction‖² of a unit."""
         inner, inner_args = args.inner()
         summed = _square(stack.weighted.sum(0))  # before the inner method, which may take the task vectors
-        squares[stack.name, stack.start] = (summed, _square(inner(stack, inner_args)[1]))
-        return squares
+        return summed, _square(inner(stack, inner_args)[1])
 
-    def finish(squares: _Squares, model: Model, args: LinesArgs) -> float:
+    def finish(squares: ByUnit[tuple[float, float]], model: Model, args: LinesArgs) -> float:
         summed, directed = (fsum(pair[side] for pair in squares.values()) for side in (0, 1))
         return sqrt(summed / directed) / len(model.experts) if directed else 0.0
 
-    return Pass("lines.alpha", lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish)
+    return gathering("lines.alpha", squares_of, finish)
 
 
 def _passes(args: LinesArgs, dtype: DType) -> tuple[Pass, ...]:

@@ -16,7 +16,7 @@ from pydantic import Field
 from mergeflow.checkpoints.fingerprint import BLOCK
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
-from mergeflow.merging.method import Args, Copies, Model, Parts, Pass, Stack, method, tensors
+from mergeflow.merging.method import Args, ByUnit, Copies, Model, Parts, Pass, Stack, gathering, method, tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,20 +45,20 @@ def inner_products(stack: Stack, on: On) -> Tensor:
     products: dict[str, Tensor] = stack.model.results.get(_NAME, {})
     if stack.name in products:
         return products[stack.name]
-    return _total((part for _, part in _by_block(stack, on)), len(stack.taus))
+    return _total(_by_block(stack, on), len(stack.taus))
 
 
-def _by_block(stack: Stack, on: On) -> Iterator[tuple[int, Tensor]]:
-    """Yield the first element of each block and the upper half of its inner products [T, T], on the CPU."""
+def _by_block(stack: Stack, on: On) -> Iterator[Tensor]:
+    """Yield the upper half of each block's inner products [T, T], on the CPU."""
     count = len(stack.taus)
-    for start, points in _blocks(stack, on):
+    for _, points in _blocks(stack, on):
         part = torch.zeros(count, count, dtype=torch.float64, device=stack.taus.device)
         room = torch.empty_like(points[0])
         # Sums of products and no product of matrices, whose order of summing depends on the library.
         for row in range(count):
             for column in range(row, count):
                 part[row, column] = torch.mul(points[row], points[column], out=room).sum()
-        yield start, part.cpu()  # what follows is arithmetic on a few numbers
+        yield part.cpu()  # what follows is arithmetic on a few numbers
 
 
 def _total(parts: Iterable[Tensor], count: int) -> Tensor:
@@ -109,18 +109,15 @@ def _blocks(stack: Stack, on: On) -> Iterator[tuple[int, Tensor]]:
 def inner_product_pass(on: Callable[[Any], On]) -> Callable[[Any, DType], tuple[Pass, ...]]:
     """Return the passes of a method that reads `inner_products`: one over large tensors alone."""
 
-    def observe(rows: dict[int, Rows], stack: Stack, args: Any) -> dict[int, Rows]:
+    def blocks(stack: Stack, args: Any) -> list[Rows]:
         # Python's numbers: small tensors would lie between the large ones that are freed, and leave holes of 3 GB.
-        rows |= {stack.start + at: part.tolist() for at, part in _by_block(stack, on(args))}
-        return rows
+        return [part.tolist() for part in _by_block(stack, on(args))]
 
-    def finish(rows: dict[int, Rows], model: Model, args: Any) -> Tensor:
-        parts = (torch.tensor(rows[start], dtype=torch.float64) for start in sorted(rows))
+    def finish(blocks: ByUnit[list[Rows]], model: Model, args: Any) -> Tensor:
+        parts = (torch.tensor(rows, dtype=torch.float64) for _, unit in sorted(blocks.items()) for rows in unit)
         return _total(parts, len(model.experts))
 
-    first_pass = Pass(
-        _NAME, lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish, only=in_blocks, within=True
-    )
+    first_pass = gathering(_NAME, blocks, finish, only=in_blocks, within=True)
     return lambda args, dtype: (first_pass,) if _of_tensors(args) else ()
 
 

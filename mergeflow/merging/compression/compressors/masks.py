@@ -10,7 +10,7 @@ from pydantic import Field
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
 from mergeflow.merging.compression.compressor import CompressArgs, Payload, Stored, compressor, pack, unpack
-from mergeflow.merging.method import Model, Pass, Stack
+from mergeflow.merging.method import ByUnit, Model, Pass, Stack, gathering
 from mergeflow.merging.methods.sparse import tall_masks
 from mergeflow.merging.methods.ties import TiesArgs, ties
 
@@ -69,19 +69,18 @@ def _elected(taus: Tensor) -> Tensor:
 
 
 def _emr_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
-    def observe(norms: dict[Any, list[tuple[float, float]]], stack: Stack, args: Any) -> Any:
+    def lengths(stack: Stack, args: Any) -> list[tuple[float, float]]:
         elected = _elected(stack.taus)
-        norms[stack.name, stack.start] = [
+        return [
             (float(tau.double().abs().sum()), float(torch.where(tau * elected > 0, elected, 0).double().abs().sum()))
             for tau in stack.taus
         ]
-        return norms
 
-    def finish(norms: dict[Any, list[tuple[float, float]]], model: Model, args: Any) -> list[float]:
+    def finish(norms: ByUnit[list[tuple[float, float]]], model: Model, args: Any) -> list[float]:
         sums = [[fsum(rows[t][side] for rows in norms.values()) for side in (0, 1)] for t in range(len(model.experts))]
         return [length / masked if masked else 1.0 for length, masked in sums]
 
-    return (Pass("emr", lambda model, args: {}, observe, lambda a, b: {**a, **b}, finish),)
+    return (gathering("emr", lengths, finish),)
 
 
 def _emr_whole(model: Model) -> dict[str, dict[str, Tensor]]:
