@@ -170,6 +170,10 @@ class Commands(Mapping[str, Any]):
             self._loaded |= self._load(self._homes[name])
         return self._loaded[name]
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a command; a KeyError while its module is imported does not mean that there is none."""
+        return self[name] if name in self._homes else default
+
     def __iter__(self) -> Iterator[str]:
         names = (name for names in GROUPS.values() for name in names.split())
         return iter(sorted(names, key=FIRST_OF_GROUP.__contains__))  # typer lists groups of commands last
