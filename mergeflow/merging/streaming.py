@@ -14,7 +14,7 @@ from typing import Any
 from mergeflow.checkpoints.fingerprint import combine, matches
 from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import BASE, TIED, infos_of_file
+from mergeflow.checkpoints.reader import BASE, infos_of_file
 from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.job import AdapterJob, Made
@@ -31,6 +31,7 @@ from mergeflow.merging.files.output import (
     identity_of,
     output_infos,
     shard_file,
+    tie_notes,
     untie,
     weights_stem,
     write_index,
@@ -288,13 +289,11 @@ class Job:
     def _metadata(
         self, names: Iterable[str], result: str = "", inputs: Mapping[str, str] | None = None
     ) -> dict[str, str]:
-        chosen = set(names)
-        notes = {name: first for name, first in self.inputs.model.tied.items() if name in chosen and first in chosen}
         metadata = {"format": "pt", "mergeflow.version": version(), "mergeflow.recipe": self.record}
         if inputs is not None:  # of a folder's file they stand in the folder's record
             metadata["mergeflow.fingerprint"] = result
             metadata["mergeflow.inputs"] = json.dumps(dict(inputs), ensure_ascii=False)
-        return {**metadata, TIED: json.dumps(notes)} if notes else metadata
+        return metadata | tie_notes(self.inputs.model.tied, names)
 
     def into_file(self) -> Made:
         owners = [f"{PREFIX}{name}/{owner}" for name, step in self.inputs.steps.items()
@@ -337,7 +336,7 @@ class Job:
             self.write_shards(folder, shards)
             digests = {name: digest for file in shards for name, digest in folder.shards[file].items()}
             result, inputs = fingerprint_of(self.infos, digests), self._input_fingerprints()
-            self._complete(folder.partial, shards, result, inputs)
+            self._complete(folder, shards, result, inputs)
             before = self.digests.tensors.get("base", {})
             untie(folder.partial / "config.json", config_of(self.inputs.base), before, digests)
             folder.publish()
@@ -390,21 +389,16 @@ class Job:
                 folder.finish(file, writer.digests(), self.digests.tensors)
 
     def _complete(
-        self, partial: Path, shards: Mapping[str, Iterable[str]], result: str, inputs: dict[str, str]
+        self, folder: OutputFolder, shards: Mapping[str, Iterable[str]], result: str, inputs: dict[str, str]
     ) -> None:
         """Write all that a finished folder holds beside its shards."""
+        partial = folder.partial
         write_index(partial, shards, self.plan.bytes_written)
         copy_companions(Path(self.inputs.base.path), partial, self.recipe.dtype, self.inputs.base.config)
         self.inputs.write_tokenizer(partial)
         write_licences(self.recipe, self.inputs, partial)
-        record = {
-            "version": version(),
-            "recipe": json.loads(self.record),
-            "fingerprint": result,
-            "inputs": inputs,
-            "files": sorted({RECORD, "README.md", *(path.name for path in partial.iterdir())}),
-        }
-        write_text(partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
+        record = {"version": version(), "recipe": json.loads(self.record), "fingerprint": result, "inputs": inputs}
+        folder.write_record(record, "README.md")
         write_text(partial / "README.md", self._card(result, inputs))
 
     def _card(self, result: str, inputs: Mapping[str, str]) -> str:

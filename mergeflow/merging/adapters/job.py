@@ -36,7 +36,7 @@ from mergeflow.merging.execution.direction import cast, settled
 from mergeflow.merging.execution.engine import Engine
 from mergeflow.merging.execution.reader import Stacks, Unit
 from mergeflow.merging.files.card import model_card, published, write_licences
-from mergeflow.merging.files.output import RECORD, Digests, OutputFolder, removed_on_failure
+from mergeflow.merging.files.output import Digests, OutputFolder, removed_on_failure
 from mergeflow.merging.files.plan import Inputs, Plan, output_infos
 from mergeflow.merging.files.recipe import Recipe
 from mergeflow.merging.method import Stack
@@ -125,7 +125,7 @@ class AdapterJob:
             inputs, notes = self._input_fingerprints(), self._notes(modules, biases, keys, slots)
             resized = [key for name, key in keys.items() if self.copies.get(name, name) in self.moved]
             notes += tuple(loading_notes(self.config, config, shapes, resized))
-            self._complete(folder.partial, made, inputs, notes)
+            self._complete(folder, made, inputs, notes)
             folder.publish()
         return Made(made, inputs, notes)
 
@@ -255,9 +255,9 @@ class AdapterJob:
         twice = [TWICE] if any(slot.module.endswith(INNER) for slot in slots.values()) else []
         return (*lines(self.found.losses.values()), *whole, *held, *taken, *twice)
 
-    def _complete(self, partial: Path, made: str, inputs: Mapping[str, str], notes: tuple[str, ...]) -> None:
+    def _complete(self, folder: OutputFolder, made: str, inputs: Mapping[str, str], notes: tuple[str, ...]) -> None:
         """Write all that the folder holds beside weights and configuration."""
-        source = folder_of(self.inputs.base)
+        partial, source = folder.partial, folder_of(self.inputs.base)
         if source is not None and (self.inputs.tokenizer is not None or self.inputs.templates is not None):
             copy_tokenizer(source, partial)
             self.inputs.write_tokenizer(partial)
@@ -268,9 +268,8 @@ class AdapterJob:
             "fingerprint": made,
             "inputs": dict(inputs),
             "errors": {name: loss.error for name, loss in sorted(self.found.losses.items())},
-            "files": sorted({RECORD, "README.md", *(path.name for path in partial.iterdir())}),
         }
-        write_text(partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
+        folder.write_record(record, "README.md")
         write_text(partial / "README.md", model_card(self.recipe, self.plan, self.inputs, made, inputs, notes))
 
 

@@ -18,14 +18,13 @@ from mergeflow.checkpoints.formats import open_checkpoint, read_json, read_json_
 from mergeflow.checkpoints.header import FLOAT32, FLOATS, DType, TensorInfo
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, PREFIX
 from mergeflow.checkpoints.quantised import Quantised, dequantise, dequantised_info, quantised
-from mergeflow.checkpoints.reader import TIED, LazyStateDict
+from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.checkpoints.sniff_format import GGUF
-from mergeflow.checkpoints.writer import StreamWriter, write_text
+from mergeflow.checkpoints.writer import StreamWriter
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.files.card import public_name
 from mergeflow.merging.files.output import (
     CONVERTED,
-    RECORD,
     OutputFolder,
     check_out,
     copy_companions,
@@ -35,6 +34,7 @@ from mergeflow.merging.files.output import (
     removed_on_failure,
     shard_file,
     shard_names,
+    tie_notes,
     weights_stem,
     write_index,
 )
@@ -254,17 +254,12 @@ class _Job:
             copy_companions(Path(self.state.path), folder.partial, self.config_dtype)
             _forget_quantisation(folder.partial / "config.json")
             result = fingerprint_of(self.infos, digests)
-            files = sorted({RECORD, *(path.name for path in folder.partial.iterdir())})
-            record = {"converted": public_name(self.state.path), "fingerprint": result, "files": files}
-            write_text(folder.partial / RECORD, json.dumps(record, indent=2, ensure_ascii=False))
+            folder.write_record({"converted": public_name(self.state.path), "fingerprint": result})
             folder.publish()
         return result
 
     def _metadata(self, names: Iterable[str]) -> dict[str, str]:
-        held = set(names)
-        ties = {name: first for name, first in self.state.tied.items() if {name, first} <= held}
-        notes = {"format": "pt", CONVERTED: str(len(self.codes.weights))}
-        return {**notes, TIED: json.dumps(ties)} if ties else notes
+        return {"format": "pt", CONVERTED: str(len(self.codes.weights))} | tie_notes(self.state.tied, names)
 
     def _write(self, writer: StreamWriter, infos: Mapping[str, TensorInfo]) -> None:
         for name, info in infos.items():

@@ -29,7 +29,7 @@ from mergeflow.checkpoints.folders import code_files, named_folders
 from mergeflow.checkpoints.formats import DIFFUSERS, PICKLES, read_json_if_whole
 from mergeflow.checkpoints.header import FLOATS, TensorInfo
 from mergeflow.checkpoints.names import tied_weights, untied_config
-from mergeflow.checkpoints.reader import KIND, LazyStateDict, open_safetensors
+from mergeflow.checkpoints.reader import KIND, TIED, LazyStateDict, open_safetensors
 from mergeflow.checkpoints.writer import sync_folder, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.vocabulary.companions import MORE, write_json
@@ -287,6 +287,11 @@ class OutputFolder:
         journal = {"identity": self._identity, "shards": self.shards, "inputs": self.inputs}
         write_text(self._journal, json.dumps(journal))
 
+    def write_record(self, record: Mapping[str, Any], *later: str) -> None:
+        """Write the record of what the folder holds, with the names of its files and of those that come `later`."""
+        files = sorted({RECORD, *later, *(path.name for path in self.partial.iterdir())})
+        write_text(self.partial / RECORD, json.dumps({**record, "files": files}, indent=2, ensure_ascii=False))
+
     def publish(self) -> None:
         """Give the finished folder its name; it replaces an older one."""
         with writing(self.target):
@@ -390,6 +395,13 @@ def identity_of(paths: Mapping[str, str]) -> dict[str, list[Any]]:
         stats = [(file.name, file.stat()) for file in files if file.is_file()]
         identity[owner] = [str(place.resolve()), *([name, stat.st_size, stat.st_mtime_ns] for name, stat in stats)]
     return identity
+
+
+def tie_notes(tied: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Return the note of a file's header on its tensors that share storage, by the first name of each group."""
+    held = set(names)
+    ties = {name: first for name, first in tied.items() if name in held and first in held}
+    return {TIED: json.dumps(ties)} if ties else {}
 
 
 def weights_stem(base: Path) -> str:
