@@ -18,7 +18,7 @@ import re
 import socket
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from importlib.util import find_spec
@@ -255,19 +255,20 @@ def read_source(text: bytes, package: str, is_package: bool = False) -> Source:
     tree = ast.parse(text)
     _leave_out_what_means_nothing(tree)
     _empty_messages(tree)
-    bound = dict(_bindings(tree, package))
-    reached = {name for node in ast.walk(tree) if isinstance(node, ast.Attribute) and (name := _dotted(node, bound))}
+    nodes = list(ast.walk(tree))  # once: to walk a tree takes longer than to parse it
+    bound = dict(_bindings(nodes, package))
+    reached = {name for node in nodes if isinstance(node, ast.Attribute) and (name := _dotted(node, bound))}
     whole = {name[: match.start()] for name in reached if (match := re.search(r"[.:]__(path|name)__$", name))}
-    shelves = [*_made(tree, "Shelf", {"package": 2, "folder": 3})]
+    shelves = [*_made(nodes, "Shelf", {"package": 2, "folder": 3})]
     whole |= {package for package, _ in shelves if package}
-    strings = set(_names_in(tree))
+    strings = set(_names_in(nodes))
     modules = {text for text in strings if "." in text and all(part.isidentifier() for part in text.split("."))}
-    names = {*bound.values(), *_plain_imports(tree), *modules, *reached}
+    names = {*bound.values(), *_plain_imports(nodes), *modules, *reached}
     meaning = hashlib.sha256("".join(_words(tree)).encode("utf-8", "surrogatepass")).hexdigest()
     exports = _exports(tree, bound) if is_package else None
     folders = sorted(folder for _, folder in shelves)
-    parts = sorted(_made(tree, "Parts", {"package": 2, "folder": 3, "part": 4}))
-    methods = sorted(name for (name,) in _made(tree, "method", {"name": 0}) if name)
+    parts = sorted(_made(nodes, "Parts", {"package": 2, "folder": 3, "part": 4}))
+    methods = sorted(name for (name,) in _made(nodes, "method", {"name": 0}) if name)
     return Source(meaning, sorted(names), sorted(whole), sorted(strings), folders, parts, methods, exports)
 
 
@@ -345,28 +346,30 @@ def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
-def _words(node: Any) -> Iterator[str]:
-    """Yield the syntax tree as text that is the same for every version of Python: empty fields are left out."""
+def _words(node: Any, words: list[str] | None = None) -> list[str]:
+    """Return the syntax tree as text that is the same for every version of Python: empty fields are left out."""
+    words = [] if words is None else words
     if isinstance(node, ast.AST):
-        yield type(node).__name__ + "("
+        words.append(type(node).__name__ + "(")
         for name in node._fields:
             value = getattr(node, name, None)
             if name not in ("ctx", "kind", "type_comment") and value not in _EMPTY:
-                yield name + "="
-                yield from _words(value)
-        yield ")"
+                words.append(name + "=")
+                _words(value, words)
+        words.append(")")
     elif isinstance(node, list):
-        yield "["
+        words.append("[")
         for child in node:
-            yield from _words(child)
-        yield "]"
+            _words(child, words)
+        words.append("]")
     else:
-        yield repr(node) + ","
+        words.append(repr(node) + ",")
+    return words
 
 
-def _bindings(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
+def _bindings(nodes: list[ast.AST], package: str) -> Iterator[tuple[str, str]]:
     """Yield the names that imports bind, wherever they stand, each with what is behind it."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield (alias.asname, alias.name) if alias.asname else (alias.name.split(".")[0],) * 2
@@ -377,22 +380,22 @@ def _bindings(tree: ast.Module, package: str) -> Iterator[tuple[str, str]]:
                 yield alias.asname or alias.name, module if alias.name == "*" else f"{module}:{alias.name}"
 
 
-def _plain_imports(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _plain_imports(nodes: list[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
 
 
-def _names_in(tree: ast.Module) -> Iterator[str]:
+def _names_in(nodes: list[ast.AST]) -> Iterator[str]:
     """Yield the strings that may be names: of a module, a file or a folder."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[\w.-]{3,80}", node.value):
             yield node.value
 
 
-def _made(tree: ast.Module, name: str, wanted: dict[str, int]) -> Iterator[list[str]]:
+def _made(nodes: list[ast.AST], name: str, wanted: dict[str, int]) -> Iterator[list[str]]:
     """Yield wanted arguments, by name or position, of each call that makes a `name`; "" where one is not a string."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Call) and _last_name(node.func) == name:
             given = {keyword.arg: keyword.value for keyword in node.keywords}
             placed = dict(enumerate(node.args))
@@ -685,7 +688,7 @@ class _Memory:
         if self._is_new:
             self._is_new = False
             remembered = self._known if len(self._known) < MOST else self._used
-            write_atomically(self._path, json.dumps({key: asdict(source) for key, source in remembered.items()}))
+            write_atomically(self._path, json.dumps({key: vars(source) for key, source in remembered.items()}))
 
 
 @cache
