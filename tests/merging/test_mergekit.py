@@ -14,7 +14,7 @@ import yaml
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import load_recipe, make_recipe, merge
+from mergeflow.merging import make_recipe, merge
 from mergeflow.merging.catalog import MERGEKIT as METHODS
 from mergeflow.merging.mergekit import converted, write_recipe
 from tests.merging.model_folders import llama, save, tokenizer
@@ -305,14 +305,6 @@ PAIR = {"merge_method": "slerp", "base_model": "a", "models": [{"model": "b"}]}
             {"base_model": "a", "experts": [], "shared_experts": [{"source_model": "b", "noise_scale": 0.1}]},
             "`noise_scale` of an expert",
         ),
-        (
-            {
-                "merge_method": "passthrough",
-                "slices": [{"sources": [{"model": "a", "layer_range": [at, 4]}]} for at in (0, 2)],
-                "parameters": {"scale": [{"filter": "layers.3.", "value": 0.5}, {"value": 1}]},
-            },
-            "a filter that names a layer's number",
-        ),
     ],
 )
 def test_what_cannot_be_carried_over_is_named(config, message):
@@ -423,53 +415,6 @@ def test_models_as_mappings_keep_their_revision_and_adapter():
     assert recipe["experts"]["b"] == "b"
 
 
-def test_several_documents_are_steps(models, tmp_path):
-    """A mean, a slerp from it, and TIES with that: what three merges in float64 give."""
-    folder, states = models
-    documents = list(
-        yaml.safe_load_all(
-            """
-            name: second
-            merge_method: slerp
-            base_model: first
-            models: [{model: c}]
-            parameters: {t: 0.25}
-            ---
-            name: first
-            merge_method: linear
-            models: [{model: a, parameters: {weight: 1.0}}, {model: b, parameters: {weight: 0.3}}]
-            ---
-            merge_method: ties
-            base_model: base
-            models: [{model: second, parameters: {density: 0.6}}, {model: b, parameters: {density: 0.5, weight: 0.5}}]
-            """.replace("\n            ", "\n")
-        )
-    )
-    recipe, _ = converted(documents)
-    assert set(recipe["steps"]) == {"first", "second"}
-    text = json.dumps({**recipe, "out": str(tmp_path / "out.safetensors")})
-    for name in ("a", "b", "c", "base"):
-        text = text.replace(f': "{name}"', f': "{folder}/{name}.safetensors"')
-    made = merge(make_recipe(json.loads(text)))
-    available = {name: dict(state) for name, state in states.items()}
-    for name, place in (("first", 1), ("second", 0)):
-        document, states_of_step = documents[place] | _slerp_base(documents[place]), _as_base(available, name)
-        available[name] = {tensor: theirs(document, states_of_step, tensor) for tensor in NAMES}
-    with open_checkpoint(made.path) as checkpoint:
-        for name in NAMES:
-            expected = theirs(documents[2], available, name)
-            torch.testing.assert_close(checkpoint[name], expected, rtol=1e-9, atol=1e-9)
-
-
-def _slerp_base(document):
-    """The reference takes the model `base` for the one that SLERP begins at."""
-    return {"base_model": "base"} if document["merge_method"] == "slerp" else {}
-
-
-def _as_base(available, name):
-    return {**available, "base": available["first"]} if name == "second" else available
-
-
 @pytest.mark.parametrize(
     ("name", "models", "tokenizer", "experts"),
     [
@@ -512,18 +457,7 @@ def test_documents_without_one_result():
     assert recipe["experts"] == {"a": "a", "x": "step:x"}
 
 
-def test_slices_of_layers():
-    stack = """
-        merge_method: passthrough
-        dtype: float16
-        slices:
-          - sources: [{model: a, layer_range: [0, 24]}]
-          - sources: [{model: b, layer_range: [8, 32]}]
-        parameters: {scale: [{filter: o_proj, value: 0.5}, {value: 1.0}]}"""
-    recipe, _ = converted([yaml.safe_load(stack)])
-    assert recipe["slices"] == [{"model": "a", "layers": [0, 24]}, {"model": "b", "layers": [8, 32]}]
-    assert recipe["dtype"] == "float16"
-    assert make_recipe(recipe).call().arguments.varied["scale"][0]["value"] == 0.5
+def test_slices_of_layers_that_are_merged():
     merged = """
         merge_method: slerp
         base_model: a
@@ -588,25 +522,6 @@ dtype: float32
 experts: [{source_model: a}, {source_model: b}]
 """,
 }
-
-
-@pytest.mark.parametrize("which", OF_SLICES)
-def test_what_is_put_together_from_steps_is_a_step_of_its_own(which, tmp_path):
-    """`slices` beside `steps` is no recipe, and neither is a step with a chat template."""
-    (tmp_path / "theirs.yml").write_text(OF_SLICES[which])
-    write_recipe(tmp_path / "theirs.yml", tmp_path / "ours.yaml")
-    recipe = load_recipe(tmp_path / "ours.yaml")
-    assert recipe.method == "passthrough"
-    assert [path for _, path in recipe.experts] == ["step:mixture" if "mixture" in which else "step:slices"]
-    assert recipe.chat_template == ("chatml" if "template" in which else None)
-    if "scale" in which:
-        assert dict(recipe.steps)["slice_2"].call().arguments.varied["scale"][1]["value"] == 0.0
-    given = {
-        "slerp with a type": "float16",
-        "a scale of one source": "bfloat16",
-        "a mixture on a named merge": "float32",
-    }
-    assert recipe.dtype == given.get(which)
 
 
 def test_a_slerp_of_slices_of_real_models(tmp_path):
@@ -677,6 +592,8 @@ def test_what_is_put_together_is_what_its_parts_are(which, llamas, tmp_path):
     merged = merge(tmp_path / "ours.yaml", tmp_path / "merged").path
     model, loading = transformers.AutoModelForCausalLM.from_pretrained(merged, output_loading_info=True)
     assert not any(loading[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
+    types = {"slerp with a type": torch.float16, "a scale of one source": torch.bfloat16}
+    assert model.dtype == types.get(which, torch.float32)
     if STACKS[which] is None:
         return
     blocks, factor = STACKS[which]
@@ -689,13 +606,6 @@ def test_what_is_put_together_is_what_its_parts_are(which, llamas, tmp_path):
             source, origin = states[model_name], re.sub(r"layers\.\d+", f"layers.{block}", name)
         expected = factor(name) * source[origin].to(value.dtype)
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-6)
-
-
-def test_an_adapter_on_a_model_is_a_step():
-    recipe, _ = converted([{"merge_method": "linear", "models": [{"model": "m/a+l/x"}, {"model": "m/b"}]}])
-    assert recipe["experts"]["a_x"] == "step:a_x"
-    assert recipe["steps"]["a_x"]["experts"] == {"adapter": "l/x"}
-    make_recipe(recipe)
 
 
 def test_tokenizers_and_templates():

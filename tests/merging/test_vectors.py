@@ -89,8 +89,6 @@ def test_a_vector_of_another_base_is_refused(files):
 def test_errors(files):
     with pytest.raises(MergeflowError, match="is not a task vector"):
         negate(files / "expert0.safetensors", files / "x.safetensors")
-    with pytest.raises(MergeflowError, match="would overwrite the input"):
-        negate(files / "expert0-tau.safetensors", files / "expert0-tau.safetensors")
     with pytest.raises(MergeflowError, match="1 weights for 2 task vectors"):
         add([files / "a", files / "b"], files / "x.safetensors", [1])
 
