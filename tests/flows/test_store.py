@@ -20,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from s3fs import S3FileSystem
 
 from flows import fleet
-from flows.dvc_commands import changes, dvc, push_outputs, record_outputs, remove_stale_outputs
+from flows.dvc_commands import changes, push_outputs, record_outputs, remove_stale_outputs
 from flows.fleet import Fleet, Watch
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.catalog import METHODS
@@ -512,10 +512,15 @@ def test_dvcs_remote_is_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     settings = RunSection(runner="dask", workers=1, device="cpu", store="remote")
     with pytest.raises(MergeflowError, match=r"which workers do not reach: .*`dvc remote modify --local storage url"):
         fleet.fleet(folder, settings).__enter__()
-    dvc(folder, "remote", "modify", "--local", "storage", "url", "s3://bucket/fleet")
+    point_remote(folder, "s3://bucket/fleet")
     with fleet.fleet(folder, settings) as machines:
         assert machines is not None
         assert "Store s3://bucket/fleet:" in machines.traffic()
+
+
+def point_remote(folder: Path, url: str) -> None:
+    done = run_in(folder, "dvc", "remote", "modify", "--local", "storage", "url", url)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -619,11 +624,11 @@ class TestOutputsInTheStore:
 
     def test_a_push_to_another_remote_takes_all_with_it(self, remote: Path, stayed: Path, tmp_path: Path) -> None:
         with chdir(remote):
-            dvc(remote, "remote", "modify", "--local", "storage", "url", str(tmp_path / "remote"))
+            point_remote(remote, str(tmp_path / "remote"))
             push_outputs(remote)
             shutil.rmtree(tmp_path / "store")
             shutil.rmtree(remote / "outputs/vectors")
-            dvc(remote, "pull", "vectors")
+            assert run_in(remote, "dvc", "pull", "vectors").returncode == 0
         assert digest_as_dvc(remote / "outputs/vectors") == digest_as_dvc(stayed / "outputs/vectors")
 
     def test_tasks_that_are_taken_out_leave_nothing(self, remote: Path) -> None:

@@ -21,7 +21,7 @@ from tasks.project.graph import load_graph
 from tasks.project.new import new_project
 from tasks.running.digests import Code
 from tasks.running.runner import run_stage
-from tests.project_folder import change_params
+from tests.project_folder import change_params, remember_code
 from tests.toy_project import make_toy_project, run_pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +73,7 @@ def test_each_part_counts_for_the_stages_that_use_it(project: Path) -> None:
 
 
 def test_an_installed_package_brings_a_modality(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remember_code(tmp_path)
     write_waves(tmp_path / "site/acme_waves")
     (tmp_path / "site/acme_waves/params.yaml").write_text("registry: {model: $NAME}\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
