@@ -86,7 +86,8 @@ def configure(name: str, args: Mapping[str, Any] | None = None) -> MethodCall:
     call = MethodCall(method, arguments_of("method", name, method.args, args))
     if "keep" in call.arguments.varied:
         # One threshold over the whole model cannot have a share of its own in each tensor.
-        passes = {step.name.partition(".")[0] for step in method.passes(call.arguments, FLOAT32)}
+        trimming = call.arguments.model_copy(update={"keep": 0.5})  # by its default a method may trim nothing
+        passes = {step.name.partition(".")[0] for step in method.passes(trimming, FLOAT32)}
         if passes & {"threshold", "pcb"}:
             way = ": give one number, or trim: tensor" if "trim" in method.args.model_fields else ": give one number"
             raise MergeflowError(f"method '{name}': `keep` is a share of the whole model and cannot vary{way}.")

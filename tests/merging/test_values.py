@@ -154,6 +154,9 @@ def test_weights_over_depth_in_a_recipe_that_can_be_replayed(models, tmp_path):
         ("slerp", {"t": [{"filter": "mlp", "valu": 1}]}, "expected a number"),
         ("ties", {"keep": [0.1, 0.2]}, "`keep` is a share of the whole model and cannot vary: .* trim: tensor"),
         ("pcb", {"keep": [0.1, 0.2]}, "cannot vary: give one number"),
+        ("della_ties", {"keep": [0.1, 0.2]}, "cannot vary: give one number"),
+        ("dare", {"then": "ties", "keep": [{"filter": "mlp", "value": 0.3}, 1]}, "cannot vary: give one number"),
+        ("wudi", {"lr": 1e308}, "lr: must be at most 1e"),
         ("ties", {"trim": ["tensor", "global"]}, "trim"),
     ],
 )

@@ -24,7 +24,7 @@ Norms = list["Tensor | None"]
 
 class WudiArgs(Args):
     steps: int = Field(300, ge=0, description="Adam steps per matrix, ≥ 0")
-    lr: float = Field(1e-5, gt=0, description="Adam's learning rate, > 0")
+    lr: float = Field(1e-5, gt=0, le=1e30, description="Adam's learning rate, > 0")
     matrices: Matrices = "attn_mlp"
     split_qkv: SplitQkv = False
 
