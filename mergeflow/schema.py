@@ -33,8 +33,17 @@ class Frozen(BaseModel):
         """Make a text of `true` and of bytes where a number belongs, so that they are refused: pydantic takes them."""
         if not isinstance(values, dict):
             return values
-        numbers = [key for key, field in cls.model_fields.items() if field.annotation in NUMERIC]
-        return values | {key: str(values[key]).lower() for key in numbers if isinstance(values.get(key), bool | bytes)}
+        kinds = {key: cls.model_fields[key].annotation for key in values if key in cls.model_fields}
+        return values | {key: _without_truth(kind, values[key]) for key, kind in kinds.items()}
+
+
+def _without_truth(kind: Any, value: Any) -> Any:
+    """Return a value with a text of each truth value that stands for a number, in lists of numbers too."""
+    kinds = _plain(kind)
+    if isinstance(value, bool | bytes):
+        return str(value).lower() if {int, float} & {*kinds} and not {bool, str, Any} & {*kinds} else value
+    lists = [get_args(each)[0] for each in kinds if get_origin(each) in (tuple, list) and get_args(each)]
+    return [_without_truth(lists[0], each) for each in value] if isinstance(value, list) and lists else value
 
 
 Record = TypeVar("Record", bound=BaseModel)

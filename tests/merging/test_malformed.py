@@ -63,6 +63,8 @@ def sound(method: str) -> dict:
             "matrices: expected attn_mlp, mlp, all, or a list of patterns",
         ),
         ({"shard_size": True}, "shard_size: expected a size"),
+        ({"tokenizer": {"pad_to_multiple_of": True}}, "pad_to_multiple_of: must be a whole number, found 'true'"),
+        ({"steps": {"x": [{"model": "a", "layers": [True, 2]}]}}, "layers.0: must be a whole number, found 'true'"),
         ({"method": "task_arithmetic", "args": {"scale": b"0"}}, r"scale: must be a number, found \"b'0'\""),
         ({"method": "task_arithmetic", "args": {"scale": [b"0"]}}, r"scale: must be a number, found \"b'0'\""),
         ({"shard_size": "9" * 400 + "GB"}, "shard_size: expected a size"),
