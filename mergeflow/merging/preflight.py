@@ -143,6 +143,7 @@ _MEANING = re.compile(
     r"|qk_\w+_head_dim|multi_query|new_decoder_architecture|use_parallel_residual|parallel_attn|global_pool"
     r"|num_experts_per_tok(?:en)?|moe_(?:top_?)?k|norm_topk_prob|moe_normalize_expert_weights|scoring_func|topk_\w+|n_group"
     r"|route\w*_scal\w+|softmax_scale|\w*softcapping|query_pre_attn_scalar|\w+_multiplier|logits?_scaling|logit_scale"
+    r"|\w*layer_norm_before|\w*normalize_before|\w*post_layernorm|do_stable_layer_norm|pre_norm"
     r"|scale_\w+|clip_qkv|id2label|label_names|norm_num_groups|flip_sin_to_cos|freq_shift|resnet_time_scale_shift"
 )
 # Models whose positions are counted from the id of the padding on.

@@ -92,6 +92,7 @@ LEFT_OUT = [
     ("llama", {"rope_parameters": {"rope_theta": 1e4}}, {"rope_parameters": {"rope_theta": 5e5}}, "rope_theta"),
     ("llama", {"hidden_act": "silu"}, {"hidden_act": "gelu"}, "hidden_act"),
     ("bert", {"hidden_act": "gelu"}, {"hidden_act": "relu"}, "hidden_act"),
+    ("opt", {"do_layer_norm_before": True}, {"do_layer_norm_before": False}, "do_layer_norm_before"),
     ("mistral", {"sliding_window": 4096}, {"sliding_window": 128}, "sliding_window"),
     ("qwen2", {"use_sliding_window": False}, {"use_sliding_window": True, "sliding_window": 32}, "use_sliding_window"),
     ("gemma2", {"attn_logit_softcapping": 50.0}, {"attn_logit_softcapping": 10.0}, "attn_logit_softcapping"),
