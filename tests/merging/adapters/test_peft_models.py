@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mergeflow.checkpoints import read_state
+from mergeflow.checkpoints import open_checkpoint, read_state
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import merge
 from tests.merging.tiny_models import perturb, tiny
@@ -79,6 +79,7 @@ def test_two_adapters_of_a_mixture_are_one_that_peft_loads(tmp_path, kind):
     recipe = {"method": "task_arithmetic", "args": {"scale": 1.0}, "base": str(tmp_path / "base"), "experts": experts}
     made = merge({**recipe, "weights": [1.0, -0.5], "adapter": 16, "out": str(tmp_path / "both")})
     assert float(made.notes[0].split()[1]) < 1e-6
+    assert any("moves it twice as far" in line for line in made.notes) == (kind == "siglip")
     model = peft.PeftModel.from_pretrained(type(tiny(name)).from_pretrained(tmp_path / "base"), tmp_path / "both")
     model.merge_and_unload().save_pretrained(tmp_path / "loaded")
     merged = read_state(tmp_path / "loaded")
@@ -87,6 +88,13 @@ def test_two_adapters_of_a_mixture_are_one_that_peft_loads(tmp_path, kind):
         if "head.attention.out_proj" in tensor:
             wanted = 2 * wanted - value
         torch.testing.assert_close(merged[tensor], wanted, rtol=1e-5, atol=3e-6, msg=tensor)
+
+
+def test_an_adapter_of_torch_s_own_attention_is_said_to_be_another_in_peft(tmp_path):
+    tiny("siglip").save_pretrained(tmp_path / "base")
+    adapted(tmp_path, "siglip", 1, target_modules=["head.attention"])
+    with open_checkpoint(tmp_path / "adapter1") as state:
+        assert "counts once; PEFT up to 0.21 moves it twice as far" in state.notes[0]
 
 
 def test_parameters_that_no_merge_knows_are_refused(tmp_path):
