@@ -25,6 +25,7 @@ from tests.merging.helpers import awkward, fitting, recipe, statistics
         ({"experts": ["a", "a"]}, "the same path is twice"),
         ({"weights": [1.0]}, "1 weights for 3 experts"),
         ({"weights": {"expert9": 1.0}}, "unknown experts"),
+        ({"method": "dare", "args": {"keep": 0.5}}, "only `then: ties` reads keep; .* is 1 − drop"),
         ({"method": "slerp"}, "method 'slerp' merges 2 experts, found 3"),
         ({"method": "consensus", "args": {"min_agree": 4}}, "min_agree is 4, but there are 3 experts"),
         ({"method": "consensus", "experts": ["a"]}, "min_agree is 2, but there is 1 expert: .* Choose 1 at most"),

@@ -41,6 +41,14 @@ class ThenArgs(Args):
             return {"scale": 1.0, **values}
         return values
 
+    @model_validator(mode="after")
+    def _read_by_ties(self) -> Self:
+        unread = [name for name in ("keep", "reduce") if getattr(self, name) != type(self).model_fields[name].default]
+        if unread and self.then != "ties":
+            names = " and ".join(unread)
+            raise ValueError(f"only `then: ties` reads {names}; the share of entries that are left is 1 − drop")
+        return self
+
 
 class SumArgs(ThenArgs):
     """Arguments of methods that sum the rest, unless TIES merges it."""
