@@ -2,12 +2,13 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _COLOURS = {"holds": "green", "does not hold": "yellow", "undecided": "cyan", "not testable here": "magenta"}
+_GAP = 3  # characters between two columns of a table
 
 
 def add_commands(app: typer.Typer, root: Path) -> None:
@@ -59,7 +61,7 @@ def add_commands(app: typer.Typer, root: Path) -> None:
         studies = find_studies(root)
         chosen = [study for name in names or [] for study in find_named(name, studies, root)]
         chosen = list(dict.fromkeys(studies.values() if everything else chosen))
-        check_options(chosen, record=record, judge=judge, changed=changed, rows=rows is not None, pages=pages)
+        check_options(chosen, figures, record=record, judge=judge, changed=changed, rows=rows is not None, pages=pages)
         if rows:
             check_rows_file(rows, chosen)
             write_rows(chosen[0], home_of(root, chosen[0], studies), rows)
@@ -73,9 +75,14 @@ def add_commands(app: typer.Typer, root: Path) -> None:
             show_list(studies, Console())
 
 
-def check_options(chosen: Sequence["Study"], **options: bool) -> None:
+def check_options(chosen: Sequence["Study"], figures: bool = False, **options: bool) -> None:
     """Refuse options that do not go together, or that need a study."""
     asked = [f"--{name}" for name, value in options.items() if value]
+    if figures and asked != ["--pages"]:
+        raise MergeflowError(
+            "`--figures` is for the pages, found no `--pages`: mergeflow study --pages --figures. A run draws its "
+            "figures anyway."
+        )
     if len(asked) > 1:
         raise MergeflowError(
             f"`mergeflow study` does one thing at a time, found {' and '.join(asked)}: give one of them."
@@ -231,7 +238,8 @@ def _print(title: str, result: "Result", console: Console) -> None:
     console.print(f"\n[bold]{escape(title)}[/]", highlight=False)
     for heading, table in result.tables.items():
         console.print(escape(heading), highlight=False)
-        console.print(_rich(table))
+        for part in _parts(table, console.width):
+            console.print(part)
     for finding in result.findings:
         _print_finding(finding, console)
     for note in result.notes:
@@ -252,14 +260,30 @@ def _print_finding(finding: "Finding", console: Console) -> None:
     console.print(grid, highlight=False)
 
 
-def _rich(table: "pd.DataFrame") -> RichTable:
+def _parts(table: "pd.DataFrame", width: int) -> Iterator[RichTable]:
+    """Yield the table; where it needs more than `width` characters several, each of which begins with its index."""
     from studies.lab.pages import cells_of
 
-    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     heads, *rows = cells_of(table)
-    for heading, cell in zip(heads, rows[0], strict=True):
-        drawn.add_column(escape(heading), justify="left" if cell[:1].isalpha() else "right")
-    for row in rows:
+    columns = list(zip(heads, *rows, strict=True))
+    index = len(heads) - table.shape[1]  # columns that it takes
+    narrow = [max(map(cell_len, (*head.split(), *cells)), default=0) + _GAP for head, *cells in columns]
+    narrow = [min(needed, width // 2) for needed in narrow]
+    fits = sum(max(map(cell_len, column)) + _GAP for column in columns) <= width
+    part = list(range(index))
+    for number in range(index, len(columns)):
+        if not fits and len(part) > index and sum(narrow[n] for n in part) + narrow[number] > width:
+            yield _rich([(columns[n], narrow[n] - _GAP) for n in part])
+            part = list(range(index))
+        part.append(number)
+    yield _rich([(columns[n], None if fits else narrow[n] - _GAP) for n in part])
+
+
+def _rich(columns: Sequence[tuple[Sequence[str], int | None]]) -> RichTable:
+    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    for (heading, first, *_), width in columns:
+        drawn.add_column(escape(heading), justify="left" if first[:1].isalpha() else "right", width=width)
+    for row in zip(*(cells[1:] for cells, _ in columns), strict=True):
         drawn.add_row(*map(escape, row))
     return drawn
 

@@ -165,7 +165,9 @@ class Study:
 
     @property
     def text(self) -> tuple[str, str]:
-        return study_text(self.root, self.stage.module)
+        """Its title, with this study's name where its file holds several, and the rest of its file's docstring."""
+        systems = f" ({', '.join(self.stage.systems)})" if self.stage.systems else ""
+        return f"Study `{self.stage.name}`{systems}: {self.question}", study_text(self.root, self.stage.module)[1]
 
     @property
     def is_embedded(self) -> bool:
@@ -174,5 +176,5 @@ class Study:
     @property
     def question(self) -> str:
         """What it asks: the title, without the study's name before it."""
-        title = self.text[0]
+        title = study_text(self.root, self.stage.module)[0]
         return title.partition(": ")[2] or title

@@ -19,8 +19,10 @@ from tests.studies.small_lab import ROOT
 STUDIES = find_studies(ROOT)
 
 
-def printed(tables: dict[str, pd.DataFrame], claims: list[Claim], title: str = "A title", notes: Any = ()) -> str:
-    console = Console(file=StringIO(), width=200)
+def printed(
+    tables: dict[str, pd.DataFrame], claims: list[Claim], title: str = "A title", notes: Any = (), width: int = 200
+) -> str:
+    console = Console(file=StringIO(), width=width)
     study = Study(
         options=Section,
         measure=lambda lab, options: [],
@@ -40,7 +42,25 @@ def test_square_brackets_are_words_like_others() -> None:
         assert words in text
 
 
+def test_a_table_wider_than_the_terminal_keeps_every_cell_whole() -> None:
+    runs = pd.Index(["per_round_2_4", "per_round_2_16"], name="run")
+    wide = pd.DataFrame({f"cosine of round {n}": [f"0.{n}11 ± 0.001", f"0.{n}22 ± 0.002"] for n in range(9)}, runs)
+    text = printed({"Cosines": wide}, [], width=80)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(cell in text for cell in wide.to_numpy().ravel())
+    assert text.count("per_round_2_16") > 1, "each part has the index"
+    assert "cosine of round 8" in printed({"Cosines": wide}, []), "a wide terminal has headings in one line"
+
+
+def test_a_study_of_a_file_of_several_has_its_own_name_above_its_verdicts() -> None:
+    assert STUDIES["texts_alignment"].text[0].startswith("Study `texts_alignment` (M3): do task vectors align")
+    assert STUDIES["coloured_clip"].text[0].startswith("Study `coloured_clip` (P1, P2, ")
+
+
 def test_one_thing_at_a_time() -> None:
+    with pytest.raises(MergeflowError, match="mergeflow study --pages --figures"):
+        check_options(list(STUDIES.values())[:1], figures=True)  # ran the study
     with pytest.raises(MergeflowError, match="--judge and --rows: give one"):
         check_options(list(STUDIES.values())[:1], judge=True, rows=True)
     with pytest.raises(MergeflowError, match="takes studies: mergeflow study NAME --changed"):
