@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from pydantic import BaseModel
 
 from mergeflow import layout
+from mergeflow.errors import MergeflowError
 from studies.lab.claims import Claim, Finding
 from studies.lab.inputs import Laboratory
 from studies.lab.rows import Row, tidy
@@ -116,7 +117,20 @@ def _missing(value: Any) -> bool:
 
 def write_rows(rows: Iterable[Row], path: Path) -> None:
     """Write tidy rows as Parquet; a column keeps its type beside rows that lack it."""
-    pq.write_table(pa.Table.from_pylist(tidy(rows)), path)
+    given = tidy(rows)
+    if not given or "seed" not in given[0]:
+        columns = f"rows with {', '.join(given[0])} alone" if given else "no rows"
+        raise MergeflowError(
+            f"`measure` gave {columns}: it yields rows with the column `seed`, one value for each seed."
+        )
+    for name in given[0]:
+        try:
+            pa.array([row[name] for row in given])
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise MergeflowError(
+                f"`measure` gave column '{name}' values of several types: {error}. Give one."
+            ) from error
+    pq.write_table(pa.Table.from_pylist(given), path)
 
 
 def read_rows(path: Path) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from rich.console import Console
 from mergeflow.errors import MergeflowError
 from studies.commands.study import _print, _show_records, check_options, find_named, find_studies, home_of, show_list
 from studies.lab import Claim, Section, Study
-from studies.lab.study import Result
+from studies.lab.study import Result, write_rows
 from tests.studies.small_lab import ROOT
 
 STUDIES = find_studies(ROOT)
@@ -122,3 +122,19 @@ def test_a_study_without_a_record_does_not_keep_others_from_being_judged(
     printed = capsys.readouterr().out
     assert ("Study `cart_landscape` (C8)" if judge else "cart_landscape: measured") in printed
     assert [word in printed for word in ("    here", "    rule")] == [judge, judge]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "no rows"),
+        ([{"scale": 1.0, "accuracy": 50.0}], "scale, accuracy alone: it yields rows with the column `seed`"),
+        ([{"seed": 0, "length": 1.0}, {"seed": 1, "length": "long"}], "column 'length' values of several types"),
+    ],
+)
+def test_rows_that_cannot_be_judged_are_refused_in_a_sentence(
+    rows: list[dict[str, Any]], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(MergeflowError, match=words):
+        write_rows(rows, tmp_path / "rows.parquet")
+    assert not list(tmp_path.iterdir())
