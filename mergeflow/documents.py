@@ -24,16 +24,21 @@ class Scores(TypedDict):
     normalised: Number
 
 
-class Training(TypedDict):
-    """An expert's `training.json`: settings, seed, and `epochs`, a row of the trajectory for each."""
+class Expert(TypedDict):
+    """What a merge needs to know of an expert: all that a registered version has of its training."""
 
     task: str
     fingerprint: str
     settings: dict[str, Any]
+    validation_accuracy: Number
+
+
+class Training(Expert):
+    """An expert's `training.json`: settings, seed, and `epochs`, a row of the trajectory for each."""
+
     seed: NotRequired[int]
     steps: int
     examples: int
-    validation_accuracy: Number
     epochs: list[dict[str, Any]]
     validation_accuracy_nonlinear: NotRequired[Number]
 

@@ -7,7 +7,7 @@ import torch
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint, read_state
-from mergeflow.documents import Training, read_document
+from mergeflow.documents import Expert, read_document
 from mergeflow.modalities.catalog import MODALITIES
 from mergeflow.modalities.heads import Head, read_head
 from mergeflow.modality import Examples, Modality, Model
@@ -59,8 +59,8 @@ def load_for_experts(io: StageIO, split: str, tasks: Iterable[str], device: torc
     return {task: load_examples(io, split, task, device, head and head.to(device)) for task, head in heads.items()}
 
 
-def expert_summary(io: StageIO, task: str) -> Training:
-    return read_document(io.dep(layout.expert_training(task)), Training)
+def expert_summary(io: StageIO, task: str) -> Expert:
+    return read_document(io.dep(layout.expert_training(task)), Expert)
 
 
 def load_states(
