@@ -24,12 +24,10 @@ demo: $(INSTALLED)
 
 PYTEST := pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-# CI takes TESTS="not nightly", quick and slow ones in one go: each worker reads the tests and makes what they share once.
-TESTS := not slow and not nightly
 test: lint test-fast
 
 test-fast: $(INSTALLED)
-	@$(PYTEST) -m "$(TESTS)"
+	@$(PYTEST) -m "not slow and not nightly"
 
 # Only files with slow tests are read: collecting all takes each worker seconds.
 test-slow: $(INSTALLED)

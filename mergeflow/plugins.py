@@ -445,7 +445,7 @@ def failed_in_own_code(error: BaseException) -> MergeflowError | None:
         return None
     return MergeflowError(
         f"line {place.line} of '{_shown(place.file)}', in {place.function}, raised {type(error).__name__}: {error}. "
-        "Correct it; `mergeflow methods NAME --check` tries a merge method on awkward tensors."
+        "Correct it and call the command again; `mergeflow methods NAME --check` tries one of your own merge methods."
     )
 
 

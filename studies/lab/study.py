@@ -130,6 +130,11 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
             raise MergeflowError(
                 f"`measure` gave column '{name}' values of several types: {error}. Give one."
             ) from error
+        if any(isinstance(row[name], float) and math.isnan(row[name]) for row in given):
+            raise MergeflowError(
+                f"`measure` gave NaN in column '{name}', and claims would count the other seeds alone: leave such a "
+                "row out, or find what was divided by 0."
+            )
     pq.write_table(pa.Table.from_pylist(given), path)
 
 

@@ -130,6 +130,7 @@ def test_a_study_without_a_record_does_not_keep_others_from_being_judged(
         ([], "no rows"),
         ([{"scale": 1.0, "accuracy": 50.0}], "scale, accuracy alone: it yields rows with the column `seed`"),
         ([{"seed": 0, "length": 1.0}, {"seed": 1, "length": "long"}], "column 'length' values of several types"),
+        ([{"seed": 0, "accuracy": 50.0}, {"seed": 1, "accuracy": float("nan")}], "NaN in column 'accuracy'"),
     ],
 )
 def test_rows_that_cannot_be_judged_are_refused_in_a_sentence(
