@@ -50,7 +50,8 @@ def project(world: Path, root: Path) -> Path:
         expert = root / layout.expert_model(task)
         expert.parent.mkdir(parents=True)
         shutil.copy(world / "experts" / f"{task}.safetensors", expert)
-        (expert.parent / layout.TRAINING_FILE).write_text(json.dumps({"validation_accuracy": 0.9}))
+        summary = {"task": task, "fingerprint": "", "settings": {}, "validation_accuracy": 0.9}
+        (expert.parent / layout.TRAINING_FILE).write_text(json.dumps(summary))
     return root
 
 

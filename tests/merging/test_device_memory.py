@@ -74,7 +74,9 @@ def choices() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, method in methods().items():
         for key, field in method.args.model_fields.items():
             values = (True, False) if field.annotation is bool else get_args(field.annotation)
-            yield from ((name, {key: value}) for value in values if value != field.default and key != "split_qkv")
+            reader = {"then": "ties"} if key == "reduce" and "then" in method.args.model_fields else {}
+            others = (value for value in values if value != field.default and key != "split_qkv")
+            yield from ((name, {key: value, **reader}) for value in others)
 
 
 @pytest.mark.slow
