@@ -97,7 +97,6 @@ def _check_whole(selection: Json, test: Json, sweeps: Mapping[str, Json]) -> Non
 
 
 def _params(root: Path) -> dict[str, Any]:
-    """Return params.yaml."""
     params = read_yaml(root / "params.yaml")
     if not isinstance(params, dict) or not all(isinstance(params.get(key, {}), dict) for key in ("model", "tasks")):
         raise MergeflowError("params.yaml is no mapping of sections: `mergeflow check` says what is wrong.")
@@ -105,7 +104,6 @@ def _params(root: Path) -> dict[str, Any]:
 
 
 def _figure(path: Path) -> str:
-    """Return a figure's SVG."""
     try:
         text = path.read_text(encoding="utf-8")
         ElementTree.fromstring(text)

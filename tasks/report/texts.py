@@ -1,8 +1,7 @@
 """Show texts that the experts and the merge answer differently, for the report of a project of texts."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +25,8 @@ OF_TEXTS = ("text", "causal")
 UNLEARNED_TEXTS = f"{STATE}/unlearned_texts.json"  # written by `mergeflow unlearn`
 
 
-@dataclass(frozen=True)
-class Changed:
+@with_config(ConfigDict(extra="forbid"))
+class Changed(TypedDict):
     """An example of validation with three answers: the right one, the expert's and the merge's."""
 
     task: str
@@ -63,9 +62,9 @@ def texts_table(root: Path, run: RunFiles) -> Table | None:
             changed = changed_passages(root, winner, tasks)
         else:
             changed = [text for task in tasks for text in _changed(root, winner, task)]
-        record = {"made_of": made_of, "texts": [vars(text) for text in changed]}
+        record = {"made_of": made_of, "texts": changed}
         write_atomically(cache, json.dumps(record, ensure_ascii=False))
-    return _table([Changed(**text) for text in record["texts"]])
+    return _table(record["texts"])
 
 
 def unlearned_table(root: Path, run: RunFiles) -> Table | None:
@@ -78,34 +77,23 @@ def unlearned_table(root: Path, run: RunFiles) -> Table | None:
         f"from held-out passages; compared with version {record['parent']}, of which it was made"
     )
     titles = ("task", "text", "its own next words", "before", "after")
-    rows = [
-        Row(
-            [Cell(value, value) for value in (text["task"], text["text"], text["right"], text["before"], text["after"])]
-        )
-        for text in record["texts"]
-    ]
+    rows = _rows(record["texts"], ("task", "text", "right", "before", "after"))
     return Table(caption, [Column(title, numeric=False) for title in titles], rows)
+
+
+def _rows(texts: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[Row]:
+    return [Row([Cell(text[name] or "", text[name] or "") for name in names]) for text in texts]
 
 
 def keep_unlearned(root: Path, facts: Mapping[str, Any]) -> None:
     write_atomically(root / UNLEARNED_TEXTS, json.dumps(facts, indent=1) + "\n")
 
 
-@with_config(ConfigDict(extra="forbid"))
-class _Text(TypedDict):
-    task: str
-    text: str
-    text_pair: str | None
-    right: str
-    expert: str
-    merge: str
-
-
 class _Answered(TypedDict):
     """What `report_texts.json` holds: the texts, and digests of what they were made of."""
 
     made_of: dict[str, str]
-    texts: list[_Text]
+    texts: list[Changed]
 
 
 class _Continued(TypedDict):
@@ -163,13 +151,8 @@ def _changed(root: Path, winner: str, task: str) -> list[Changed]:
     examples: Any = MODALITY.open(task, folder, "validation", read_head(root / layout.expert_head(task)), cpu)
     rows = torch.arange(min(LOOKED_AT, len(examples)))
     numbers = isinstance(examples, Regression)
-    answers = []
-    with torch.inference_mode():
-        for checkpoint in (layout.expert_model(task), layout.merge(winner)):
-            with open_checkpoint(root / checkpoint) as state:
-                model.load(state)
-            answers.append(examples.answers(model, rows) if numbers else examples.logits(model, rows).argmax(dim=1))
-    expert, merge = answers
+    checkpoints = [root / layout.expert_model(task), root / layout.merge(winner)]
+    expert, merge = (_answered(model, checkpoint, examples, rows) for checkpoint in checkpoints)
     table = pq.read_table(folder / "validation.parquet", columns=["text", "text_pair", "label"]).slice(0, len(rows))
     cells, names = table.to_pylist(), () if numbers else examples.head.class_names
     right = torch.tensor([cell["label"] for cell in cells])
@@ -183,19 +166,40 @@ def _changed(root: Path, winner: str, task: str) -> list[Changed]:
         return f"{float(value):.2f}" if numbers else str(names[int(value)])
 
     return [
-        Changed(task, cells[row]["text"], cells[row]["text_pair"], *map(label, (right[row], expert[row], merge[row])))
+        Changed(
+            task=task,
+            text=cells[row]["text"],
+            text_pair=cells[row]["text_pair"],
+            right=label(right[row]),
+            expert=label(expert[row]),
+            merge=label(merge[row]),
+        )
         for row in order
     ]
 
 
+def _answered(model: Any, checkpoint: Path, examples: Any, rows: Any) -> Any:
+    """Return a checkpoint's answers to some examples: numbers, or indices of classes; int64 or float32 [rows]."""
+    import torch
+
+    from mergeflow.checkpoints import open_checkpoint
+    from mergeflow.modalities.classification import Regression
+
+    with torch.inference_mode():
+        with open_checkpoint(checkpoint) as state:
+            model.load(state)
+        if isinstance(examples, Regression):
+            return examples.answers(model, rows)
+        return examples.logits(model, rows).argmax(dim=1)
+
+
 def _table(texts: list[Changed]) -> Table:
     titles = {"task": "task", "text": "text", "text_pair": "second text", "right": "right"}
-    if not any(text.text_pair for text in texts):
+    if not any(text["text_pair"] for text in texts):
         del titles["text_pair"]
     titles |= {"expert": "expert", "merge": "merge"}
-    rows = [Row([Cell(vars(text)[name] or "", vars(text)[name] or "") for name in titles]) for text in texts]
     caption = "Answers that changed between expert and merge, of the first validation texts of each task"
-    return Table(caption, [Column(title, numeric=False) for title in titles.values()], rows)
+    return Table(caption, [Column(title, numeric=False) for title in titles.values()], _rows(texts, titles))
 
 
 class _Answer(NamedTuple):
@@ -219,7 +223,14 @@ def changed_passages(root: Path, winner: str, tasks: Sequence[str]) -> list[Chan
         pairs = [(expert, merge) for expert, merge in zip(*answers, strict=True) if expert.answer != merge.answer]
         pairs.sort(key=lambda pair: pair[1].score - pair[0].score)
         changed += [
-            Changed(task, expert.text, None, expert.right, expert.answer, merge.answer)
+            Changed(
+                task=task,
+                text=expert.text,
+                text_pair=None,
+                right=expert.right,
+                expert=expert.answer,
+                merge=merge.answer,
+            )
             for expert, merge in pairs[:PASSAGES_SHOWN]
         ]
     return changed
