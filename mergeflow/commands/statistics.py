@@ -1,6 +1,6 @@
 """Commands that get from data what some methods need: statistics fisher, statistics gram, adamerge."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -117,12 +117,8 @@ def adamerge(
     check_learned_place(out, loaded, {"recipe": str(recipe), **named}, force)
     if loaded.device != "cpu":
         estimate_coefficients_memory(order, loaded.device).announce()
-    said: list[tuple[Sequence[str], Sequence[str]]] = []
     with progress_bar("adamerging") as progress:
-        learned = learn_coefficients(
-            loaded, order, out, resolve=context.obj, progress=progress, remark=lambda *lines: said.append(lines)
-        )
-    print_remarks(*said[0])
+        learned = learn_coefficients(loaded, order, out, resolve=context.obj, progress=progress, remark=print_remarks)
     for name, values in learned.coefficients.items():
         numbers = list(values.values())
         mean = sum(numbers) / len(numbers)

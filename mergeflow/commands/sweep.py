@@ -1,6 +1,6 @@
 """The command `sweep`: many recipes scored on validation."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,18 +75,15 @@ def _run(sweep: "Sweep", folder: Path, resolve: Callable[[str], str] | None, con
 
         check_device(sweep.device)
         estimate_sweep_memory(sweep, resolve).announce(console)
-    said: list[tuple[Sequence[str], Sequence[str]]] = []
     with progress_bars(console, MofNCompleteColumn(), TimeElapsedColumn()) as bars:
         bar = bars.add_task("sweep", total=None)
-        result = run_sweep(
+        return run_sweep(
             sweep,
             folder,
             resolve=resolve,
             progress=lambda what, done, total: bars.update(bar, description=what, completed=done, total=total),
-            remark=lambda *lines: said.append(lines),
+            remark=print_remarks,
         )
-    print_remarks(*said[0])
-    return result
 
 
 def result_table(result: "SweepResult", width: int) -> Table:

@@ -122,9 +122,10 @@ def add_commands(app: typer.Typer, root: Path) -> None:
         """Suggest λ for a sum of task vectors, and show how tasks are related."""
         torch.set_num_threads(1)
         chosen = None if recipe is None else _read_recipe(recipe)
-        if recipe is None and find_project(root) is None:
+        project = find_project(root)
+        if recipe is None and project is None:
             raise MergeflowError("name a recipe with `base` and `experts`, or run the command in a project folder.")
-        inputs = ExpertInputs(find_project(root), [], None, data or [], architecture, context.obj, chosen)
+        inputs = ExpertInputs(project, [], None, data or [], architecture, context.obj, chosen)
         advice = make_advice(inputs, samples)
         if as_json:
             typer.echo(json.dumps(advice.as_json(), indent=1, ensure_ascii=False))
