@@ -119,13 +119,12 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
     """Write tidy rows as Parquet; a column keeps its type beside rows that lack it."""
     given = tidy(rows)
     if not given or "seed" not in given[0]:
-        columns = f"rows with {', '.join(given[0])} alone" if given else "no rows"
-        raise MergeflowError(
-            f"`measure` gave {columns}: it yields rows with the column `seed`, one value for each seed."
-        )
+        what = f"rows with {', '.join(given[0])} alone" if given else "no rows"
+        raise MergeflowError(f"`measure` gave {what}: it yields rows with the column `seed`, one value for each seed.")
+    columns = dict[str, pa.Array]()
     for name in given[0]:
         try:
-            pa.array([row[name] for row in given])
+            columns[name] = pa.array([row[name] for row in given])
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise MergeflowError(
                 f"`measure` gave column '{name}' values of several types: {error}. Give one."
@@ -135,7 +134,7 @@ def write_rows(rows: Iterable[Row], path: Path) -> None:
                 f"`measure` gave NaN in column '{name}', and claims would count the other seeds alone: leave such a "
                 "row out, or find what was divided by 0."
             )
-    pq.write_table(pa.Table.from_pylist(given), path)
+    pq.write_table(pa.table(columns), path)
 
 
 def read_rows(path: Path) -> pd.DataFrame:
