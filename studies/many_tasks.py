@@ -1,4 +1,4 @@
-"""Study `many_tasks` (C1, C2, C4, C6): how do the merge methods compare on 8, 14 and 20 tasks?
+"""Study `many_tasks` (C1, C2, C4, C6): how do the merge methods compare as tasks are added?
 
 **Question.** One expert per task, merged by every method of the field: who leads, and who loses least as tasks are
 added? Above them stand the experts and joint training, below them the base.

@@ -89,6 +89,11 @@ def check_options(chosen: Sequence["Study"], figures: bool = False, **options: b
         )
     if asked and asked != ["--pages"] and not chosen:
         raise MergeflowError(f"`{asked[0]}` takes studies: mergeflow study NAME {asked[0]}, or --all")
+    if asked == ["--pages"] and chosen:
+        raise MergeflowError(
+            f"`--pages` writes every paper's page and takes no study, found {chosen[0].stage.name}: mergeflow study "
+            "--pages. One study's tables are printed by --judge."
+        )
 
 
 def make_study(root: Path, names: list[str]) -> None:
@@ -235,11 +240,15 @@ def _write_pages(root: Path, studies: Mapping[str, "Study"], figures: bool) -> N
 
 
 def _print(title: str, result: "Result", console: Console) -> None:
+    from studies.lab.plots import PLUS_MINUS
+
     console.print(f"\n[bold]{escape(title)}[/]", highlight=False)
     for heading, table in result.tables.items():
         console.print(escape(heading), highlight=False)
         for part in _parts(table, console.width):
             console.print(part)
+    if any("±" in str(cell) for table in result.tables.values() for cell in table.to_numpy().ravel()):
+        console.print(f"[dim]{PLUS_MINUS}[/]", highlight=False)
     for finding in result.findings:
         _print_finding(finding, console)
     for note in result.notes:

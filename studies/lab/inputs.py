@@ -373,7 +373,7 @@ class Laboratory:
         return head
 
     def scorer(self, experts: Mapping[str, State]) -> CandidateScorer:
-        """Return the scorer that merges these experts and judges candidates on validation."""
+        """Make the scorer that merges these experts and judges them on validation, one of the study's `splits`."""
         judging = dict(self.io.section("evaluation"))
         return CandidateScorer(self.model, self.examples("validation"), self.base, experts, **judging)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from studies.lab.claims import VERDICTS, Finding, overall
+from studies.lab.plots import PLUS_MINUS
 from studies.lab.records import find_record, recorded
 from studies.lab.study import Result
 from tasks.project.stage import RECORDS
@@ -279,6 +280,7 @@ def study_page(title: str, text: str, name: str, results: Mapping[str, Result]) 
         for finding in result.findings
     ]
     tables = [f"**{title}**\n\n{markdown_table(table)}" for title, table in result.tables.items()]
+    tables += [PLUS_MINUS] if any("±" in table for table in tables) else []
     pictures = [f"![{figure}](../figures/{figure_file(name, figure)})" for figure in result.figures(results)]
     return "\n\n".join([f"# {title}", text, *findings, *result.notes, *tables, *pictures]) + "\n"
 

@@ -29,6 +29,7 @@ from tasks.plotting.palette import INK, MUTED, SURFACE
 from tasks.plotting.panels import curve, round_axis
 
 Names = str | Sequence[str]
+PLUS_MINUS = "± in tables: half a 95 % interval over seeds; that of a claim says where it is over test examples too."
 _DARK = LinearSegmentedColormap.from_list("low is dark", ["#3f97cc", "#b9d9ec", SURFACE])
 DASHES: Any = ((0, (4, 3)), "-.", (0, (1, 2)), (0, (8, 2)), (0, (8, 2, 1, 2, 1, 2)), (0, (2, 6)))  # of levels
 

@@ -26,7 +26,9 @@ from tasks.project.files import read_yaml
 from tasks.project.parameters import params_of
 from tasks.project.stage import CHOICES, RECORDS, STUDIES, read_record
 from tasks.project.studies import Study, load_declaration
-from tasks.running.digests import code_digest
+from tasks.running.digests import code_digest, code_files
+
+SHOWN = 8  # changed files that are named
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,14 @@ def recorded(home: Path, study: Study) -> Result:
 def _result(study: Study, rows: Path, choices: Mapping[str, Any]) -> Result:
     declared = load_declaration(study.root, study.stage.module, study.stage.name)
     assert isinstance(declared, Declared)
-    return Result(declared, declared.options.model_validate(choices), read_rows(rows))
+    try:
+        options = declared.options.model_validate(choices)
+    except (MergeflowError, ValueError) as error:
+        raise MergeflowError(
+            f"{rows}: mergeflow refuses today the choices that these rows were measured with: {error}. Measure again, "
+            f"`mergeflow study {study.stage.name} --record`, or mend them in the .json beside it, with a remark."
+        ) from error
+    return Result(declared, options, read_rows(rows))
 
 
 def write_record(home: Path, study: Study) -> Path:
@@ -85,7 +94,7 @@ def write_record(home: Path, study: Study) -> Path:
     path, cost = folder / f"{name}.parquet", read_record(study.root, study.stage.address)
     earlier = json.loads(path.with_suffix(".json").read_text()) if path.with_suffix(".json").exists() else {}
     facts = {
-        "commit": _commit(home),
+        "commit": _git(home, "rev-parse", "--short", "HEAD"),
         "day": date.today().isoformat(),
         "project": study.root.name if study.root != home else "",
         "seconds": round(cost["seconds"]) if "seconds" in cost else None,
@@ -105,7 +114,7 @@ def write_record(home: Path, study: Study) -> Path:
 def changes(home: Path, study: Study) -> list[str]:
     """List the differences between today and a study's record: code, choices, inputs."""
     facts, now = find_record(home, study.stage.name).facts, _now(study)
-    differences = [f"code: {facts['code']} then, {now['code']} now"] if facts["code"] != now["code"] else []
+    differences = [_changed_code(study, facts["commit"])] if facts["code"] != now["code"] else []
     for file, values in now["choices"].items():
         then = facts["choices"].get(file, {})
         if file == "params.yaml":
@@ -117,6 +126,19 @@ def changes(home: Path, study: Study) -> list[str]:
         if md5 and now["inputs"].get(path) != md5:
             differences.append(f"input {path}: {'not made here' if path not in now['inputs'] else 'other content'}")
     return differences
+
+
+def _changed_code(study: Study, commit: str) -> str:
+    """Say which files that decide a study's result, claims and figures among them, differ from those of a commit."""
+    files = {path.resolve() for path in code_files(study.root, study.stage)}
+    top = Path(_git(study.root, "rev-parse", "--show-toplevel"))
+    names = _git(study.root, "diff", "--name-only", commit, "--", ":/").splitlines() if commit else []
+    changed = [name for name in names if (top / name).resolve() in files]
+    if not changed:
+        return "code: other code measured it; which, git does not say here"
+    more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+    plural = "" if len(changed) == 1 else "s"
+    return f"code: {len(changed)} file{plural} changed since: {', '.join(changed[:SHOWN])}{more}"
 
 
 def _with_defaults(root: Path, sections: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -166,11 +188,8 @@ def _training(study: Study) -> dict[str, int]:
     }
 
 
-def _commit(home: Path) -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=home, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip()
+def _git(folder: Path, *args: str) -> str:
+    return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def hardware() -> str:

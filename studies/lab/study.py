@@ -1,6 +1,7 @@
 """A study: one file that declares its choices, its measurement, and the claims, tables and figures of its rows."""
 
 import math
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -77,8 +78,24 @@ class Result:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """The claims with their verdicts."""
-        return [claim.judge(self.rows) for claim in self._of(self.study.claims)]
+        """The claims with their verdicts.
+
+        Raises:
+            MergeflowError: names every claim that fails on these rows, and where.
+        """
+        findings, faults = [], []
+        for claim in self._of(self.study.claims):
+            try:
+                findings.append(claim.judge(self.rows))
+            except Exception as error:
+                at = traceback.extract_tb(error.__traceback__)[-1]
+                says = claim.says if isinstance(claim.says, str) else claim.of
+                fault = str(error) if isinstance(error, MergeflowError) else f"{type(error).__name__}: {error}"
+                faults.append(f"{claim.system} '{says}': {fault} ({Path(at.filename).name}, line {at.lineno})")
+        if faults:
+            columns = ", ".join(self.rows.columns)
+            raise MergeflowError("\n".join(["claims that fail on rows with " + columns + ":", *faults]))
+        return findings
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:

@@ -12,12 +12,13 @@ import yaml
 
 from mergeflow.errors import MergeflowError
 from studies.commands.study import find_studies, run_studies
+from studies.lab.records import changes, write_record
 from studies.lab.study import ROWS, read_rows
 from tasks.project.graph import load_graph
 from tasks.project.new import new_study
 from tasks.project.parameters import load_params, load_study_params
 from tasks.project.study_graph import check_study_options, names_differ, study_graph, write_study_graph
-from tasks.running.digests import stage_digests
+from tasks.running.digests import code_of, stage_digests
 from tasks.running.runner import run_stage
 from tests.toy_project import ROOT, make_toy_project, run_pipeline
 
@@ -58,6 +59,7 @@ def test_a_new_study_runs_as_it_is_and_so_does_the_pages(project: Path) -> None:
     run_pipeline(project, ("prepare", "base"))
     run_all(project)
     assert set(rows_of(project).model) == {"base", "average", "experts"}
+    assert changed_since_its_record(project) == ["code: 1 file changed since: studies/how_far.py"]
     (project / "studies/how_far.py").write_text(PYTHON)
     (project / "studies/params.yaml").write_text(CHOICES)
     refused, made = run_afresh(project)
@@ -65,6 +67,19 @@ def test_a_new_study_runs_as_it_is_and_so_does_the_pages(project: Path) -> None:
     assert made
     assert set(rows_of(project).scale) == {0.1, 0.5, 1.0}
     assert (project / "outputs/studies/how_far/accuracy.svg").exists()
+
+
+def changed_since_its_record(root: Path) -> list[str]:
+    """Commit the project, keep the study's record, add a line to its file, and list what differs."""
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@y"]
+    for command in (["init", "-q"], ["add", "studies"], ["commit", "-q", "-m", "A study"]):
+        subprocess.run([*git, *command], cwd=root, check=True)
+    study, file = find_studies(root)["how_far"], root / "studies/how_far.py"
+    write_record(root, study)
+    assert changes(root, study) == []
+    file.write_text(file.read_text() + "\nMORE = 1\n")
+    code_of.cache_clear()  # a process keeps what it has read
+    return changes(root, study)
 
 
 def run_afresh(root: Path) -> tuple[str, bool]:
@@ -148,8 +163,6 @@ def test_all_that_is_wrong_is_told_before_anything_runs(project: Path) -> None:
 
 def test_its_code_makes_it_stale_alone_and_the_projects_methods_whoever_finds_them(project: Path) -> None:
     def digests() -> dict[str, str]:
-        from tasks.running.digests import code_of
-
         code_of.cache_clear()  # a process keeps what it has read
         return stage_digests(project)
 

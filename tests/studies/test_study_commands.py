@@ -1,5 +1,6 @@
 """`mergeflow study` prints what a study says, finds studies by name and by system; each has a page of its own."""
 
+import re
 import shutil
 from dataclasses import replace
 from io import StringIO
@@ -13,6 +14,7 @@ from rich.console import Console
 from mergeflow.errors import MergeflowError
 from studies.commands.study import _print, _show_records, check_options, find_named, find_studies, home_of, show_list
 from studies.lab import Claim, Section, Study
+from studies.lab.records import recorded
 from studies.lab.study import Result, write_rows
 from tests.studies.small_lab import ROOT
 
@@ -53,6 +55,25 @@ def test_a_table_wider_than_the_terminal_keeps_every_cell_whole() -> None:
     assert "cosine of round 8" in printed({"Cosines": wide}, []), "a wide terminal has headings in one line"
 
 
+def test_every_claim_that_fails_on_the_rows_is_named_with_its_place() -> None:
+    claims = [Claim("X1", "It rises.", lambda rows: {"a": rows.gain}), Claim("X2", "It falls.", lambda rows: 1 / 0)]
+    with pytest.raises(MergeflowError) as raised:
+        printed({}, claims)
+    first, second = str(raised.value).splitlines()[1:]
+    assert re.match(r"X1 'It rises\.': AttributeError: .*gain", first)
+    assert re.match(r"X2 'It falls\.': ZeroDivisionError: .*test_study_commands\.py, line \d+", second)
+
+
+def test_a_record_whose_choices_are_refused_today_says_which(tmp_path: Path) -> None:
+    (tmp_path / "studies/records").mkdir(parents=True)
+    for file in (ROOT / "studies/records").glob("mima.*"):
+        shutil.copy(file, tmp_path / "studies/records")
+    facts = tmp_path / "studies/records/mima.json"
+    facts.write_text(facts.read_text().replace('"keep":', '"keeps":'))
+    with pytest.raises(MergeflowError, match=r"(?s)mima\.parquet: mergeflow refuses today .*keep.*with a remark"):
+        recorded(tmp_path, STUDIES["mima"])
+
+
 def test_a_study_of_a_file_of_several_has_its_own_name_above_its_verdicts() -> None:
     assert STUDIES["texts_alignment"].text[0].startswith("Study `texts_alignment` (M3): do task vectors align")
     assert STUDIES["coloured_clip"].text[0].startswith("Study `coloured_clip` (P1, P2, ")
@@ -65,6 +86,8 @@ def test_one_thing_at_a_time() -> None:
         check_options(list(STUDIES.values())[:1], judge=True, rows=True)
     with pytest.raises(MergeflowError, match="takes studies: mergeflow study NAME --changed"):
         check_options([], changed=True)
+    with pytest.raises(MergeflowError, match="takes no study, found "):
+        check_options(list(STUDIES.values())[:1], pages=True)  # wrote all pages, whatever the name
 
 
 def test_a_system_is_all_studies_that_cover_it() -> None:
