@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _LEAST = 1e-8  # a sum of weights below it is taken for 0
+RUNNING = ("running_mean", "running_var")  # the ends of the names of BatchNorm's statistics
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.late import torch
 from mergeflow.merging.architectures.architecture import Config
 from mergeflow.merging.architectures.blocks import comparable, flattened, harmless, vocab_sizes
-from mergeflow.merging.execution.direction import RUNNING
+from mergeflow.merging.method import RUNNING
 from mergeflow.merging.vocabulary.companions import (
     SETTINGS,
     TOKENIZER,

@@ -186,6 +186,14 @@ def test_plain_names_that_look_like_scales_are_merged(dtype):
     assert all(torch.equal(merged[name], tensor) for name, tensor in state.items())
 
 
+def test_bounds_of_infinity_are_converted_and_nan_is_not(tmp_path):
+    mask = torch.full((3, 3), -torch.inf).triu(1)
+    convert(_model(tmp_path / "in", {"mask": mask}), tmp_path / "out.safetensors", "float16")
+    assert torch.equal(load_file(tmp_path / "out.safetensors")["mask"], mask.half())
+    with pytest.raises(MergeflowError, match="holds NaN or infinity in tensor 'mask'"):
+        convert(_model(tmp_path / "nan", {"mask": mask * 0}), tmp_path / "other.safetensors", "float16")
+
+
 def test_what_cannot_be_converted_is_said(tmp_path):
     source = _model(tmp_path / "in", {"a.weight": torch.full((2, 2), 1e30)})
     with pytest.raises(MergeflowError, match=r"'a\.weight' overflows torch.float16.*bfloat16"):

@@ -92,6 +92,52 @@ def test_awkward_tensors_and_one_task_alone(name, dtype, tmp_path):
             torch.testing.assert_close(state[key], value, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
 
 
+@pytest.mark.parametrize("name", ["emr", "tall_mask"])
+def test_masks_keep_each_tasks_statistics_of_batchnorm(name, tmp_path):
+    """Sums of their changes give variances below zero, and the model NaN."""
+    base = {"conv.weight": draw(4, 3, 3, 3).float(), "bn.running_mean": torch.zeros(4), "bn.running_var": torch.ones(4)}
+    experts = {
+        f"e{seed}": {key: value * 0.4 + 0.01 * seed for key, value in base.items()} | {"conv.weight": draw(4, 3, 3, 3)}
+        for seed in range(3)
+    }
+    write_checkpoint(tmp_path / "base.safetensors", base)
+    compressed = compress(configure_compressor(name), base, experts)
+    without = [{"conv.weight": state["conv.weight"]} for state in (base, *experts.values())]
+    alone = compress(configure_compressor(name), without[0], dict(zip(experts, without[1:], strict=True)))
+    assert fingerprint(
+        {key: value for key, value in compressed.tensors.items() if "running" not in key}
+    ) == fingerprint(alone.tensors)
+    compressed.write(tmp_path / "all.safetensors")
+    for task, expert in experts.items():
+        state = extract_task(tmp_path / "all.safetensors", task, tmp_path / "base.safetensors")
+        for key in ("bn.running_mean", "bn.running_var"):
+            torch.testing.assert_close(state[key], expert[key])
+
+
+@pytest.mark.parametrize("name", compressors())
+def test_bounds_of_infinity_come_back(name, tmp_path):
+    mask = torch.full((4,), -torch.inf)
+    base, experts = single_tensor(draw(2, 8, 8))
+    base, experts = {**base, "mask": mask}, {task: {**state, "mask": mask} for task, state in experts.items()}
+    write_checkpoint(tmp_path / "base.safetensors", base)
+    compress(configure_compressor(name), base, experts).write(tmp_path / "all.safetensors")
+    assert torch.equal(extract_task(tmp_path / "all.safetensors", "e1", tmp_path / "base.safetensors")["mask"], mask)
+
+
+@pytest.mark.parametrize("name", ["tall_mask", "emr"])
+def test_no_task_overflows_the_bases_type(name, tmp_path):
+    base, experts = single_tensor(torch.stack([torch.full((8, 8), 4e4), torch.eye(8) * 6e4]).half())
+    experts["e1"][NAME] += 6e4 * (1 - torch.eye(8)).half() * torch.tensor([1, -1]).half().repeat(4)
+    write_checkpoint(tmp_path / "base.safetensors", base)
+
+    def store_and_extract():
+        compress(configure_compressor(name), base, experts).write(tmp_path / "all.safetensors")
+        extract_task(tmp_path / "all.safetensors", "e0", tmp_path / "base.safetensors")
+
+    with pytest.raises(MergeflowError, match=rf"'{NAME}' overflows torch.float16, the base's type.*--dtype float32"):
+        store_and_extract()
+
+
 def test_stored_bits_are_those_of_the_file(tmp_path):
     taus = draw(4, 64, 64).float()
     base, experts = single_tensor(taus)

@@ -143,6 +143,22 @@ def test_factors_are_finite(files, factor):
     assert not (files / "x.safetensors").exists()
 
 
+def test_bounds_of_infinity_do_not_change(files):
+    """A merge keeps infinities that all models share; a vector leaves them out, so that its expert comes back."""
+    base, experts = awkward(torch.float32)
+    mask = torch.full((4, 4), -torch.inf).triu(1)
+    write_checkpoint(files / "base.safetensors", {**base, "mask": mask.half()})
+    write_checkpoint(files / "expert.safetensors", {**experts["expert0"], "mask": mask})
+    extract(files / "base.safetensors", files / "expert.safetensors", files / "x.safetensors")
+    assert set(load(files / "x.safetensors")) == {name for name, value in base.items() if value.is_floating_point()}
+    sources = {"base": str(files / "base.safetensors"), "experts": [str(files / "x.safetensors")]}
+    merge(make_recipe({"method": "average", **sources, "out": str(files / "back.safetensors")}))
+    assert torch.equal(load(files / "back.safetensors")["mask"], mask.half())
+    write_checkpoint(files / "expert.safetensors", {**experts["expert0"], "mask": mask.T.contiguous()})
+    with pytest.raises(MergeflowError, match=r"holds NaN or infinity in tensor 'mask'"):
+        extract(files / "base.safetensors", files / "expert.safetensors", files / "x.safetensors", force=True)
+
+
 def test_a_result_that_overflows_names_its_tensor(files):
     write_checkpoint(files / "low.safetensors", {"still": torch.ones(2), "w": torch.tensor([1.0, -3e38])})
     write_checkpoint(files / "high.safetensors", {"still": torch.ones(2), "w": torch.tensor([1.0, 3e38])})

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mergeflow.checkpoints.checks import check_all_copied, check_compatible, infos_of
+from mergeflow.checkpoints.checks import all_finite, check_all_copied, check_compatible, infos_of
 from mergeflow.checkpoints.fingerprint import fingerprint, matches, short
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import CODES, DTYPES, DType
@@ -110,12 +110,23 @@ def compress(
 
 def _named(name: str, payload: Payload, tasks: Sequence[str], dtype: DType) -> dict[str, Tensor]:
     def stored(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype.torch) if tensor.is_floating_point() else tensor
+        return _fitting(name, tensor, dtype) if tensor.is_floating_point() else tensor
 
     named = {f"shared/{name}/{key}": stored(value) for key, value in payload.shared.items()}
     for task, of_task in zip(tasks, payload.per_task, strict=True):
         named.update({f"task/{task}/{name}/{key}": stored(value) for key, value in of_task.items()})
     return named
+
+
+def _fitting(name: str, tensor: Tensor, dtype: DType) -> Tensor:
+    """Return a part of a tensor, or all of it, [...] in the base's type."""
+    made = tensor.to(dtype.torch)
+    if not all_finite(made):
+        raise MergeflowError(
+            f"tensor '{name}' overflows {dtype}, the base's type: compress against the base in a wider one "
+            "(`mergeflow convert BASE --out FILE --dtype float32`)."
+        )
+    return made
 
 
 def extract_task(path: str | Path, task: str, base: str | Path | None = None) -> dict[str, Tensor]:
@@ -139,10 +150,13 @@ def extract_task(path: str | Path, task: str, base: str | Path | None = None) ->
         def decoded(name: str, dtype: DType) -> Tensor:
             places = shared.get(name, {}), of_task.get(name, {})
             common, single = ({key: state[place] for key, place in parts.items()} for parts in places)
+            if "copy" in common:
+                return common["copy"]
             if not dtype.is_floating_point:
-                return origin[name] if origin is not None else common["copy"]
+                assert origin is not None
+                return origin[name]
             start = origin[name].to(torch.promote_types(dtype.torch, torch.float32)) if origin is not None else None
-            return call.method.decode(Stored(start, common, single, whole), call.arguments).to(dtype.torch)
+            return _fitting(name, call.method.decode(Stored(start, common, single, whole), call.arguments), dtype)
 
         return {name: decoded(name, dtype) for name, dtype in types.items()}
 

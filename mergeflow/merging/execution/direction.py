@@ -18,7 +18,7 @@ from mergeflow.merging.execution.engine import Engine
 from mergeflow.merging.execution.reader import Stacks, Unit, model_of
 from mergeflow.merging.linalg.spectra import FactorCache
 from mergeflow.merging.matrices import survey
-from mergeflow.merging.method import Model, Stack
+from mergeflow.merging.method import RUNNING, Model, Stack
 from mergeflow.merging.values import check_depth
 
 if TYPE_CHECKING:
@@ -65,9 +65,6 @@ class Direction:
             if checked and direction is not None and scale != 0:
                 _check_result(name, made[name], anchor, direction)
         return made
-
-
-RUNNING = ("running_mean", "running_var")  # the ends of the names of BatchNorm's statistics
 
 
 def settle(

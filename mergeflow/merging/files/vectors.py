@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from mergeflow.checkpoints.align_names import doubtful, fit_inputs
-from mergeflow.checkpoints.checks import all_finite, check_all_copied, not_finite
+from mergeflow.checkpoints.checks import all_finite, check_all_copied, not_finite, same_values
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, short
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import FLOAT32, FLOAT64, TensorInfo
@@ -60,7 +60,8 @@ def extract(
         if tuned.is_task_vector and not tuned.absolute:
             return _combine([(1.0, tuned), still], target, {BASE: origin_digest})
         whole = _only(fitted.base, tuned.absolute) if tuned.is_task_vector else origin
-        terms = [(1.0, tuned), (-1.0, whole), still]
+        names = tuned.infos.keys() - _bounds(whole, tuned)
+        terms = [(1.0, _only(tuned, names)), (-1.0, _only(whole, names & whole.infos.keys())), still]
         return _combine(terms, target, {BASE: origin_digest, "mergeflow.expert": fingerprint(tuned)})
 
 
@@ -133,6 +134,18 @@ def _only(state: LazyStateDict, names: Collection[str]) -> LazyStateDict:
     """Return some tensors of a state dict; the files stay the state dict's."""
     entries = {name: state.entries[name] for name in names}
     return LazyStateDict(state.path, entries, {name: state.infos[name] for name in names}, state.metadata)
+
+
+def _bounds(base: LazyStateDict, expert: LazyStateDict) -> set[str]:
+    """Return the tensors whose infinities both share and that differ nowhere, which a merge keeps as they are."""
+    floats = [name for name, info in base.infos.items() if info.dtype.is_floating_point and name in expert]
+    starts = {name: range(0, base.infos[name].numel, BLOCK) for name in floats}
+    return {
+        name
+        for name, places in starts.items()
+        if not all(all_finite(base.read(name, at, min(at + BLOCK, base.infos[name].numel))) for at in places)
+        and same_values(base[name].double(), expert[name].double())
+    }
 
 
 def _common_base(states: Sequence[LazyStateDict]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pydantic import Field
 from mergeflow.checkpoints.header import DType
 from mergeflow.late import torch
 from mergeflow.merging.compression.compressor import CompressArgs, Payload, Stored, compressor, pack, unpack
-from mergeflow.merging.method import ByUnit, Model, Pass, Stack, gathering
+from mergeflow.merging.method import RUNNING, ByUnit, Model, Pass, Stack, gathering
 from mergeflow.merging.methods.sparse import tall_masks
 from mergeflow.merging.methods.ties import TiesArgs, ties
 
@@ -30,6 +30,13 @@ class EmrArgs(CompressArgs):
     """Arguments of `emr`."""
 
 
+def _statistics(stack: Stack) -> Payload | None:
+    """Store BatchNorm's statistics of each task; those of masked sums may have negative variances."""
+    if not stack.name.endswith(RUNNING):
+        return None
+    return Payload(per_task=tuple({"own": value} for value in stack.base + stack.taus))
+
+
 def _ties_args(args: TallMaskArgs) -> TiesArgs:
     return TiesArgs.model_validate({"keep": args.keep, "reduce": "sum"})
 
@@ -42,6 +49,8 @@ def _tall_passes(args: TallMaskArgs, dtype: DType) -> tuple[Pass, ...]:
 
 def _masked(stored: Stored, args: TallMaskArgs) -> Tensor:
     assert stored.base is not None
+    if "own" in stored.task_part:
+        return stored.task_part["own"]
     merged = stored.shared["vector"].to(stored.base.dtype).reshape(stored.base.shape)
     return stored.base + torch.where(unpack(stored.task_part["mask"], stored.base.shape), merged, 0)
 
@@ -52,12 +61,16 @@ def tall_mask(stack: Stack, args: TallMaskArgs) -> Payload:
 
     θ̂_t = θ0 + m_t ⊙ τ,  τ = Σ w_t τ_t (or TIES by sum),  m_t = abs(τ_t) > threshold · abs(τ − τ_t)
 
+    Statistics of BatchNorm are each task's.
+
     Property:
         One task alone keeps its task vector wherever it is not zero.
 
     Source:
         Wang et al., Localizing task information (ICML 2024), equations 3 and 4.
     """
+    if (statistics := _statistics(stack)) is not None:
+        return statistics
     merged = ties(stack, _ties_args(args))[1] if args.of == "ties" else stack.weighted.sum(0)
     masks = tall_masks(stack.taus, merged, args.threshold)
     return Payload({"vector": merged}, tuple({"mask": pack(mask)} for mask in masks))
@@ -70,6 +83,8 @@ def _elected(taus: Tensor) -> Tensor:
 
 def _emr_passes(args: Any, dtype: DType) -> tuple[Pass, ...]:
     def lengths(stack: Stack, args: Any) -> list[tuple[float, float]]:
+        if stack.name.endswith(RUNNING):
+            return [(0.0, 0.0) for _ in stack.taus]
         elected = _elected(stack.taus)
         return [
             (float(tau.double().abs().sum()), float(torch.where(tau * elected > 0, elected, 0).double().abs().sum()))
@@ -92,6 +107,8 @@ def _emr_whole(model: Model) -> dict[str, dict[str, Tensor]]:
 
 def _rescaled(stored: Stored, args: EmrArgs) -> Tensor:
     assert stored.base is not None
+    if "own" in stored.task_part:
+        return stored.task_part["own"]
     elected = stored.shared["vector"].to(stored.base.dtype).reshape(stored.base.shape)
     signed = torch.where(unpack(stored.task_part["mask"], stored.base.shape), elected, 0)
     return stored.base + signed * float(stored.whole["rescale"])
@@ -104,11 +121,15 @@ def emr(stack: Stack, args: EmrArgs) -> Payload:
     τ = γ ⊙ max_t{abs(τ_t) : sign τ_t = γ},  γ = sign Στ_t;  m_t = [τ_t ⊙ τ > 0];  λ_t = Σ abs(τ_t) / Σ abs(m_t ⊙ τ)
     θ̂_t = θ0 + λ_t · m_t ⊙ τ
 
+    Statistics of BatchNorm are each task's.
+
     Property:
         One task alone is kept exactly; the mean magnitude of every task vector is kept.
 
     Source:
         Huang et al., EMR-Merging (NeurIPS 2024), algorithm 1.
     """
+    if (statistics := _statistics(stack)) is not None:
+        return statistics
     elected = _elected(stack.taus)
     return Payload({"vector": elected}, tuple({"mask": pack(tau * elected > 0)} for tau in stack.taus))
