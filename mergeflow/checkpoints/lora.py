@@ -238,8 +238,10 @@ _EMBEDDING_A, _EMBEDDING_B = ".lora_embedding_A", ".lora_embedding_B"
 _MAGNITUDES = (".lora_magnitude_vector", ".lora_magnitude_vector.weight")
 # PEFT also stores the weight of an adapted embedding or head, and stores biases under the wrapper's name.
 _WRAPPED = ".base_layer."
-# With a vocabulary that was extended PEFT stores retrained tables three times: plainly, in a wrapper, and as before.
+# With a vocabulary that was extended PEFT stores retrained tables three times: plainly, in a wrapper, and as before;
+# with `bias: all` biases of a retrained head of several modules again, and the adapter's name after the wrapper's.
 _BEFORE = re.compile(r"\.original_module\.|\.token_adapter\.base_layer\.weight$")
+_RETRAINED = re.compile(r"\.modules_to_save\.[^.]+(?=\.)")
 _WRAPPERS = re.compile(r"\.(?:base_layer|token_adapter|modules_to_save)(?=\.)")
 _TOKENS = ".token_adapter.trainable_tokens_delta"
 # In memory PEFT's names say which adapter a tensor is of; `save_pretrained` takes that out of them.
@@ -281,7 +283,8 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
             weight = f"{target.removesuffix(_TOKENS)}.weight"
             entries[weight], infos[weight] = _tokens(stored, name, config)
         elif not target.endswith((_B, _EMBEDDING_B, _OF_TRAINING, *_MAGNITUDES)) and not _BEFORE.search(target):
-            plain = _whole_name(stored, target)
+            plain, again = _whole_name(stored, target), _RETRAINED.sub("", target)
+            plain = again if PREFIX + again in stored and again != target else plain
             if plain not in entries:  # else it is part of an adapted weight
                 entries[plain], infos[plain] = stored.entries[name], stored.infos[name]
     _check_entries(folder, config, entries)

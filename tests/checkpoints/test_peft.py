@@ -32,6 +32,11 @@ def classifier():
     return transformers.GPT2ForSequenceClassification(tiny("gpt2", num_labels=32).config)
 
 
+def judge():
+    """RoBERTa with a head of two modules, which PEFT retrains whole."""
+    return transformers.RobertaForSequenceClassification(tiny("roberta", num_labels=3).config)
+
+
 def translator():
     """GPT-2 behind BERT: all weights of its cross-attention's queries are square."""
     text = tiny("gpt2", add_cross_attention=True).config
@@ -112,12 +117,14 @@ def whole(base, state):
         (gpt2, {"target_modules": ["c_attn"], "lora_bias": True, "fan_in_fan_out": True}),
         (gpt2, {"target_modules": ["c_proj"], "lora_bias": True, "bias": "lora_only", "use_rslora": True}),
         (translator, {"target_modules": "all-linear"}),
+        (judge, {"target_modules": ["query"], "bias": "all", "task_type": "SEQ_CLS"}),
         (llama, {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"],
                  "rank_pattern": {r"layers\.\d\.self_attn\.q": 3}, "alpha_pattern": {r"^model.layers.0.*v_proj": 5}}),
     ],
     ids=["dora", "dora-all", "head", "dora-head", "embedding", "both", "dora-gpt2", "wte", "bias-all", "bias-lora",
          "tokens", "tokens-head", "tokens-tied", "tokens-biases", "square", "square-dora", "said-wrongly", "parameters",
-         "parameters-and-modules", "lora-bias", "lora-bias-and-bias", "gpt2-within", "patterns"],
+         "parameters-and-modules", "lora-bias", "lora-bias-and-bias", "gpt2-within", "biases-of-a-head",
+         "patterns"],
 )  # fmt: skip
 def test_dora_heads_embeddings_and_biases(tmp_path, model, config):
     expected = trained(model(), tmp_path, **config)
