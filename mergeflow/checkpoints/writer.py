@@ -220,16 +220,25 @@ def write_text(path: str | Path, text: str) -> None:
 def write_atomically(path: str | Path, content: str | bytes) -> None:
     """Write a small file that is there whole or not at all, and on the disk, whenever the process is killed.
 
-    Errors of the disk are passed on as they are: the pipeline tries a stage again after one that may pass by itself.
+    A device or a pipe, such as /dev/stdout, is written to and never replaced. Errors of the disk are passed on as they
+    are: the pipeline tries a stage again after one that may pass by itself.
     """
-    target = Path(path)
+    target, data = Path(path), content.encode() if isinstance(content, str) else content
+    if is_special(target):
+        target.write_bytes(data)
+        return
     target.parent.mkdir(parents=True, exist_ok=True)
     file = _NamelessFile(target)
     try:
-        file.write(content.encode() if isinstance(content, str) else content, 0)
+        file.write(data, 0)
         file.publish()
     finally:
         file.close()
+
+
+def is_special(path: Path) -> bool:
+    """Whether something is there that is neither a file nor a folder: a device, a pipe, a socket."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:

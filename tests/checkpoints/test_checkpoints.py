@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.fingerprint import BLOCK
+from mergeflow.checkpoints.writer import write_atomically
 from mergeflow.errors import MergeflowError
 
 DTYPES = [
@@ -45,6 +46,15 @@ def same(a, b):
             a[name].contiguous().reshape(-1).view(torch.uint8).tolist()
             == value.contiguous().reshape(-1).view(torch.uint8).tolist()
         )
+
+
+def test_a_pipe_or_device_is_written_to_and_never_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(tmp_path / "pipe", "whole")
+    assert os.read(reader, 9) == b"whole"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_round_trip_and_both_ways_with_the_reference_implementation(state, tmp_path):

@@ -361,6 +361,8 @@ def test_check_refuses_every_out_that_merge_would(files):
     (files / "note.txt").write_text("")
     (files / "card.md").write_text("# Notes of a year")
     (files / ".link.partial").symlink_to(files)
+    os.mkfifo(files / "pipe")  # as /dev/null is, which a merge by root replaced
+    os.mkfifo(files / "pipe.safetensors")
     (files / "full").mkdir()
     (files / "full" / "thesis.txt").write_text("years of work")
     before = {path: path.read_bytes() for path in files.rglob("*") if path.is_file()}
@@ -370,6 +372,7 @@ def test_check_refuses_every_out_that_merge_would(files):
         "out.pt": "results are safetensors",
         "note.txt": "is a file",
         "link": "is a file or a link",
+        **dict.fromkeys(("pipe", "pipe.safetensors"), "is a device, a pipe or a socket"),
         "card.safetensors": r"card would overwrite '.*card\.md'",
         "full": "was not made by a merge",
         **dict.fromkeys(("note.txt/a.safetensors", "x" * 300 + ".safetensors"), "cannot write"),

@@ -30,7 +30,7 @@ from mergeflow.checkpoints.formats import DIFFUSERS, PICKLES, read_json_if_whole
 from mergeflow.checkpoints.header import FLOATS, TensorInfo
 from mergeflow.checkpoints.names import tied_weights, untied_config
 from mergeflow.checkpoints.reader import KIND, TIED, LazyStateDict, open_safetensors
-from mergeflow.checkpoints.writer import sync_folder, write_text
+from mergeflow.checkpoints.writer import is_special, sync_folder, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.vocabulary.companions import MORE, write_json
 
@@ -113,6 +113,8 @@ def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:
         inside = source.is_dir() and (real == source or source in real.parents)
         if real == source or inside or real in source.parents or _same_file(real, source):
             raise MergeflowError(f"out '{target}' would overwrite the input '{name}' ({path}): choose another place.")
+    if is_special(target):
+        raise MergeflowError(f"out '{target}' is a device, a pipe or a socket: name a file or a folder.")
     if single and target.is_dir():
         raise MergeflowError(f"out '{target}' is a folder: give another name.")
     if not single and target.is_file():
@@ -128,7 +130,7 @@ def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:
 
 def check_card(path: Path) -> None:
     """Check that a card may be written: at most an older card of ours is there."""
-    if path.is_dir() or (path.exists() and not path.read_bytes().startswith(CARD_HEAD.encode())):
+    if path.is_dir() or is_special(path) or (path.exists() and not path.read_bytes().startswith(CARD_HEAD.encode())):
         raise MergeflowError(
             f"the model card would overwrite '{path}', which no merge made: give `out` another name or move that file."
         )
