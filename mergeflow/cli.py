@@ -145,12 +145,21 @@ def _name_value(parameter: Any) -> None:
     annotation = parameter.type_descriptor.annotation
     repeats = " …" if get_origin(annotation) is list else ""
     kind = get_args(annotation)[0] if repeats else annotation
+    if kind is Path:
+        parameter.callback = _from_home
     if parameter.param_type_name == "argument":
         parameter.metavar = parameter.metavar or parameter.name.upper()
         value = f"{_VALUES.get(kind, '')}{repeats}".strip()
     else:
         value = parameter.metavar = (parameter.metavar or _VALUES.get(kind, "NAME")).removesuffix(" …") + repeats
     vars(parameter)["display_type"] = lambda ctx: value
+
+
+def _from_home(_context: Any, _parameter: Any, value: Any) -> Any:
+    """Put the home folder in place of `~`, where a shell does not: in `--out=~/merged`."""
+    if isinstance(value, (list, tuple)):
+        return [os.path.expanduser(part) for part in value]
+    return value if value is None else os.path.expanduser(value)
 
 
 class Commands(Mapping[str, Any]):

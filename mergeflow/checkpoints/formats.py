@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -64,7 +65,7 @@ def fixed_id(name: str) -> str:
     Anything else, such as a path of this machine, is returned unchanged.
     """
     match = _ID.fullmatch(name)
-    if not match or Path(name).expanduser().exists():
+    if not match or Path(os.path.expanduser(name)).exists():
         return name
     try:
         folder = from_hub(name)
@@ -81,7 +82,7 @@ def is_id(name: str) -> bool:
 
 def local_folder(name: str) -> Path | None:
     """Return the folder of a model by its path, or by its id in the local cache; the network is not used."""
-    place, match = Path(name).expanduser(), _ID.fullmatch(name)
+    place, match = Path(os.path.expanduser(name)), _ID.fullmatch(name)
     if place.is_dir():
         return place
     return _cached(*match.groups()) if match and is_id(name) else None
@@ -319,7 +320,7 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
             LoRA adapter folder, which opens as a task vector. A name that is no path here may be a Hugging Face id,
             `owner/name` or `owner/name@revision`: the local cache is looked at first, then the network.
     """
-    place = Path(path).expanduser()
+    place = Path(os.path.expanduser(path))
     try:
         if place.is_dir():
             state = _open_folder(place)

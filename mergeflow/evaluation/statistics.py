@@ -1,5 +1,6 @@
 """Statistics of an expert on its task's examples: Fisher information and Gram matrices, as files for `data:`."""
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -220,7 +221,7 @@ def check_estimate(out: Path, inputs: Mapping[str, str], force: bool = False) ->
         inputs: Paths of what is read, by name: never overwritten.
         force: Whether a file that mergeflow did not make may be replaced.
     """
-    check_file(out, {name: str(Path(path).expanduser()) for name, path in inputs.items()}, force or _is_estimate(out))
+    check_file(out, {name: os.path.expanduser(path) for name, path in inputs.items()}, force or _is_estimate(out))
 
 
 def check_learned_place(place: Path, recipe: Recipe, inputs: Mapping[str, str], force: bool = False) -> None:

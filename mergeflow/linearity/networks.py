@@ -1,5 +1,6 @@
 """The module that checkpoints are weights of, and a few hundred samples without labels for it."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,8 +164,8 @@ def open_network(architecture: str, base: Mapping[str, Tensor]) -> Opened:
     """
     if architecture.startswith("torchvision:"):
         return _torchvision(architecture.removeprefix("torchvision:"), base)
-    if (Path(architecture).expanduser() / "config.json").is_file():
-        return _transformers(Path(architecture).expanduser())
+    if (Path(os.path.expanduser(architecture)) / "config.json").is_file():
+        return _transformers(Path(os.path.expanduser(architecture)))
     from mergeflow.modalities.vision.models import image_model, load_clip
 
     clip = load_clip(architecture)

@@ -1,6 +1,7 @@
 """Averages of the checkpoints of one training run: a window, rising weights, or those that help on validation."""
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -95,7 +96,7 @@ def soup(
     Source:
         Wortsman et al., Model soups (ICML 2022), recipe 1; linear weights as in averages of late checkpoints (WSM).
     """
-    places = checkpoints_of(Path(run), window)
+    places = checkpoints_of(Path(os.path.expanduser(run)), window)
     if weights not in ("uniform", "linear", "greedy"):
         raise MergeflowError(f"weights '{weights}': expected uniform, linear or greedy.")
     if weights == "greedy" and score is None:
@@ -154,7 +155,7 @@ class _SoupScores:
         self._score, facts = open_scorer(read_score(score), "cpu")
         facts["version"] = version()
         facts["checkpoints"] = identity_of({name: str(path) for name, path in self.places.items()})
-        self._journal = _journal(out.expanduser().parent / f".{out.name}.scores", facts)
+        self._journal = _journal(Path(os.path.expanduser(out)).parent / f".{out.name}.scores", facts)
 
     def __enter__(self) -> Self:
         return self

@@ -1,5 +1,6 @@
 """Open the base, experts and samples named on the command line."""
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -162,7 +163,7 @@ class ExpertInputs:
 
         if self.architecture is not None:
             return open_network(self.architecture, state)
-        if (Path(base).expanduser() / "config.json").is_file():
+        if (Path(os.path.expanduser(base)) / "config.json").is_file():
             return open_network(base, state)
         if self.params is None:
             raise MergeflowError(

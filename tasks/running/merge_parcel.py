@@ -5,6 +5,7 @@ each machine gets what its part reads.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -99,7 +100,7 @@ def pack_merge(job: Job, files: Sequence[str], resolve: Resolve | None, store: S
 
 
 def _local(path: str, resolve: Resolve | None) -> Path:
-    place = Path(local_path(path, resolve)).expanduser()
+    place = Path(os.path.expanduser(local_path(path, resolve)))
     return place if place.exists() else from_hub(path)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +13,7 @@ from typer import Typer
 from typer.testing import CliRunner, Result
 
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
+from mergeflow.cli import add_all_commands, app
 from mergeflow.commands import derived, merging
 from mergeflow.errors import MergeflowError
 
@@ -305,3 +307,25 @@ def test_vectors_and_suites_of_models_with_other_settings_say_so(run: Run, folde
     suite = ("compress", "emr", "--base", "base", "--expert", "a=a", "--out", "suite.safetensors")
     for arguments in (("vector", "extract", "base", "a", "--out", "vector.safetensors"), suite):
         assert "warning       rope_theta: base 10000.0; " in run(*arguments).output
+
+
+@pytest.mark.parametrize("place", ["~", "~nobody-here"])
+def test_a_path_may_begin_with_a_tilde(folder: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Shells put the home folder where a word begins, but not in `--out=~/x`; `~nobody` is a name like any other."""
+    monkeypatch.setenv("HOME", str(folder / "home"))
+    real = folder / {"~": "home"}.get(place, place)
+    real.mkdir()
+    shutil.copy("a.safetensors", real)
+    add_all_commands(folder)
+    for words in (
+        f"vector extract base.safetensors {place}/a.safetensors --out={place}/v.safetensors",
+        f"vector add {place}/v.safetensors {place}/v.safetensors --out={place}/sum.safetensors",
+        f"merge recipe.yaml --out={place}/merged",
+        f"compress emr --base=base.safetensors --expert=a={place}/a.safetensors --out={place}/s.safetensors",
+        f"extract-task {place}/s.safetensors a --base=base.safetensors --out={place}/x.safetensors",
+        f"convert {place}/x.safetensors --out={place}/plain",
+    ):
+        result = CliRunner().invoke(app, words.split())
+        assert result.exit_code == 0, result.exception
+    assert {"sum.safetensors", "merged", "s.safetensors", "x.safetensors", "plain"} <= set(os.listdir(real))
+    assert not Path("~").exists()

@@ -1,6 +1,7 @@
 """One merge on its way from opened inputs to a PEFT folder."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -214,7 +215,7 @@ class AdapterJob:
         if origin is not None:
             return origin.name, origin.revision
         base = self.recipe.base
-        if base is None or Path(base).expanduser().exists():
+        if base is None or Path(os.path.expanduser(base)).exists():
             return base, None
         name, _, commit = base.partition("@")  # an id with its commit, as a recipe records it
         return name, commit or None

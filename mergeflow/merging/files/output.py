@@ -84,7 +84,7 @@ def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str]
     """
     if not out:
         raise MergeflowError("no output: give `out` in the recipe or --out.")
-    target = Path(out).expanduser()
+    target = Path(os.path.expanduser(out))
     single = target.suffix == ".safetensors"
     if single and shard_size is not None:
         raise MergeflowError(f"`shard_size` makes a folder, but out is the file '{out}': name a folder, or remove it.")
@@ -119,6 +119,8 @@ def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:
         raise MergeflowError(f"out '{target}' is a folder: give another name.")
     if not single and target.is_file():
         raise MergeflowError(f"out '{target}' is a file: end it in .safetensors to make one file, or name a folder.")
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        raise MergeflowError(f"out '{target}' is a device, a pipe or a socket: name a file or a folder.")
     if not single:
         _check_replaceable(target)
         _check_partial(target)
@@ -505,7 +507,7 @@ def _forget_paths(path: Path) -> None:
     local = {
         key: Path(value).name
         for key, value in config.items()
-        if isinstance(value, str) and _PATHS.fullmatch(key) and Path(value).expanduser().is_absolute()
+        if isinstance(value, str) and _PATHS.fullmatch(key) and Path(os.path.expanduser(value)).is_absolute()
     }
     if local:
         write_json(path, {**config, **local})

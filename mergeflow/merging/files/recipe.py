@@ -1,6 +1,7 @@
 """Recipes: descriptions of merges, validated whole before any weight is read, frozen and replayable."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -227,7 +228,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         path: A YAML or JSON file. Paths inside it are relative to the current folder, like any path on a command line.
         overrides: Changes such as "args.scale=0.5" or "out=merged.safetensors"; values are read as YAML.
     """
-    place = Path(path)
+    place = Path(os.path.expanduser(path))
     try:
         values = read_yaml(place, "recipe")
     except MergeflowError as error:

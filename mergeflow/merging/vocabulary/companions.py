@@ -1,6 +1,7 @@
 """Tokenizers and chat templates of model folders: read, chosen, merged and written."""
 
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -369,7 +370,7 @@ def read_template(choice: str) -> str | None:
     """Return the text of a choice that is the path of a file, or a template itself; None where it is neither."""
     if "{{" in choice or "{%" in choice:
         return choice
-    path = Path(choice).expanduser()
+    path = Path(os.path.expanduser(choice))
     return _text(path) if path.is_file() else None
 
 
