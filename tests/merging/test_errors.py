@@ -360,8 +360,6 @@ def test_statistics_are_checked_before_weights_are_read(files):
 def test_check_refuses_every_out_that_merge_would(files):
     (files / "note.txt").write_text("")
     (files / "card.md").write_text("# Notes of a year")
-    for pipe in ("pipe", "pipe.safetensors"):  # as root, a merge to /dev/null put a folder there
-        os.mkfifo(files / pipe)
     (files / ".link.partial").symlink_to(files)
     os.mkfifo(files / "pipe")  # as /dev/null is, which a merge by root replaced
     os.mkfifo(files / "pipe.safetensors")
@@ -377,8 +375,6 @@ def test_check_refuses_every_out_that_merge_would(files):
         **dict.fromkeys(("pipe", "pipe.safetensors"), "is a device, a pipe or a socket"),
         "card.safetensors": r"card would overwrite '.*card\.md'",
         "full": "was not made by a merge",
-        "pipe": "is a device, a pipe or a socket",
-        "pipe.safetensors": "is a device, a pipe or a socket",
         **dict.fromkeys(("note.txt/a.safetensors", "x" * 300 + ".safetensors"), "cannot write"),
     }
     for out, message in outs.items():

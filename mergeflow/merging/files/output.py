@@ -119,8 +119,6 @@ def _check_place(target: Path, single: bool, inputs: Mapping[str, str]) -> None:
         raise MergeflowError(f"out '{target}' is a folder: give another name.")
     if not single and target.is_file():
         raise MergeflowError(f"out '{target}' is a file: end it in .safetensors to make one file, or name a folder.")
-    if target.exists() and not (target.is_file() or target.is_dir()):
-        raise MergeflowError(f"out '{target}' is a device, a pipe or a socket: name a file or a folder.")
     if not single:
         _check_replaceable(target)
         _check_partial(target)
