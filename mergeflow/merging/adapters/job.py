@@ -22,7 +22,7 @@ from mergeflow.checkpoints.writer import StreamWriter, write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.configuration import adapter_config, loading_notes
 from mergeflow.merging.adapters.factors import lines
-from mergeflow.merging.adapters.reduction import Reduction, change_of, only_factors
+from mergeflow.merging.adapters.reduction import Reduction, change_of, only_factors, retrained
 from mergeflow.merging.adapters.slots import (
     Slot,
     bias_key,
@@ -156,7 +156,9 @@ class AdapterJob:
             roles = () if summed else whole_roles(reduction.options.embeddings)
             slot = slot_of(name, shape, model.architecture, self.stored, roles, summed)
             # PEFT adapts one of two tied weights alone, and merges adapters of both twice: a tied one is stored whole.
-            if slot is not None and name not in {*self.copies.values(), *self.moved}:
+            whole = name in {*self.copies.values(), *self.moved}
+            whole |= reduction.options.embeddings == "whole" and retrained(states, self.stored[name])
+            if slot is not None and not whole:
                 slots[name] = slot
                 (algebra if summed else others).append(name)
         check_known_experts(self._concerned(), slots, model.architecture)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, not_finite
 from mergeflow.checkpoints.fingerprint import BLOCK
-from mergeflow.checkpoints.lora import EXPERT_STACKS, AddedEntry, ExpertsEntry, LoraEntry
+from mergeflow.checkpoints.lora import EXPERT_STACKS, AddedEntry, DoraEntry, ExpertsEntry, LoraEntry, TokensEntry
 from mergeflow.checkpoints.names import PartEntry
 from mergeflow.checkpoints.reader import LazyStateDict
 from mergeflow.errors import MergeflowError
@@ -201,6 +201,13 @@ def only_factors(base: LazyStateDict, states: Iterable[LazyStateDict], name: str
         for copy in copies
         for start, stop in ((at, min(at + BLOCK, count)) for at in range(0, count, BLOCK))
     )
+
+
+def retrained(states: Iterable[Any], name: str) -> bool:
+    """Whether an adapter holds a tensor whole, as one of `modules_to_save`, and not as factors."""
+    factored = DoraEntry | TokensEntry | AddedEntry
+    held = [state for state in states if state.is_task_vector and name in state.absolute]
+    return any(not isinstance(_whole(state.entries[name]), factored) for state in held)
 
 
 def _whole(entry: Any) -> Any:

@@ -29,6 +29,7 @@ VARIANTS = {
     "head": ("llama", {"target_modules": ["q_proj", "lm_head"]}),
     "embedding": ("llama", {"target_modules": ["v_proj", "embed_tokens"]}),
     "saved": ("llama", {"target_modules": ["v_proj"], "modules_to_save": ["lm_head"]}),
+    "saved_inside": ("llama", {"target_modules": ["v_proj"], "modules_to_save": ["o_proj"]}),
 }  # fmt: skip
 
 
