@@ -127,8 +127,11 @@ class Claim:
             setting=setting or self.setting,
         )
 
-    def judge(self, rows: pd.DataFrame) -> Finding:
+    def judge(self, rows: pd.DataFrame, judged: "dict[Claim, Finding] | None" = None) -> Finding:
         """Hold the claim against tidy rows.
+
+        Args:
+            judged: what claims on the same rows needed so far; several often need the same.
 
         Example:
             >>> claim = Claim("M2", "It rises.", lambda rows: {"N = 1 → 8": rows.gain}, low=1)
@@ -136,7 +139,10 @@ class Claim:
             >>> finding.verdict, finding.measured
             ('holds', 'N = 1 → 8: 5.5 ± 1.2 points')
         """
-        need = self.needs.judge(rows) if self.needs else None
+        judged = {} if judged is None else judged
+        if self.needs and self.needs not in judged:
+            judged[self.needs] = self.needs.judge(rows)
+        need = judged[self.needs] if self.needs else None
         holds, measured = self.decide(rows) if self.decide else self._measured(rows)
         testable = measured != UNMEASURED and (need is None or need.holds is True)
         return Finding(

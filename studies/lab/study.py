@@ -83,10 +83,10 @@ class Result:
         Raises:
             MergeflowError: names every claim that fails on these rows, and where.
         """
-        findings, faults = [], []
+        findings, faults, judged = [], [], dict[Claim, Finding]()
         for claim in self._of(self.study.claims):
             try:
-                findings.append(claim.judge(self.rows))
+                findings.append(claim.judge(self.rows, judged))
             except Exception as error:
                 at = traceback.extract_tb(error.__traceback__)[-1]
                 says = claim.says if isinstance(claim.says, str) else claim.of

@@ -15,7 +15,6 @@ from mergeflow.modalities.preparing import find_preparation
 from tasks.memory import check_project
 from tasks.project.new import new_project
 from tasks.project.validate_params import check_base, source_faults, validate_params
-from tests.flows.small_project import run_in
 from tests.project_folder import change_params
 from tests.toy_project import make_toy_project
 
@@ -183,7 +182,8 @@ def test_a_base_that_cannot_be_is_told_before_the_data_are_prepared(
 def test_a_push_without_a_remote_is_told_before_anything_runs(tmp_path: Path) -> None:
     """After hours of training it was `dvc push` that said so, and no result was printed."""
     project = make_toy_project(tmp_path / "toy")
-    assert run_in(project, "dvc", "init", "--no-scm", "--quiet").returncode == 0
+    (project / ".dvc").mkdir()  # as `dvc init --no-scm` does
+    (project / ".dvc/config").write_text("[core]\n    no_scm = True\n")
     with pytest.raises(MergeflowError, match=r"--push has nowhere to go: name a remote, `dvc remote add"):
         bring_up_to_date(project, Console(quiet=True), push=True)
     assert not (project / "outputs/data").exists()
