@@ -132,6 +132,7 @@ def _downloaded(repo: str, revision: str | None) -> Path:
 PICKLES = (".pt", ".pth", ".bin", ".ckpt")
 # Keys under which training runs keep a model's state dict, in order of preference; `module` is DeepSpeed's.
 _NESTED = ("state_dict", "model_state_dict", "model", "module")
+_ADVICE = f"Save the state dict alone, or under one of the keys {', '.join(_NESTED)}."
 
 
 def is_pickle(path: Path) -> bool:
@@ -169,10 +170,11 @@ def _notes_of_training() -> list[Any]:
     """Return classes that training scripts often save along with tensors, and whose loading runs no code."""
     import numpy as np
 
-    scalar = np.float64(0).__reduce__()[0]
-    names = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+    makers = {"scalar": np.float64(0).__reduce__()[0], "_reconstruct": np.zeros(1).__reduce__()[0]}
+    places = ("numpy.core.multiarray", "numpy._core.multiarray")
+    functions = [(function, f"{place}.{name}") for place in places for name, function in makers.items()]
     kinds = {type(np.dtype(kind)) for kind in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"}
-    return [Namespace, np.dtype, *kinds, *((scalar, name) for name in names)]
+    return [Namespace, np.dtype, np.ndarray, *kinds, *functions]
 
 
 def _refused(path: Path, start: bytes, reason: str) -> MergeflowError:
@@ -200,7 +202,8 @@ def _refused(path: Path, start: bytes, reason: str) -> MergeflowError:
 def _unwrap(loaded: Any, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the model's state dict in a checkpoint, and a note that names the others."""
     if not isinstance(loaded, Mapping):
-        raise MergeflowError(f"'{path}' holds a {type(loaded).__name__}, not a state dict of named tensors.")
+        kind = type(loaded).__name__
+        raise MergeflowError(f"'{path}' holds a {kind}, not a state dict of named tensors. {_ADVICE}")
     states = _states(loaded)
     chosen = _chosen(list(states))
     if len(chosen) != 1:
@@ -279,18 +282,17 @@ def _may_hold_a_model(key: Any) -> bool:
 
 
 def _no_state(loaded: Mapping[Any, Any], path: Path, several: list[tuple[str, ...]]) -> MergeflowError:
-    advice = f"Save the state dict alone, or under one of the keys {', '.join(_NESTED)}."
     if several:
         listed = ", ".join(".".join(keys) for keys in several[:5])
         line = _file_of(path, several[0])
-        return MergeflowError(f"'{path}' holds {len(several)} state dicts: {listed}. {advice[:-1]}: {line}")
+        return MergeflowError(f"'{path}' holds {len(several)} state dicts: {listed}. {_ADVICE[:-1]}: {line}")
     key = next((key for key in _NESTED if isinstance(loaded.get(key), Mapping)), None)
     if key is not None:
         return _no_state(loaded[key], path, [])
     if not loaded:
-        return MergeflowError(f"'{path}' holds an empty state dict. {advice}")
+        return MergeflowError(f"'{path}' holds an empty state dict. {_ADVICE}")
     odd = [str(key) for key, value in loaded.items() if not (isinstance(key, str) and isinstance(value, torch.Tensor))]
-    return MergeflowError(f"'{path}' has entries that are not named tensors: {', '.join(odd[:5])}. {advice}")
+    return MergeflowError(f"'{path}' has entries that are not named tensors: {', '.join(odd[:5])}. {_ADVICE}")
 
 
 # The weights of a model folder in the order in which `from_pretrained` of transformers looks for them.

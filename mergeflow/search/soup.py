@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from mergeflow.checkpoints.formats import PICKLES
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import Recipe, make_recipe, merge, prepare
+from mergeflow.merging import Recipe, check_recipe, make_recipe, merge, prepare
 from mergeflow.merging.files.output import identity_of
 from mergeflow.merging.files.plan import open_inputs
 from mergeflow.search.candidates import Journal
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Weights = Literal["uniform", "linear", "greedy"]
 _ENDS = "|".join(map(re.escape, (".safetensors", ".pth.tar", *PICKLES)))
 # Lightning writes `epoch=3-step=120.ckpt`.
-_CHECKPOINT = re.compile(rf"(?:epoch=\d+-)?(?:checkpoint|step|epoch)[-_=]?(\d+)(?:{_ENDS})?$")
+_CHECKPOINT = re.compile(rf"(?:epoch=\d+-)?(?:checkpoint|step|epoch|iter|model)[-_=]?(\d+)(?:{_ENDS})?$")
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ def soup(
     rising = {name: float(place + 1) if weights == "linear" else 1.0 for place, name in enumerate(places)}
     if score is None:
         return _made(places, rising, out, {}, (), force)
+    check_recipe(_recipe(places, rising, out), force=force)
     with _SoupScores(places, score, Path(out)) as judged:
         scores = {name: judged.of({name: 1.0}) for name in places}
         warnings = judged.barrier(scores)

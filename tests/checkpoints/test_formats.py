@@ -91,6 +91,7 @@ CHECKPOINTS = {
     "numbers in the state dict": {"state_dict": {**WEIGHTS, "a._extra_state": None}, "rng": torch.ones(3)},
     "counters of their own": {"net": WEIGHTS, "progress": {"step": torch.tensor(3)}},
     "options and a NumPy score": {"model": WEIGHTS, "args": Namespace(lr=0.1), "best": np.float64(0.5)},
+    "NumPy's random state": {"model": WEIGHTS, "rng": np.random.RandomState(0).get_state(), "history": np.ones((2, 3))},
 }
 
 
@@ -128,6 +129,7 @@ def test_a_moving_average_beside_the_weights_is_named(tmp_path, key, chosen):
         ({"state_dict": {"w": torch.ones(2), "packed": (torch.ones(2), 0.1)}}, "are not named tensors: packed"),
         ({"rng_state": torch.ones(2), "model_a": WEIGHTS, "model_b": OTHERS}, "not named tensors: model_a, model_b"),
         ({"optimizer": OPTIMIZER}, "entries that are not named tensors: optimizer"),
+        ([WEIGHTS], r"a list, not a state dict of named tensors\. Save the state dict alone, or under one of the keys"),
         ({"w": torch.ones(2, device="meta")}, "on torch's device `meta`, without data: save the loaded model"),
     ],
 )

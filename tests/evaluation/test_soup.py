@@ -17,9 +17,17 @@ from tests.command import invoke
 
 ROOT = Path(__file__).parents[2]
 SCORERS = """
+from pathlib import Path
+
+
 def closeness(state, candidate):
     assert candidate.split == "validation"
+    assert not (Path("stop").exists() and state["w"][0] == 0.5), "stopped at the last one"
     return {"ones": -float(abs(state["w"] - 1).mean())}
+
+
+def unscored(state, candidate):
+    raise AssertionError
 
 
 def ends(state, candidate):
@@ -49,8 +57,8 @@ def test_checkpoints_are_in_the_order_of_the_run(run):
 
 
 def test_names_that_training_programs_give_are_in_order_of_steps(tmp_path):
-    names = ["epoch=0-step=90.ckpt", "epoch=1-step=180.ckpt", "checkpoint_0200.pth.tar"]
-    for name in (*names, "last.ckpt", "epoch=1-step=180-v1.ckpt"):
+    names = ["model_3.pth", "epoch=0-step=90.ckpt", "epoch=1-step=180.ckpt", "checkpoint_0200.pth.tar", "iter_300.pth"]
+    for name in (*names, "last.ckpt", "epoch=1-step=180-v1.ckpt", "model-00001-of-00002.safetensors"):
         (tmp_path / name).touch()
     assert list(checkpoints_of(tmp_path)) == names
 
@@ -110,6 +118,16 @@ def test_adapters_that_name_no_base_are_refused(adapters, score):
     ):
         soup(adapters, "soup", score=score)
     assert not Path("soup").exists()
+    assert not list(Path().glob(".*.scores"))
+
+
+def test_what_cannot_be_averaged_or_written_is_said_before_anything_is_scored(run):
+    Path("mine.safetensors").write_bytes(b"precious")
+    with pytest.raises(MergeflowError, match="was not made by a merge"):
+        soup(run, "mine.safetensors", weights="greedy", score="scorers.py:unscored")
+    write_checkpoint("run/checkpoint-100/model.safetensors", {"w": torch.zeros(5)})
+    with pytest.raises(MergeflowError, match=r"'w' of shape \[4\], base has \[5\]"):
+        soup(run, "soup", weights="greedy", score="scorers.py:unscored")
     assert not list(Path().glob(".*.scores"))
 
 
@@ -190,14 +208,14 @@ def test_a_killed_soup_goes_on_with_the_scores_it_has(run):
 
 
 def test_scores_of_other_checkpoints_do_not_count(run):
-    Path("run.safetensors").mkdir()
-    with pytest.raises(MergeflowError, match="is a folder"):
+    Path("stop").touch()
+    with pytest.raises(MergeflowError, match="stopped at the last one"):
         soup(run, "run.safetensors", score="scorers.py:closeness")
     assert Path(".run.safetensors.scores").exists()
-    write_checkpoint("run/checkpoint-100/model.safetensors", {"w": torch.full((4,), 1.0)})
-    Path("run.safetensors").rmdir()
+    write_checkpoint("run/checkpoint-9/model.safetensors", {"w": torch.full((4,), 1.0)})
+    Path("stop").unlink()
     made = soup(run, "run.safetensors", score="scorers.py:closeness")
-    assert made.scores["checkpoint-100"] == 0
+    assert made.scores["checkpoint-9"] == 0
 
 
 def test_the_pages_python_runs(run):
