@@ -134,6 +134,7 @@ def _changed_code(study: Study, commit: str) -> str:
     top = Path(_git(study.root, "rev-parse", "--show-toplevel"))
     names = _git(study.root, "diff", "--name-only", commit, "--", ":/").splitlines() if commit else []
     changed = [name for name in names if (top / name).resolve() in files]
+    changed.sort(key=lambda name: not name.startswith("studies/"))
     if not changed:
         return "code: other code measured it; which, git does not say here"
     more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
