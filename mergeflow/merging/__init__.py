@@ -10,10 +10,10 @@ from mergeflow.merging.catalog import MethodCall, configure, get, methods
 
 if TYPE_CHECKING:
     from mergeflow.merging.execution.direction import Direction, prepare
-    from mergeflow.merging.files.plan import Plan, check_recipe
+    from mergeflow.merging.files.plan import Plan
     from mergeflow.merging.files.recipe import Recipe, load_recipe, make_recipe
     from mergeflow.merging.linalg.spectra import FactorCache
-    from mergeflow.merging.streaming import Merged, merge
+    from mergeflow.merging.streaming import Merged, check_recipe, merge
 
 _HOMES = {
     "Direction": "mergeflow.merging.execution.direction",
@@ -21,7 +21,7 @@ _HOMES = {
     "Merged": "mergeflow.merging.streaming",
     "Plan": "mergeflow.merging.files.plan",
     "Recipe": "mergeflow.merging.files.recipe",
-    "check_recipe": "mergeflow.merging.files.plan",
+    "check_recipe": "mergeflow.merging.streaming",
     "load_recipe": "mergeflow.merging.files.recipe",
     "make_recipe": "mergeflow.merging.files.recipe",
     "merge": "mergeflow.merging.streaming",

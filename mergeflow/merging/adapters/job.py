@@ -92,9 +92,16 @@ class AdapterJob:
         dtype = getattr(torch, recipe.dtype) if recipe.dtype else None
         self.found = Reduction(self.engine, plan.call.scale, recipe.adapter, dtype)
 
+    def check(self) -> None:
+        """Refuse patterns of ranks that fit nothing, and experts of a mixture that no adapter can hold."""
+        self.found.check_patterns(self.stored)
+        architecture, shapes = self.inputs.model.architecture, self._concerned()
+        slots = [name for name, shape in shapes.items() if slot_of(name, shape, architecture, self.stored, (), False)]
+        check_known_experts(shapes, slots, architecture)
+
     def write(self, target: Path) -> Made:
         """Write the folder beside its final name and rename it when it is whole."""
-        self.found.check_patterns(self.stored)
+        self.check()
         slots = self._reduce()
         changed = self._changed(slots)
         if not changed and not self.found.factors:
@@ -161,7 +168,6 @@ class AdapterJob:
             if slot is not None and not whole:
                 slots[name] = slot
                 (algebra if summed else others).append(name)
-        check_known_experts(self._concerned(), slots, model.architecture)
         self.engine.first_passes()
         reduction.sum_adapters({name: self.stored[name] for name in algebra}, slots)
         reduction.approximate({name: self.stored[name] for name in others}, slots)

@@ -39,7 +39,7 @@ from mergeflow.merging.execution.engine import (
 )
 from mergeflow.merging.execution.reader import Stacks, Unit, model_of
 from mergeflow.merging.files.output import check_place, lock_output, output_infos, shard_names, writing
-from mergeflow.merging.files.recipe import AnyRecipe, Recipe, Resolve, as_recipe, local_path
+from mergeflow.merging.files.recipe import Recipe, Resolve, local_path
 from mergeflow.merging.files.steps import Mixture, Slices, mixed, stacked, step_named
 from mergeflow.merging.linalg.spectra import one_thread
 from mergeflow.merging.matrices import Treatment, survey
@@ -562,26 +562,6 @@ class Plan:
             *(f"note          {note}" for note in self.notes),
             *(f"warning       {warning}" for warning in self.warnings),
         ]
-
-
-def check_recipe(
-    recipe: AnyRecipe, resolve: Resolve | None = None, buffer: int = BUFFER, *, force: bool = False
-) -> Plan:
-    """Validate a recipe against its files and return the plan of the merge; reads headers only.
-
-    Args:
-        recipe, resolve: As `merge` takes them.
-        buffer: Bytes the merge may hold beyond its largest stack.
-        force: Whether the merge may replace a file that mergeflow did not make.
-    """
-    recipe, _ = choose_device(as_recipe(recipe), resolve)
-    with open_inputs(recipe, resolve) as inputs:
-        plans: list[Plan] = []
-        together(
-            lambda: plans.append(make_plan(recipe, inputs, buffer)),
-            lambda: recipe.out is None or check_target(recipe, inputs, force),
-        )
-        return plans[0]
 
 
 def choose_device(recipe: Recipe, resolve: Resolve | None = None) -> tuple[Recipe, tuple[str, ...]]:

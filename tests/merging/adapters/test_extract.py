@@ -14,7 +14,7 @@ from transformers.models.auto import modeling_auto
 from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.commands.derived import add_commands
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import merge
+from mergeflow.merging import check_recipe, merge
 from mergeflow.merging.adapters.configuration import loading_notes
 from tests.command import invoke
 from tests.merging.families import shrunk
@@ -61,8 +61,8 @@ def outputs(model, name):
         return model(tokens, **given).logits
 
 
-def extracted(folder, out="adapter", ignore=None, **adapter):
-    return merge(
+def extracted(folder, out="adapter", ignore=None, run=merge, **adapter):
+    return run(
         {
             "method": "task_arithmetic",
             "args": {"scale": 1.0},
@@ -339,8 +339,9 @@ def test_what_no_adapter_can_hold_is_refused_with_the_way_out(tmp_path):
         extracted(tmp_path)
     assert not (tmp_path / "adapter").exists()
     saved(tmp_path, "dbrx")
-    with pytest.raises(MergeflowError, match="experts of a mixture that no adapter can hold"):
-        extracted(tmp_path)
+    for run in (check_recipe, merge):
+        with pytest.raises(MergeflowError, match="experts of a mixture that no adapter can hold"):
+            extracted(tmp_path, run=run)
     saved(tmp_path, "gpt_oss")
     with pytest.raises(MergeflowError, match=r"4 tensors .*biases of stacked experts.*ignore: \['\*experts\*bias'\]"):
         extracted(tmp_path)
@@ -356,6 +357,8 @@ def test_a_pattern_of_ranks_that_fits_no_matrix_is_refused(tmp_path):
     saved(tmp_path, "llama")
     with pytest.raises(MergeflowError, match=r"--rank-of.*fits '\*\.nope\.\*'\. Matrices are such as '.*\.weight'"):
         extracted(tmp_path, ranks={"*.mlp.*": 2, "*.nope.*": 3})
+    with pytest.raises(MergeflowError, match="fits '"):
+        extracted(tmp_path, ranks={"*.nope.*": 3}, run=check_recipe)
     assert not (tmp_path / "adapter").exists()
     saved(tmp_path, "mixtral")
     extracted(tmp_path, ranks={"*gate_up_proj[[]0]*": 3})
