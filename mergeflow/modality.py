@@ -133,7 +133,7 @@ class Network:
     def load(self, state: State) -> None:
         expected = self.state()
         if state.keys() != expected.keys() or any(state[name].shape != expected[name].shape for name in expected):
-            check_fit("the state", state, expected)
+            check_fit(f"'{state.path}'" if hasattr(state, "path") else "the state", state, expected)
         for name, tensor in expected.items():
             tensor.copy_(state[name])
 
@@ -148,10 +148,12 @@ def check_fit(source: str, state: State, expected: State) -> None:
         if name in state and state[name].shape != tensor.shape
     ]
     if problems:
+        tower = all(name.startswith("visual.") for name in expected)
         raise MergeflowError(
             f"{source} does not fit the model, {len(problems)} differences:\n"
             + "\n".join(problems)
             + "\nChoose the architecture that the weights were trained with."
+            + (" Of a CLIP give the image tower alone, the tensors `visual.*`." if tower else "")
         )
 
 

@@ -208,6 +208,16 @@ def test_out_proj_sees_the_joined_heads(batch_first: bool, masked: bool):
     torch.testing.assert_close(explained, module.last.square().sum(-1).mean())
 
 
+def test_weights_of_a_whole_clip_are_named_with_the_part_that_is_read(world: Path, tmp_path: Path):
+    path = tmp_path / "whole.pt"
+    torch.save({"state_dict": load_clip("pocket-clip").model.state_dict()}, path)
+    order = StatisticOrder("gram", str(path), str(world / "data/red"), "pocket-clip", samples=2)
+    with pytest.raises(
+        MergeflowError, match=r"(?s)'.*whole\.pt' does not fit.*logit_scale: not expected.*`visual\.\*`"
+    ):
+        write_statistic(order, tmp_path / "gram.safetensors")
+
+
 def test_deterministic_and_independent_of_batches(world: Path):
     model = model_of(world / "experts/red.safetensors")
     images = ten_images(world)
