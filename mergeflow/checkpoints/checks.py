@@ -51,9 +51,11 @@ def check_compatible(base: Mapping[str, Tensor], experts: Mapping[str, Mapping[s
     for fault in faults:
         groups.setdefault((fault.expert, fault.what, pattern_of(fault.tensor)), []).append(fault)
     shown = "\n".join(f"  - {_described(group, expected)}" for group in groups.values())
+    patterns = sorted({pattern_of(fault.tensor) for fault in faults if not fault.what.startswith(_LACKS)})
+    ignore = patterns if 0 < len(patterns) <= 8 else "[patterns]"
     raise MergeflowError(
         f"{len(faults)} mismatch{'es' * (len(faults) > 1)} between the base and the experts:\n{shown}\n"
-        "Every expert must be a fine-tuned copy of this base: check the paths. In a recipe, `ignore: [patterns]` "
+        f"Every expert must be a fine-tuned copy of this base: check the paths. In a recipe, `ignore: {ignore}` "
         "leaves tensors as the base has them, and `missing: base` takes what an expert lacks from the base."
     )
 
@@ -91,7 +93,7 @@ def _check_weights(owner: str, infos: Mapping[str, TensorInfo], expected: Collec
         )
 
 
-_UNKNOWN = "has {}, unknown to the base"
+_LACKS, _UNKNOWN = "lacks {} ", "has {}, unknown to the base"
 _OTHER_SHAPE = "has {} of shape "
 
 
@@ -152,7 +154,7 @@ def _mismatches(expert: str, expected: Mapping[str, TensorInfo], state: Mapping[
     for name, info in expected.items():
         if name not in infos:
             if not partial:
-                faults.append(_Mismatch(expert, name, f"lacks {{}} {list(info.shape)}"))
+                faults.append(_Mismatch(expert, name, f"{_LACKS}{list(info.shape)}"))
         elif infos[name].shape != info.shape:
             shapes = f"{list(infos[name].shape)}, base has {list(info.shape)}"
             faults.append(_Mismatch(expert, name, _OTHER_SHAPE + shapes, partial, infos[name].shape))

@@ -113,6 +113,22 @@ def test_all_mismatches_are_listed_at_once(files):
     assert "'expert2' has tensor 'bias' of torch.int8, base has torch.float32" in text
 
 
+def test_a_mismatch_of_few_tensors_names_what_leaves_them_out(files):
+    """As a classifier's head, which the pre-trained base does not have."""
+    _, experts = awkward(torch.float32)
+    headed = {**experts["expert1"], "classifier.bias": torch.ones(2), "classifier.weight": torch.ones(2, 3)}
+    del headed["logit_scale"]
+    write_checkpoint(files / "expert1.safetensors", headed)
+    with pytest.raises(
+        MergeflowError, match=r"`ignore: \['classifier\.bias', 'classifier\.weight'\]`.*`missing: base`"
+    ):
+        merge(recipe(files))
+    with open_checkpoint(
+        merge(recipe(files, ignore=["classifier.bias", "classifier.weight"], missing="base")).path
+    ) as made:
+        assert not [name for name in made if "classifier" in name]
+
+
 def test_experts_may_have_other_types_than_the_base(files):
     _, experts = awkward(torch.float16)
     write_checkpoint(files / "expert1.safetensors", experts["expert1"])
