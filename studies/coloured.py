@@ -1,4 +1,4 @@
-"""Studies `coloured_digits`, `coloured_clip`, `coloured_clip_head`: does the theory of λ hold for coloured digits?
+"""Studies `coloured_digits`, `coloured_clip`, `fashion_coloured`, …: does the theory of λ hold for coloured pictures?
 
 **Question.** The paper's own experiment: tasks that differ in how colour goes with parity, so that two of them are
 irrelevant, aligned or contradictory. Do the λ that add and unlearn a task fall where the theory says? Is a third
