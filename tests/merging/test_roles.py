@@ -307,6 +307,8 @@ def test_a_model_folder_brings_its_config_for_files_named_as_its_weights(tmp_pat
         ("qformer.encoder.layer.0.output_query.dense.weight", "mlp"),
         ("levit.encoder.stages.0.layers.0.module.queries_keys_values.linear.weight", "attention"),
         ("levit.encoder.stages.0.layers.1.module.linear_up.linear.weight", "mlp"),
+        ("head_dist.linear.weight", "head"),  # LeViT and RepViT of timm, whose heads begin with a norm
+        ("head.head.l.weight", "head"),
         ("vision_tower.timm_model.stages.3.blocks.0.token_mixer.qkv.weight", "attention"),
         ("embed_tokens_extend.audio_embed.encoder.encoders.0.self_attn.q_proj.weight", "attention"),
         ("embed_tokens_extend.image_embed.img_processor.head.mlp.fc1.weight", "mlp"),

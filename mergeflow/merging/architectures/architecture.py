@@ -46,7 +46,7 @@ VOCABULARY: Patterns = (
     (r"_clip\.scale$|_sconv\.static_weight$", "other"),
     (r"relative_(?:attention_bias|position)|rel_embeddings|rel_pos|inv_freq|rotary_emb|alibi", "position"),
     (rf"embed_out\.|lm_head|predictions?\.|{_B}lm_predictions|vocab_(?:transform|projector)|final_logits_bias", "head"),
-    (rf"classifier\.|classification_head|{_B}(?:score|qa_outputs|fc|head|head_dist)\.\w+$", "head"),
+    (rf"classifier\.|classification_head|{_B}(?:score|qa_outputs|fc|head(?:_dist)?(?:\.l(?:inear)?)?)\.\w+$", "head"),
     (rf"{_B}\w+(?<!\.[qkv])_head\.\w+$|(?:^|(?<!mlp)\.)proj_out\.\w+$|{_B}logits_\w+\.\w+$", "head"),
     (r"\boutput_projection\.|^pred_layer\.|^lm_loss\.|(?:^|\bhead\.)decoder\.(?:weight|bias)$", "head"),
     (r"^output\.(?:weight|bias)$", "head"),
