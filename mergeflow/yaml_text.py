@@ -150,5 +150,7 @@ def _described(error: Exception, text: str) -> str:
             return f"line {at.line + 1} has a tab where YAML takes spaces alone"
         if "another document" in str(error.problem):
             return f"it holds several documents, the second from line {error.problem_mark.line + 1} on, expected one"
+        if "alias" in f"{error.context} {error.problem}":
+            return f"in line {at.line + 1} a text that begins with * needs quotes, as '*.bias' has here"
         return f"{error.problem} (line {error.problem_mark.line + 1})"
     return str(error).splitlines()[0].removesuffix(".")

@@ -42,6 +42,12 @@ def test_numbers_in_old_notations_are_refused(number: str, text: str) -> None:
     assert str(parse_yaml(text.format(f"'{number}'"), "text")).count(number) == 1
 
 
+@pytest.mark.parametrize("text", ["*.mlp.*", "ignore: [*.bias]", "only:\n- *bias"])
+def test_a_pattern_without_quotes_is_told_of_them(text: str) -> None:
+    with pytest.raises(MergeflowError, match=r"is not valid YAML: .*begins with \* needs quotes"):
+        parse_yaml(text, "text")
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, "- " * 50_000 + "1", "{a: " * 20_000 + "1" + "}" * 20_000])
 def test_deep_nesting_is_an_error_and_ends_no_process(text: str) -> None:
     with pytest.raises(MergeflowError, match="text is not valid YAML"):

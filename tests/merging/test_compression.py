@@ -181,6 +181,28 @@ def test_one_task_costs_the_bytes_of_its_part_alone(name, tmp_path, monkeypatch)
     assert own_bytes < path.stat().st_size - 0.9 * others
 
 
+@pytest.mark.parametrize("note", ["", "x", "[]", "null", "3", '{"name": "emr"}', '["a"]', '{"w": "F32"}', None])
+@pytest.mark.parametrize("key", ["compressor", "tasks", "base", "dtypes"])
+def test_damaged_notes_are_said(tmp_path, key, note):
+    base, experts = single_tensor(draw(2, 8, 8))
+    write_checkpoint(tmp_path / "base.safetensors", base)
+    compress(configure_compressor("emr"), base, experts).write(tmp_path / "all.safetensors")
+    with open_checkpoint(tmp_path / "all.safetensors") as state:
+        notes = {**state.metadata, f"mergeflow.{key}": note}
+        parts = {name: state[name].clone() for name in state}
+    notes = {name: text for name, text in notes.items() if text is not None}
+    write_checkpoint(tmp_path / "all.safetensors", parts, notes)
+    with pytest.raises(MergeflowError, match=r"safetensors' is damaged \(|unknown task 'e0'|of another scheme"):
+        extract_task(tmp_path / "all.safetensors", "e0", tmp_path / "base.safetensors")
+
+
+def test_names_that_would_share_a_place_are_refused():
+    base = {"x/w": torch.zeros(4), "w": torch.zeros(4)}
+    experts = {task: {name: torch.ones(4) for name in base} for task in ("a", "a/x")}
+    with pytest.raises(MergeflowError, match=r"'task/a/x/w/mask' would be stored twice.*without a slash"):
+        compress(configure_compressor("emr"), base, experts)
+
+
 def test_errors(tmp_path):
     base, experts = single_tensor(draw(2, 8, 8))
     write_checkpoint(tmp_path / "base.safetensors", base)

@@ -8,13 +8,14 @@ from threading import Lock
 from typing import Any
 
 import torch
+from pydantic import BaseModel, Json, ValidationError
 from torch import Tensor
 
 from mergeflow.checkpoints.checks import all_finite, check_all_copied, check_compatible, infos_of
 from mergeflow.checkpoints.fingerprint import fingerprint, matches, short
 from mergeflow.checkpoints.formats import open_checkpoint
 from mergeflow.checkpoints.header import CODES, DTYPES, DType
-from mergeflow.checkpoints.reader import KIND
+from mergeflow.checkpoints.reader import KIND, LazyStateDict
 from mergeflow.checkpoints.writer import write_checkpoint
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.merging.compression.compressor import CompressorCall, Payload, Stored, configure_compressor
@@ -90,6 +91,8 @@ def compress(
             return
         named = _named(unit.name, result, model.experts, infos[unit.name].dtype)
         with lock:
+            if twice := sorted(named.keys() & stored.keys()):
+                raise MergeflowError(f"'{twice[0]}' would be stored twice: name the tasks without a slash.")
             stored.update({name: tensor.to("cpu", copy=True) for name, tensor in named.items()})
 
     engine.first_passes()
@@ -137,13 +140,11 @@ def extract_task(path: str | Path, task: str, base: str | Path | None = None) ->
     with open_checkpoint(path) as state:
         if state.metadata.get(KIND) != "compressed":
             raise MergeflowError(f"'{path}' is not a compressed suite: make one with `mergeflow compress`.")
-        tasks = json.loads(state.metadata["mergeflow.tasks"])
-        if task not in tasks:
-            raise unknown_name("task", task, tasks)
-        record = json.loads(state.metadata["mergeflow.compressor"])
-        call = configure_compressor(record["name"], record["args"])
-        types = {name: DTYPES[code] for name, code in json.loads(state.metadata["mergeflow.dtypes"]).items()}
-        origin = _open_base(call, base, state.metadata["mergeflow.base"])
+        notes = _notes(state)
+        if task not in notes.tasks:
+            raise unknown_name("task", task, notes.tasks)
+        call = configure_compressor(notes.compressor.name, notes.compressor.args)
+        origin = _open_base(call, base, notes.base)
         shared, of_task = _parts(state, "shared/"), _parts(state, f"task/{task}/")
         whole = {key: state[place] for key, place in of_task.pop(_WHOLE, {}).items()}
 
@@ -158,7 +159,35 @@ def extract_task(path: str | Path, task: str, base: str | Path | None = None) ->
             start = origin[name].to(torch.promote_types(dtype.torch, torch.float32)) if origin is not None else None
             return _fitting(name, call.method.decode(Stored(start, common, single, whole), call.arguments), dtype)
 
-        return {name: decoded(name, dtype) for name, dtype in types.items()}
+        try:
+            return {name: decoded(name, DTYPES[code]) for name, code in notes.dtypes.items()}
+        except KeyError as error:
+            raise _damaged(state.path, f"nothing is stored of {error}") from None
+
+
+class _Call(BaseModel):
+    name: str
+    args: dict[str, Any]
+
+
+class _Notes(BaseModel):
+    compressor: Json[_Call]
+    tasks: Json[list[str]]
+    base: str
+    dtypes: Json[dict[str, str]]
+
+
+def _notes(state: LazyStateDict) -> _Notes:
+    """Read what `Compressed.write` noted beside the tensors."""
+    try:
+        return _Notes.model_validate({key.removeprefix("mergeflow."): text for key, text in state.metadata.items()})
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise _damaged(state.path, f"mergeflow.{'.'.join(map(str, fault['loc']))}: {fault['msg']}") from None
+
+
+def _damaged(path: str, fault: str) -> MergeflowError:
+    return MergeflowError(f"'{path}' is damaged ({fault}): make the suite again with `mergeflow compress`.")
 
 
 def _open_base(call: CompressorCall, base: str | Path | None, expected: str) -> Mapping[str, Tensor] | None:
