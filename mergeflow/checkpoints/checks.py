@@ -138,7 +138,7 @@ def _hint(fault: _Mismatch, expected: Mapping[str, TensorInfo]) -> str:
             and rows > shape[:1]
             and may_be_tied(fault.tensor, fault.tensor)
         )
-        return "; its rows are of more tokens: `tokenizer_source: union` in a recipe keeps them" if more else ""
+        return "; if its rows are of tokens, `tokenizer_source: union` in a recipe keeps all of them" if more else ""
     if fault.what != _UNKNOWN:
         return ""
     if fault.partial and fault.tensor.endswith("lm_head.weight"):

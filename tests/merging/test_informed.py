@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from mergeflow.checkpoints import read_state, write_checkpoint
 from mergeflow.errors import MergeflowError
-from mergeflow.merging import configure, prepare
+from mergeflow.merging import configure, merge, prepare
 from mergeflow.merging.learned import learn
 from tests.merging.helpers import draw, single_tensor, svd_k
 
@@ -42,6 +43,25 @@ def test_fisher_refuses_what_is_missing_misshapen_or_negative():
         merged("fisher", thetas, by_expert("fisher", torch.ones(2, 4)))
     with pytest.raises(MergeflowError, match="negative"):
         merged("fisher", thetas, by_expert("fisher", -torch.ones(2, 5)))
+
+
+@pytest.mark.parametrize("choice", [{"only": ["visual.*"]}, {"ignore": ["text.*"]}])
+def test_tensors_that_are_not_merged_need_no_fisher(tmp_path, choice):
+    """`statistics fisher` measures a CLIP's image tower; the text tower of a whole CLIP stays the base's."""
+    base = {"visual.w": torch.zeros(3), "text.w": torch.zeros(2)}
+    sources = {"base": base, "a": {name: value + 1 for name, value in base.items()}, "b": base}
+    sources |= {"fa": {"visual.w": torch.ones(3)}, "fb": {"visual.w": torch.full((3,), 3.0)}}
+    paths = {name: str(tmp_path / f"{name}.safetensors") for name in sources}
+    for name, state in sources.items():
+        write_checkpoint(paths[name], state)
+    recipe = {"method": "fisher", "base": paths["base"], "experts": {name: paths[name] for name in "ab"}}
+    data = {"fisher": {"a": paths["fa"], "b": paths["fb"]}}
+    merge({**recipe, "data": data, **choice}, tmp_path / "out.safetensors")
+    merged = read_state(tmp_path / "out.safetensors")
+    torch.testing.assert_close(merged["visual.w"], torch.full((3,), 0.25))
+    assert torch.equal(merged["text.w"], base["text.w"])
+    with pytest.raises(MergeflowError, match=r"2 statistics do not fit the base:\n  - fisher of 'a', tensor 'text\.w'"):
+        merge({**recipe, "data": data}, tmp_path / "all.safetensors")
 
 
 def test_regmean_formula_and_optimality():

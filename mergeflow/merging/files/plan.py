@@ -19,7 +19,7 @@ from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint, matches, short
 from mergeflow.checkpoints.folders import adapters_of, folder_of
 from mergeflow.checkpoints.formats import open_checkpoint, read_json_if_whole
 from mergeflow.checkpoints.header import TensorInfo
-from mergeflow.checkpoints.reader import BASE, KIND, ComputedEntry, LazyStateDict
+from mergeflow.checkpoints.reader import BASE, KIND, ComputedEntry, LazyStateDict, view
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError, together
 from mergeflow.late import torch
@@ -265,7 +265,7 @@ class _Opened:
             fit.check,
             lambda: check_findings(findings, recipe.allow or ()),
             lambda: _check_origin(base, experts),
-            lambda: _check_statistics(call, base, data),
+            lambda: _check_statistics(call, view(base, [n for n in base if n not in fit.base_only]), data),
         )
         weights, varied, extra = recipe.expert_weights(), recipe.varied_weights(), self._extra_tensors(recipe)
         folders = {name: folder_of(state) for name, state in {"base": base, **experts}.items()}
@@ -370,7 +370,8 @@ def _check_statistics(call: MethodCall, base: LazyStateDict, data: Mapping[str, 
     if faults:
         shown = "\n".join(f"  - {fault}" for fault in faults)
         raise MergeflowError(
-            f"{len(faults)} statistics do not fit the base:\n{shown}\nMake them again with this base and experts."
+            f"{len(faults)} statistics do not fit the base:\n{shown}\nMake them again with this base and experts, "
+            "or leave tensors as the base has them (`only`, `ignore`)."
         )
 
 
