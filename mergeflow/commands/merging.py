@@ -288,8 +288,8 @@ def convert(
     From a configuration of mergekit it writes the same merge as a recipe, or names all that cannot be carried over.
     """
     from mergeflow.merging.files.convert import convert as run
+    from mergeflow.merging.files.mergekit import write_recipe
     from mergeflow.merging.files.recipe import parse_size
-    from mergeflow.merging.mergekit import write_recipe
 
     if Path(source).suffix in (".yml", ".yaml"):
         for note in write_recipe(source, out, dtype=dtype, shard_size=shard_size, force=force):

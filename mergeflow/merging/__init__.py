@@ -9,11 +9,12 @@ from mergeflow.late import late_names
 from mergeflow.merging.catalog import MethodCall, configure, get, methods
 
 if TYPE_CHECKING:
+    from mergeflow.merging.check import check_recipe
     from mergeflow.merging.execution.direction import Direction, prepare
     from mergeflow.merging.files.plan import Plan
     from mergeflow.merging.files.recipe import Recipe, load_recipe, make_recipe
     from mergeflow.merging.linalg.spectra import FactorCache
-    from mergeflow.merging.streaming import Merged, check_recipe, merge
+    from mergeflow.merging.streaming import Merged, merge
 
 _HOMES = {
     "Direction": "mergeflow.merging.execution.direction",
@@ -21,7 +22,7 @@ _HOMES = {
     "Merged": "mergeflow.merging.streaming",
     "Plan": "mergeflow.merging.files.plan",
     "Recipe": "mergeflow.merging.files.recipe",
-    "check_recipe": "mergeflow.merging.streaming",
+    "check_recipe": "mergeflow.merging.check",
     "load_recipe": "mergeflow.merging.files.recipe",
     "make_recipe": "mergeflow.merging.files.recipe",
     "merge": "mergeflow.merging.streaming",

@@ -16,7 +16,7 @@ from mergeflow.checkpoints.folders import config_of
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import BASE, infos_of_file
 from mergeflow.checkpoints.writer import StreamWriter, write_text
-from mergeflow.errors import MergeflowError, together
+from mergeflow.errors import MergeflowError
 from mergeflow.merging.adapters.job import AdapterJob, Made
 from mergeflow.merging.execution.direction import cast, settled
 from mergeflow.merging.execution.engine import BUFFER, Engine
@@ -162,28 +162,6 @@ def merge(
     return Merged(
         target, made.fingerprint, made.inputs, recipe, seconds, (*chosen, *made.notes, *inputs.notes), warnings
     )
-
-
-def check_recipe(
-    recipe: AnyRecipe, resolve: Resolve | None = None, buffer: int = BUFFER, *, force: bool = False
-) -> Plan:
-    """Validate a recipe against its files and return the plan of the merge; reads headers only.
-
-    Args:
-        recipe, resolve: As `merge` takes them.
-        buffer: Bytes the merge may hold beyond its largest stack.
-        force: Whether the merge may replace a file that mergeflow did not make.
-    """
-    recipe, _ = choose_device(as_recipe(recipe), resolve)
-    with open_inputs(recipe, resolve) as inputs:
-        plans: list[Plan] = []
-        together(
-            lambda: plans.append(make_plan(recipe, inputs, buffer)),
-            lambda: recipe.out is None or check_target(recipe, inputs, force),
-        )
-        if recipe.adapter is not None:
-            AdapterJob(recipe, inputs, plans[0], lambda count: None, None, buffer).check()
-        return plans[0]
 
 
 def find_parts(places: str | Path | Sequence[str | Path], out: str) -> list[Path]:

@@ -16,7 +16,7 @@ from mergeflow.checkpoints import open_checkpoint, write_checkpoint
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe, merge
 from mergeflow.merging.catalog import MERGEKIT as METHODS
-from mergeflow.merging.mergekit import converted, write_recipe
+from mergeflow.merging.files.mergekit import converted, write_recipe
 from tests.merging.model_folders import llama, save, tokenizer
 
 LAYERS = 5
@@ -394,7 +394,7 @@ def test_a_window_of_della_for_models_of_one_density():
 def test_the_order_of_steps_does_not_follow_the_hash_seed():
     """A recipe of the same configuration is the same text in every process."""
     program = (
-        "import json; from mergeflow.merging.mergekit import converted; print(json.dumps(converted("
+        "import json; from mergeflow.merging.files.mergekit import converted; print(json.dumps(converted("
         "[{'name': n, 'merge_method': 'linear', 'models': [{'model': 'a'}, {'model': 'b'}]} for n in 'uvwxyz'] + "
         "[{'merge_method': 'linear', 'models': [{'model': n} for n in 'zyxwvu']}])[0]))"
     )

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import make_recipe, merge
-from mergeflow.merging.mergekit import converted
+from mergeflow.merging.files.mergekit import converted
 from tests.merging.families import shrunk
 from tests.merging.mergekit_generator import Generator
 from tests.merging.model_folders import TEXT, llama, save, tokenizer

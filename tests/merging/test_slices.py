@@ -13,7 +13,7 @@ from mergeflow.errors import MergeflowError
 from mergeflow.merging import check_recipe, merge
 from mergeflow.merging.architectures.architecture import family_of
 from mergeflow.merging.architectures.blocks import ENCODERS, STACKED
-from mergeflow.merging.mergekit import converted
+from mergeflow.merging.files.mergekit import converted
 from tests.merging.tiny_models import CAUSAL, loaded, perturb, tiny
 
 transformers = pytest.importorskip("transformers")
