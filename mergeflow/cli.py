@@ -158,8 +158,8 @@ def _name_value(parameter: Any) -> None:
 def _from_home(_context: Any, _parameter: Any, value: Any) -> Any:
     """Put the home folder in place of `~`, where a shell does not: in `--out=~/merged`."""
     if isinstance(value, (list, tuple)):
-        return [os.path.expanduser(part) for part in value]
-    return value if value is None else os.path.expanduser(value)
+        return [Path(os.path.expanduser(part)) for part in value]
+    return value if value is None else Path(os.path.expanduser(value))
 
 
 class Commands(Mapping[str, Any]):
