@@ -59,13 +59,18 @@ def _seen_from(name: str) -> str:
     return "" if Path(name).is_absolute() else f" (seen from '{Path.cwd()}')"
 
 
+def expanded(path: str | Path) -> Path:
+    """Put the home folder in place of `~`; `~name` of nobody stays as it is, where `Path.expanduser` raises."""
+    return Path(os.path.expanduser(path))
+
+
 def fixed_id(name: str) -> str:
     """Return `owner/name@commit` for a model of the cache, so that a recorded recipe reads the same files for ever.
 
     Anything else, such as a path of this machine, is returned unchanged.
     """
     match = _ID.fullmatch(name)
-    if not match or Path(os.path.expanduser(name)).exists():
+    if not match or expanded(name).exists():
         return name
     try:
         folder = from_hub(name)
@@ -82,7 +87,7 @@ def is_id(name: str) -> bool:
 
 def local_folder(name: str) -> Path | None:
     """Return the folder of a model by its path, or by its id in the local cache; the network is not used."""
-    place, match = Path(os.path.expanduser(name)), _ID.fullmatch(name)
+    place, match = expanded(name), _ID.fullmatch(name)
     if place.is_dir():
         return place
     return _cached(*match.groups()) if match and is_id(name) else None
@@ -322,7 +327,7 @@ def open_checkpoint(path: str | Path) -> LazyStateDict:
             LoRA adapter folder, which opens as a task vector. A name that is no path here may be a Hugging Face id,
             `owner/name` or `owner/name@revision`: the local cache is looked at first, then the network.
     """
-    place = Path(os.path.expanduser(path))
+    place = expanded(path)
     try:
         if place.is_dir():
             state = _open_folder(place)

@@ -283,8 +283,7 @@ def open_adapter(folder: Path, config: dict[str, Any], open_file: Callable[[Path
             weight = f"{target.removesuffix(_TOKENS)}.weight"
             entries[weight], infos[weight] = _tokens(stored, name, config)
         elif not target.endswith((_B, _EMBEDDING_B, _OF_TRAINING, *_MAGNITUDES)) and not _BEFORE.search(target):
-            plain, again = _whole_name(stored, target), _RETRAINED.sub("", target)
-            plain = again if PREFIX + again in stored and again != target else plain
+            plain = _whole_name(stored, target)
             if plain not in entries:  # else it is part of an adapted weight
                 entries[plain], infos[plain] = stored.entries[name], stored.infos[name]
     _check_entries(folder, config, entries)
@@ -423,7 +422,8 @@ def _whole_name(stored: LazyStateDict, target: str) -> str:
             f"adapter '{stored.path}' holds '{target}': only LoRA and DoRA of linear weights, convolutions and "
             "embeddings can be merged. Merge the adapter into its base first."
         )
-    return _WRAPPERS.sub("", target)
+    again = _RETRAINED.sub("", target)
+    return again if again != target and PREFIX + again in stored else _WRAPPERS.sub("", target)
 
 
 def _adapted(stored: LazyStateDict, module: str, lora: LoraEntry, info: TensorInfo, dora: bool) -> Entry:

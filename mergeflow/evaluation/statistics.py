@@ -1,6 +1,5 @@
 """Statistics of an expert on its task's examples: Fisher information and Gram matrices, as files for `data:`."""
 
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mergeflow.checkpoints import fingerprint, infos_of, open_checkpoint, write_checkpoint
+from mergeflow.checkpoints.formats import expanded
 from mergeflow.checkpoints.reader import open_safetensors
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.adamerging import RECIPE, open_judged
@@ -221,7 +221,7 @@ def check_estimate(out: Path, inputs: Mapping[str, str], force: bool = False) ->
         inputs: Paths of what is read, by name: never overwritten.
         force: Whether a file that mergeflow did not make may be replaced.
     """
-    check_file(out, {name: os.path.expanduser(path) for name, path in inputs.items()}, force or _is_estimate(out))
+    check_file(out, {name: str(expanded(path)) for name, path in inputs.items()}, force or _is_estimate(out))
 
 
 def check_learned_place(place: Path, recipe: Recipe, inputs: Mapping[str, str], force: bool = False) -> None:

@@ -1,6 +1,5 @@
 """The module that checkpoints are weights of, and a few hundred samples without labels for it."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mergeflow.checkpoints.formats import expanded
 from mergeflow.checkpoints.reader import tied_names
 from mergeflow.data.arrays import array_file, load_split
 from mergeflow.data.locations import decoded
@@ -164,8 +164,8 @@ def open_network(architecture: str, base: Mapping[str, Tensor]) -> Opened:
     """
     if architecture.startswith("torchvision:"):
         return _torchvision(architecture.removeprefix("torchvision:"), base)
-    if (Path(os.path.expanduser(architecture)) / "config.json").is_file():
-        return _transformers(Path(os.path.expanduser(architecture)))
+    if ((folder := expanded(architecture)) / "config.json").is_file():
+        return _transformers(folder)
     from mergeflow.modalities.vision.models import image_model, load_clip
 
     clip = load_clip(architecture)

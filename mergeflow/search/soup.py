@@ -1,7 +1,6 @@
 """Averages of the checkpoints of one training run: a window, rising weights, or those that help on validation."""
 
 import json
-import os
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from mergeflow.checkpoints.formats import PICKLES
+from mergeflow.checkpoints.formats import PICKLES, expanded
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG
 from mergeflow.errors import MergeflowError
 from mergeflow.merging import Recipe, check_recipe, make_recipe, merge, prepare
@@ -96,7 +95,7 @@ def soup(
     Source:
         Wortsman et al., Model soups (ICML 2022), recipe 1; linear weights as in averages of late checkpoints (WSM).
     """
-    places = checkpoints_of(Path(os.path.expanduser(run)), window)
+    places = checkpoints_of(expanded(run), window)
     if weights not in ("uniform", "linear", "greedy"):
         raise MergeflowError(f"weights '{weights}': expected uniform, linear or greedy.")
     if weights == "greedy" and score is None:
@@ -156,7 +155,7 @@ class _SoupScores:
         self._score, facts = open_scorer(read_score(score), "cpu")
         facts["version"] = version()
         facts["checkpoints"] = identity_of({name: str(path) for name, path in self.places.items()})
-        self._journal = _journal(Path(os.path.expanduser(out)).parent / f".{out.name}.scores", facts)
+        self._journal = _journal(expanded(out).parent / f".{out.name}.scores", facts)
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,5 @@
 """Open the base, experts and samples named on the command line."""
 
-import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import typer
 
 from mergeflow import layout
 from mergeflow.checkpoints import open_checkpoint
+from mergeflow.checkpoints.formats import expanded
 from mergeflow.commands.options import print_remarks
 from mergeflow.errors import MergeflowError, unknown_name
 from mergeflow.late import torch
@@ -163,7 +163,7 @@ class ExpertInputs:
 
         if self.architecture is not None:
             return open_network(self.architecture, state)
-        if (Path(os.path.expanduser(base)) / "config.json").is_file():
+        if (expanded(base) / "config.json").is_file():
             return open_network(base, state)
         if self.params is None:
             raise MergeflowError(

@@ -5,7 +5,6 @@ each machine gets what its part reads.
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mergeflow.checkpoints.folders import folder_at
-from mergeflow.checkpoints.formats import COMPANIONS, from_hub, weight_files
+from mergeflow.checkpoints.formats import COMPANIONS, expanded, from_hub, weight_files
 from mergeflow.checkpoints.reader import ABSENT
 from mergeflow.commands.allocation import return_freed_memory
 from mergeflow.merging import make_recipe
@@ -100,7 +99,7 @@ def pack_merge(job: Job, files: Sequence[str], resolve: Resolve | None, store: S
 
 
 def _local(path: str, resolve: Resolve | None) -> Path:
-    place = Path(os.path.expanduser(local_path(path, resolve)))
+    place = expanded(local_path(path, resolve))
     return place if place.exists() else from_hub(path)
 
 

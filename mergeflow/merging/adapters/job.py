@@ -1,7 +1,6 @@
 """One merge on its way from opened inputs to a PEFT folder."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from mergeflow.checkpoints.checks import pattern_of
 from mergeflow.checkpoints.fingerprint import BLOCK, fingerprint
 from mergeflow.checkpoints.folders import config_of, folder_of, named_base
-from mergeflow.checkpoints.formats import open_checkpoint
+from mergeflow.checkpoints.formats import expanded, open_checkpoint
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, INNER, PREFIX, TWICE
 from mergeflow.checkpoints.names import module_in_memory, names_in_memory, tied_copies, unknown_in_memory
@@ -223,7 +222,7 @@ class AdapterJob:
         if origin is not None:
             return origin.name, origin.revision
         base = self.recipe.base
-        if base is None or Path(os.path.expanduser(base)).exists():
+        if base is None or expanded(base).exists():
             return base, None
         name, _, commit = base.partition("@")  # an id with its commit, as a recipe records it
         return name, commit or None

@@ -12,7 +12,7 @@ import yaml
 
 from mergeflow.checkpoints.fingerprint import matches
 from mergeflow.checkpoints.folders import config_of, folder_at, folder_of
-from mergeflow.checkpoints.formats import cached_id, open_checkpoint, read_json
+from mergeflow.checkpoints.formats import cached_id, expanded, open_checkpoint, read_json
 from mergeflow.checkpoints.lora import ADAPTER_WEIGHTS
 from mergeflow.checkpoints.reader import LazyStateDict, open_safetensors
 from mergeflow.errors import MergeflowError, first_line
@@ -82,17 +82,17 @@ def write_licences(recipe: Recipe, inputs: Inputs, folder: Path) -> None:
 
 def _local(name: str, path: str, inputs: Inputs) -> str:
     """Return where a model lies that a recipe names by a path, an id or a reference."""
-    return inputs.paths.get(name, inputs.paths.get(path, str(Path(os.path.expanduser(path)))))
+    return inputs.paths.get(name, inputs.paths.get(path, str(expanded(path))))
 
 
 def hub_id(path: str, place: str) -> str | None:
     """Find the Hub's id of an input: by the recipe, by its place in the Hub's cache, or by its own config.json."""
-    if not Path(os.path.expanduser(path)).exists() and _ID.fullmatch(path.partition("@")[0]):
+    if not expanded(path).exists() and _ID.fullmatch(path.partition("@")[0]):
         return path.partition("@")[0]
     cached = cached_id(str(Path(place).absolute()))
     if cached is not None:
         return cached
-    config = (folder_at(str(Path(os.path.expanduser(place)))) or Path()) / "config.json"
+    config = (folder_at(str(expanded(place))) or Path()) / "config.json"
     named = read_json(config).get("_name_or_path") if config.is_file() else None
     return named if isinstance(named, str) and _ID.fullmatch(named) and not Path(named).exists() else None
 
@@ -140,7 +140,7 @@ def public_name(path: str) -> str:
 
 def _shortened(paths: Sequence[str]) -> Mapping[str, str]:
     shortened = {path: _below(path) for path in paths}
-    outside = {path: Path(os.path.expanduser(path)).parts[1:] for path, short in shortened.items() if short is None}
+    outside = {path: expanded(path).parts[1:] for path, short in shortened.items() if short is None}
     taken = {short for short in shortened.values() if short is not None}
     for path, parts in outside.items():
         others = [other for other in outside.values() if other != parts]
@@ -155,7 +155,7 @@ def _shortened(paths: Sequence[str]) -> Mapping[str, str]:
 
 def _below(path: str) -> str | None:
     """Return a path that names nothing of this machine; None where an absolute one must be shortened."""
-    whole = Path(os.path.expanduser(path))
+    whole = expanded(path)
     if not whole.is_absolute():
         return path
     here = Path.cwd()
@@ -263,7 +263,7 @@ def push(
         dry_run: Check all and send nothing; needs neither a network nor an account.
         say: Takes a line about what is done.
     """
-    place = Path(os.path.expanduser(folder))
+    place = expanded(folder)
     if not _ID.fullmatch(repo):
         raise MergeflowError(f"'{repo}' is not the id of a model on the Hub: expected owner/name.")
     files = _files(place)

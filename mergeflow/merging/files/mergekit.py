@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mergeflow.checkpoints import open_checkpoint
-from mergeflow.checkpoints.formats import read_json_if_whole
+from mergeflow.checkpoints.formats import expanded, read_json_if_whole
 from mergeflow.checkpoints.names import names_in_memory
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
@@ -413,7 +412,7 @@ def _in_place(parts: Sequence[_Part], counts: Collection[int]) -> bool:
 
 def _config(path: str) -> dict[str, Any]:
     """Return a model folder's config.json, empty where it is not here."""
-    return read_json_if_whole(Path(os.path.expanduser(path)) / "config.json")
+    return read_json_if_whole(expanded(path) / "config.json")
 
 
 def _counts(config: Any) -> set[int]:
@@ -457,7 +456,7 @@ def _patterns(modules: Iterable[str], path: str, config: Mapping[str, Any]) -> d
 
 def _inferred(module: str, path: str, config: Mapping[str, Any]) -> str:
     """Return the pattern of a module that mergekit infers, which it calls as transformers has it in memory."""
-    state = open_checkpoint(Path(os.path.expanduser(path)))
+    state = open_checkpoint(path)
     ends = {name: memory[len(module) :] for memory, name in names_in_memory(config, state).items()
             if memory.startswith(f"{module}.")}  # fmt: skip
     places = {name.removesuffix(end) for name, end in ends.items() if name.endswith(end)}
@@ -476,7 +475,7 @@ def _laid(parts: Sequence[_Part], model: str, pattern: str) -> Iterator[tuple[li
     yield [pattern], wholes[0]
     if parts[0].whole:
         return
-    names = fnmatch.filter(open_checkpoint(Path(os.path.expanduser(model))), pattern)
+    names = fnmatch.filter(open_checkpoint(model), pattern)
     blocks = {name: match for name in names if (match := BLOCK.match(name))}
     if behind := [name for name in names if name not in blocks and _BEHIND.search(name)]:
         yield behind, wholes[-1]
@@ -492,7 +491,7 @@ def _stacks(path: str, name: str, patterns: Mapping[str, str]) -> tuple[str, str
         path: A model that has the module.
         patterns: Of all modules; the last that fits a tensor decides.
     """
-    state = open_checkpoint(Path(os.path.expanduser(path)))
+    state = open_checkpoint(path)
     modules = {tensor: module for module, pattern in patterns.items() for tensor in fnmatch.filter(state, pattern)}
     blocks = {tensor: match for tensor in state if (match := BLOCK.match(tensor))}
     stacks = {match.string[: match.start(2) - 1]: modules.get(tensor) for tensor, match in blocks.items()}

@@ -26,7 +26,7 @@ from mergeflow.checkpoints.fingerprint import (
     tensor_digest_of,
 )
 from mergeflow.checkpoints.folders import code_files, named_folders
-from mergeflow.checkpoints.formats import DIFFUSERS, PICKLES, read_json_if_whole
+from mergeflow.checkpoints.formats import DIFFUSERS, PICKLES, expanded, read_json_if_whole
 from mergeflow.checkpoints.header import FLOATS, TensorInfo
 from mergeflow.checkpoints.names import tied_weights, untied_config
 from mergeflow.checkpoints.reader import KIND, TIED, LazyStateDict, open_safetensors
@@ -84,7 +84,7 @@ def check_out(out: str | None, shard_size: int | None, inputs: Mapping[str, str]
     """
     if not out:
         raise MergeflowError("no output: give `out` in the recipe or --out.")
-    target = Path(os.path.expanduser(out))
+    target = expanded(out)
     single = target.suffix == ".safetensors"
     if single and shard_size is not None:
         raise MergeflowError(f"`shard_size` makes a folder, but out is the file '{out}': name a folder, or remove it.")
@@ -505,7 +505,7 @@ def _forget_paths(path: Path) -> None:
     local = {
         key: Path(value).name
         for key, value in config.items()
-        if isinstance(value, str) and _PATHS.fullmatch(key) and Path(os.path.expanduser(value)).is_absolute()
+        if isinstance(value, str) and _PATHS.fullmatch(key) and expanded(value).is_absolute()
     }
     if local:
         write_json(path, {**config, **local})

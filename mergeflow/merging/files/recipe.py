@@ -1,7 +1,6 @@
 """Recipes: descriptions of merges, validated whole before any weight is read, frozen and replayable."""
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ import yaml
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from mergeflow.checkpoints.folders import common_base
-from mergeflow.checkpoints.formats import fixed_id
+from mergeflow.checkpoints.formats import expanded, fixed_id
 from mergeflow.errors import MergeflowError, together, unknown_name
 from mergeflow.merging.catalog import (
     MethodCall,
@@ -228,7 +227,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         path: A YAML or JSON file. Paths inside it are relative to the current folder, like any path on a command line.
         overrides: Changes such as "args.scale=0.5" or "out=merged.safetensors"; values are read as YAML.
     """
-    place = Path(os.path.expanduser(path))
+    place = expanded(path)
     try:
         values = read_yaml(place, "recipe")
     except MergeflowError as error:

@@ -1,7 +1,6 @@
 """Tokenizers and chat templates of model folders: read, chosen, merged and written."""
 
 import json
-import os
 import re
 import shutil
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError, model_validator
 
-from mergeflow.checkpoints.formats import read_json, read_json_if_whole
+from mergeflow.checkpoints.formats import expanded, read_json, read_json_if_whole
 from mergeflow.checkpoints.writer import write_text
 from mergeflow.errors import MergeflowError
 from mergeflow.schema import Frozen
@@ -370,7 +369,7 @@ def read_template(choice: str) -> str | None:
     """Return the text of a choice that is the path of a file, or a template itself; None where it is neither."""
     if "{{" in choice or "{%" in choice:
         return choice
-    path = Path(os.path.expanduser(choice))
+    path = expanded(choice)
     return _text(path) if path.is_file() else None
 
 
