@@ -1,6 +1,7 @@
 """Set the precision of forward passes, and torch's switches, which all threads of a process share."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import Condition, local
@@ -59,6 +60,16 @@ def forward_in(precision: Precision, device: torch.device) -> AbstractContextMan
     if precision == "tf32":
         return arithmetic(tf32=True, deterministic=torch.are_deterministic_algorithms_enabled())
     return nullcontext()
+
+
+def warn_of_slow(precision: Precision, device: torch.device) -> None:
+    """Warn of bfloat16 on a processor without AVX512: a step takes about 15 times as long as in float32."""
+    if precision == "bfloat16" and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        warnings.warn(
+            "precision: this processor has no instructions for bfloat16, in which a step takes many times as long as "
+            "in float32. Write `precision: float32`.",
+            stacklevel=2,
+        )
 
 
 def _hold(kind: Kind) -> None:

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.modules import draws, own_generator
 from mergeflow.modality import Examples, Model, device_of, prefetch
-from mergeflow.training.arithmetic import arithmetic
+from mergeflow.training.arithmetic import arithmetic, warn_of_slow
 from mergeflow.training.batches import Part, plan_batches
 from mergeflow.training.compiling import Forward
 from mergeflow.training.saved import load_state, save_state
@@ -89,6 +89,7 @@ def fine_tune(
     span = span or Span(0, total, 0, total)
     switches = arithmetic(tf32=settings.precision == "tf32", deterministic=settings.deterministic)
     device = device_of(model)
+    warn_of_slow(settings.precision, device)
     # On the processor, models with dropout are trained one after the other: they draw from one generator.
     alone = device.type == "cpu" and draws(model.module)
     with switches, own_generator(seed * 1_000_003 + span.first, device, alone):

@@ -1,6 +1,7 @@
 """The training loop: against plain torch, deterministic, useful, resumable to the bit, with dropout in threads."""
 
 import math
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
@@ -96,6 +97,17 @@ def test_bfloat16_is_near_and_leaves_weights_in_float32(tmp_path: Path) -> None:
     assert {p.dtype for p in rough.parameters()} == {torch.float32}
     assert not torch.equal(weights(rough), weights(exact))
     assert others.rows[-1].loss == pytest.approx(rows.rows[-1].loss, abs=0.02)
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_bfloat16_on_a_processor_without_it_is_warned_of(
+    tmp_path: Path, supported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(tmp_path, FineTuneSettings(steps=1, precision="bfloat16"))
+    assert ["no instructions for bfloat16" in str(warning.message) for warning in caught] == [True] * (not supported)
 
 
 def test_the_head_stays_in_float32_under_bfloat16(tmp_path: Path) -> None:
