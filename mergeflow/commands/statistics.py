@@ -138,7 +138,7 @@ def _write(out: Path, force: bool, **order: Any) -> None:
     if asked.device != "cpu":
         estimate_statistic_memory(asked).announce()
     with progress_bar(asked.kind) as progress:
-        fingerprint, count = write_statistic(asked, out, progress, force=force)
+        fingerprint, count = write_statistic(asked, out, progress, force=force, remark=print_remarks)
     typer.echo(f"{out}  {short(fingerprint)}…  {count} examples of {order['split']}")
 
 

@@ -12,13 +12,16 @@ from torch.nn import functional as F
 
 from mergeflow.checkpoints import fingerprint, infos_of, open_checkpoint, write_checkpoint
 from mergeflow.checkpoints.formats import expanded
+from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import open_safetensors
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.adamerging import RECIPE, open_judged
-from mergeflow.merging import Recipe, load_recipe
+from mergeflow.merging import Recipe, load_recipe, make_recipe, prepare
 from mergeflow.merging.execution.device import check_device
 from mergeflow.merging.files.output import check_file
+from mergeflow.merging.files.plan import open_inputs
 from mergeflow.merging.files.recipe import recipe_text
+from mergeflow.merging.preflight import Remark
 from mergeflow.modalities.catalog import is_recorded
 from mergeflow.modalities.classification import Subset
 from mergeflow.modality import Model, Predictions
@@ -304,7 +307,12 @@ class StatisticOrder:
 
 @arithmetic()
 def write_statistic(
-    order: StatisticOrder, out: str | Path, progress: Progress | None = None, *, force: bool = False
+    order: StatisticOrder,
+    out: str | Path,
+    progress: Progress | None = None,
+    *,
+    force: bool = False,
+    remark: Remark = lambda _notes, _warnings: None,
 ) -> tuple[str, int]:
     """Measure a statistic and write it as safetensors; return its fingerprint and the number of examples used.
 
@@ -314,9 +322,7 @@ def write_statistic(
     """
     check_order(order, Path(out), force)
     model, examples = open_drawn(order)
-    with open_checkpoint(order.expert) as state:
-        model.load(state)
-        source, infos = fingerprint(state), infos_of(state)
+    source, infos = _load_expert(model, order, remark)
     if order.kind == "gram":
         statistic = input_grams(model, examples, batch_size=forward_rows(order), progress=progress)
     else:
@@ -334,6 +340,27 @@ def write_statistic(
         **({"labels": order.labels} if order.kind == "fisher" else {}),
     }
     return write_checkpoint(out, statistic, record), len(examples)
+
+
+def _load_expert(model: Model, order: StatisticOrder, remark: Remark) -> tuple[str, dict[str, TensorInfo]]:
+    """Load the expert, where it is a task vector or an adapter added to the base that the architecture names."""
+    with open_checkpoint(order.expert) as state:
+        if not state.is_task_vector:
+            remark((), state.notes)
+            model.load(state)
+            return fingerprint(state), infos_of(state)
+    if not is_recorded(order.architecture):
+        raise MergeflowError(
+            f"the expert '{order.expert}' is a task vector or an adapter, and --architecture names no base to add it "
+            "to: make the whole model first, by a merge of `task_arithmetic` with scale 1."
+        )
+    expert = {"base": order.architecture, "experts": {"expert": order.expert}}
+    recipe = make_recipe({"method": "task_arithmetic", "args": {"scale": 1.0}, **expert})
+    with open_inputs(recipe) as inputs:
+        remark(inputs.notes, inputs.warnings)
+        whole = prepare(recipe.call(), inputs.base, inputs.experts).at(1.0)
+    model.load(whole)
+    return fingerprint(whole), infos_of(whole)
 
 
 def forward_rows(order: StatisticOrder) -> int:

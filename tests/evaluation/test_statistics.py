@@ -15,6 +15,7 @@ from mergeflow.commands.statistics import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.statistics import StatisticOrder, diagonal_fisher, input_grams, open_drawn, write_statistic
 from mergeflow.merging import load_recipe, merge
+from mergeflow.merging.files.vectors import extract
 from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modalities.heads import Head
 from mergeflow.modalities.vision.models import POCKET_MEAN, POCKET_STD, image_model, load_clip
@@ -216,6 +217,22 @@ def test_weights_of_a_whole_clip_are_named_with_the_part_that_is_read(world: Pat
         MergeflowError, match=r"(?s)'.*whole\.pt' does not fit.*logit_scale: not expected.*`visual\.\*`"
     ):
         write_statistic(order, tmp_path / "gram.safetensors")
+
+
+def test_differences_need_an_architecture_that_names_their_base(world: Path, tmp_path: Path):
+    extract(world / "base.safetensors", world / "experts/red.safetensors", tmp_path / "vector.safetensors")
+    order = StatisticOrder("gram", str(tmp_path / "vector.safetensors"), str(world / "data/red"), "pocket-clip")
+    with pytest.raises(MergeflowError, match=r"is a task vector or an adapter.*make the whole model first"):
+        write_statistic(order, tmp_path / "gram.safetensors")
+
+
+def test_what_an_experts_file_holds_beside_is_said(world: Path, tmp_path: Path):
+    state = dict(open_checkpoint(world / "experts/red.safetensors"))
+    torch.save({"model": state, "model_ema": dict(state)}, tmp_path / "run.pt")
+    said: list[str] = []
+    order = StatisticOrder("gram", str(tmp_path / "run.pt"), str(world / "data/red"), "pocket-clip", samples=2)
+    write_statistic(order, tmp_path / "gram.safetensors", remark=lambda _, warnings: said.extend(warnings))
+    assert "model_ema" in " ".join(said)
 
 
 def test_deterministic_and_independent_of_batches(world: Path):

@@ -1,5 +1,6 @@
 """What merge methods take from examples, on texts: Fisher information, Gram matrices, entropies; and the commands."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ import yaml
 from click.testing import Result
 from safetensors.torch import load_file
 
+from mergeflow.checkpoints import write_checkpoint
 from mergeflow.commands.statistics import add_commands
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.adamerging import entropies, entropy_gradient
 from mergeflow.evaluation.statistics import diagonal_fisher
+from mergeflow.merging.files.vectors import extract
 from mergeflow.modalities.catalog import open_recorded
 from mergeflow.modalities.classification import Subset
 from mergeflow.modalities.heads import load_head
@@ -101,6 +104,31 @@ def test_statistics_of_texts_from_the_command_to_a_merge(project: Path, tmp_path
         gram = load_file(files["mood"])["roberta.encoder.layer.0.attention.self.query.weight"]
         assert gram.shape == (32, 32)
         assert torch.linalg.eigvalsh(gram.double()).min() > -1e-5
+
+
+def test_statistics_of_differences_are_those_of_the_whole_expert(project: Path, tmp_path: Path) -> None:
+    """A task vector was measured as if its differences were weights; an adapter was refused."""
+    base = project / "outputs/base/model.safetensors"
+    name, factors = "roberta.encoder.layer.0.attention.self.query", [torch.randn(2, 32), torch.randn(32, 2)]
+    tuned = load_file(base)
+    tuned[f"{name}.weight"] += 4 * factors[1] @ factors[0]
+    write_checkpoint(tmp_path / "whole.safetensors", tuned)
+    extract(base, tmp_path / "whole.safetensors", tmp_path / "vector.safetensors")
+    (tmp_path / "adapter").mkdir()
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["query"]}
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(settings))
+    adapter = {f"base_model.model.{name}.lora_{side}.weight": each for side, each in zip("AB", factors, strict=True)}
+    write_checkpoint(tmp_path / "adapter/adapter_model.safetensors", adapter)
+    made = []
+    for expert in ("whole.safetensors", "vector.safetensors", "adapter"):
+        task = ["--task", str(project / "outputs/data/train/mood"), "--samples", "4"]
+        asked = [str(tmp_path / expert), *task, "--out", str(tmp_path / "gram.safetensors"), "--force"]
+        done = call(project, "statistics", "gram", *asked)
+        assert done.exit_code == 0, done.output
+        made.append(load_file(tmp_path / "gram.safetensors"))
+    for name, gram in made[0].items():
+        for other in made[1:]:
+            torch.testing.assert_close(other[name], gram, rtol=1e-4, atol=1e-5)
 
 
 def test_a_base_that_does_not_say_what_it_is(project: Path) -> None:
