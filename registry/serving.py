@@ -170,6 +170,8 @@ def _rows(model: Any, body: bytes, content_type: str, limits: Limits) -> Any:
             rows: Any = pd.read_csv(io.StringIO(text), dtype=types, nrows=limits.rows + 1, **as_it_is)
             if pd.read_csv(io.StringIO(text), header=None, nrows=1, dtype=str).T.duplicated().any():
                 raise ValueError("a column comes twice")
+            if not isinstance(rows.index, pd.RangeIndex):
+                raise ValueError("rows have more cells than there are columns, and pandas took the first for names")
             _check_count(len(rows), limits)
             return _with_columns(rows, schema) if schema else rows
         values = json.loads(body)

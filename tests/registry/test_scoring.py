@@ -148,6 +148,13 @@ def test_a_text_in_csv_is_taken_as_it_is(numbers, text):
     assert answer.json()["predictions"] == [{"x": 1.5, "text": text}]
 
 
+def test_a_row_of_more_cells_than_columns_is_refused(numbers):
+    """Pandas took its first cells for names of rows, and the model answered what was left."""
+    answer = numbers.post("/invocations", content="text,x\na day, or two,1.5\n", headers={"content-type": "text/csv"})
+    assert answer.status_code == 400, answer.text
+    assert "the body cannot be read as rows" in answer.json()["message"]
+
+
 def test_a_column_that_comes_twice_and_a_number_without_bound_are_refused(numbers):
     csv = numbers.post("/invocations", content="x,x,text\n1,2,a\n", headers={"content-type": "text/csv"})
     whole = numbers.post("/invocations", content='{"inputs": [{"x": 1' + "0" * 400 + ', "text": "a"}]}', headers=JSON)
