@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.vision.images import resize, to_rgb
@@ -108,6 +108,13 @@ def test_grey_of_16_bits_is_the_nearest_of_8(kind: str) -> None:
 def test_values_without_a_known_range_are_refused(values: np.ndarray) -> None:
     with pytest.raises(MergeflowError, match="expected 8 bits a channel, or 16 bits of grey"):
         to_rgb(encoded(Image.fromarray(values), "TIFF"), "it")
+
+
+def test_no_program_runs_for_bytes_of_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encapsulated PostScript is a program, which Pillow gives to Ghostscript where that is installed."""
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **options: pytest.fail("Ghostscript was called"))
+    with pytest.raises(MergeflowError, match=r"it cannot be decoded: its \d+ bytes are not an image of a known format"):
+        to_rgb(encoded(Image.fromarray(UPRIGHT), "EPS"), "it")
 
 
 @pytest.mark.parametrize("size", [(20_000, 5_000), (20_000, 10_000)])

@@ -33,6 +33,8 @@ def to_rgb(image: ImageInput, what: str, way_out: str = "Restore or remove it.")
             warnings.filterwarnings("ignore", "Corrupt EXIF", UserWarning)  # then the picture stays as it is
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             opened = Image.open(io.BytesIO(image)) if isinstance(image, bytes) else image
+            if opened.format == "EPS":  # a program, which Pillow would have Ghostscript run
+                raise UnidentifiedImageError
             opened.load()
     except UnidentifiedImageError:  # its words are the buffer's address in memory
         size = f"its {len(image)} bytes are" if isinstance(image, bytes) else "it is"
