@@ -170,7 +170,7 @@ def compress(
     from mergeflow.merging.compression.suite_file import compress as run
     from mergeflow.merging.files.output import check_file
     from mergeflow.merging.files.plan import open_base
-    from mergeflow.merging.preflight import warnings_of
+    from mergeflow.merging.preflight import running_findings, warnings_of
     from mergeflow.yaml_text import parse_yaml
 
     changes = read_pairs(overrides or [], "--set")
@@ -184,7 +184,12 @@ def compress(
         fitted = fit_inputs(origin, experts)
         small = run(call, origin, fitted.experts)
         small.write(out)
-        print_remarks(fitted.notes, warnings_of((origin, *experts.values()), fitted))
+        averaged = origin if getattr(call.arguments, "non_matrices", "own") == "average" else ()
+        warnings = [
+            *warnings_of((origin, *experts.values()), fitted),
+            *(each.text for each in running_findings(averaged)),
+        ]
+        print_remarks(fitted.notes, warnings)
     share = small.stored_bits / small.expert_bits
     typer.echo(f"{out}: {small.stored_bits / 8e6:.2f} MB, {share:.1%} of the experts' {small.expert_bits / 8e6:.2f} MB")
 

@@ -209,6 +209,24 @@ def test_compress_and_extract_one_task(run: Run, folder: Path) -> None:
             "--set", "rank_ratio=[0.1")  # fmt: skip
 
 
+def test_compress_warns_where_statistics_of_batchnorm_are_averaged(run: Run, folder: Path) -> None:
+    for name in ("base", "a", "b"):
+        running = {"bn.running_mean": torch.zeros(3), "bn.running_var": torch.ones(3)}
+        write_checkpoint(folder / f"{name}.safetensors", tensors(folder / f"{name}.safetensors") | running)
+    experts = ["--base", "base.safetensors", "--expert", "a=a.safetensors", "--expert", "b=b.safetensors", "--force"]
+    apart = ("--set", "non_matrices=own")
+    for warned, arguments in (
+        (True, ("cart_indexing",)),
+        (True, ("tsv_compress",)),
+        (False, ("cart_indexing", *apart)),
+        (False, ("tsv_compress", *apart)),
+        (False, ("emr",)),
+        (False, ("tall_mask",)),
+    ):
+        made = run("compress", *arguments, *experts, "--out", "small.safetensors")
+        assert ("2 tensors such as 'bn.running_mean' are merged like weights" in made.output) == warned, arguments
+
+
 def test_compression_overwrites_no_input(run: Run, folder: Path) -> None:
     experts = ["--base", "base.safetensors", "--expert", "a=a.safetensors", "--expert", "b=b.safetensors"]
     assert run("compress", "emr", *experts, "--out", "small.safetensors").exit_code == 0
