@@ -6,11 +6,11 @@ import errno
 import json
 import os
 import re
-from argparse import Namespace
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from fnmatch import fnmatchcase
-from functools import reduce
+from functools import partial, reduce
 from operator import getitem
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -163,23 +163,57 @@ def _load(path: Path) -> Any:
         start = first_bytes(path)
         # Only files in the zip format can be mapped; older ones are read whole.
         zipped = start.startswith(b"PK\x03\x04")
-        with torch.serialization.safe_globals(_notes_of_training()):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        with torch.serialization.safe_globals([*_numbers(), *(_classes(path) if zipped else [])]):
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except OSError as error:  # mapping a file that is cut short is an "invalid argument" to the system
         raise (_refused(path, b"", "EOF") if error.errno == errno.EINVAL else unreadable(path, error)) from None
     except Exception as error:  # the reader raises whatever a damaged or hostile file leads it to
         raise _refused(path, start, str(error) or type(error).__name__) from None
+    if of_class := _object_with_tensors(loaded, set()):
+        raise _refused(path, start, f"GLOBAL {of_class}")
+    return loaded
 
 
-def _notes_of_training() -> list[Any]:
-    """Return classes that training scripts often save along with tensors, and whose loading runs no code."""
+def _numbers() -> list[Any]:
+    """Return NumPy's classes, which training scripts save scores and random states with; loading them runs no code."""
     import numpy as np
 
     makers = {"scalar": np.float64(0).__reduce__()[0], "_reconstruct": np.zeros(1).__reduce__()[0]}
     places = ("numpy.core.multiarray", "numpy._core.multiarray")
     functions = [(function, f"{place}.{name}") for place in places for name, function in makers.items()]
     kinds = {type(np.dtype(kind)) for kind in np.typecodes["AllInteger"] + np.typecodes["AllFloat"] + "?"}
-    return [Namespace, np.dtype, np.ndarray, *kinds, *functions]
+    return [np.dtype, np.ndarray, *kinds, *functions]
+
+
+# Classes, also of bound methods: other names in lower case are functions, so code.
+_CLASS = re.compile(
+    r".+\.[A-Z]\w*|(?:datetime|collections|numpy\.random\._pickle)\.\w+"
+    r"|builtins\.(?:int|float|bool|str|list|dict|tuple|type|object|getattr)"
+)
+
+
+def _classes(path: Path) -> list[tuple[Any, str]]:
+    """Return a placeholder for each class that a file names and torch does not load; none is imported or run."""
+    names = filter(_CLASS.fullmatch, torch.serialization.get_unsafe_globals_in_checkpoint(path))
+    return [(type("Placeholder", (), {"__new__": partial(_placeholder, name)}), name) for name in names]
+
+
+def _placeholder(name: str, cls: type, *args: Any) -> Any:
+    """Return what torch fills in an object's place: of all types an ordered mapping may have entries and attributes."""
+    made = OrderedDict[Any, Any]()
+    vars(made).update(of_class=name, args=args)
+    return [*args[0]] if name == "collections.deque" else made
+
+
+def _object_with_tensors(value: Any, seen: set[int], outer: str = "") -> str:
+    """Return the class of an object that has tensors in its arguments or attributes, as a whole saved model has."""
+    if isinstance(value, torch.Tensor) or not isinstance(value, Mapping | list | tuple | set) or id(value) in seen:
+        return outer if isinstance(value, torch.Tensor) else ""
+    seen.add(id(value))  # a hostile pickle may hold one mapping many times
+    attributes = getattr(value, "__dict__", {})
+    entries = ((part, outer) for part in (value.values() if isinstance(value, Mapping) else value))
+    hidden = ((part, outer or str(attributes.get("of_class", ""))) for part in attributes.values())
+    return next((name for part, of in (*entries, *hidden) if (name := _object_with_tensors(part, seen, of))), "")
 
 
 def _refused(path: Path, start: bytes, reason: str) -> MergeflowError:
@@ -194,6 +228,8 @@ def _refused(path: Path, start: bytes, reason: str) -> MergeflowError:
     wanted = re.search(r"GLOBAL ([\w.]+)", reason)
     if wanted:
         what = f"it wants to load '{wanted.group(1)}', so it holds code, which is never run"
+    elif "Unsupported operand" in reason:
+        what = "it is damaged, or was saved with a `pickle_protocol` above 3"
     elif "weights_only" in reason:
         what = "it is damaged, or it holds code, which is never run"
     else:

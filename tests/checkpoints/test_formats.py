@@ -3,8 +3,10 @@
 import json
 import shutil
 from argparse import Namespace
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
+from datetime import UTC, datetime
 from itertools import combinations
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -80,6 +82,14 @@ def test_a_stale_index_does_not_hide_a_good_file(tmp_path):
         assert torch.equal(state["a"], WEIGHTS["a"])
 
 
+class Settings(dict):
+    """Entries and attributes, as Lightning's hyperparameters and OmegaConf's have them."""
+
+    def __init__(self, **values):
+        super().__init__(values)
+        self.parent = None
+
+
 OPTIMIZER = {"state": {0: {"exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 0.1}]}
 CHECKPOINTS = {
     "DeepSpeed": {"module": WEIGHTS, "optimizer": None, "global_steps": 3},
@@ -91,6 +101,13 @@ CHECKPOINTS = {
     "numbers in the state dict": {"state_dict": {**WEIGHTS, "a._extra_state": None}, "rng": torch.ones(3)},
     "counters of their own": {"net": WEIGHTS, "progress": {"step": torch.tensor(3)}},
     "options and a NumPy score": {"model": WEIGHTS, "args": Namespace(lr=0.1), "best": np.float64(0.5)},
+    "when and where": {"model": WEIGHTS, "when": datetime.now(UTC), "out": Path("out"), "of": {Path: deque([1, 2], 3)}},
+    "objects of settings": {
+        "model": WEIGHTS,
+        "hyper_parameters": Settings(out=Path("out")),
+        "log": defaultdict(list, a=[1]),
+    },
+    "an object that is a mapping": Settings(model=WEIGHTS, epoch=3),
     "NumPy's random state": {"model": WEIGHTS, "rng": np.random.RandomState(0).get_state(), "history": np.ones((2, 3))},
 }
 
@@ -130,6 +147,11 @@ def test_a_moving_average_beside_the_weights_is_named(tmp_path, key, chosen):
         ({"rng_state": torch.ones(2), "model_a": WEIGHTS, "model_b": OTHERS}, "not named tensors: model_a, model_b"),
         ({"optimizer": OPTIMIZER}, "entries that are not named tensors: optimizer"),
         ([WEIGHTS], r"a list, not a state dict of named tensors\. Save the state dict alone, or under one of the keys"),
+        (
+            {"model": WEIGHTS, "teacher": torch.nn.Linear(2, 2)},
+            "to load 'torch.nn.modules.linear.Linear', so it holds code",
+        ),
+        ({"model": WEIGHTS, "score": print}, "to load 'print', so it holds code"),
         ({"w": torch.ones(2, device="meta")}, "on torch's device `meta`, without data: save the loaded model"),
     ],
 )
