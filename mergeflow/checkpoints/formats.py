@@ -199,7 +199,7 @@ def _classes(path: Path) -> list[tuple[Any, str]]:
 
 
 def _placeholder(name: str, cls: type, *args: Any) -> Any:
-    """Return what torch fills in an object's place: of all types an ordered mapping may have entries and attributes."""
+    """Return a mapping for torch to fill in an object's place: this type alone may have entries and attributes."""
     made = OrderedDict[Any, Any]()
     vars(made).update(of_class=name, args=args)
     return [*args[0]] if name == "collections.deque" else made
