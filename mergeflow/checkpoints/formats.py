@@ -307,7 +307,15 @@ def _others(path: Path, chosen: tuple[str, ...], others: list[tuple[str, ...]]) 
 
 def _file_of(path: Path, keys: Sequence[str]) -> str:
     """Return the line of Python that saves a state dict inside a file by itself."""
-    return f"torch.save(torch.load({path.name!r}){''.join(f'[{key!r}]' for key in keys)}, 'other.pt')"
+    with suppress(ValueError):  # of an older format
+        if torch.serialization.get_unsafe_globals_in_checkpoint(path):
+            loaded = f"torch.load({path.name!r}, weights_only=False)"
+            return f"{_saved(loaded, keys)} (it runs the file's code: if you trust that)"
+    return _saved(f"torch.load({path.name!r})", keys)
+
+
+def _saved(loaded: str, keys: Sequence[str]) -> str:
+    return f"torch.save({loaded}{''.join(f'[{key!r}]' for key in keys)}, 'other.pt')"
 
 
 def _is_plain(value: Any, seen: set[int]) -> bool:

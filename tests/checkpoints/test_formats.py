@@ -129,8 +129,15 @@ def test_a_moving_average_beside_the_weights_is_named(tmp_path, key, chosen):
     recipe = {"method": "average", "experts": {"a": f"{tmp_path}/c.pt"}}
     (note,) = merge(recipe, tmp_path / "out.safetensors").warnings
     assert f"holds '{chosen}', which is read, and '{key}', not read" in note
-    way = note.partition("torch.save(")[2].partition(" makes")[0]
-    assert way == f"torch.load('c.pt')['{key}'], 'other.pt')"
+    assert f" torch.save(torch.load('c.pt')['{key}'], 'other.pt') makes a file of it" in note
+
+
+def test_how_to_take_a_moving_average_is_said_for_a_file_with_objects_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"ema": OTHERS, "model": WEIGHTS, "args": Namespace(out=Path("out"))}, "c.pt")
+    (note,) = open_checkpoint("c.pt").notes
+    exec(note[note.index("torch.save(") : note.index(" (it runs")])
+    assert torch.equal(open_checkpoint("other.pt")["a"], OTHERS["a"])
 
 
 @pytest.mark.parametrize(
