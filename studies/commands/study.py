@@ -1,5 +1,6 @@
 """`mergeflow study`: run a paper's experiment with all it needs, log it, print what was found."""
 
+import fnmatch
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,7 +35,8 @@ def add_commands(app: typer.Typer, root: Path) -> None:
     @app.command("study")
     def study(
         names: Annotated[
-            list[str] | None, typer.Argument(help="Studies, or systems of the papers such as M3; or `new NAME`.")
+            list[str] | None,
+            typer.Argument(help="Studies, patterns such as 'texts_*', or systems such as M3; or `new NAME`."),
         ] = None,
         everything: Annotated[bool, typer.Option("--all", help="Every study.")] = False,
         record: Annotated[
@@ -150,7 +152,7 @@ def home_of(root: Path, study: "Study", every: Mapping[str, "Study"]) -> Path:
 
 
 def find_named(name: str, studies: dict[str, "Study"], root: Path) -> list["Study"]:
-    """Return the study with this name, or all that cover this system of the papers."""
+    """Return the study with this name, or all that a pattern matches or that cover this system of the papers."""
     from tasks.project.stage import CHOICES
     from tasks.project.studies import find_study_modules
 
@@ -158,6 +160,8 @@ def find_named(name: str, studies: dict[str, "Study"], root: Path) -> list["Stud
         return [studies[name]]
     if covering := [study for study in studies.values() if name.upper() in study.stage.systems]:
         return covering
+    if matching := [studies[study] for study in fnmatch.filter(studies, name)]:
+        return matching
     if name in find_study_modules(root):
         raise MergeflowError(
             f"{CHOICES} does not choose study '{name}': give its choices there, under `studies`, as docs/extending.md "

@@ -97,6 +97,10 @@ def test_a_system_is_all_studies_that_cover_it() -> None:
         "texts_many_tasks",
     }
     assert [study.stage.name for study in find_named("mima", STUDIES, ROOT)] == ["mima"]
+    assert [study.stage.name for study in find_named("*rank_curve", STUDIES, ROOT)] == [
+        "rank_curve",
+        "texts_rank_curve",
+    ]
     with pytest.raises(MergeflowError, match="did you mean 'mima'"):
         find_named("mimma", STUDIES, ROOT)
     with pytest.raises(MergeflowError) as raised:
