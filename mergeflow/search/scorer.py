@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.metadata import version
@@ -121,10 +121,11 @@ class CheckedScorer:
     def __call__(self, model: CandidateModel, candidate: Candidate, only: str | None = None) -> dict[str, float]:
         """Return the scores."""
         try:
-            output = self._score(model, candidate)
+            with chdir(os.getcwd()):  # a scorer may leave it
+                output = self._score(model, candidate)
         except MergeflowError as error:
             raise self._fault(str(error)) from None
-        except Exception as error:  # a user's scorer may raise anything
+        except (Exception, SystemExit) as error:  # whatever the code of a user raises
             place = last_place(error, lambda frame: True)
             raise self._fault(f"it raised {type(error).__name__}: {error} ({place})") from error
         scores = self._numbers(output)
@@ -273,7 +274,7 @@ def _module(place: str) -> ModuleType:
             return importlib.import_module(place)
     except MergeflowError:
         raise
-    except Exception as error:  # whatever the module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the module does when it is imported
         raise MergeflowError(f"score: cannot import '{place}': {type(error).__name__}: {error}.") from error
 
 

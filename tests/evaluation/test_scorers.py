@@ -53,6 +53,13 @@ def no_mapping(state, candidate):
 def text(state, candidate):
     return {"ones": "0.5"}
 
+def exits(state, candidate):
+    sys.exit(0)
+
+def wanders(state, candidate):
+    os.chdir("/")
+    return closeness(state, candidate)
+
 def nothing(state, candidate):
     return {}
 
@@ -237,6 +244,7 @@ FAULTS = {
     "scorer.py:no_mapping": r"base: .*no_mapping': it returned \[0.5\], expected a mapping of tasks to numbers",
     "scorer.py:text": "returned '0.5' for task 'ones'",
     "scorer.py:nothing": "returned {}",
+    "scorer.py:exits": r"it raised SystemExit: 0 \(line \d+ of scorer\.py\)",
     "scorer.py:changing": "it returned the tasks twos, and before ones: every model is scored on the same tasks",
     "scorer.py:closenes": "unknown function of scorer.py 'closenes': did you mean 'closeness'",
     "missing.py:score": "there is no file 'missing.py'",
@@ -255,6 +263,12 @@ def test_a_fault_of_a_function_is_one_message_and_nothing_is_lost(models: Path, 
         assert len(lines) == 3  # the inputs, the base and the average
     assert not Path("out/winner.yaml").exists()
     assert not list(Path(".").glob("out/.candidate-*"))
+
+
+def test_a_scorer_that_leaves_the_folder_does_not_take_the_sweep_along(models: Path):
+    assert sweep("scorer.py:wanders").winner == sweep("scorer.py:closeness", "there").winner
+    assert sorted(path.name for path in models.glob("out/*")) == sorted(path.name for path in models.glob("there/*"))
+    assert Path.cwd() == models
 
 
 COMMANDS = {
@@ -356,9 +370,9 @@ def test_two_files_of_one_name_are_two_modules_and_one_that_fails_is_forgotten(m
     loaded = [_from_file(Path(name, "own.py")) for name in ("one", "two", "one")]
     assert [module.PLACE for module in loaded] == ["one", "two", "one"]
     assert len({module.__name__ for module in loaded}) == 2
-    (models / "scorer.py").write_text("import sys\nsys.path.insert(0, 'elsewhere')\nraise OSError('no data')\n")
+    (models / "scorer.py").write_text("import sys\nsys.path.insert(0, 'elsewhere')\nraise SystemExit('no data')\n")
     modules, paths = set(sys.modules), list(sys.path)
-    with pytest.raises(MergeflowError, match=r"cannot import 'scorer\.py': OSError: no data"):
+    with pytest.raises(MergeflowError, match=r"cannot import 'scorer\.py': SystemExit: no data"):
         sweep(SCORERS["state"])
     assert set(sys.modules) == modules
     assert sys.path == ["elsewhere", *paths]
