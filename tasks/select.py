@@ -8,10 +8,12 @@ from typing import Any
 from mergeflow import layout
 from mergeflow.checkpoints import fingerprint, open_checkpoint, write_checkpoint
 from mergeflow.documents import Chosen, Selection, Sweep, read_document, write_document
+from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import Judge, at_grid_edge, best_candidate, write_scores
 from mergeflow.merging import MethodCall, configure, prepare
 from mergeflow.merging.catalog import code_record
 from mergeflow.modality import State
+from mergeflow.yaml_text import in_words
 from tasks.models import choose_device, expert_summary, load_for_experts, load_model, load_states
 from tasks.project.stage import StageIO
 
@@ -31,7 +33,11 @@ def run(io: StageIO) -> None:
         sweep = read_document(io.dep(layout.sweep(method)), Sweep)
         best = best_candidate(sweep["candidates"])
         call = configure(method, best["args"])
-        merged = prepare(call, base, experts).at(call.scale)
+        try:
+            merged = prepare(call, base, experts).at(call.scale)
+        except MergeflowError as error:
+            tried = f"sweep.{method}: the best candidate ({in_words(best['args'])}) is no model that can be kept"
+            raise MergeflowError(f"{tried}: {error} Give other values, or leave the method out.") from None
         recipe = _recipe(call, base, experts)
         digest = write_checkpoint(folder / f"{method}.safetensors", merged, {"recipe": json.dumps(recipe)})
         chosen[method] = {

@@ -20,7 +20,7 @@ from mergeflow.data import load_split
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.heads import Head
 from mergeflow.modalities.metrics import standardised
-from mergeflow.modalities.modules import activations
+from mergeflow.modalities.modules import activations, likeliest
 from mergeflow.modality import Examples, Metric, Model, device_of
 
 _copying: dict[torch.device, Any] = {}  # one stream a device
@@ -164,7 +164,7 @@ class Classification(Labelled):
         With a metric return the right class and the one with the largest logit, float64 [n, 2].
         """
         logits, labels = self._judged(model, rows)
-        answers = logits.argmax(dim=1)
+        answers = likeliest(logits)
         return (answers == labels).float() if self.metric is None else torch.stack([labels, answers], dim=1).double()
 
     def log_p(self, model: Model, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Helpers for any torch module: seeding its random numbers, and reading the outputs of its layers."""
+"""Helpers for any torch module: seeding its random numbers, reading its answers and the outputs of its layers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,6 +38,17 @@ def own_generator(seed: int, device: torch.device | None = None, alone: bool = T
     finally:
         for cuda, state in zip(devices, states, strict=True):
             torch.cuda.set_rng_state(state, cuda)
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """Return where the largest of the logits [..., C] is, [...]; −1, which is no class, where one is NaN.
+
+    Example:
+        >>> likeliest(torch.tensor([[0.1, 0.9], [torch.nan, 1.0]]))
+        tensor([ 1, -1])
+    """
+    answers = logits.argmax(dim=-1, keepdim=True)  # NaN counts as the largest
+    return answers.masked_fill(logits.gather(-1, answers).isnan(), -1).squeeze(-1)
 
 
 def draws(module: nn.Module) -> bool:

@@ -55,6 +55,15 @@ def test_loss_and_perplexity_are_those_of_transformers(family: Path) -> None:
     assert perplexity(model, texts, 4) == pytest.approx(float((total / (31 * 5 + 8)).exp()), rel=1e-6)
 
 
+def test_a_model_whose_answers_are_nan_predicts_no_token(family: Path) -> None:
+    """NaN counts as the largest logit, and so the token 0 as the likeliest."""
+    model, _ = load_model(family.name, family.parent)
+    blocks = texts_of(family).blocks
+    texts = replace(texts_of(family), blocks=blocks._replace(ids=torch.zeros_like(blocks.ids)))
+    model.load({name: torch.full_like(value, torch.nan) for name, value in model.state().items()})
+    assert texts.scores(model, torch.arange(5)).tolist() == [0.0] * 5
+
+
 def test_behind_a_start_token_every_token_of_a_block_is_predicted(family: Path) -> None:
     model, _ = load_model(family.name, family.parent)
     texts, plain = replace(texts_of(family), start=9), AutoModelForCausalLM.from_pretrained(family).eval()

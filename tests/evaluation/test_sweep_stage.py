@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from mergeflow import layout
+from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import CandidateScorer
 from mergeflow.merging import MethodCall
 from tasks.project.graph import load_graph
@@ -97,3 +98,14 @@ def test_a_climb_scores_the_same_numbers_in_fewer_candidates(world: Path, whole:
     assert near["candidates"][0]["args"] == {"rank_ratio": 0.04, "scale": 1.0}
     assert all(row in all_of_them["candidates"] for row in near["candidates"])
     assert len(near["candidates"]) < len(all_of_them["candidates"]) == 16
+
+
+def test_a_method_without_a_model_that_can_be_kept_is_named(world: Path, tmp_path: Path) -> None:
+    root = project(world, tmp_path)
+    values = yaml.safe_load((root / "params.yaml").read_text())
+    (root / "params.yaml").write_text(yaml.safe_dump(values | {"sweep": {"task_arithmetic": {"scale": [1e43]}}}))
+    stages = load_graph(root)
+    run_stage(root, stages["sweep@task_arithmetic"])
+    assert json.loads((root / layout.sweep("task_arithmetic")).read_text())["candidates"][0]["mean"] == 0.0
+    with pytest.raises(MergeflowError, match=r"sweep\.task_arithmetic: the best candidate \(scale 1e\+43\).*overflows"):
+        run_stage(root, stages["select"])

@@ -1,5 +1,6 @@
 """Classification: loss, scores and log-probabilities against torch; parts and layers of examples; heads; weights."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ from mergeflow.errors import MergeflowError
 from mergeflow.evaluation import accuracies, example_scores, losses
 from mergeflow.modalities.classification import Classification, Subset
 from mergeflow.modalities.heads import Head, load_head, save_head
+from mergeflow.modalities.metrics import METRICS
 from mergeflow.modalities.nets import SmallResNet
-from mergeflow.modality import Network
+from mergeflow.modality import Metric, Network
 
 
 def model(seed: int = 0) -> Network:
@@ -38,6 +40,14 @@ def test_loss_scores_and_log_p_are_torchs() -> None:
     assert torch.equal(data.loss(network, rows), nn.functional.cross_entropy(expected, data.labels[rows]))
     assert data.scores(network, rows).tolist() == (expected.argmax(1) == data.labels[rows]).float().tolist()
     assert torch.equal(data.log_p(network, rows), expected.log_softmax(1))
+
+
+@pytest.mark.parametrize("metric", [None, *(METRICS[name] for name in ("matthews", "f1", "macro_f1"))])
+def test_a_model_whose_answers_are_nan_is_never_right(metric: Metric | None) -> None:
+    """NaN counts as the largest logit: where one class has most examples, such a merge won a sweep."""
+    network, data = model(), replace(examples(), metric=metric)
+    next(network.module.parameters()).data.fill_(torch.nan)
+    assert accuracies(network, {"letters": data}, 4) == {"letters": 0.0}
 
 
 def test_logits_are_float32_under_autocast() -> None:

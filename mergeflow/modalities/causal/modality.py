@@ -19,7 +19,7 @@ from mergeflow.modalities.causal.model import LanguageModel, build_model, check_
 from mergeflow.modalities.causal.sections import DataSection, ModelSection
 from mergeflow.modalities.causal.tokenizer import ASSETS, load_tokenizer
 from mergeflow.modalities.heads import Head
-from mergeflow.modalities.modules import activations
+from mergeflow.modalities.modules import activations, likeliest
 from mergeflow.modalities.pretrained import check_folder, check_prepared, find_place
 from mergeflow.modality import Base, Modality, Model
 
@@ -140,7 +140,7 @@ class PackedText:
         It is the share of a block's predicted tokens that are the likeliest one.
         """
         logits, targets = self._predicted(model, rows)
-        right = (logits.argmax(dim=2) == targets).sum(dim=1)
+        right = (likeliest(logits) == targets).sum(dim=1)
         return right / (targets != IGNORED).sum(dim=1)
 
     def log_p(self, model: Model, rows: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class Questions:
 
     def scores(self, model: Model, rows: Tensor) -> Tensor:
         """Return 1 where the right choice has the largest likelihood, else 0: float32 [n]."""
-        return (self.likelihoods(model, rows).argmax(dim=1) == self.answers[rows].to(self.device)).float()
+        return (likeliest(self.likelihoods(model, rows)) == self.answers[rows].to(self.device)).float()
 
     def log_p(self, model: Model, rows: Tensor) -> Tensor:
         """Return log-probabilities of the choices, [n, K]: the log-softmax of their log-likelihoods."""
