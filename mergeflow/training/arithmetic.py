@@ -55,6 +55,7 @@ def forward_in(precision: Precision, device: torch.device) -> AbstractContextMan
         precision: `float32` leaves everything as the caller has it. `tf32` lets a CUDA device cut the factors of
             float32 products to 11 bits. `bfloat16` computes under autocast: 8-bit factors, summed in float32.
     """
+    warn_of_slow(precision, device)
     if precision == "bfloat16":
         return torch.autocast(device.type, torch.bfloat16)
     if precision == "tf32":
