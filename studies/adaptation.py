@@ -64,18 +64,21 @@ from studies.theory.peak_memory import peak_tensor_bytes
 from tasks.plotting.drawing import FULL_WIDTH, dress, panels
 from tasks.plotting.panels import colour_bar, heat_map
 
-RUN = "experts"
 SCALES = grid(0.05, 1.0, 0.05)  # of task arithmetic
 CART_SCALES = grid(0.2, 3.0, 0.2)
 NAMES = {"task_vectors": "task arithmetic", "cart": "CART"}
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 GRANULARITIES: tuple[Granularity, ...] = get_args(Granularity)
 IMAGES: tuple[Split, ...] = get_args(Split)
-KINDS = ("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
+KINDS = (  # weights of open_clip's blocks, and of BERT's
+    *("attn.in_proj_weight", "attn.out_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"),
+    *("query.weight", "key.weight", "value.weight", "output.dense.weight", "intermediate.dense.weight"),
+)
 
 
 class Options(Section):
-    tasks: int = Field(ge=1)  # the first so many are merged
+    run: str = "experts"  # whose experts are merged
+    tasks: int = Field(ge=1)  # the first so many
     counts: list[int]  # numbers of tasks whose memory and time are measured
     steps: int = Field(ge=1)  # steps, batch_size: of Adam, images per task
     batch_size: int = Field(ge=1)
@@ -96,48 +99,48 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     `memory`: bytes of tensors by the number of tasks.
     """
     weighed = list(product(options.counts, DIRECTIONS))  # before anything else is in memory
-    first, *_ = seeds = lab.run(RUN).seeds
+    first, *_ = seeds = lab.run(options.run).seeds
     memory = [
-        lab.first(n).by_run([RUN], partial(weigh, options=options, on=on), [first], f"memory_{n}_{on}_")
+        lab.first(n).by_run([options.run], partial(weigh, options=options, on=on), [first], f"memory_{n}_{on}_")
         for n, on in weighed
     ]
     part = lab.first(options.tasks)
-    starts = part.by_run([RUN], partial(measure_start, options=options), name="start_")
+    starts = part.by_run([options.run], partial(measure_start, options=options), name="start_")
     yield from starts
     scales = {(row["seed"], row["on"]): row["scale"] for row in starts if "on" in row}
     tried = {}
     for on, how in product(DIRECTIONS, GRANULARITIES):
         plan = plan_of(options, on, how, "validation", scales[first, on], 1.0, first)
         measured = partial(try_rates, options=options, plan=plan)
-        tried[on, how] = part.by_run([RUN], measured, [first], f"rates_{on}_{how}_")
+        tried[on, how] = part.by_run([options.run], measured, [first], f"rates_{on}_{how}_")
     pieces = list(product(DIRECTIONS, GRANULARITIES, IMAGES, seeds))
     for done, (on, how, images, seed) in enumerate(pieces):
         part.io.report("adaptation", done, len(pieces))
         plan = plan_of(options, on, how, images, scales[seed, on], tried[on, how][0]["lr"], seed)
         adapting = partial(measure_adapted, options=options, plan=plan)
-        rows = part.by_run([RUN], adapting, [seed], f"{on}_{how}_{images}_{plan.lr:g}_")
+        rows = part.by_run([options.run], adapting, [seed], f"{on}_{how}_{images}_{plan.lr:g}_")
         yield from rows
         if seed == part.seeds[0]:
-            write_recipe(part, plan, rows)
+            write_recipe(part, options.run, plan, rows)
     for (on, how), trials in tried.items():
         about = {"part": "rates", "seed": first, "on": on, "granularity": how, "images": "validation"}
         for run in trials:
             chosen = {"lr": run["lr"], "chosen": run["lr"] == trials[0]["lr"]}
             yield from ({**about, **chosen, "step": int(n), "accuracy": value} for n, value in run["course"].items())
-    yield from part.by_run([RUN], partial(compare_levels, options=options, scales=scales), [first], "levels_")
+    yield from part.by_run([options.run], partial(compare_levels, options=options, scales=scales), [first], "levels_")
     moved = partial(move_labels, options=options, scale=scales[first, "cart"])
-    yield from part.by_run([RUN], moved, [first], "labels_")
+    yield from part.by_run([options.run], moved, [first], "labels_")
     for rows in memory:
         yield from rows
 
 
-def expert_paths(lab: Laboratory, seed: int) -> dict[str, str]:
-    runs = f"{layout.study_run(RUN)}/seed_{seed}/experts"
+def expert_paths(lab: Laboratory, run: str, seed: int) -> dict[str, str]:
+    runs = f"{layout.study_run(run)}/seed_{seed}/experts"
     return {task: f"{runs}/{task}/{layout.MODEL_FILE}" for task in lab.tasks}
 
 
-def lazy_experts(lab: Laboratory, seed: int) -> dict[str, LazyStateDict]:
-    return {task: open_checkpoint(lab.io.dep(path)) for task, path in expert_paths(lab, seed).items()}
+def lazy_experts(lab: Laboratory, run: str, seed: int) -> dict[str, LazyStateDict]:
+    return {task: open_checkpoint(lab.io.dep(path)) for task, path in expert_paths(lab, run, seed).items()}
 
 
 def plan_of(
@@ -168,7 +171,7 @@ def measure_start(lab: Laboratory, run: str, seed: int, options: Options) -> Ite
 
 
 def try_rates(lab: Laboratory, run: str, seed: int, options: Options, plan: Adaptation) -> list[Row]:
-    return choose_rate(lab, lazy_experts(lab, seed), plan, options.rates, options.every)
+    return choose_rate(lab, lazy_experts(lab, run, seed), plan, options.rates, options.every)
 
 
 def measure_adapted(lab: Laboratory, run: str, seed: int, options: Options, plan: Adaptation) -> Iterator[Row]:
@@ -180,7 +183,7 @@ def measure_adapted(lab: Laboratory, run: str, seed: int, options: Options, plan
         if seed == lab.seeds[0] and step % options.every == 0:
             course[step] = 100 * mean(lab.scorer({}).state(state, few))
 
-    made = adapt(lab, lazy_experts(lab, seed), plan, watch)
+    made = adapt(lab, lazy_experts(lab, run, seed), plan, watch)
     watch(options.every * -(-options.steps // options.every), made.state)
     about = {name: getattr(plan, name) for name in ("seed", "on", "granularity", "images", "lr")}
     yield from with_entropy(lab, made.state, part="merges", **about)
@@ -196,7 +199,7 @@ def by_tensor(learned: Learned) -> Iterator[Row]:
 
 def weigh(lab: Laboratory, run: str, seed: int, options: Options, on: Direction) -> Iterator[Row]:
     """Yield the most bytes of tensors alive while two steps are learned with the laboratory's tasks, images apart."""
-    experts = lazy_experts(lab, seed)
+    experts = lazy_experts(lab, run, seed)
     lab.examples("test")  # they are there before
     plan = replace(plan_of(options, on, "layer", "test", 0.1, 0.01, 0), steps=2)
     peak = peak_tensor_bytes(lambda: learn_on(lab, experts, plan))
@@ -234,7 +237,7 @@ def move_labels(lab: Laboratory, run: str, seed: int, options: Options, scale: f
     """Yield the coefficients learned with the true labels and with others, and the first's accuracy against either."""
     plan = replace(plan_of(options, "cart", "layer", "test", scale, 0.1, 0), steps=3)
     worlds = {"true": lab, "moved": OtherLabels(lab)}
-    made = {labels: adapt(world, lazy_experts(world, seed), plan) for labels, world in worlds.items()}
+    made = {labels: adapt(world, lazy_experts(world, run, seed), plan) for labels, world in worlds.items()}
     for labels, world in worlds.items():
         about = {"part": "labels", "seed": seed, "labels": labels}
         yield from accuracy_rows(world.accuracy(made["true"].state, "test"), **about)
@@ -242,14 +245,14 @@ def move_labels(lab: Laboratory, run: str, seed: int, options: Options, scale: f
         yield from ({**about, **row} for row in by_tensor(made[labels].learned))
 
 
-def write_recipe(lab: Laboratory, plan: Adaptation, rows: list[Row]) -> None:
+def write_recipe(lab: Laboratory, run: str, plan: Adaptation, rows: list[Row]) -> None:
     """Write `recipes/<variant>/recipe.yaml` with its coefficients, for `mergeflow merge` in the project folder."""
     coefficients: dict[str, dict[str, float]] = {}
     for row in rows:
         if row["part"] == "coefficients":
             coefficients.setdefault(row["task"], {})[row["tensor"]] = row["coefficient"]
     args = {name: value for name, value in plan.call.args.items() if name != "scale"}
-    models = {"base": layout.BASE_MODEL, "experts": expert_paths(lab, plan.seed)}
+    models = {"base": layout.BASE_MODEL, "experts": expert_paths(lab, run, plan.seed)}
     recipe = make_recipe({"method": "adamerging", "args": args, **models})
     folder = layout.study(lab.io.stage.name)
     place = f"recipes/{plan.on}_{plan.granularity}_{plan.images}"
@@ -409,7 +412,7 @@ def rates_at_ends(rows: pd.DataFrame) -> Iterator[str]:
 
 STUDY = Study(
     options=Options,
-    runs=lambda options: [RUN],
+    runs=lambda options: [options.run],
     splits=("validation", "test"),
     systems=("C4",),
     measure=measure,
