@@ -251,9 +251,8 @@ def _types(base: LazyStateDict, states: Mapping[str, LazyStateDict]) -> list[str
     }
     wide = "float64" if any("float64" in kind for kind in other.values()) else "float32 or wider"
     listed = ", ".join(f"'{expert}' {kind}" for expert, kind in other.items())
-    return (
-        [f"types differ from the base's ({listed}): arithmetic is {wide}, the result has the base's"] if other else []
-    )
+    result = "the result has the base's, or the recipe's `dtype`"
+    return [f"types differ from the base's ({listed}): arithmetic is {wide}, {result}"] if other else []
 
 
 def bound(base: Mapping[str, Tensor], state: LazyStateDict) -> LazyStateDict:
