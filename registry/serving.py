@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import re
 import socket
 import sys
 import time
@@ -263,8 +264,13 @@ def serve(
         limits: of one request; None: 32 MiB and 1024 rows.
         foreign: serve a version that another program registered, and so execute what lies in its files.
     """
+    token = os.environ.get(TOKEN, "")
+    if not re.fullmatch(r"[!-~]*", token):
+        raise MergeflowError(
+            f"{TOKEN} holds spaces, line ends or letters beyond ASCII, which no header carries as they are: choose "
+            "another of letters and digits."
+        )
     with _bound(host, port) as listener:  # before the model, which may take long to load
-        token = os.environ.get(TOKEN, "")
         number = str(find_stored(store, name, which).version)  # an alias may move while it is served
         model = load(store, name, number, foreign=foreign)
         app = application(model, limits or Limits(), token, name=name, version=number)

@@ -55,6 +55,15 @@ def test_no_model_no_address(store, make_candidate, addresses, name, which, word
     assert addresses == []
 
 
+@pytest.mark.parametrize("token", ["sécret", "secret\n", " "])
+def test_a_token_that_no_caller_can_show_is_refused(store, make_candidate, addresses, monkeypatch, token):
+    register(store, "merged", make_candidate(1))
+    monkeypatch.setenv("MERGEFLOW_SERVE_TOKEN", token)
+    with pytest.raises(MergeflowError, match="MERGEFLOW_SERVE_TOKEN holds spaces"):
+        serve(store, "merged", "candidate", port=0)
+    assert addresses == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", None), ("192.0.2.1", 0), ("127.0.0.1", 99999)])
 def test_a_port_that_cannot_be_had(store, make_candidate, addresses, host, port):
