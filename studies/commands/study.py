@@ -50,9 +50,7 @@ def add_commands(app: typer.Typer, root: Path) -> None:
             Path | None,
             typer.Option(help="Run nothing: write the study's raw rows into this new file, .csv or .parquet."),
         ] = None,
-        pages: Annotated[
-            bool, typer.Option(help="Run nothing: write the papers' pages in docs/research from all records.")
-        ] = False,
+        pages: Annotated[bool, typer.Option(help="Run nothing: write docs/research from all records.")] = False,
         figures: Annotated[bool, typer.Option(help="With --pages: tables and figures of each study too.")] = False,
     ) -> None:
         """Run studies and the training runs they need; without a name, list them; `new NAME` writes a new one."""
