@@ -99,7 +99,7 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     `memory`: bytes of tensors by the number of tasks.
     """
     weighed = list(product(options.counts, DIRECTIONS))  # before anything else is in memory
-    first, *_ = seeds = lab.run(options.run).seeds
+    first = lab.run(options.run).seeds[0]
     memory = [
         lab.first(n).by_run([options.run], partial(weigh, options=options, on=on), [first], f"memory_{n}_{on}_")
         for n, on in weighed
@@ -108,20 +108,8 @@ def measure(lab: Laboratory, options: Options) -> Iterator[Row]:
     starts = part.by_run([options.run], partial(measure_start, options=options), name="start_")
     yield from starts
     scales = {(row["seed"], row["on"]): row["scale"] for row in starts if "on" in row}
-    tried = {}
-    for on, how in product(DIRECTIONS, GRANULARITIES):
-        plan = plan_of(options, on, how, "validation", scales[first, on], 1.0, first)
-        measured = partial(try_rates, options=options, plan=plan)
-        tried[on, how] = part.by_run([options.run], measured, [first], f"rates_{on}_{how}_")
-    pieces = list(product(DIRECTIONS, GRANULARITIES, IMAGES, seeds))
-    for done, (on, how, images, seed) in enumerate(pieces):
-        part.io.report("adaptation", done, len(pieces))
-        plan = plan_of(options, on, how, images, scales[seed, on], tried[on, how][0]["lr"], seed)
-        adapting = partial(measure_adapted, options=options, plan=plan)
-        rows = part.by_run([options.run], adapting, [seed], f"{on}_{how}_{images}_{plan.lr:g}_")
-        yield from rows
-        if seed == part.seeds[0]:
-            write_recipe(part, options.run, plan, rows)
+    tried = rates_of(part, options, {on: scales[first, on] for on in DIRECTIONS}, first)
+    yield from measure_variants(part, options, scales, {variant: rows[0]["lr"] for variant, rows in tried.items()})
     for (on, how), trials in tried.items():
         about = {"part": "rates", "seed": first, "on": on, "granularity": how, "images": "validation"}
         for run in trials:
@@ -170,8 +158,52 @@ def measure_start(lab: Laboratory, run: str, seed: int, options: Options) -> Ite
     yield from accuracy_rows(lab.individual(experts, "test"), part="experts", seed=seed)
 
 
-def try_rates(lab: Laboratory, run: str, seed: int, options: Options, plan: Adaptation) -> list[Row]:
-    return choose_rate(lab, lazy_experts(lab, run, seed), plan, options.rates, options.every)
+def rates_of(
+    lab: Laboratory, options: Options, scales: Mapping[str, float], seed: int
+) -> dict[tuple[Direction, Granularity], list[Row]]:
+    """Return the course of every rate on validation, by direction and granularity, the best first."""
+    variants = list(product(DIRECTIONS, GRANULARITIES))
+    pieces = {
+        f"rates_{on}_{how}_{options.run}_{seed}": lab.of_run(
+            options.run, seed, partial(try_rates, options=options, on=on, how=how, scale=scales[on])
+        )
+        for on, how in variants
+    }
+    rows = lab.cached(pieces, "rates")
+    return {(on, how): [row for row in rows if (row["on"], row["granularity"]) == (on, how)] for on, how in variants}
+
+
+def try_rates(
+    lab: Laboratory, run: str, seed: int, options: Options, on: Direction, how: Granularity, scale: float
+) -> list[Row]:
+    plan = plan_of(options, on, how, "validation", scale, 1.0, seed)
+    tried = choose_rate(lab, lazy_experts(lab, run, seed), plan, options.rates, options.every)
+    return [{**row, "on": on, "granularity": how} for row in tried]
+
+
+def measure_variants(
+    lab: Laboratory,
+    options: Options,
+    scales: Mapping[tuple[int, str], float],
+    rates: Mapping[tuple[Direction, Granularity], float],
+) -> list[Row]:
+    """Return the rows of every variant and seed, and write the recipes of the first seed."""
+    seeds = lab.run(options.run).seeds
+    plans = [
+        plan_of(options, on, how, images, scales[seed, on], rates[on, how], seed)
+        for on, how, images, seed in product(DIRECTIONS, GRANULARITIES, IMAGES, seeds)
+    ]
+    pieces = {
+        f"{plan.on}_{plan.granularity}_{plan.images}_{plan.lr:g}_{options.run}_{plan.seed}": lab.of_run(
+            options.run, plan.seed, partial(measure_adapted, options=options, plan=plan)
+        )
+        for plan in plans
+    }
+    rows = lab.cached(pieces, "adaptations")
+    for plan in plans:
+        if plan.seed == seeds[0]:
+            write_recipe(lab, options.run, plan, rows)
+    return rows
 
 
 def measure_adapted(lab: Laboratory, run: str, seed: int, options: Options, plan: Adaptation) -> Iterator[Row]:
@@ -248,8 +280,9 @@ def move_labels(lab: Laboratory, run: str, seed: int, options: Options, scale: f
 def write_recipe(lab: Laboratory, run: str, plan: Adaptation, rows: list[Row]) -> None:
     """Write `recipes/<variant>/recipe.yaml` with its coefficients, for `mergeflow merge` in the project folder."""
     coefficients: dict[str, dict[str, float]] = {}
+    about = {name: getattr(plan, name) for name in ("seed", "on", "granularity", "images")}
     for row in rows:
-        if row["part"] == "coefficients":
+        if row["part"] == "coefficients" and about.items() <= row.items():
             coefficients.setdefault(row["task"], {})[row["tensor"]] = row["coefficient"]
     args = {name: value for name, value in plan.call.args.items() if name != "scale"}
     models = {"base": layout.BASE_MODEL, "experts": expert_paths(lab, run, plan.seed)}

@@ -35,8 +35,7 @@ def add_commands(app: typer.Typer, root: Path) -> None:
     @app.command("study")
     def study(
         names: Annotated[
-            list[str] | None,
-            typer.Argument(help="Studies, patterns such as 'texts_*', or systems such as M3; or `new NAME`."),
+            list[str] | None, typer.Argument(help="Studies, patterns ('texts_*'), systems (M3); or `new NAME`.")
         ] = None,
         everything: Annotated[bool, typer.Option("--all", help="Every study.")] = False,
         record: Annotated[
