@@ -142,7 +142,7 @@ def tsv_compress(stack: Stack, args: TsvCompressArgs) -> Payload:
     Other tensors are averaged, or with non_matrices: own each task's.
 
     Property:
-        All tasks together take about the storage of one; one task alone is kept exactly.
+        All tasks together take about the storage of one; one task alone is kept, up to the rounding of its type.
 
     Source:
         Gargiulo et al., Task singular vectors (CVPR 2025), section 4.1.

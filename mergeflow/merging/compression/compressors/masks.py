@@ -124,7 +124,7 @@ def emr(stack: Stack, args: EmrArgs) -> Payload:
     Statistics of BatchNorm are each task's.
 
     Property:
-        One task alone is kept exactly; the mean magnitude of every task vector is kept.
+        One task alone is kept, up to the rounding of its type; the mean magnitude of every task vector is kept.
 
     Source:
         Huang et al., EMR-Merging (NeurIPS 2024), algorithm 1.
