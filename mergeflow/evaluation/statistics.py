@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,20 +12,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mergeflow.checkpoints import fingerprint, infos_of, open_checkpoint, write_checkpoint
+from mergeflow.checkpoints.align_names import fit_inputs
 from mergeflow.checkpoints.formats import expanded
 from mergeflow.checkpoints.header import TensorInfo
 from mergeflow.checkpoints.reader import open_safetensors
 from mergeflow.errors import MergeflowError
 from mergeflow.evaluation.adamerging import RECIPE, open_judged
-from mergeflow.merging import Recipe, load_recipe, make_recipe, prepare
+from mergeflow.merging import Recipe, load_recipe, prepare
 from mergeflow.merging.execution.device import check_device
 from mergeflow.merging.files.output import check_file
-from mergeflow.merging.files.plan import open_inputs
+from mergeflow.merging.files.plan import check_origin, open_base
 from mergeflow.merging.files.recipe import recipe_text
-from mergeflow.merging.preflight import Remark
+from mergeflow.merging.preflight import Remark, adapter_findings
 from mergeflow.modalities.catalog import is_recorded
 from mergeflow.modalities.classification import Subset
-from mergeflow.modality import Model, Predictions
+from mergeflow.modality import Model, Predictions, State
 from mergeflow.schema import check_seed
 from mergeflow.training.arithmetic import arithmetic
 
@@ -343,24 +345,28 @@ def write_statistic(
 
 
 def _load_expert(model: Model, order: StatisticOrder, remark: Remark) -> tuple[str, dict[str, TensorInfo]]:
-    """Load the expert, where it is a task vector or an adapter added to the base that the architecture names."""
-    with open_checkpoint(order.expert) as state:
-        if not state.is_task_vector:
-            remark((), state.notes)
-            model.load(state)
-            return fingerprint(state), infos_of(state)
-    if not is_recorded(order.architecture):
-        raise MergeflowError(
-            f"the expert '{order.expert}' is a task vector or an adapter, and --architecture names no base to add it "
-            "to: make the whole model first, by a merge of `task_arithmetic` with scale 1."
-        )
-    expert = {"base": order.architecture, "experts": {"expert": order.expert}}
-    recipe = make_recipe({"method": "task_arithmetic", "args": {"scale": 1.0}, **expert})
-    with open_inputs(recipe) as inputs:
-        remark(inputs.notes, inputs.warnings)
-        whole = prepare(recipe.call(), inputs.base, inputs.experts).at(1.0)
-    model.load(whole)
-    return fingerprint(whole), infos_of(whole)
+    """Load the expert as a merge takes it: by the names of the base that the architecture names, and added to it."""
+    with ExitStack() as files:
+        expert = files.enter_context(open_checkpoint(order.expert))
+        state: State = expert
+        notes, warnings = tuple[str, ...](), [*expert.notes]
+        if is_recorded(order.architecture):
+            base = files.enter_context(open_base(order.architecture))
+            fit = fit_inputs(base, {"expert": expert})
+            fit.check()
+            check_origin(fit.base, fit.experts)
+            state, notes = fit.experts["expert"], fit.notes
+            warnings += [finding.text for finding in adapter_findings(fit.base, fit.experts)]
+            if expert.is_task_vector:
+                state = prepare("task_arithmetic", fit.base, fit.experts).at(1.0)
+        elif expert.is_task_vector:
+            raise MergeflowError(
+                f"the expert '{order.expert}' is a task vector or an adapter, and --architecture names no base to add "
+                "it to: make the whole model first, by a merge of `task_arithmetic` with scale 1."
+            )
+        remark(notes, warnings)
+        model.load(state)
+        return fingerprint(state), infos_of(state)
 
 
 def forward_rows(order: StatisticOrder) -> int:

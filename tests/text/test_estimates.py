@@ -113,6 +113,7 @@ def test_statistics_of_differences_are_those_of_the_whole_expert(project: Path, 
     tuned = load_file(base)
     tuned[f"{name}.weight"] += 4 * factors[1] @ factors[0]
     write_checkpoint(tmp_path / "whole.safetensors", tuned)
+    write_checkpoint(tmp_path / "bare.safetensors", {key.removeprefix("roberta."): tuned[key] for key in tuned})
     extract(base, tmp_path / "whole.safetensors", tmp_path / "vector.safetensors")
     (tmp_path / "adapter").mkdir()
     settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 8, "target_modules": ["query"]}
@@ -120,7 +121,7 @@ def test_statistics_of_differences_are_those_of_the_whole_expert(project: Path, 
     adapter = {f"base_model.model.{name}.lora_{side}.weight": each for side, each in zip("AB", factors, strict=True)}
     write_checkpoint(tmp_path / "adapter/adapter_model.safetensors", adapter)
     made = []
-    for expert in ("whole.safetensors", "vector.safetensors", "adapter"):
+    for expert in ("whole.safetensors", "bare.safetensors", "vector.safetensors", "adapter"):
         task = ["--task", str(project / "outputs/data/train/mood"), "--samples", "4"]
         asked = [str(tmp_path / expert), *task, "--out", str(tmp_path / "gram.safetensors"), "--force"]
         done = call(project, "statistics", "gram", *asked)
