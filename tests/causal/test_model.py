@@ -156,6 +156,15 @@ def test_generation_is_that_of_transformers(family: Path) -> None:
             assert new == [token for token in expected[0, len(prompt) :].tolist() if token != tokenizer.end]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_model_whose_answers_are_nan_continues_nothing(family: Path, temperature: float) -> None:
+    """It wrote the token 0, and such a merge was registered as champion."""
+    model, _ = load_model(family.name, family.parent)
+    model.load({name: torch.full_like(value, torch.nan) for name, value in model.state().items()})
+    with pytest.raises(MergeflowError, match="the model's answer is no finite number"):
+        continued(model.module, [[1, 2]], Generation(tokens=3, temperature=temperature), 0)
+
+
 def test_a_served_text_begins_as_its_tokenizer_begins_texts_and_is_never_cut(base: Path) -> None:
     (model, _), tokenizer = load_model(base.name, base.parent), load_tokenizer(base.name, base.parent)
     backend = Tokenizer.from_str(tokenizer.content)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import torch
+from torch import Tensor
 
 from mergeflow.errors import MergeflowError
 from mergeflow.modalities.causal.model import LanguageModule
@@ -39,11 +40,21 @@ def continued(module: LanguageModule, prompts: Sequence[Sequence[int]], how: Gen
                 max_new_tokens=min(how.tokens, module.positions - len(prompt)),
                 pad_token_id=end,
                 eos_token_id=end,
+                logits_processor=[_checked],
                 **drawn,
             )
         new = whole_ids[0, ids.shape[1] :].tolist()
         answers.append(new[: new.index(end)] if end in new else new)
     return answers
+
+
+def _checked(_: Tensor, logits: Tensor) -> Tensor:
+    """Return the logits [n, V] as they are; NaN among them would be the likeliest token."""
+    if bool(logits.isnan().any()):
+        raise MergeflowError(
+            "the model's answer is no finite number: the merge lies too far from its base; take a smaller scale."
+        )
+    return logits
 
 
 @torch.no_grad()
