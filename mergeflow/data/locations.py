@@ -74,8 +74,8 @@ class Location:
         return "/".join((self.path, *parts))
 
     def open_file(self, path: str) -> IO[bytes]:
-        """Open a file for reading."""
-        stream: IO[bytes] = self.files.open(path, "rb")
+        """Open a file for reading; one with the ending .gz is decompressed."""
+        stream: IO[bytes] = self.files.open(path, "rb", compression="gzip" if path.endswith(".gz") else None)
         return stream
 
     def read(self, path: str) -> bytes:
@@ -138,7 +138,7 @@ def decoded(content: bytes, path: str) -> str:
         raise MergeflowError(f"{path} is not a text in UTF-8: {fault}. Convert it to UTF-8.") from None
 
 
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.\w+$")
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.[\w.]+$")
 
 
 def list_shards(location: Location, task_name: str, ending: str = "parquet") -> dict[str, list[str]]:
@@ -151,10 +151,11 @@ def list_shards(location: Location, task_name: str, ending: str = "parquet") -> 
     shards: dict[str, list[str]] = {}
     others: dict[str, str] = {}
     unknown = []
+    endings = (f".{ending}",) if ending == "parquet" else (f".{ending}", f".{ending}.gz")
     for parts in location.list_files():
         inner = parts[1:] if parts[0] == "data" else parts
         split = split_of(re.split(r"[-_.]", inner[-1])[0]) if len(inner) == 1 else split_of(inner[0])
-        if not parts[-1].lower().endswith(f".{ending}"):
+        if not parts[-1].lower().endswith(endings):
             others.setdefault(split or "", "/".join(parts))
         elif split is None or len(inner) > 2:
             unknown.append("/".join(parts))

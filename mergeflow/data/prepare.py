@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -200,6 +201,9 @@ def _warnings(raw: RawTask, records: Mapping[str, Mapping[str, Any]], copies: Co
         spelled.setdefault(name.casefold(), []).append(name)
     if twice := [name for names in spelled.values() if len(names) > 1 for name in names]:
         warnings.append(f"classes whose names differ in upper and lower case alone: {quoted(twice, 10)}.")
+    if re.fullmatch(r"(?=.*[.,])([+-]?\d+([.,]\d+)? )+", " ".join([*raw.class_names, ""])):
+        named = quoted(raw.class_names, 10)
+        warnings.append(f"classes that are decimal numbers: {named}. For a regression write numbers, not texts.")
     if copies.conflicts:
         warnings.append(
             f"examples that have the content of another under a different label: {copies.conflicts}; all are kept."

@@ -1,6 +1,7 @@
 """Tables of rows: Parquet, JSON lines, and data sets of the Hugging Face hub through the package `datasets`."""
 
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,8 @@ from mergeflow.errors import MergeflowError
 
 
 def separator(head: str) -> str:
-    """Return the sign between a CSV file's columns: a semicolon where Excel's comma is the decimal sign."""
-    return ";" if "," not in head and ";" in head else ","
+    """Return the sign between a CSV file's columns: a semicolon where Excel's comma is the decimal sign; or a tab."""
+    return next((sign for sign in ",;\t" if sign in head), ",")
 
 
 def load_splits(
@@ -143,7 +144,7 @@ def _table(location: Location, path: str, read: Callable[[IO[bytes]], pa.Table])
         raise MergeflowError(
             f"{path} is not in UTF-8: byte {error.start} is 0x{byte:02x}. Convert it to UTF-8."
         ) from None
-    except (pa.ArrowInvalid, pa.ArrowIOError, pa.ArrowNotImplementedError) as error:
+    except (pa.ArrowInvalid, pa.ArrowIOError, pa.ArrowNotImplementedError, EOFError, zlib.error) as error:
         raise MergeflowError(
             f"{path} cannot be read: {str(error).splitlines()[0]}. Correct the file, or name it by its kind: parquet, "
             "jsonl, csv (with quotes), tsv (without)."

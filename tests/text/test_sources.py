@@ -1,5 +1,6 @@
 """Sources of texts, and what is refused in them: every fault with its row and the way out."""
 
+import gzip
 import json
 from decimal import Decimal
 from pathlib import Path
@@ -39,15 +40,18 @@ def test_the_four_kinds_of_file_give_the_same_task(base: Path, tmp_path: Path) -
     (tmp_path / "parquet/data").mkdir(parents=True)
     for number, part in enumerate((table[:7], table[7:])):
         pq.write_table(part, tmp_path / f"parquet/data/train-{number:05}-of-00002.parquet")
-    for folder, kind, mark in (("csv", "csv", ","), ("excel", "csv", ";"), ("tsv", "tsv", "\t")):
+    files = (("csv", "csv", ","), ("excel", "csv", ";"), ("quoted", "csv", "\t"), ("tsv", "tsv", "\t"))
+    for folder, kind, mark in files:
         (tmp_path / folder).mkdir()
         rows = [mark.join(row.values()) for row in ROWS]
         (tmp_path / folder / f"train.{kind}").write_text("\n".join([mark.join(ROWS[0]), *rows]) + "\n")
-    sources = ("jsonl:jsonl", "parquet:parquet", "csv:csv", "csv:excel", "tsv:tsv")
+    (tmp_path / "gz").mkdir()
+    (tmp_path / "gz/train.csv.gz").write_bytes(gzip.compress((tmp_path / "csv/train.csv").read_bytes()))
+    sources = ("jsonl:jsonl", "parquet:parquet", *(f"{kind}:{folder}" for folder, kind, _ in files), "csv:gz")
     manifests = [prepared(base, tmp_path, source) for source in sources]
     assert manifests[0]["class_names"] == ["no", "yes"]
     counts = [{split: each["count"] for split, each in manifest["splits"].items()} for manifest in manifests]
-    assert counts == [{"train": 16, "validation": 2, "test": 2}] * 5
+    assert counts == [{"train": 16, "validation": 2, "test": 2}] * 7
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "tsv"])
@@ -260,6 +264,7 @@ CSV = "text,label\n"
         ("a.tsv", "text\tlabel\ncat\t1".encode("utf-16"), "is not in UTF-8"),
         ("a.csv", f"{CSV}cat,1\n".encode("utf-16"), "is not in UTF-8"),
         ("a.csv", f"{CSV}café,1\n".encode("latin-1"), "is not in UTF-8"),
+        ("a.csv", "text,label\ncat,grün\ndog,rot\n".encode("latin-1"), "is not in UTF-8: byte 17 is 0xfc"),
         ("a.jsonl", '{"text": "café", "label": 1}\n'.encode("latin-1"), "is not in UTF-8"),
         ("a.jsonl", b'{"text": "a", "label": "b"}\n\n{"text": "c", "label": 3}\n', 'has "b" in line 1 and 3 in line 3'),
         ("a.jsonl", b'{"text": "a", "label": 0}\n{"text": "b", "label": true}\n', "has 0 in line 1 and true in line 2"),
@@ -271,9 +276,10 @@ CSV = "text,label\n"
             b'{"text": "a", "score": 1.5}\n{"text": "b", "score": 1.5}\n',
             "every score is 1.5; expected numbers",
         ),
-        ("a.csv", b"text\tlabel\n" + b"cat\tyes\n" * 4, "'text.+label' is its one column; expected"),
+        ("a.csv", b"text|label\n" + b"cat|yes\n" * 4, "'text.+label' is its one column; expected"),
         ("a.tsv", b"text,label\n" + b"cat,yes\n" * 4, "'text.+label' is its one column; expected"),
         ("a.tsv", b"text\tlabel\tlabel\n" + b"cat\tyes\tno\n" * 4, "two columns are called 'label'; expected names"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "cat", "label": 1}\n')[:-9], "cannot be read: Compressed file ended"),
         ("a.csv", f"{CSV}cat,1\ncat,2\ncat,NA\n".encode(), r"row 2: no label \(1 such rows\)"),
         ("a.csv", f"{CSV}cat,0.5\ncat,2\ncat,NaN\n".encode(), r"row 2: no label \(1 such rows\)"),
     ],
@@ -281,7 +287,7 @@ CSV = "text,label\n"
 def test_a_file_that_is_no_use_is_told_with_its_place(tmp_path: Path, name: str, content: bytes, fault: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(MergeflowError, match=f"{name}.*{fault}"):
-        open_source("task", f"{name.partition('.')[2]}:{name}", SOURCES, TRANSFORMS, root=tmp_path)
+        open_source("task", f"{name.split('.')[1]}:{name}", SOURCES, TRANSFORMS, root=tmp_path)
 
 
 def test_values_of_several_types_do_no_harm_in_a_column_that_no_example_needs(tmp_path: Path) -> None:
@@ -312,12 +318,38 @@ def test_texts_and_labels_that_look_like_dates_stay_as_they_are_written(tmp_path
         (["10", "9", "9"], ["9", "10"]),
         (["0", "-1"], ["-1", "0"]),
         (["+1", "-1", "-1"], ["+1", "-1"]),
+        (["12:30", "09:15"], ["09:15", "12:30"]),
+        (["2020-01-01 00:00", "2020-01-01"], ["2020-01-01", "2020-01-01 00:00"]),
+        (["null", "NA"], ["NA", "null"]),
         ([f"{10**22}", f"{10**22 + 1}"], [f"{10**22}", f"{10**22 + 1}"]),
     ],
 )
 def test_labels_that_are_written_differently_are_different(tmp_path: Path, labels: list[str], names: list[str]) -> None:
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"cat,{label}\n" for label in labels))
     assert open_source("task", "csv:train.csv", SOURCES, TRANSFORMS, root=tmp_path).class_names == names
+
+
+def test_columns_without_a_name_are_of_no_account(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(",text,label,,\n" + "".join(f"{k},cat {k},{k % 2},,\n" for k in range(4)))
+    task = open_source("task", "csv:train.csv", SOURCES, TRANSFORMS, root=tmp_path)
+    assert [example.read()["text"] for example in task.splits["train"]()] == [f"cat {k}" for k in range(4)]
+
+
+def test_numbers_of_excel_have_a_comma_where_semicolons_are_between_columns(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text;score\ncat, dog;1\ncat;-2,5\ndog;3,25\n")
+    task = open_source("task", "csv:train.csv", SOURCES, TRANSFORMS, root=tmp_path)
+    assert task.class_names is None
+    assert [(example.read()["text"], example.read()["score"]) for example in task.splits["train"]()] == [
+        ("cat, dog", 1.0),
+        ("cat", -2.5),
+        ("dog", 3.25),
+    ]
+
+
+def test_classes_that_are_decimal_numbers_give_a_warning(base: Path, tmp_path: Path) -> None:
+    write(tmp_path / "rows/train.jsonl", [row | {"label": ["0.5", "-1,25"][k % 2]} for k, row in enumerate(ROWS)])
+    (warning,) = prepared(base, tmp_path, "jsonl:rows")["warnings"]
+    assert "'-1,25', '0.5'. For a regression write numbers" in warning
 
 
 def test_texts_of_several_lines_are_read_from_a_table_of_any_size(tmp_path: Path) -> None:
@@ -328,6 +360,12 @@ def test_texts_of_several_lines_are_read_from_a_table_of_any_size(tmp_path: Path
     examples = list(task.splits["train"]())
     assert len(examples) == len(rows)
     assert examples[-1].read() == {"text": f"5999 {text}"}
+
+
+def test_labels_of_bytes_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["cat", "dog"], "label": [b"a", b"b"]}), tmp_path / "train.parquet")
+    with pytest.raises(MergeflowError, match="'label' holds values of the type binary; expected one class or number"):
+        open_source("task", "parquet:train.parquet", SOURCES, TRANSFORMS, root=tmp_path)
 
 
 @pytest.mark.parametrize(("scale", "names"), [(1, None), (0, ["0", "1", "2"])])

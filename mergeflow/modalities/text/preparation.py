@@ -195,7 +195,7 @@ def _check_types(table: pa.Table, columns: Columns, where: str) -> None:
         if not _is_text(kind):
             raise MergeflowError(f"{where}: the column '{name}' holds values of the type {kind}; expected texts.")
     kind = table.schema.field(columns.label).type
-    if pa.types.is_nested(kind):
+    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         raise MergeflowError(
             f"{where}: the column '{columns.label}' holds values of the type {kind}; "
             "expected one class or number a row."
@@ -274,41 +274,47 @@ def _separated(stream: IO[bytes], chosen: Chosen, delimiter: str, quotes: bool) 
     texts = {*_TEXTS, *(name for role, name in chosen.items() if role != "label")}
     labels = {*LABELS, chosen.get("label")} - {*texts}
     content = stream.read()
-    head = content[: content.find(b"\n") + 1 or None].decode()  # a file in UTF-16 is told by its first line
+    head = content.decode().partition("\n")[0]  # pyarrow takes a label in another encoding for bytes
     if delimiter == ",":
         delimiter = separator(head)
 
     quote_char = '"' if quotes else False
     parsing = pv.ParseOptions(delimiter=delimiter, quote_char=quote_char, newlines_in_values=quotes)
 
-    def read(as_written: Iterable[str]) -> pa.Table:
+    def read(as_written: Iterable[str], point: str = ".") -> pa.Table:
         types = dict.fromkeys(as_written, pa.string())
-        converting = pv.ConvertOptions(column_types=types, strings_can_be_null=False)
-        return pv.read_csv(pa.BufferReader(content), parse_options=parsing, convert_options=converting)
+        converting = pv.ConvertOptions(column_types=types, strings_can_be_null=False, decimal_point=point)
+        table = pv.read_csv(pa.BufferReader(content), parse_options=parsing, convert_options=converting)
+        return table.select([number for number, name in enumerate(table.column_names) if name])
 
-    try:
-        table = read(texts)  # they stay texts where all of a file look like numbers, or like "null"
-    except pa.ArrowInvalid:
-        content.decode()  # where the fault is the encoding, the error names the byte
-        raise
+    def kinds(table: pa.Table) -> list[tuple[str, pa.DataType]]:
+        return [(field.name, field.type) for field in table.schema if field.name in labels]
+
+    table = read(texts)  # they stay texts where all of a file look like numbers, or like "null"
     if table.num_columns == 1 and not table.column_names[0].isidentifier():
         signs = "tabs" if delimiter == "\t" else "commas"
         raise pa.ArrowInvalid(f"{table.column_names[0]!r} is its one column; expected names with {signs} between them")
-    kinds = [(field.name, field.type) for field in table.schema if field.name in labels]
-    numbers = [name for name, kind in kinds if pa.types.is_integer(kind) or pa.types.is_floating(kind)]
-    if not numbers or len(numbers) > len(set(numbers)):  # columns of one name are refused later
+    if delimiter == ";" and any(pa.types.is_string(kind) for _, kind in kinds(table)):
+        with_commas = read(texts, ",")
+        table = with_commas if any(pa.types.is_floating(kind) for _, kind in kinds(with_commas)) else table
+    guessed = [name for name, kind in kinds(table) if not (pa.types.is_string(kind) or pa.types.is_boolean(kind))]
+    if not guessed or len(guessed) > len(set(guessed)):  # columns of one name are refused later
         return table
-    written = read({*texts, *numbers})
-    return table if all(_are_numbers(table[name], written[name]) for name in numbers) else written
+    written = read({*texts, *guessed})
+    return table if all(_are_numbers(table[name], written[name]) for name in guessed) else written
 
 
 def _are_numbers(values: pa.ChunkedArray, written: pa.ChunkedArray) -> bool:
-    """Whether cells that read as numbers are no more than that: `01` is another class than `1`, and `+1` is a class."""
+    """Whether cells that read as numbers are no more than that: `01` is another class than `1`, and `+1` is a class.
+
+    Times and dates are classes as they are written.
+    """
     pairs = zip(values.to_pylist(), written.to_pylist(), strict=True)
     cells = [(value, cell.strip()) for value, cell in pairs if value is not None]
     if pa.types.is_integer(values.type):
         return all(cell == str(value) for value, cell in cells)
-    return not all(cell.lstrip("+-").isdecimal() for _, cell in cells)  # whole numbers that no integer holds
+    # Whole numbers that no integer holds are classes too.
+    return pa.types.is_floating(values.type) and not all(cell.lstrip("+-").isdecimal() for _, cell in cells)
 
 
 # Of GLUE: the figure of each task, and what stands for validation. Where two figures are usual, the first of the two.
