@@ -169,7 +169,7 @@ def _load(path: Path) -> Any:
         raise (_refused(path, b"", "EOF") if error.errno == errno.EINVAL else unreadable(path, error)) from None
     except Exception as error:  # the reader raises whatever a damaged or hostile file leads it to
         raise _refused(path, start, str(error) or type(error).__name__) from None
-    if of_class := _object_with_tensors(loaded, set()):
+    if of_class := next(filter(None, _owners(loaded, set())), ""):
         raise _refused(path, start, f"GLOBAL {of_class}")
     return loaded
 
@@ -205,15 +205,17 @@ def _placeholder(name: str, cls: type, *args: Any) -> Any:
     return [*args[0]] if name == "collections.deque" else made
 
 
-def _object_with_tensors(value: Any, seen: set[int], outer: str = "") -> str:
-    """Return the class of an object that has tensors in its arguments or attributes, as a whole saved model has."""
-    if isinstance(value, torch.Tensor) or not isinstance(value, Mapping | list | tuple | set) or id(value) in seen:
-        return outer if isinstance(value, torch.Tensor) else ""
-    seen.add(id(value))  # a hostile pickle may hold one mapping many times
-    attributes = getattr(value, "__dict__", {})
-    entries = ((part, outer) for part in (value.values() if isinstance(value, Mapping) else value))
-    hidden = ((part, outer or str(attributes.get("of_class", ""))) for part in attributes.values())
-    return next((name for part, of in (*entries, *hidden) if (name := _object_with_tensors(part, seen, of))), "")
+def _owners(value: Any, seen: set[int], owner: str = "") -> Iterator[str]:
+    """Yield for every tensor in a value the class of the object that holds it, as a whole saved model does, or ""."""
+    if isinstance(value, torch.Tensor):
+        yield owner
+    elif isinstance(value, Mapping | list | tuple | set) and id(value) not in seen:
+        seen.add(id(value))  # a hostile pickle may hold one mapping many times
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _owners(part, seen, owner)
+        attributes = getattr(value, "__dict__", {})
+        for part in attributes.values():
+            yield from _owners(part, seen, owner or str(attributes.get("of_class", "")))
 
 
 def _refused(path: Path, start: bytes, reason: str) -> MergeflowError:
@@ -278,7 +280,7 @@ def _states(
     rest = [value for key, value in loaded.items() if key not in tensors and _may_hold_a_model(key)]
     has_arrays = any(value.ndim for value in tensors.values())  # else they may be counters of the run
     weights = has_arrays or (depth == 3 and tensors and len(tensors) == len(loaded))
-    if weights and all(isinstance(key, str) for key in tensors) and all(_is_plain(value, set()) for value in rest):
+    if weights and all(isinstance(key, str) for key in tensors) and not any(True for _ in _owners(rest, set())):
         return {(): tensors}
     for key in filter(_may_hold_a_model, loaded):
         value = loaded[key]
@@ -316,14 +318,6 @@ def _file_of(path: Path, keys: Sequence[str]) -> str:
 
 def _saved(loaded: str, keys: Sequence[str]) -> str:
     return f"torch.save({loaded}{''.join(f'[{key!r}]' for key in keys)}, 'other.pt')"
-
-
-def _is_plain(value: Any, seen: set[int]) -> bool:
-    """Whether no tensor is in a value, however it is nested."""
-    if isinstance(value, Mapping | list | tuple | set) and id(value) not in seen:
-        seen.add(id(value))
-        return all(_is_plain(part, seen) for part in (value.values() if isinstance(value, Mapping) else value))
-    return not isinstance(value, torch.Tensor)
 
 
 def _may_hold_a_model(key: Any) -> bool:

@@ -290,17 +290,10 @@ def whole_modules(
         listed = "', '".join(faults[:5]) + (f"' and {len(faults) - 5} more" if len(faults) > 5 else "'")
         raise MergeflowError(
             f"{len(faults)} changed tensors cannot be part of an adapter, because their module is the model itself or "
-            f"holds adapted matrices: '{listed}. `ignore: {_patterns(faults, names)}` leaves them as the base has "
-            "them; or write the whole model."
+            f"holds adapted matrices: '{listed}. `ignore: {sorted(set(map(pattern_of, faults)))}` leaves them "
+            "as the base has them; or write the whole model."
         )
     return modules
-
-
-def _patterns(chosen: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return patterns that match these names alone: of their last parts where no other name has one."""
-    others = {name.rpartition(".")[2] for name in set(names) - set(chosen)}
-    ends = ((name, name.rpartition(".")[2]) for name in chosen)
-    return list(dict.fromkeys(name if end in others or end == name else f"*.{end}" for name, end in ends))
 
 
 Shapes = Mapping[str, Sequence[int]]
