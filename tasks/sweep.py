@@ -38,13 +38,14 @@ def sweep_near(io: StageIO, start: Mapping[str, Any]) -> None:
 def score_candidates(io: StageIO, strategy: Strategy) -> Iterator[Candidate]:
     """Yield the candidates of the stage's method that a strategy asks for, scored on validation.
 
-    Each score is in the journal before the next candidate is merged, so a killed stage goes on after the last one.
+    Each score is in the journal before the next candidate is merged, so a killed stage goes on after the last one, and
+    one whose grid has grown scores what is new.
     Candidates that differ in `scale` alone share one direction when they follow each other, and candidates of any
     arguments share factorisations.
     """
     experts = individual(io)
-    with Journal(io.scratch / JOURNAL) as journal:
-        journal.begin({"individual": experts})  # the scratch folder belongs to one state of all other inputs
+    with Journal(io.journals / JOURNAL) as journal:
+        journal.begin({"individual": experts})  # the folder belongs to one state of all other inputs
         score = remembered(open_scorer(io).candidate, journal)
         for candidate in score_all(io.item, strategy, score, lambda accuracy: normalised(accuracy, experts)):
             reached, accuracy = normalised(candidate.scores, experts), candidate.scores

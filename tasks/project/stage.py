@@ -75,6 +75,7 @@ class StageIO:
 
     Attributes:
         scratch: a folder that outlives a killed run with the same inputs and parameters; for resumable state.
+        journals: a folder that outlives every run with the same inputs and parameters, the item's own section apart.
         report: called as `report(what, done, total)` while the stage works.
         holds: what is held until the stage ends, such as a device.
         withheld: inputs that this part of the stage must not read, though the stage declares them.
@@ -89,10 +90,11 @@ class StageIO:
     costs: dict[str, Any] = field(default_factory=dict)
     holds: ExitStack = field(default_factory=ExitStack)
     withheld: tuple[str, ...] = ()
+    journals: Path = Path()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Go to another process, where it reports nothing and holds no device."""
-        open_again = partial(StageIO, withheld=self.withheld)
+        open_again = partial(StageIO, withheld=self.withheld, journals=self.journals)
         return open_again, (self.stage, self.root, self.scratch, self.params, self.studies)
 
     @property

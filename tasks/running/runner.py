@@ -111,9 +111,9 @@ def run_stage(root: Path, stage: Stage, force: bool = False, work: Callable[[Sta
         if io.studies is not None:  # report a study's wrong options before its training runs start
             check_study_graph(root, io.studies)
         scratch = io.scratch
-        for other in scratch.parent.glob("*"):  # of other inputs or parameters
-            if other != scratch:
-                shutil.rmtree(other)
+        others = {*scratch.parent.glob("*"), *io.journals.parent.glob("*")}  # of other inputs or parameters
+        for other in others - {scratch} - (set() if force else {io.journals}):
+            shutil.rmtree(other)
         done = scratch / "complete"
         if force or not done.exists():
             log = stage_log(log_path(state, stage.folder_name))
@@ -163,10 +163,18 @@ def open_stage(root: Path, stage: Stage, of_file: Callable[[Path], str] | None =
     params = load_params(root / "params.yaml")
     studies = load_study_params(root / CHOICES, params) if stage.file != MAIN else None
     of_file = of_file or cache(sha256_of)  # a file is read once for the comparison and the fingerprint
-    fingerprint = _fingerprint(root, stage, lambda key: _lookup_json(params, studies, key), of_file)
+
+    def lookup(key: str) -> Any:
+        return _lookup_json(params, studies, key)
+
+    fingerprint = _fingerprint(root, stage, lookup, of_file)
     check_inputs(root, stage, of_file)
     scratch = root / STATE / "scratch" / stage.folder_name / fingerprint[:16]
-    return StageIO(stage, root, scratch, params, studies), fingerprint
+    others, section = fingerprint, f"{stage.name}.{stage.item}"
+    if section in stage.params:
+        others = _fingerprint(root, stage, lambda key: None if key == section else lookup(key), of_file)
+    journals = root / STATE / "journals" / stage.folder_name / others[:16]
+    return StageIO(stage, root, scratch, params, studies, journals=journals), fingerprint
 
 
 @contextmanager

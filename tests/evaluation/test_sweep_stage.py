@@ -57,7 +57,7 @@ def project(world: Path, root: Path) -> Path:
 
 
 def journal_lines(root: Path) -> list[bytes]:
-    journals = list((root / ".mergeflow/scratch").glob(f"sweep@cart/*/{JOURNAL}"))
+    journals = list((root / ".mergeflow/journals").glob(f"sweep@cart/*/{JOURNAL}"))
     return journals[0].read_bytes().splitlines(keepends=True) if journals else []
 
 
@@ -89,6 +89,34 @@ def test_killed_it_goes_on_where_it_was(
     assert len(asked) == 16 - scored_before
     assert (root / layout.sweep("cart")).read_bytes() == (whole / layout.sweep("cart")).read_bytes()
     assert not list((root / ".mergeflow/scratch").iterdir())
+
+
+def test_a_wider_grid_scores_what_is_new(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[MethodCall] = []
+    candidate = CandidateScorer.candidate
+    monkeypatch.setattr(CandidateScorer, "candidate", lambda self, call: asked.append(call) or candidate(self, call))
+
+    def rows(root: Path, grid: dict[str, list[float]], **changes: object) -> list[dict[str, object]]:
+        values = yaml.safe_load((root / "params.yaml").read_text()) | {"sweep": {"ties": grid}}
+        (root / "params.yaml").write_text(yaml.safe_dump(values | changes))
+        asked.clear()
+        assert run_stage(root, load_graph(root)["sweep@ties"])
+        return json.loads((root / layout.sweep("ties")).read_text())["candidates"]
+
+    root, anew = tmp_path / "root", tmp_path / "anew"
+    for folder in (root, anew):
+        folder.mkdir()
+        project(world, folder)
+    wider = {"keep": [0.2, 0.5], "scale": [0.5, 1.0]}
+    rows(root, {"keep": [0.2], "scale": [0.5]})
+    grown = rows(root, wider)
+    assert len(asked) == 3
+    assert rows(anew, wider) == grown
+    assert len(rows(root, {"keep": [0.2], "scale": [1.0]})) == 1
+    assert not asked
+    section = yaml.safe_load((root / "params.yaml").read_text())["evaluation"]
+    rows(root, {"keep": [0.2], "scale": [1.0]}, evaluation=section | {"batch_size": 7})
+    assert len(asked) == 1
 
 
 def test_a_climb_scores_the_same_numbers_in_fewer_candidates(world: Path, whole: Path, tmp_path: Path) -> None:
