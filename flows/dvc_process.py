@@ -63,8 +63,8 @@ def _recorded_hash(out: Any) -> tuple[Any, Any]:
     if path in absent:
         return Meta(size=absent[path].size), HashInfo("md5", absent[path].md5)
     if path.is_dir():
-        here = out._build(out.local_cache, out.fs_path, out.fs, "md5", ignore=out.dvcignore, dry_run=True)[2]
-        for key, meta, md5 in here:
+        built = out._build(out.local_cache, out.fs_path, out.fs, "md5", ignore=out.dvcignore, dry_run=True)[2]
+        for key, meta, md5 in built:
             tree.add(key, meta, md5)
     for place, file in absent.items():
         tree.add(place.relative_to(path).parts, Meta(size=file.size), HashInfo("md5", file.md5))

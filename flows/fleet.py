@@ -165,11 +165,11 @@ def fleet(root: Path, run: RunSection) -> Iterator[Fleet | None]:
                 "address, `dvc remote modify --local storage url s3://BUCKET/fleet`."
             )
     with cluster(run.runner, run.workers) as machines:
-        ours = Fleet(machines, run)
+        fleet = Fleet(machines, run)
         try:
-            yield ours
+            yield fleet
         finally:
-            print(ours.traffic(), flush=True)
+            print(fleet.traffic(), flush=True)
 
 
 def merge_on_fleet(

@@ -71,9 +71,9 @@ def gpu_slot(root: Path, stage: Stage) -> Iterator[None]:
 
 def _gpu_limit() -> str:
     """Return the limit of this machine where the server has one, else that of all machines without."""
-    ours = f"{LIMIT}@{running_code()[HOST]}"
+    own_limit = f"{LIMIT}@{running_code()[HOST]}"
     with get_client(sync_client=True) as client, suppress(ObjectNotFound):
-        return client.read_global_concurrency_limit_by_name(ours).name
+        return client.read_global_concurrency_limit_by_name(own_limit).name
     return LIMIT
 
 

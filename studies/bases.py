@@ -220,8 +220,8 @@ def class_means(bench: Bench, state: State, task: str) -> Tensor:
     with torch.inference_mode():
         parts = [data.embeddings(bench.model, rows) for rows in torch.arange(len(data)).split(256)]
     features = torch.cat(parts).double()
-    there = data.labels.unique()
-    return torch.stack([features[data.labels == label].mean(dim=0) for label in there]).cpu()
+    labels = data.labels.unique()
+    return torch.stack([features[data.labels == label].mean(dim=0) for label in labels]).cpu()
 
 
 def open_bench(lab: Laboratory, clip: ClipModel, folder: Path) -> Bench:
@@ -237,9 +237,9 @@ def opened(lab: Laboratory, clip: ClipModel, split: str) -> dict[str, Classifica
     """Return one split of every task with a head of this base: the same class names, the suite's templates."""
     tasks = {}
     for task in lab.tasks:
-        there = load_base_head(lab.io, task, lab.device)
-        assert there is not None, "image tasks have heads"
-        head = build_head(clip, there.class_names, TEMPLATES).to(lab.device)
+        base_head = load_base_head(lab.io, task, lab.device)
+        assert base_head is not None, "image tasks have heads"
+        head = build_head(clip, base_head.class_names, TEMPLATES).to(lab.device)
         examples = load_examples(lab.io, split, task, lab.device, head)
         assert isinstance(examples, Classification), "image tasks are tasks of classes"
         tasks[task] = examples

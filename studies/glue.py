@@ -285,8 +285,8 @@ def improved(rows: pd.DataFrame) -> Samples:
 
 
 def ladder(rows: pd.DataFrame) -> Samples:
-    there = [model for model in LADDER if model in set(rows.model)]
-    return leads([(high, low) for low, high in pairwise(there)], rows)
+    measured = [model for model in LADDER if model in set(rows.model)]
+    return leads([(high, low) for low, high in pairwise(measured)], rows)
 
 
 def probed(rows: pd.DataFrame) -> list[str]:
@@ -366,8 +366,8 @@ def names_of(rows: pd.DataFrame, options: Options) -> dict[str, str]:
     names = {"base": "base", "individual": "individual", **options.together}
     for name, label in NAMES.items():
         names |= {name: label, name + WIDER: label + WIDER}
-    there = set(rows.model)
-    return {model: label for model, label in {**names, **COMPRESSORS}.items() if model in there}
+    models = set(rows.model)
+    return {model: label for model, label in {**names, **COMPRESSORS}.items() if model in models}
 
 
 def figure_table(options: Options, rows: pd.DataFrame) -> pd.DataFrame:

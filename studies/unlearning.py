@@ -404,8 +404,8 @@ def lowest_at_last(way: str, forgotten: str, scales: list[float], rows: pd.DataF
     last = min(scales)
     others = [drop(rows, way, forgotten, scale) for scale in scales if last < scale < 0]
     largest = pd.concat(others, axis=1).max(axis=1) if others else None
-    there = "drop there less the largest at another λ"
-    return {there: drop(rows, way, forgotten, last) - largest} if largest is not None else {}
+    name = "drop there less the largest at another λ"
+    return {name: drop(rows, way, forgotten, last) - largest} if largest is not None else {}
 
 
 def rise_order(way: str, books: Books, scale: float, rows: pd.DataFrame) -> Samples:

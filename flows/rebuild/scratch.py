@@ -74,8 +74,8 @@ def gather(root: Path, wanted: Iterable[Ancestor], target: Path) -> dict[str, st
         bring(root, [ancestor.path])
         if _proven(ancestor, root / ancestor.path):
             folder = root / ancestor.path
-            there = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-            names = [name for name in ancestor.files if name in there] or there
+            files = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+            names = [name for name in ancestor.files if name in files] or files
             for name in names:
                 link(folder / name, target / ancestor.path / name)
             places[ancestor.path] = "the project"

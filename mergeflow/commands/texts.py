@@ -47,8 +47,8 @@ def project_models() -> list[str]:
     if project is None or base is None:
         raise MergeflowError("no model is named, and this is not a project of causal models that has run: name some.")
     files = [Path(base), *sorted(project.glob(layout.expert_model("*"))), *sorted(project.glob(layout.merge("*")))]
-    here = Path.cwd()
-    return [str(file.relative_to(here) if file.is_relative_to(here) else file) for file in files]
+    folder = Path.cwd()
+    return [str(file.relative_to(folder) if file.is_relative_to(folder) else file) for file in files]
 
 
 def project_texts(split: str) -> list[str]:
@@ -71,8 +71,8 @@ def read_texts(
     """
     folder = root / source
     if (folder / MANIFEST).is_file():
-        there = next((name for name in _UNSEEN_FIRST if array_file(folder, name, "ids").exists()), "test")
-        return _prepared(folder, split or there, tokenizer, device)
+        unseen = next((name for name in _UNSEEN_FIRST if array_file(folder, name, "ids").exists()), "test")
+        return _prepared(folder, split or unseen, tokenizer, device)
     raw = open_source(source, source, find_preparation("causal").sources, TRANSFORMS, root=root)
     blocks = cut(_tokens(raw, split, tokenizer, block), block, tokenizer.end)
     return PackedText(source, blocks, device, tokenizer.prefix)

@@ -220,11 +220,11 @@ def check_known(name: str, recorded: Mapping[str, Code]) -> None:
 
 def check_code(recorded: Mapping[str, Code], call: MethodCall) -> None:
     """Check that the methods of a call are made of the code that a record names."""
-    here = code_of(call)
+    code = code_of(call)
     for name in (call.name, *call.arguments.uses):
-        if name not in recorded or (name in here and recorded[name].sha256 == here[name].sha256):
+        if name not in recorded or (name in code and recorded[name].sha256 == code[name].sha256):
             continue
-        place = f"'{here[name].place}' ({here[name].sha256[:12]}…)" if name in here else "the package's own"
+        place = f"'{code[name].place}' ({code[name].sha256[:12]}…)" if name in code else "the package's own"
         raise MergeflowError(
             f"the method '{name}' is not the one that the recipe records: that is '{recorded[name].place}' "
             f"({recorded[name].sha256[:12]}…), this is {place}. Bring that code back, or remove `code` from the "
@@ -313,8 +313,8 @@ def argument_hint(method: str, argument: str, accepted: Iterable[str]) -> str:
     """
     nearest_first = sorted(MERGEKIT.values(), key=lambda entry: entry.method != method)
     texts = [text for entry in nearest_first if (text := entry.reads.get(argument))]
-    here = next((text for text in texts if re.findall(r"\w+", text)[0] in accepted), None)
-    return f"; mergekit's '{argument}' is `{here}` here" if here else ""
+    accepting = next((text for text in texts if re.findall(r"\w+", text)[0] in accepted), None)
+    return f"; mergekit's '{argument}' is `{accepting}` here" if accepting else ""
 
 
 def is_configuration(values: Any) -> bool:

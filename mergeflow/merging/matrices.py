@@ -177,11 +177,11 @@ def _check_taken(
     architecture: Architecture,
     convolutions: bool,
 ) -> None:
-    there = f"There are {len(shapes)}: {_patterns(shapes)}." if shapes else "There is no matrix at all."
+    listed = f"There are {len(shapes)}: {_patterns(shapes)}." if shapes else "There is no matrix at all."
     if isinstance(selection, tuple):
         for pattern in selection:
             if not any(fnmatchcase(name, pattern) for name in shapes):
-                raise MergeflowError(f"{owner}: the pattern '{pattern}' of `matrices` fits no matrix. {there}")
+                raise MergeflowError(f"{owner}: the pattern '{pattern}' of `matrices` fits no matrix. {listed}")
     elif all(architecture.role(name, shape) is None for name, shape in shapes.items()) and shapes:
         return  # that no rule knows any is said already
     elif not taken and (shapes or convolutions):
@@ -189,7 +189,7 @@ def _check_taken(
         wider = f"`matrices: all` takes {'attention and ' * (selection == 'mlp')}projections too. " if some else ""
         other = "" if some else " Weights of convolutions are not matrices here: ties or dare treat all tensors alike."
         raise MergeflowError(
-            f"{owner}: `matrices: {selection}` takes none of the matrices. {there} {wider}{_WAY_OUT}{other}"
+            f"{owner}: `matrices: {selection}` takes none of the matrices. {listed} {wider}{_WAY_OUT}{other}"
         )
 
 

@@ -490,14 +490,14 @@ def adapter_findings(base: LazyStateDict, experts: Mapping[str, LazyStateDict]) 
 
 
 def _finding(adapter: str, wanted: NamedBase, base: LazyStateDict) -> Finding | None:
-    folder, here = wanted.folder(), cached_id(base.path) or base.path
+    folder, base_name = wanted.folder(), cached_id(base.path) or base.path
     place = Path(base.path)
     if folder is not None and folder.resolve() in (place.resolve(), place.parent.resolve()):
         return None
     same = None if folder is None else _same_weights(base, folder)
-    if same or (same is None and Path(wanted.name).name.lower() == Path(here).name.lower()):
+    if same or (same is None and Path(wanted.name).name.lower() == Path(base_name).name.lower()):
         return None
-    text = f"{SUBJECT}: '{adapter}' was made for '{wanted.path}' (adapter_config.json), the base is '{here}'"
+    text = f"{SUBJECT}: '{adapter}' was made for '{wanted.path}' (adapter_config.json), the base is '{base_name}'"
     reason = "whose weights are others" if same is False else "which cannot be compared with it here"
     return Finding(SUBJECT, f"{text}, {reason}", refused=same is False)
 

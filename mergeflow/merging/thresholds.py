@@ -477,8 +477,8 @@ def _elect(tallies: _Tallies, taus: Tensor, weights: Tensor | None, windows: _Wi
     single = ~settled & (size == 0) & ((maybe != 0).sum(0) == 1)
     entries = maybe[:, single]
     signed = torch.copysign(entries, _weighted(entries, weights))
-    there = entries != 0  # row by row, so that the entries of an expert stand together
-    for tally, some in zip(tallies.alone, signed[there].split(there.sum(1).tolist()), strict=True):
+    nonzero = entries != 0  # row by row, so that the entries of an expert stand together
+    for tally, some in zip(tallies.alone, signed[nonzero].split(nonzero.sum(1).tolist()), strict=True):
         tally.add(some.numpy())
     rest = (sure + maybe)[:, ~settled & ~single]
     tallies.places.append((rest, weights))

@@ -218,7 +218,7 @@ def resolved(args: Args, name: str, depth: float, experts: Sequence[str]) -> Arg
         constants[key] = fallback if number is None else kind(round(number) if kind is int else number)
     if len(args.varied) > 1:
         for index in range(len(experts) if each else 1):
-            here = {**args.model_dump(), **constants, **{key: numbers[index] for key, numbers in each.items()}}
-            if lines := _faults_of(type(args), here, ()):
+            of_tensor = {**args.model_dump(), **constants, **{key: numbers[index] for key, numbers in each.items()}}
+            if lines := _faults_of(type(args), of_tensor, ()):
                 raise MergeflowError(f"tensor '{name}': {'; '.join(lines)}.")
     return args.with_values(constants, each)

@@ -321,14 +321,14 @@ def _read_later(values: Sequence[Tensor]) -> Callable[[], list[float]]:
     together = torch.stack([value.detach().double().reshape(()) for value in values])
     if not together.is_cuda:
         return together.tolist
-    here = torch.empty(len(values), dtype=torch.float64, pin_memory=True)
-    here.copy_(together, non_blocking=True)
+    copied = torch.empty(len(values), dtype=torch.float64, pin_memory=True)
+    copied.copy_(together, non_blocking=True)
     arrived = torch.cuda.Event()
     arrived.record(torch.cuda.current_stream(together.device))
 
     def read() -> list[float]:
         arrived.synchronize()
-        numbers: list[float] = here.tolist()
+        numbers: list[float] = copied.tolist()
         return numbers
 
     return read

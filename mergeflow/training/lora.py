@@ -43,8 +43,8 @@ class LoraModule(nn.Module):
         if not matrices:
             raise MergeflowError("LoRA adapts linear layers, and the model has none: choose another finetune.regime.")
         for target in settings.targets:
-            if target not in (there := {target for target, _, _ in matrices}):
-                raise unknown_name("entry of finetune.lora.targets", target, there)
+            if target not in (targets := {target for target, _, _ in matrices}):
+                raise unknown_name("entry of finetune.lora.targets", target, targets)
         self.original, self.settings = module.requires_grad_(False), settings
         self.adapted = {weight: name for target, weight, name in matrices if target in settings.targets}
         self.inputs_first = _inputs_first(module, self.adapted)

@@ -171,18 +171,18 @@ def dots(
         figure.set_size_inches(FULL_WIDTH, height)
     for index, (axis, (part, frame)) in enumerate(zip(axes, parts, strict=True)):
         dress(axis, (labels or {}).get(part, str(part)), "", y_label if index % columns == 0 else "")
-        there = {str(at): {places: at} for at in frame[places].unique()} if isinstance(places, str) else places
+        groups = {str(at): {places: at} for at in frame[places].unique()} if isinstance(places, str) else places
         for number, (line, where) in enumerate(marks_of.items()):
             aside = (number - (len(by) - 1) / 2) * 0.7 / len(by)
             places_of = {
-                at + aside: samples(frame, value, **chosen, **where) for at, chosen in enumerate(there.values())
+                at + aside: samples(frame, value, **chosen, **where) for at, chosen in enumerate(groups.values())
             }
             marks = {place: list(values) for place, values in places_of.items() if len(values)}
             if marks:
                 curve(axis, marks, line, number, linestyle="")
         if level:
             axis.axhline(level(frame), color=MUTED, linestyle=DASHES[0], linewidth=1.1)
-        axis.set_xticks(range(len(there)), labels=[fill(label, wrap) for label in there])
+        axis.set_xticks(range(len(groups)), labels=[fill(label, wrap) for label in groups])
     legend(figure, figure.get_figwidth() - 0.4, loc="outside lower center")
     return figure
 

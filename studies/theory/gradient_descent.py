@@ -189,9 +189,9 @@ def flat_loss(module: nn.Module, examples: Classification) -> Loss:
 
     def loss(point: Tensor) -> Tensor:
         weights = weights_at(module, point)
-        here = replace(examples, encode=lambda called, inputs: functional_call(called, weights, (inputs,)))
+        at_point = replace(examples, encode=lambda called, inputs: functional_call(called, weights, (inputs,)))
         with sdpa_kernel(SDPBackend.MATH):
-            return here.loss(Network(module), rows)
+            return at_point.loss(Network(module), rows)
 
     return loss
 

@@ -196,10 +196,10 @@ def digest(path: Path, of_file: Callable[[Path], str] = sha256_of) -> str:
 def _below(path: Path) -> Iterator[Path]:
     """Yield the files below a folder; a link to a folder that holds it is not followed."""
     for folder, names, files in os.walk(path, followlinks=True):
-        here = Path(folder)
-        real = here.resolve()
-        names[:] = [name for name in names if not real.is_relative_to((here / name).resolve())]
-        yield from (path for name in files if (path := here / name).is_file())
+        parent = Path(folder)
+        real = parent.resolve()
+        names[:] = [name for name in names if not real.is_relative_to((parent / name).resolve())]
+        yield from (path for name in files if (path := parent / name).is_file())
 
 
 def check_inputs(root: Path, stage: Stage, of_file: Callable[[Path], str] = sha256_of) -> None:

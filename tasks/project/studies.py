@@ -64,9 +64,9 @@ def find_study_modules(root: Path) -> dict[str, str]:
     package = [Path(folder) for folder in import_module(PAPERS).__path__]
     files = {path: f"{PAPERS}.{path.stem}" for folder in package for path in _study_files(folder)}
     modules = {name: module for path, module in files.items() for name in _names_in(path)}
-    ours = {file.resolve() for file in files}
+    packaged = {file.resolve() for file in files}
     for path in _study_files(root / "studies"):
-        for name in _names_in(path) if path.resolve() not in ours else ():
+        for name in _names_in(path) if path.resolve() not in packaged else ():
             if name in modules:
                 raise MergeflowError(
                     f"the study '{name}' in {path.relative_to(root)} has the name of a study of mergeflow: rename it."

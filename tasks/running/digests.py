@@ -527,23 +527,23 @@ class Code:
         if name not in self._next:
             source = self._source(name)
             modules = {module for target in source.names for module in self._behind(target)}
-            ours = {module for target in source.whole for module in self._below(target)}
+            packaged = {module for target in source.whole for module in self._below(target)}
             outside = {module for folder in source.shelves for module in self._outside(folder)}
-            modules |= self._counting(ours, outside) if "methods" in source.shelves else ours | outside
+            modules |= self._counting(packaged, outside) if "methods" in source.shelves else packaged | outside
             modules |= {module for parts in source.parts for module in self._parts(*parts)}
             stems = (text[:-3] for text in source.strings if text.endswith(".py"))  # code that is read as a file
             modules |= {sibling for stem in stems if self._path(sibling := f"{name.rpartition('.')[0]}.{stem}")}
             self._next[name] = sorted(modules)
         return self._next[name]
 
-    def _counting(self, ours: Collection[str], outside: Collection[str]) -> set[str]:
+    def _counting(self, packaged: Collection[str], outside: Collection[str]) -> set[str]:
         """Return the modules of a shelf that declare the merge methods that count, and those that such modules name.
 
         Helpers that declare none are reached by imports. What lies outside our package counts whole or not at all.
         """
         if self._methods is None:
-            return {*ours, *outside}
-        homes = {method: module for module in ours for method in self._source(module).methods}
+            return {*packaged, *outside}
+        homes = {method: module for module in packaged for method in self._source(module).methods}
         declared = {method for module in outside for method in self._source(module).methods}
         names, counting = set(self._methods), set[str]()
         if names & declared or not names & homes.keys():

@@ -109,10 +109,10 @@ def pack(io: StageIO, store: Store) -> Parcel:
 
 def _own_code(root: Path, stage: Stage) -> set[Path]:
     """Return the project's own files of code: the stage's, and all plug-ins, which params.yaml is validated against."""
-    ours = [(HOME / name).resolve() for name in _OURS]
+    packages = [(HOME / name).resolve() for name in _OURS]
     code = {file.resolve() for file in code_files(root, stage)}
     code |= {file for folder in _PLUGINS for _, file in files_of(root / folder) if "__pycache__" not in file.parts}
-    return {file for file in code if file.is_relative_to(root) and not any(map(file.is_relative_to, ours))}
+    return {file for file in code if file.is_relative_to(root) and not any(map(file.is_relative_to, packages))}
 
 
 def unpack(io: StageIO, store: Store, result: Result) -> None:

@@ -62,15 +62,15 @@ def running_code() -> dict[str, str]:
 
 def check_worker(driver: Mapping[str, str], stage: str) -> None:
     """Refuse to run a stage where the code or its packages are not those of the driver, which records its own."""
-    here = running_code()
+    code = running_code()
     differences = [
-        f"{name} {here.get(name, 'missing')} here and {value} there"
+        f"{name} {code.get(name, 'missing')} here and {value} there"
         for name, value in driver.items()
-        if name != HOST and here.get(name) != value
+        if name != HOST and code.get(name) != value
     ]
     if differences:
         raise MergeflowError(
-            f"{stage} was sent to {here[HOST]}, which would make other results than {driver[HOST]}, where the run was "
+            f"{stage} was sent to {code[HOST]}, which would make other results than {driver[HOST]}, where the run was "
             f"started: {', '.join(differences)}. Install the same mergeflow and packages on both."
         )
 
@@ -213,10 +213,10 @@ def remove_outputs(root: Path, stage: Stage) -> list[str]:
 
     Other stages read the folders above as a whole, so an item that is removed must leave nothing in them.
     """
-    there = [out for out in stage.outs if is_made(root / out)]
-    for out in there:
+    made = [out for out in stage.outs if is_made(root / out)]
+    for out in made:
         remove_output(root, out)
-    return there
+    return made
 
 
 def remove_output(root: Path, out: str) -> None:
@@ -323,9 +323,9 @@ def _build(io: StageIO, done: Path, work: Callable[[StageIO], None]) -> None:
 
 def check_disk(error: BaseException, *folders: Path) -> None:
     """Tell a full disk as such, where an error that says something else came of it."""
-    there = [folder for folder in folders if folder.exists()]
-    free = {folder: shutil.disk_usage(folder).free for folder in there}
-    full = next((folder for folder in there if free[folder] < _LEAST_FREE), there[0] if is_full(error) else None)
+    existing = [folder for folder in folders if folder.exists()]
+    free = {folder: shutil.disk_usage(folder).free for folder in existing}
+    full = next((folder for folder in existing if free[folder] < _LEAST_FREE), existing[0] if is_full(error) else None)
     if full is not None:
         raise DiskFull(
             f"the disk is full ({free[full] / 2**20:.0f} MiB free where {full} is). Free some space and run again: "

@@ -84,8 +84,8 @@ class Store:
     def send_files(self, files: Mapping[str, Path]) -> None:
         """Put files there by their hashes, unless they are there."""
         with ThreadPoolExecutor(_AT_ONCE) as questions:
-            there = dict(zip(files, questions.map(self.has, files), strict=True))
-        missing = {md5: path for md5, path in files.items() if not there[md5]}
+            stored = dict(zip(files, questions.map(self.has, files), strict=True))
+        missing = {md5: path for md5, path in files.items() if not stored[md5]}
         if lost := [md5 for md5, path in missing.items() if not path.exists()]:
             raise self._damaged(lost[0], "missing")
         self._put({self._object(md5): path for md5, path in missing.items()})
@@ -193,8 +193,8 @@ class Store:
     def _fetch_files(self, files: Mapping[Path, str], listed_in: str = "") -> None:
         """Bring files, through the cache where there is one, and hash each."""
         places = {target: self._place(md5) or target for target, md5 in files.items()}
-        there = {place for target, place in places.items() if place != target and _is(place, files[target])}
-        wanted = {place: files[target] for target, place in places.items() if place not in there}
+        cached = {place for target, place in places.items() if place != target and _is(place, files[target])}
+        wanted = {place: files[target] for target, place in places.items() if place not in cached}
         for path in {*files, *wanted}:
             path.parent.mkdir(parents=True, exist_ok=True)
         parts = {place: place.with_name(f"{place.name}.{uuid4().hex[:8]}") for place in wanted}

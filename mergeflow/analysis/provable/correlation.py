@@ -43,11 +43,11 @@ def output_correlation(first: Tensor, second: Tensor) -> tuple[float, int]:
     lengths = [outputs.norm(dim=1) for outputs in centred]
     # What rounding leaves of equal answers is no direction.
     scale = [1e-7 * outputs.double().abs().max() for outputs in (first, second)]
-    there = (lengths[0] > scale[0]) & (lengths[1] > scale[1])
-    if not there.any():
+    changed = (lengths[0] > scale[0]) & (lengths[1] > scale[1])
+    if not changed.any():
         raise MergeflowError("a model answers all samples alike: its outputs have no correlation with any other's.")
-    cosines = (centred[0] * centred[1]).sum(1)[there] / (lengths[0] * lengths[1])[there]
-    return float(cosines.mean().clamp(-1, 1)), int((~there).sum())
+    cosines = (centred[0] * centred[1]).sum(1)[changed] / (lengths[0] * lengths[1])[changed]
+    return float(cosines.mean().clamp(-1, 1)), int((~changed).sum())
 
 
 def correlations(outputs: Mapping[str, Mapping[str, Tensor]]) -> Correlations:

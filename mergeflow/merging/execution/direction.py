@@ -42,8 +42,8 @@ class Direction:
 
     def to(self, device: str | torch.device) -> Direction:
         """Return the merge with anchor and direction on a device, where `at` then computes the same bits."""
-        there = [{name: value.to(device) for name, value in part.items()} for part in (self.anchor, self.direction)]
-        return Direction(there[0], there[1], self.dtypes)
+        moved = [{name: value.to(device) for name, value in part.items()} for part in (self.anchor, self.direction)]
+        return Direction(moved[0], moved[1], self.dtypes)
 
     @property
     def nbytes(self) -> int:

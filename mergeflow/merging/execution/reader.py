@@ -251,8 +251,10 @@ class Stacks:
         if not varied:
             return model
         stored = model.tied.get(name, name)
-        here = [at(varied[expert], stored, self.depth(name)) if expert in varied else None for expert in model.experts]
-        pairs = zip(here, model.weights, strict=True)
+        of_tensor = [
+            at(varied[expert], stored, self.depth(name)) if expert in varied else None for expert in model.experts
+        ]
+        pairs = zip(of_tensor, model.weights, strict=True)
         return replace(model, weights=tuple(constant if weight is None else weight for weight, constant in pairs))
 
     def one_by_one(self, name: str, experts: Sequence[str] | None = None) -> tuple[Tensor, Iterator[Tensor]]:

@@ -158,9 +158,9 @@ def _below(path: str) -> str | None:
     whole = expanded(path)
     if not whole.is_absolute():
         return path
-    here = Path.cwd()
-    inside = os.path.commonpath([here, whole]) == str(here) and here != Path(here.root) and whole != here
-    return str(whole.relative_to(here)) if inside else None
+    folder = Path.cwd()
+    inside = os.path.commonpath([folder, whole]) == str(folder) and folder != Path(folder.root) and whole != folder
+    return str(whole.relative_to(folder)) if inside else None
 
 
 def model_card(

@@ -377,14 +377,14 @@ def _over(inner: Scope, outer: Scope) -> dict[str, Setting]:
     return {key: inner.get(key, ()) + outer.get(key, ()) for key in {**inner, **outer}}
 
 
-def _note_unread(theirs: str, sources: Sequence[_Source], shared: Scope, notes: list[str]) -> None:
+def _note_unread(merge_method: str, sources: Sequence[_Source], shared: Scope, notes: list[str]) -> None:
     """Note the parameters that mergekit does not read for this method, or not of one model."""
     of_one = dict.fromkeys(key for source in sources for key in source.parameters)
     for key in {**of_one, **shared}:
-        if key not in MERGEKIT[theirs].reads:
-            notes.append(f"mergekit's {theirs} does not read `{key}`: it is left out")
-        elif key in of_one and key not in MERGEKIT[theirs].by_model:
-            notes.append(f"mergekit's {theirs} does not read `{key}` of one model: there it is left out")
+        if key not in MERGEKIT[merge_method].reads:
+            notes.append(f"mergekit's {merge_method} does not read `{key}`: it is left out")
+        elif key in of_one and key not in MERGEKIT[merge_method].by_model:
+            notes.append(f"mergekit's {merge_method} does not read `{key}` of one model: there it is left out")
 
 
 def _is_whole(part: _Slice, notes: list[str]) -> bool:
@@ -683,7 +683,7 @@ class _Conversion:
 
     def step(self, step: Any, name: str) -> str:
         """Return the path of a step: of an equal one, or of a new one with about this name."""
-        same = next((there for there, value in self.steps.items() if value == step), None)
+        same = next((path for path, value in self.steps.items() if value == step), None)
         if same is None:
             self.steps[same := _free(name, {*self.steps, *self.names.values()})] = step
         return PREFIX + same
@@ -724,7 +724,7 @@ class _Merging:
     def __init__(self, work: _Conversion, part: _Part) -> None:
         self.work, self.document, self.shared = work, part.document, part.shared
         self.note, self.fault = work.notes.append, work.faults.append
-        self.theirs, self.here = self.document.merge_method, MERGEKIT[self.document.merge_method]
+        self.merge_method, self.counterpart = self.document.merge_method, MERGEKIT[self.document.merge_method]
         layers = [source.layer_range and work.layers(source, part.stack) for source in part.sources]
         paths = [work.step([of], "layers") if of else work.path(source.model)
                  for of, source in zip(layers, part.sources, strict=True)]  # fmt: skip
@@ -732,7 +732,7 @@ class _Merging:
             self.fault(f"the model '{path}' twice in one merge (mergekit refuses it, too)")
         self.models = {path: source.parameters for path, source in zip(paths, part.sources, strict=True)}
         places = {source.model: path for path, source in zip(paths, part.sources, strict=True)}
-        if part.base and part.base not in places and not self.here.base_is_model:
+        if part.base and part.base not in places and not self.counterpart.base_is_model:
             self.fault(f"a slice without layers of the base '{part.base}'")
         self.base = part.base and (places.get(part.base) or work.path(part.base))
         self.experts = _named(self._merged(paths))
@@ -740,25 +740,25 @@ class _Merging:
     def _merged(self, paths: list[str]) -> list[str]:
         """Return the paths of what is merged."""
         others = [path for path in paths if path != self.base]
-        if self.theirs == "slerp" and self.base is None:
+        if self.merge_method == "slerp" and self.base is None:
             self.fault("slerp without a `base_model` (mergekit refuses it, too)")
-        if self.theirs == "slerp" and self.base is not None:
+        if self.merge_method == "slerp" and self.base is not None:
             return [self.base, *others]
-        if self.theirs == "linear" and self.base in paths and "weight" not in self.models[self.base]:
+        if self.merge_method == "linear" and self.base in paths and "weight" not in self.models[self.base]:
             # mergekit stops here; with a tokenizer the base is still of use
             self.note(f"`base_model` '{self.base}' has no weight: it is left out of the average")
             return others
-        return paths if self.here.base_is_model else others
+        return paths if self.counterpart.base_is_model else others
 
     def recipe(self) -> dict[str, Any]:
         """Return the merge as a recipe."""
         if not self.experts:
             self.fault("a merge of no models but the base: there is nothing to merge")
             return {}
-        base = {"base": self.base} if self.base and not self.here.base_is_model else {}
-        recipe = {"method": self.here.method, **base, "experts": self.experts}
+        base = {"base": self.base} if self.base and not self.counterpart.base_is_model else {}
+        recipe = {"method": self.counterpart.method, **base, "experts": self.experts}
         args = self._arguments()
-        weights = self._of_each("weight", 1.0) if "weight" in self.here.reads else {}
+        weights = self._of_each("weight", 1.0) if "weight" in self.counterpart.reads else {}
         if any(weight != _constant(1.0) for weight in weights.values()):
             recipe["weights"] = {name: _written(weight) for name, weight in weights.items()}
         if args:
@@ -776,7 +776,7 @@ class _Merging:
             if given:
                 self.fault(f"`{key}` for tensors that none of its filters names (mergekit refuses it, too)")
             else:
-                self.note(f"mergekit refuses {self.theirs} without `{key}`; here the default is taken")
+                self.note(f"mergekit refuses {self.merge_method} without `{key}`; here the default is taken")
         if closed is None and default is not None:
             given += _constant(default)
         if any(
@@ -800,31 +800,31 @@ class _Merging:
 
     def _arguments(self) -> dict[str, Any]:
         """Return the method's arguments."""
-        args = dict(self.here.fixed)
-        if self.theirs in ("nuslerp", "multislerp"):
+        args = dict(self.counterpart.fixed)
+        if self.merge_method in ("nuslerp", "multislerp"):
             args["on"] = "task_vectors" if self.base else "weights"
-        for key, here in self.here.reads.items():
-            args |= self._argument(key, here)
-        if rule := _ELSEWHERE.get(self.theirs):
+        for key, argument in self.counterpart.reads.items():
+            args |= self._argument(key, argument)
+        if rule := _ELSEWHERE.get(self.merge_method):
             self.note(rule)
         return args
 
-    def _argument(self, key: str, here: str) -> dict[str, Any]:
+    def _argument(self, key: str, argument: str) -> dict[str, Any]:
         """Convert one parameter of mergekit; empty where it is none by itself."""
         match key:
-            case "density" if here:
-                return self._sparsity(here)
-            case "rescale" if self.theirs != "task_arithmetic":
-                dropped = "drop" in self.here.reads["density"]
+            case "density" if argument:
+                return self._sparsity(argument)
+            case "rescale" if self.merge_method != "task_arithmetic":
+                dropped = "drop" in self.counterpart.reads["density"]
                 shares = _numbers(self._of_each("density", 1.0).values())
                 if self._flag(key, dropped) != dropped and min(shares) < 1:
                     rule = "what DARE and DELLA leave is always rescaled" if dropped else "nothing else is rescaled"
                     self.fault(f"rescale: {str(not dropped).lower()} ({rule})")
-            case "normalize" | "normalize_weights" if here == "normalize":
-                default = not self.here.sums_task_vectors
-                return {} if (on := self._flag(key, default)) == default else {here: on}
+            case "normalize" | "normalize_weights" if argument == "normalize":
+                default = not self.counterpart.sums_task_vectors
+                return {} if (on := self._flag(key, default)) == default else {argument: on}
             case "normalize":
-                return {"reduce": "weighted_mean" if self._flag(key, self.theirs in ("ties", "della")) else "sum"}
+                return {"reduce": "weighted_mean" if self._flag(key, self.merge_method in ("ties", "della")) else "sum"}
             case "nuslerp_flatten":
                 rows, flat = self._flag("nuslerp_row_wise", False), self._flag(key, True)
                 return {"vectors": "tensor" if flat else "columns" if rows else "rows"}
@@ -832,25 +832,25 @@ class _Merging:
                 return {"vectors": "rows"} if self._flag(key, False) else {}
             case "eps" if self._value(key, 1e-8) != _constant(1e-8):
                 self.fault("eps of multislerp")
-            case _ if here.isidentifier() and here not in ("weights", "gamma"):
+            case _ if argument.isidentifier() and argument not in ("weights", "gamma"):
                 path = next(iter(self.experts.values())) if key == "scale" else None
                 value = self._value(key, 1.0 if key == "lambda" else None, path)
-                if here == "iterations":
+                if argument == "iterations":
                     value = _mapped(value, lambda number: int(number) if number.is_integer() else number)
-                return {here: _written(_capped(value) if here == "keep" else value)} if value else {}
+                return {argument: _written(_capped(value) if argument == "keep" else value)} if value else {}
         return {}
 
-    def _sparsity(self, here: str) -> dict[str, Any]:
+    def _sparsity(self, argument: str) -> dict[str, Any]:
         """Return the arguments that say which entries of each task vector stay."""
         shares = {name: _capped(share) for name, share in self._of_each("density", 1.0).items()}
-        if here == "keep":
-            return {here: _by_expert(shares)}
-        if "beta" in here:
+        if argument == "keep":
+            return {argument: _by_expert(shares)}
+        if "beta" in argument:
             return self._cuts(shares)
         drops = {name: _mapped(share, lambda number: round(1 - number, 12)) for name, share in shares.items()}
         if any(_numbers(drops.values())):
             self.note("masks are drawn by another generator, and rescaled by 1/(1 - drop) instead of the L1 norm")
-        window = {"window": self._window(_numbers(drops.values()))} if "epsilon" in self.here.reads else {}
+        window = {"window": self._window(_numbers(drops.values()))} if "epsilon" in self.counterpart.reads else {}
         return {"drop": _by_expert(drops)} | window
 
     def _window(self, drops: Sequence[float]) -> Any:

@@ -173,12 +173,12 @@ def _check_replaceable(folder: Path) -> None:
         return
     try:
         record = json.loads((folder / RECORD).read_bytes())
-        ours = {RECORD, *record.get("files", [])}
+        recorded = {RECORD, *record.get("files", [])}
     except (FileNotFoundError, ValueError, TypeError, AttributeError, RecursionError):
         raise MergeflowError(
             f"out '{folder}' exists and was not made by a merge: choose another place or remove it."
         ) from None
-    strange = sorted(held - ours)
+    strange = sorted(held - recorded)
     if strange:
         more = f" … and {len(strange) - 5} more" if len(strange) > 5 else ""
         raise MergeflowError(

@@ -159,14 +159,14 @@ def read_parts(places: Sequence[Path], shards: Mapping[str, Any], described: Map
 def _read_part(place: Path, described: Mapping[str, Any]) -> Record:
     try:
         record = Record.model_validate_json((place / RECORD).read_bytes(), strict=True)
-        theirs, ours = dict(json.loads(record.part.recipe)), dict(json.loads(described["recipe"]))
+        of_part, expected = dict(json.loads(record.part.recipe)), dict(json.loads(described["recipe"]))
     except (OSError, ValueError, TypeError, RecursionError):  # pydantic's error is a ValueError
         raise MergeflowError(f"'{place}' holds no part of a merge: name folders that `merge --part` made.") from None
     inputs = [name for name, digest in described["inputs"].items() if record.part.inputs.get(name) != digest]
     fault = ""
     if record.part.recipe != described["recipe"]:
-        keys = [key for key in dict.fromkeys((*ours, *theirs)) if _text(theirs, key) != _text(ours, key)]
-        fault = f"its recipe has {keys[0]}: {_text(theirs, keys[0])}, here it is {_text(ours, keys[0])}"
+        keys = [key for key in dict.fromkeys((*expected, *of_part)) if _text(of_part, key) != _text(expected, key)]
+        fault = f"its recipe has {keys[0]}: {_text(of_part, keys[0])}, here it is {_text(expected, keys[0])}"
     elif inputs:
         fault = f"that machine read other weights for '{inputs[0]}' than this one has"
     elif record.version != version():

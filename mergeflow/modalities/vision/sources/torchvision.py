@@ -86,9 +86,9 @@ def _idx_array(path: Path) -> np.ndarray:
 
 def select_rows(rows: Rows, wanted: dict[str, set[str]], base: Path) -> dict[str, Rows]:
     """Return the rows of every official list, whose names start from `base`."""
-    there = {path for path, _ in rows.keys}
+    present = {path for path, _ in rows.keys}
     for split, paths in wanted.items():
-        if missing := sorted(paths - there):
+        if missing := sorted(paths - present):
             raise MergeflowError(
                 f"'{base}': the official {split} list names {len(missing)} images that are not there, such as "
                 f"'{missing[0]}'. Restore them, or remove the lists to have splits carved."
