@@ -1,6 +1,7 @@
 """Stage `select`: the choice on validation; test is not among its inputs."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ def run(io: StageIO) -> None:
 
     `outputs/merged/<method>.safetensors`; `outputs/results/selection.json`; `outputs/results/winner_validation.npz`
     with one float32 array in [0, 1] per task, in the split's order, for the registry's paired bootstrap.
+
+    A method whose best candidate cannot be kept, such as one that overflows, is left out with a warning.
     """
     tasks, grids = list(io.section("tasks")), io.section("sweep")
     base, experts = load_states(io, tasks)
     folder = io.out(layout.MERGED)
     folder.mkdir()
-    chosen: dict[str, Chosen] = {}
+    chosen, unfit = dict[str, Chosen](), list[str]()
     for done, (method, grid) in enumerate(grids.items(), start=1):
         sweep = read_document(io.dep(layout.sweep(method)), Sweep)
         best = best_candidate(sweep["candidates"])
@@ -36,8 +39,10 @@ def run(io: StageIO) -> None:
         try:
             merged = prepare(call, base, experts).at(call.scale)
         except MergeflowError as error:
-            tried = f"sweep.{method}: the best candidate ({in_words(best['args'])}) is no model that can be kept"
-            raise MergeflowError(f"{tried}: {error} Give other values, or leave the method out.") from None
+            tried = f"sweep.{method}: the best candidate ({in_words(best['args'])})"
+            unfit.append(f"{tried} is no model that can be kept: {error} Give other values, or leave the method out.")
+            print(f"warning: {unfit[-1]} The choice is among the other methods.", file=sys.stderr)
+            continue
         recipe = _recipe(call, base, experts)
         digest = write_checkpoint(folder / f"{method}.safetensors", merged, {"recipe": json.dumps(recipe)})
         chosen[method] = {
@@ -49,6 +54,8 @@ def run(io: StageIO) -> None:
             "validation": {"accuracy": best["accuracy"], "mean": best["mean"], "normalised": best["normalised"]},
         }
         io.report("methods", done, len(grids))
+    if not chosen:
+        raise MergeflowError("\n".join(unfit))
     winner = max(chosen, key=lambda method: chosen[method]["validation"]["normalised"])
     individual = {task: expert_summary(io, task)["validation_accuracy"] for task in tasks}
     selection: Selection = {"tasks": tasks, "winner": winner, "individual": individual, "methods": chosen}

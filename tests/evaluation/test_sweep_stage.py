@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -128,12 +129,24 @@ def test_a_climb_scores_the_same_numbers_in_fewer_candidates(world: Path, whole:
     assert len(near["candidates"]) < len(all_of_them["candidates"]) == 16
 
 
-def test_a_method_without_a_model_that_can_be_kept_is_named(world: Path, tmp_path: Path) -> None:
+def test_a_method_without_a_model_that_can_be_kept_is_left_out(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = project(world, tmp_path)
     values = yaml.safe_load((root / "params.yaml").read_text())
-    (root / "params.yaml").write_text(yaml.safe_dump(values | {"sweep": {"task_arithmetic": {"scale": [1e43]}}}))
-    stages = load_graph(root)
-    run_stage(root, stages["sweep@task_arithmetic"])
-    assert json.loads((root / layout.sweep("task_arithmetic")).read_text())["candidates"][0]["mean"] == 0.0
-    with pytest.raises(MergeflowError, match=r"sweep\.task_arithmetic: the best candidate \(scale 1e\+43\).*overflows"):
+
+    def select(**grids: dict[str, list[float]]) -> None:
+        (root / "params.yaml").write_text(yaml.safe_dump(values | {"sweep": grids}))
+        stages = load_graph(root)
+        for method in grids:
+            run_stage(root, stages[f"sweep@{method}"])
         run_stage(root, stages["select"])
+
+    overflowing, fault = {"scale": [1e43]}, r"sweep\.task_arithmetic: the best candidate \(scale 1e\+43\).*overflows"
+    with pytest.raises(MergeflowError, match=fault):
+        select(task_arithmetic=overflowing)
+    assert json.loads((root / layout.sweep("task_arithmetic")).read_text())["candidates"][0]["mean"] == 0.0
+    select(task_arithmetic=overflowing, average={})
+    assert re.search(f"warning: {fault}", capsys.readouterr().err)
+    assert json.loads((root / layout.SELECTION).read_text())["methods"].keys() == {"average"}
+    assert [path.name for path in (root / layout.MERGED).iterdir()] == ["average.safetensors"]
