@@ -163,17 +163,12 @@ def open_stage(root: Path, stage: Stage, of_file: Callable[[Path], str] | None =
     params = load_params(root / "params.yaml")
     studies = load_study_params(root / CHOICES, params) if stage.file != MAIN else None
     of_file = of_file or cache(sha256_of)  # a file is read once for the comparison and the fingerprint
-
-    def lookup(key: str) -> Any:
-        return _lookup_json(params, studies, key)
-
-    fingerprint = _fingerprint(root, stage, lookup, of_file)
+    facts = _facts(root, stage, lambda key: _lookup_json(params, studies, key), of_file)
+    fingerprint = _hashed(facts)
     check_inputs(root, stage, of_file)
     scratch = root / STATE / "scratch" / stage.folder_name / fingerprint[:16]
-    others, section = fingerprint, f"{stage.name}.{stage.item}"
-    if section in stage.params:
-        others = _fingerprint(root, stage, lambda key: None if key == section else lookup(key), of_file)
-    journals = root / STATE / "journals" / stage.folder_name / others[:16]
+    others = {key: value for key, value in facts["params"].items() if key != f"{stage.name}.{stage.item}"}
+    journals = root / STATE / "journals" / stage.folder_name / _hashed(facts | {"params": others})[:16]
     return StageIO(stage, root, scratch, params, studies, journals=journals), fingerprint
 
 
@@ -235,14 +230,15 @@ def _lookup_json(params: Params, studies: StudyParams | None, key: str) -> Any:
     return (studies if file and studies else params).lookup_json(name)
 
 
-def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any], of_file: Callable[[Path], str]) -> str:
+def _facts(root: Path, stage: Stage, lookup: Callable[[str], Any], of_file: Callable[[Path], str]) -> dict[str, Any]:
+    """Return the parameters of a stage and the digests of its inputs and code, which decide its outputs."""
     for dep in stage.deps:
         if not is_made(root / dep):
             raise MergeflowError(
                 f"stage {stage.address} needs {dep}, which is missing: run the whole pipeline "
                 f"(`mergeflow run`), or fetch it with `dvc pull {dep}`."
             )
-    facts = {
+    facts: dict[str, Any] = {
         "stage": stage.address,
         "params": {key: lookup(key) for key in stage.params},
         "deps": {dep: digest(root / dep, of_file) for dep in stage.deps if dep != INPUTS},
@@ -251,6 +247,10 @@ def _fingerprint(root: Path, stage: Stage, lookup: Callable[[str], Any], of_file
     }
     if INPUTS in stage.deps:
         facts["inputs"] = {path: digest(root / path, of_file) for path in _inputs(root, stage, lookup)}
+    return facts
+
+
+def _hashed(facts: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
